@@ -1,0 +1,1 @@
+"""Placeholder while the first rooms are built."""

@@ -1,0 +1,71 @@
+"""The specification: what a correct backend does, made executable.
+
+Slow and obviously correct, in dicts, lists and numpy. Read it to learn what is right: `clauses` holds the
+contract's sentences, every other module the code that they describe, each under its label. Start with
+`page_pool`; `cache_manager` stands on it, `page_table` beside it.
+"""
+
+from .cache_manager import CacheManager, CachePages
+from .clauses import CLAUSES, Clause
+from .declarations import (
+    CacheGroupSpec,
+    CacheSalt,
+    EngineRequest,
+    EngineRequestStatus,
+    ExtraKey,
+    FullAttentionSpec,
+    HashFunction,
+    LoraAdapter,
+    MultimodalItem,
+    PromptEmbeddings,
+    Request,
+    SamplingParams,
+    WeightsVersion,
+)
+from .free_queue import FreeCachePageQueue
+from .hashing import (
+    NONE_HASH,
+    PageHash,
+    PageHashWithGroupId,
+    hash_page_tokens,
+    hash_request_tokens,
+    init_none_hash,
+    sha256,
+)
+from .page_pool import PagePool
+from .page_table import MultiGroupPageTable, PageTable, cdiv
+from .pages import CachePage, PageList
+
+__all__ = [
+    "CLAUSES",
+    "NONE_HASH",
+    "CacheGroupSpec",
+    "CacheManager",
+    "CachePage",
+    "CachePages",
+    "CacheSalt",
+    "Clause",
+    "EngineRequest",
+    "EngineRequestStatus",
+    "ExtraKey",
+    "FreeCachePageQueue",
+    "FullAttentionSpec",
+    "HashFunction",
+    "LoraAdapter",
+    "MultiGroupPageTable",
+    "MultimodalItem",
+    "PageHash",
+    "PageHashWithGroupId",
+    "PageList",
+    "PagePool",
+    "PageTable",
+    "PromptEmbeddings",
+    "Request",
+    "SamplingParams",
+    "WeightsVersion",
+    "cdiv",
+    "hash_page_tokens",
+    "hash_request_tokens",
+    "init_none_hash",
+    "sha256",
+]

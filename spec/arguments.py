@@ -1,0 +1,79 @@
+"""R1: how arguments are read. Every public call reads all of its arguments with these before it changes anything.
+
+Which error a fault raises is part of the contract: ``TypeError`` where the type is wrong, ``IndexError``
+where a page, row or group of that number does not exist, ``ValueError`` for everything else. Each message
+names the argument and its value and ends with the label of the clause that refuses it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["flag", "index", "integer", "listed", "refusal", "token_list"]
+
+
+def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
+    """The error to raise for a refused call: ``message`` with the clause's label behind it."""
+    return kind(f"{message} [{clause}]")
+
+
+def integer(name: str, value: object, minimum: int = 0, clause: str = "R1") -> int:
+    """Reads an integer of at least ``minimum`` (R1).
+
+    Raises:
+        TypeError: it is no integer; a bool is none, a numpy integer is one.
+        ValueError: it is below ``minimum``.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise refusal(TypeError, "R1", f"{name}={value!r} must be an int")
+    if value < minimum:
+        raise refusal(ValueError, clause, f"{name}={value} must be at least {minimum}")
+    return int(value)
+
+
+def index(name: str, value: object, size: int, clause: str = "R1") -> int:
+    """Reads the number of one of ``size`` things that exist (R1).
+
+    Raises:
+        TypeError: it is no integer.
+        IndexError: it is negative or not below ``size``.
+    """
+    number = integer(name, value, minimum=-(2**63))
+    if not 0 <= number < size:
+        raise refusal(IndexError, clause, f"{name}={number} must be in [0, {size})")
+    return number
+
+
+def flag(name: str, value: object) -> bool:
+    """Reads a bool (R1)."""
+    if not isinstance(value, bool | np.bool_):
+        raise refusal(TypeError, "R1", f"{name}={value!r} must be a bool")
+    return bool(value)
+
+
+def listed(name: str, values: object) -> list[Any]:
+    """Materialises an iterable, so that it is read once and before anything changes (R1)."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise refusal(TypeError, "R1", f"{name}={values!r} must be an iterable")
+    return list(values)
+
+
+def token_list(name: str, tokens: object) -> list[int]:
+    """Reads token ids: integers that an int32 holds, in a list or in a one-dimensional integer array (R1)."""
+    if isinstance(tokens, np.ndarray):
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise refusal(
+                TypeError, "R1", f"{name} must be a 1-d integer array, not {tokens.dtype}{list(tokens.shape)}"
+            )
+        values: list[Any] = tokens.tolist()
+        if tokens.dtype == np.int32:
+            return values
+    else:
+        values = listed(name, tokens)
+    for position, token in enumerate(values):
+        if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer):
+            raise refusal(TypeError, "R1", f"{name}[{position}]={token!r} must be an int")
+        if not -(2**31) <= token < 2**31:
+            raise refusal(ValueError, "R1", f"{name}[{position}]={token} does not fit an int32")
+    return [int(token) for token in values]

@@ -1,0 +1,121 @@
+"""The clauses of the contract: the one place where each is written.
+
+A clause has a label and a sentence. Elsewhere it appears by its label alone: in the docstring of the
+code of this package that implements it, in the property that checks it, in the message of the error
+that a refused call raises (``... [POOL-5]``) and in the verdict that a failing run prints.
+"""
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["CLAUSES", "Clause", "clause_of_message"]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One clause of the contract.
+
+    Attributes:
+        label: what the clause is called everywhere, such as ``POOL-3``.
+        sentence: what it says.
+    """
+
+    label: str
+    sentence: str
+
+
+_SENTENCES = {
+    # -- The two rules above all others -----------------------------------------------------------
+    "R1": "Bad input (wrong type, negative or out-of-range value, a page not owned, a full row, a reused id) "
+    "is refused before anything changes, with a message that names the argument and its value: TypeError for a "
+    "wrong type, IndexError for a page, row or group that does not exist, ValueError for all else. A bool is no "
+    "int; numpy integers are ints.",
+    "R2": "What a page is said to hold is what it holds: a hit returns only pages whose content is the request's "
+    "own prefix, whatever hash function is used, and a page that one request may still write is held by no other.",
+    # -- Page pool --------------------------------------------------------------------------------
+    "POOL-1": "Page 0 is the null page: a placeholder, never handed out, freed, evicted or cached; reference-count "
+    "operations on it do nothing. A pool has at least 2 pages.",
+    "POOL-2": "Every other page is either in the free queue exactly once with a count of 0, or out of it with a "
+    "count of 1 or more; a setter on a page view that would break this is refused.",
+    "POOL-3": "The free queue is the eviction order: by id at first; get_new_pages(n) takes the n at the front and "
+    "evicts their hashes; freed pages go to the back in the order given (of their last mention).",
+    "POOL-4": "get_new_pages of more than the free count raises and changes nothing; 0 gives an empty list.",
+    "POOL-5": "free_pages lowers each count once per mention; a mention beyond the count held refuses the whole "
+    "call. A page at 0 keeps its hash and stays hittable until it is taken again.",
+    "POOL-6": "touch raises the count and takes a page at 0 out of the queue; touching a free page that has no "
+    "hash is refused, as it holds nothing.",
+    "POOL-7": "The cached map goes from (page hash, group id) to pages in the order they were cached; a look-up "
+    "gives the first; duplicates stay until evicted; a look-up over several groups misses if any group misses.",
+    "POOL-8": "A page has at most one hash while it is resident.",
+    "POOL-9": "reset_prefix_cache forgets every hash and returns True only while no page but the null page is in "
+    "use; else it returns False and nothing changes.",
+    "POOL-10": "get_usage() is pages in use / (num_pages - 1): 0.0 when idle, 1.0 when full.",
+    "POOL-11": "evict_pages(ids) drops hashes only; it never frees and never moves a page in the queue.",
+    "POOL-13": "With unhashed_first=True freed pages that carry no hash go to the front of the queue, in the order "
+    "given; off by default.",
+    # -- Page hashes ------------------------------------------------------------------------------
+    "HASH-1": "A full page's key is a SHA-256 chain over (parent's digest, extra keys, token ids as little-endian "
+    "int32) in one documented encoding: the same in every process for the same seed, different for another seed. "
+    "The seed belongs to the manager, 32 random bytes unless given; another hash function may be passed (bytes in, "
+    "bytes out). Only None means root, and no value (0, -1) is special.",
+    "HASH-2": "Extra keys (cache salt, LoRA adapter, weights version, multimodal content with its offset, prompt "
+    "embeddings), each tagged with its kind, None differing from empty, enter the pages that they touch, generated "
+    "pages included: two requests share a page only if tokens and extra keys agree from the first token on.",
+    "HASH-3": "Only full pages have keys; the chain runs over all tokens of the request, also where its page list "
+    "holds null pages.",
+    # -- Cache manager ----------------------------------------------------------------------------
+    "MAN-1": "get_computed_pages returns the longest cached prefix of the request, a multiple of the page size and "
+    "at most num_tokens - 1 tokens; it changes nothing in the pool. Nothing is hit with caching off or when prompt "
+    "log-probabilities are asked for.",
+    "MAN-2": "allocate_slots needs room for computed + new tokens and for look-ahead cut at max_model_len; it "
+    "returns just the new pages, or None, with nothing changed, if the free pages don't suffice (hits at count 0 "
+    "use up free pages too). new_computed_pages are checked against the request again: one that was evicted or "
+    "published anew since the look-up is refused.",
+    "MAN-3": "Pages are published (become hittable) up to min(computed + new, num_tokens), with delay_cache_pages "
+    "not before cache_pages or the next plain allocate_slots; publishing is monotone and idempotent: a smaller "
+    "count is no error and does nothing.",
+    "MAN-4": "A published page is promised until the step that writes it is dispatched: free(request, "
+    "num_written=n) withdraws the hashes of the pages that the request published and that do not lie wholly below "
+    "n, and returns the ids of the other requests that hold them; None means that all is written.",
+    "MAN-5": "free gives a request's pages back tail first; a request freed already, or never admitted, is a no-op.",
+    "MAN-6": "A request id that comes back with other tokens or extra keys never hits the old one's pages; an id "
+    "is live for one request object at a time, and while it is live its tokens and extra keys only grow.",
+    "MAN-8": "Computed tokens count accepted tokens only: they never exceed the slots that the request was given "
+    "and never fall while it is live.",
+    "MAN-10": "get_num_common_prefix_pages counts the leading non-null pages that stand at the same index in the "
+    "lists of every live running request, by identity, not by count; zeros if the number given is not the number "
+    "running.",
+    # -- Page tables ------------------------------------------------------------------------------
+    "TAB-1": "A page table is int32; entries past a row's count are 0 (the null page) after every operation.",
+    "TAB-2": "A page list that does not fit the row is refused, and so are negative rows; a batch, and a call over "
+    "several groups, happens wholly or not at all; a batch that names a row twice applies in order, the fit checked "
+    "on the sum.",
+    "TAB-3": "move_row copies pages and count and leaves the source; swap_row exchanges both.",
+    "TAB-4": "commit(n): device rows [0, n) equal the host's rows as they are at the call; rows from n on keep "
+    "what the device had and stay dirty. What the host does afterwards never shows on the device before the next "
+    "commit. A device handle is valid until the next commit; after that it raises or keeps its values.",
+    "TAB-5": "A commit moves the dirty entries, not the table; programs are compiled once, at most 4 of them, "
+    "whatever n.",
+    "TAB-6": "clear zeroes host and device at once, counts included. get_cpu_tensor() is a read-only view.",
+    "TAB-7": "Slot mappings and update slices agree with the table: token t of a row goes to page "
+    "row[t // page_size], offset t % page_size; padding entries are -1.",
+    "TAB-8": "cpu_version grows with every call that changes the host's rows or counts; a refused call, a commit "
+    "and a read leave it.",
+}
+
+CLAUSES: dict[str, Clause] = {label: Clause(label, sentence) for label, sentence in _SENTENCES.items()}
+
+_LABEL_AT_END = re.compile(r"\[([A-Z]+-?\d+)\]$")
+
+
+def clause_of_message(message: str) -> str:
+    """The label of the clause by which a call was refused, read off the error's message.
+
+    Args:
+        message: the text of an error that this package raised.
+
+    Returns:
+        The label at its end, or ``R1`` where it has none.
+    """
+    found = _LABEL_AT_END.search(message)
+    return found[1] if found else "R1"
