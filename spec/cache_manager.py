@@ -16,7 +16,7 @@ from .declarations import (
     FullAttentionSpec,
     HashFunction,
 )
-from .hashing import PageHash, PageHashWithGroupId, request_extra_keys, sha256
+from .hashing import PageHash, PageHashWithGroupId, hash_request_tokens, request_extra_keys, sha256
 from .page_pool import PagePool
 from .page_table import cdiv
 from .pages import CachePage, PageList
@@ -160,6 +160,7 @@ class CacheManager:
         self.num_pages = self.page_pool.num_pages
         self.page_size: int | None = self._size if self.enable_caching else None
         self._live: dict[str, _Live] = {}
+        self._known: dict[str, EngineRequest] = {}
         self._keys: dict[str, _Keys] = {}
 
     @property
@@ -173,8 +174,12 @@ class CacheManager:
 
     @property
     def req_to_page_hashes(self) -> dict[str, list[PageHash]]:
-        """A copy of the keys computed so far, by request id."""
-        return {request_id: [key for key, _ in keys.chain] for request_id, keys in self._keys.items()}
+        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`."""
+        return {
+            request_id: list(hash_request_tokens(pool.hash_function, self._size, request, none_hash=pool.none_hash))
+            for pool in [self.page_pool]
+            for request_id, request in self._known.items()
+        }
 
     def create_empty_page_list(self) -> CachePages:
         """No pages, in as many groups as the manager has."""
@@ -198,6 +203,7 @@ class CacheManager:
         wants_logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         if not self.enable_caching or wants_logprobs:
             return self.create_empty_page_list(), 0
+        self._known[request.request_id] = request
         most = max(len(tokens) - 1, 0) // self._size
         hits: list[CachePage] = []
         for key, content in self._chain(request.request_id, tokens, extra_keys, most)[:most]:
@@ -269,6 +275,8 @@ class CacheManager:
             return None
         if live is None:
             live = self._live[request.request_id] = _Live(request, num_hits=len(hits), num_published=len(hits))
+            if self.enable_caching:
+                self._known[request.request_id] = request
         self.page_pool.touch([hits])
         live.pages += hits
         pages = self.page_pool.get_new_pages(needed)
@@ -342,7 +350,8 @@ class CacheManager:
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the keys computed for a request: when it is finished, not when it is preempted."""
-        self._keys.pop(_request_id(request), None)
+        self._known.pop(_request_id(request), None)
+        self._keys.pop(request.request_id, None)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix, if no page is in use (POOL-9). Returns whether it did."""
@@ -469,7 +478,7 @@ class CacheManager:
     ) -> Sequence[tuple[PageHash, int]]:
         """Keys and contents of the pages to be published, if any, read before anything changes (R1)."""
         end = self._publishable(len(tokens), count)
-        if live is None or end > live.num_published:
+        if self.enable_caching and (live is None or end > live.num_published):
             return self._chain(request.request_id, tokens, extra_keys, end)
         return ()
 

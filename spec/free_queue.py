@@ -2,9 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .arguments import integer, listed, refusal
 from .pages import CachePage, PageList
+
+if TYPE_CHECKING:
+    from .page_pool import PagePool
 
 __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
@@ -24,6 +28,7 @@ class FreeCachePageQueue:
         for end in (self._head, self._tail):
             end._page_id = -1  # no page has this id: the ends are no pages
             end._queue = self
+        self._pool: PagePool | None = None  # set by the pool that the queue belongs to
         self.append_n(pages)
 
     @property
@@ -94,8 +99,8 @@ class FreeCachePageQueue:
         given = listed("pages", pages)
         for page in given:
             _require_page("pages", page)
-            if page._queue is not None or page.page_id < 0:
-                raise refusal(ValueError, "POOL-2", f"page {page.page_id} is in a queue already")
+            if page._queue is not None or page._pool is not self._pool:
+                raise refusal(ValueError, "POOL-2", f"page {page.page_id} is in a queue already, or belongs to a pool")
         if len({id(page) for page in given}) < len(given):
             raise refusal(ValueError, "POOL-2", f"pages={[page.page_id for page in given]} names a page twice")
         return given

@@ -66,6 +66,7 @@ class PagePool:
         self._cached: dict[PageHashWithGroupId, list[CachePage]] = {}
         self._content_ids: dict[Content, int] = {}
         self._content_of: dict[int, int] = {}
+        self._free._pool = self
         for page in self.pages:
             page._pool = self
 
