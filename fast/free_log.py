@@ -1,0 +1,173 @@
+"""The pool's free order as an append-only log of page ids with tombstones.
+
+``log[head:tail]`` holds the free pages in eviction order, 0 where one was taken out of the middle (0 is the null
+page, which is never free); ``position[page]`` is a free page's place. So taking is a slice, putting back a block
+write, and taking out of the middle a scatter of zeros, each of them in bulk; the order is exact in every case.
+When a write would run over an edge, the live entries are packed together again: an amortised O(1) a page, since
+an edge that is written over is at least ``num_pages`` entries away after packing.
+
+Beside linked pages (0.4 us for a page, 170-330 us for a thousand) this costs 0.6 us and 27 us (measured, shared
+2.5 GHz core); `tests/bench/test_queue_bench.py` holds the two side by side.
+"""
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FreeLog"]
+
+
+class FreeLog:
+    """The free pages of a pool, in the order in which they will be taken. It trusts its caller (the pool checks).
+
+    Args:
+        num_pages: pages of the pool; at first ``1 .. num_pages - 1`` are free, by id.
+        front_room: whether pages will also be put in front; it costs 8 bytes a page.
+
+    Attributes:
+        num_free: how many pages are free.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_front_room",
+        "_head",
+        "_log",
+        "_position",
+        "_tail",
+        "log_cell",
+        "num_free",
+        "position_cell",
+    )
+
+    def __init__(self, num_pages: int, front_room: bool = False) -> None:
+        self._front_room = num_pages if front_room else 0
+        self._capacity = self._front_room + 2 * num_pages + 1024
+        self._log: NDArray[np.int64] = np.zeros(self._capacity, np.int64)
+        # scalars are read and written through buffers that share memory with the arrays: half of numpy's price
+        self.log_cell = self._log.data
+        self.position_cell = array("q", bytes(8 * num_pages))
+        self._position: NDArray[np.int64] = np.frombuffer(self.position_cell, np.int64)
+        self.num_free = num_pages - 1
+        self._head = self._front_room
+        self._tail = self._head + self.num_free
+        self._log[self._head : self._tail] = np.arange(1, num_pages)
+        self._position[1:] = np.arange(self._head, self._tail)
+
+    def take_one(self) -> int:
+        """Takes the first page; there must be one. O(1) amortised."""
+        log = self.log_cell
+        head = self._head
+        page = log[head]
+        while not page:
+            head += 1
+            page = log[head]
+        self._head = head + 1
+        self.num_free -= 1
+        return page
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Takes the first ``count`` pages, `i64[count]`; there must be as many. O(count) amortised."""
+        head = self._head
+        if self._tail - head == self.num_free:  # no tombstones
+            taken = self._log[head : head + count].copy()
+            self._head = head + count
+        else:
+            width = count
+            while True:
+                window = self._log[head : min(head + width, self._tail)]
+                places = np.flatnonzero(window)
+                if len(places) >= count:
+                    break
+                width = 2 * width + 64
+            places = places[:count]
+            taken = window[places]
+            if count:
+                self._head = head + int(places[-1]) + 1
+        self.num_free -= count
+        return taken
+
+    def put_one(self, page: int) -> None:
+        """Puts a page behind the last. O(1) amortised."""
+        tail = self._tail
+        if tail == self._capacity:
+            self._pack()
+            tail = self._tail
+        self.log_cell[tail] = page
+        self.position_cell[page] = tail
+        self._tail = tail + 1
+        self.num_free += 1
+
+    def put(self, pages: NDArray[np.int64]) -> None:
+        """Puts distinct pages behind the last, in order. O(pages) amortised."""
+        self.note_places(pages)
+        self.put_noted(pages)
+
+    def note_places(self, pages: NDArray[np.int64]) -> bool:
+        """Notes the places that pages which are not free would get behind the last. O(pages) amortised.
+
+        Returns:
+            Whether no page is named twice: then each place noted is still there.
+        """
+        count = len(pages)
+        if self._tail + count > self._capacity:
+            self._pack()
+        places = np.arange(self._tail, self._tail + count)
+        self._position[pages] = places
+        return bool((self._position[pages] == places).all())
+
+    def put_noted(self, pages: NDArray[np.int64]) -> None:
+        """`put` for distinct pages whose places were just noted. O(pages)."""
+        tail = self._tail
+        self._tail = tail + len(pages)
+        self._log[tail : self._tail] = pages
+        self.num_free += len(pages)
+
+    def put_front(self, pages: NDArray[np.int64]) -> None:
+        """Puts distinct pages before the first, in order. O(pages) amortised."""
+        count = len(pages)
+        if self._head < count:
+            self._pack()
+        head = self._head - count
+        self._log[head : self._head] = pages
+        self._position[pages] = np.arange(head, self._head)
+        self._head = head
+        self.num_free += count
+
+    def remove(self, pages: NDArray[np.int64]) -> None:
+        """Takes distinct free pages out, wherever they stand. O(pages)."""
+        self._log[self._position[pages]] = 0
+        self.num_free -= len(pages)
+
+    def remove_one(self, page: int) -> None:
+        """Takes one free page out, wherever it stands. O(1)."""
+        self.log_cell[self.position_cell[page]] = 0
+        self.num_free -= 1
+
+    def order(self) -> NDArray[np.int64]:
+        """The free pages, first the one to be taken first, `i64[num_free]`. O(log)."""
+        window = self._log[self._head : self._tail]
+        free: NDArray[np.int64] = window[window != 0]
+        return free
+
+    def _pack(self) -> None:
+        live = self.order()
+        self._head = self._front_room
+        self._tail = self._head + len(live)
+        self._log[self._head : self._tail] = live
+        self._position[live] = np.arange(self._head, self._tail)
+
+    def check(self) -> None:
+        """Verifies that log, positions and count agree.
+
+        Raises:
+            AssertionError: they don't; the message shows the log.
+        """
+        order = self.order()
+        state = f"free {self.num_free}, log[{self._head}:{self._tail}] = {self._log[self._head : self._tail].tolist()}"
+        assert 0 <= self._head <= self._tail <= self._capacity, state
+        assert len(order) == self.num_free == len(np.unique(order)), f"POOL-2: {state}"
+        assert (self._log[self._position[order]] == order).all(), (
+            f"POOL-2: positions {self._position.tolist()}, {state}"
+        )

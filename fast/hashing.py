@@ -1,0 +1,229 @@
+"""HASH: keys over contiguous token buffers.
+
+The encoding is the contract's (HASH-1), here spelled for speed: a page's message is its parent's digest, the
+encoded extra keys (one zero byte where there are none) and a slice of the request's token bytes, so that a
+chain costs one digest and two concatenations a page.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import EngineRequest, HashFunction
+
+from .arguments import integer, refusal
+from .extra_keys import ExtraSegment, encode_extra_keys, extra_segments
+from .tokens import Tokens, token_bytes
+
+__all__ = [
+    "NONE_HASH",
+    "PageHash",
+    "PageHashWithGroupId",
+    "PageHashes",
+    "hash_page_tokens",
+    "hash_request_tokens",
+    "init_none_hash",
+    "page_digest",
+    "sha256",
+]
+
+_DOMAIN = b"kvproof page key 1"
+
+
+class PageHash(NamedTuple):
+    """The key of a full page.
+
+    Attributes:
+        hash_value: the digest, which stands for the page's tokens and for all before them.
+        token_ids: the page's own tokens.
+        extra_keys: the extra keys that touch the page, or None.
+    """
+
+    hash_value: bytes
+    token_ids: tuple[int, ...]
+    extra_keys: Any | None = None
+
+
+class PageHashWithGroupId(NamedTuple):
+    """The key of a page in the cached map: groups share a pool and never each other's pages (POOL-7)."""
+
+    page_hash: PageHash
+    group_id: int
+
+    def get_hash_value(self) -> bytes:
+        """The page's digest."""
+        return self.page_hash.hash_value
+
+
+def sha256(message: bytes) -> bytes:
+    """SHA-256, the default `HashFunction`."""
+    return hashlib.sha256(message).digest()
+
+
+def _digest(hash_function: HashFunction, message: bytes) -> bytes:
+    digest = hash_function(message)
+    if not isinstance(digest, bytes):
+        raise refusal(TypeError, "HASH-1", f"hash_function returned {type(digest).__name__}, it must return bytes")
+    return digest
+
+
+def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha256) -> bytes:
+    """The root of a chain of keys: what stands for the parent of a first page (HASH-1).
+
+    Args:
+        seed: any bytes; the same seed gives the same root in every process. None draws 32 random bytes.
+        hash_function: the hash of the chain.
+
+    Returns:
+        The root's digest.
+    """
+    if seed is None:
+        seed = os.urandom(32)
+    if not isinstance(seed, bytes):
+        raise refusal(TypeError, "R1", f"seed must be bytes or None, not {type(seed).__name__}")
+    return _digest(hash_function, _DOMAIN + seed)
+
+
+NONE_HASH: bytes = init_none_hash()
+"""The root where the free functions of this module are given none: another one in every process."""
+
+
+def page_digest(hash_function: HashFunction, parent: bytes, extra: bytes, tokens: bytes) -> bytes:
+    """The digest of one page, from its parent's, its encoded extra keys (empty: none) and its token bytes (HASH-1)."""
+    return _digest(hash_function, parent + (extra or b"\x00") + tokens)
+
+
+def hash_page_tokens(
+    hash_function: HashFunction,
+    parent_page_hash: bytes | None,
+    curr_page_token_ids: Tokens,
+    extra_keys: tuple[Any, ...] | None = None,
+    *,
+    none_hash: bytes = NONE_HASH,
+) -> PageHash:
+    """The key of one full page (HASH-1, HASH-2). O(tokens).
+
+    Args:
+        hash_function: bytes in, bytes out.
+        parent_page_hash: the digest of the page before; None, and nothing else, for a first page.
+        curr_page_token_ids: the page's tokens, `i32[page_size]` or a sequence of ints.
+        extra_keys: the extra keys that touch the page; None if there are none.
+        none_hash: the root of the chain, see `init_none_hash`.
+
+    Raises:
+        TypeError: a digest is not bytes, tokens are not ints, an extra key has no encoding.
+    """
+    parent = none_hash if parent_page_hash is None else parent_page_hash
+    if not isinstance(parent, bytes):
+        raise refusal(TypeError, "HASH-1", f"parent_page_hash={parent!r} must be bytes or None")
+    tokens = token_bytes("curr_page_token_ids", curr_page_token_ids)
+    digest = page_digest(hash_function, parent, encode_extra_keys(extra_keys), tokens)
+    return PageHash(digest, _token_tuple(tokens), extra_keys)
+
+
+class PageHashes(Sequence[PageHash]):
+    """The keys of a request's full pages: digests computed at once, the tuples around them when they are read.
+
+    Immutable, and equal to any sequence of the same keys.
+    """
+
+    __slots__ = ("digests", "hash_function", "none_hash", "page_size", "segments", "tokens")
+
+    def __init__(
+        self,
+        hash_function: HashFunction,
+        none_hash: bytes,
+        page_size: int,
+        tokens: bytes,
+        segments: Sequence[ExtraSegment],
+    ) -> None:
+        self.hash_function = hash_function
+        self.none_hash = none_hash
+        self.page_size = page_size
+        self.segments = segments
+        size = 4 * page_size
+        num_pages = len(tokens) // size
+        self.tokens = tokens[: num_pages * size]
+        self.digests: list[bytes] = []
+        add = self.digests.append
+        digest = none_hash
+        place = 0
+        for segment in segments:
+            end = min(segment.end, num_pages)
+            extra = segment.extra or b"\x00"
+            if hash_function is sha256:  # a call less a page: 5% of the whole
+                sha = hashlib.sha256
+                for start in range(place * size, end * size, size):
+                    digest = sha(digest + extra + tokens[start : start + size]).digest()
+                    add(digest)
+            else:
+                for start in range(place * size, end * size, size):
+                    digest = _digest(hash_function, digest + extra + tokens[start : start + size])
+                    add(digest)
+            place = max(place, end)
+
+    def agrees(self, other_tokens: bytes, segments: Sequence[ExtraSegment], num_pages: int) -> bool:
+        """Whether the first keys, ``num_pages`` at most, are of these tokens and extra keys. O(tokens), no digest."""
+        num_pages = min(num_pages, len(self.digests))
+        size = 4 * self.page_size * num_pages
+        return self.tokens[:size] == other_tokens[:size] and _same_extras(self.segments, segments, num_pages)
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    @overload
+    def __getitem__(self, place: int) -> PageHash: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PageHash]: ...
+    def __getitem__(self, place: int | slice) -> PageHash | list[PageHash]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        size = 4 * self.page_size
+        segment = next(segment for segment in self.segments if place < segment.end)
+        return PageHash(
+            self.digests[place], _token_tuple(self.tokens[place * size : (place + 1) * size]), segment.extra_keys
+        )
+
+    def __iter__(self) -> Iterator[PageHash]:
+        return (self[i] for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    def __repr__(self) -> str:
+        return f"PageHashes({len(self)} pages of {self.page_size} tokens)"
+
+
+def _same_extras(mine: Sequence[ExtraSegment], theirs: Sequence[ExtraSegment], num_pages: int) -> bool:
+    ends = sorted({min(segment.end, num_pages) for segment in (*mine, *theirs)})
+    return all(
+        next(s for s in mine if end <= s.end).extra == next(s for s in theirs if end <= s.end).extra for end in ends
+    )
+
+
+def hash_request_tokens(
+    hash_function: HashFunction, page_size: int, request: EngineRequest, *, none_hash: bytes = NONE_HASH
+) -> PageHashes:
+    """The keys of a request's full pages, in order (HASH-3). One digest a page.
+
+    Args:
+        hash_function: bytes in, bytes out.
+        page_size: tokens in a page.
+        request: whose tokens, prompt and output alike, are read.
+        none_hash: the root of the chain, see `init_none_hash`.
+    """
+    page_size = integer("page_size", page_size, minimum=1)
+    tokens = token_bytes("request.all_token_ids", request.all_token_ids)
+    return PageHashes(hash_function, none_hash, page_size, tokens, extra_segments(request.extra_keys, page_size))
+
+
+def _token_tuple(tokens: bytes) -> tuple[int, ...]:
+    values: NDArray[np.int32] = np.frombuffer(tokens, "<i4")
+    return tuple(values.tolist())

@@ -1,0 +1,436 @@
+"""The index of cached pages: a tree of runs, compared token by token on contiguous memory.
+
+A node is a *run*: pages that follow each other, their tokens in one buffer, their ids in one array. A look-up
+walks from run to run by the first page's bytes and compares each run with the request in one memory comparison;
+no digest is computed, so that a false hit is impossible by construction (R2). Splitting a run where two prefixes
+part, cutting its tail when its last pages are evicted, and appending to a leaf are cheap; a page evicted from the
+middle leaves a hole (id 0), which the same content fills again. Pages of equal content beyond the first stand
+aside, in the order in which they were cached, and move up when the first goes (POOL-7).
+
+Pages that different extra keys touch lie in different runs (HASH-2): a run carries the encoding of its extra
+keys, and the key by which a parent finds it begins with that encoding.
+
+Costs: a look-up takes one dict step and one comparison a run, publishing on a leaf O(pages), evicting a run's
+tail O(pages), anything else O(pages of the run).
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .extra_keys import ExtraSegment
+from .runs import Run, RunTree, common_pages
+
+__all__ = ["PrefixIndex"]
+
+
+class PrefixIndex:
+    """Which page holds which prefix, for several groups of pages of one pool.
+
+    It trusts its caller: a published page is held and has no place in the index yet.
+
+    Args:
+        num_pages: pages of the pool.
+
+    Attributes:
+        run_cell: the number of the run in which each page stands, 0 if it is not cached; scalar access.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.run_cell = array("I", bytes(4 * num_pages))
+        self._run_of: NDArray[np.uint32] = np.frombuffer(self.run_cell, np.uint32)
+        self._depth_cell = array("I", bytes(4 * num_pages))
+        self._depth_of: NDArray[np.uint32] = np.frombuffer(self._depth_cell, np.uint32)
+        self._runs: list[Run | None] = [None]
+        self._spare: list[int] = []
+        self._trees: dict[tuple[int, int], RunTree] = {}
+
+    def tree(self, group_id: int, page_size: int) -> RunTree:
+        """The tree of one group's pages of one size."""
+        tree = self._trees.get((group_id, page_size))
+        if tree is None:
+            tree = self._trees[group_id, page_size] = RunTree(group_id, page_size)
+        return tree
+
+    # -- Finding ----------------------------------------------------------------------------------
+
+    def match(self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int) -> NDArray[np.int64]:
+        """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1).
+
+        Args:
+            tree: where to look.
+            tokens: the request's token bytes.
+            segments: its extra keys over its pages.
+            limit: the most pages wanted; the tokens cover as many.
+        """
+        found = array("i")
+        for run, count in self._walk(tree, tokens, segments, limit):
+            if run.holes:
+                pages = run.pages[:count]
+                if 0 in pages:
+                    found += pages[: pages.index(0)]
+                    break
+                found += pages
+            else:
+                found += run.pages if count == len(run.pages) else run.pages[:count]
+        return np.frombuffer(found, np.int32).astype(np.int64) if found else np.empty(0, np.int64)
+
+    def holds(
+        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whether each of ``pages`` holds the request's page at its place in the list, `bool[len(pages)]` (MAN-2)."""
+        expected = np.zeros(len(pages), np.uint32)
+        for run, count in self._walk(tree, tokens, segments, len(pages)):
+            expected[run.start : run.start + count] = run.number
+        good: NDArray[np.bool_] = (
+            (expected != 0) & (self._run_of[pages] == expected) & (self._depth_of[pages] == np.arange(len(pages)))
+        )
+        return good
+
+    def _walk(
+        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int
+    ) -> Iterator[tuple[Run, int]]:
+        """The runs along a request's tokens, each with how many of its pages agree; holes are walked over."""
+        size = tree.page_bytes
+        run = tree.root
+        depth = 0
+        for segment in segments:
+            end = min(segment.end, limit)
+            while depth < end:
+                if run.children is None:
+                    return
+                offset = depth * size
+                child = run.children.get(segment.extra + tokens[offset : offset + size])
+                if child is None:
+                    return
+                length = len(child.pages)
+                if depth + length <= end and tokens.startswith(child.tokens, offset):
+                    count = length
+                else:
+                    count = common_pages(child, 0, tokens, offset, min(length, end - depth))
+                yield child, count
+                if count < length:
+                    return
+                run = child
+                depth += length
+
+    # -- Publishing -------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        tree: RunTree,
+        tokens: bytes,
+        segments: Sequence[ExtraSegment],
+        pages: NDArray[np.int64],
+        start: int = 0,
+        after: int = 0,
+    ) -> None:
+        """Enters pages under the request's tokens (POOL-7). A page 0 among them enters nothing.
+
+        Args:
+            tree: where to enter them.
+            tokens: the request's token bytes from page ``start`` on.
+            segments: its extra keys over its pages, from its first on.
+            pages: the pages that hold these tokens.
+            start: the place of the first of them in the request.
+            after: the page that holds the request's page ``start - 1``, if it is cached; 0 where ``start`` is 0.
+        """
+        number = self.run_cell[after] if after else 0
+        run: Run = tree.root if not number else self._run(number)
+        size = tree.page_bytes
+        depth = start
+        end = start + len(pages)
+        while end > start and not pages[end - 1 - start]:
+            end -= 1
+        place = 0
+        while depth < end:
+            while segments[place].end <= depth:
+                place += 1
+            extra = segments[place].extra
+            stop = min(segments[place].end, end)
+            offset = (depth - start) * size
+            if depth < run.start + len(run.pages):
+                inner = depth - run.start
+                count = 0
+                if run.extra == extra:
+                    count = common_pages(run, inner, tokens, offset, min(run.start + len(run.pages), stop) - depth)
+                if count:
+                    self._occupy(run, inner, pages[depth - start : depth - start + count])
+                    depth += count
+                if depth < end and depth < run.start + len(run.pages):
+                    run = self._split(run, depth - run.start)
+                continue
+            child = run.children.get(extra + tokens[offset : offset + size]) if run.children else None
+            if child is not None:
+                run = child
+                continue
+            new_tokens = tokens[offset : (stop - start) * size]
+            new_pages = pages[depth - start : stop - start]
+            run = self._lengthen(run, depth, new_tokens, new_pages, segments[place])
+            depth = stop
+
+    def _lengthen(
+        self,
+        run: Run,
+        depth: int,
+        tokens: bytes,
+        pages: NDArray[np.int64],
+        segment: ExtraSegment,
+    ) -> Run:
+        """Adds pages at the end of a leaf with the same extra keys, else in a new run below; returns the run."""
+        ids = array("i", pages.astype(np.int32).tobytes())
+        if run.children is None and run.parent is not None and run.extra == segment.extra:
+            run.tokens += tokens
+            run.pages += ids
+        else:
+            run = self._add_run(run, depth, bytearray(tokens), ids, segment.extra, segment.extra_keys)
+        if 0 in ids:
+            run.holes += ids.count(0)
+            held = pages != 0
+            self._run_of[pages[held]] = run.number
+            self._depth_of[pages[held]] = np.arange(depth, depth + len(pages))[held]
+        else:
+            self._run_of[pages] = run.number
+            self._depth_of[pages] = np.arange(depth, depth + len(pages))
+        return run
+
+    def publish_next(self, tree: RunTree, page: int, after: int, depth: int, tokens: bytes) -> bool:
+        """The usual case of `publish`: one page behind the last page of a leaf, in O(1).
+
+        Args:
+            tree: where to enter it.
+            page: the page.
+            after: the request's page before it.
+            depth: its place in the request.
+            tokens: its token bytes.
+
+        Returns:
+            Whether this was the case; if not, nothing has changed.
+        """
+        number = self.run_cell[after]
+        if not number:
+            return False
+        run = self._run(number)
+        if run.children is not None or run.pages[-1] != after or run.extra or tree.page_bytes != len(tokens):
+            return False
+        run.tokens += tokens
+        run.pages.append(page)
+        self.run_cell[page] = number
+        self._depth_cell[page] = depth
+        return True
+
+    def _occupy(self, run: Run, inner: int, pages: NDArray[np.int64]) -> None:
+        """Enters pages where the run has this content already: in holes, or aside as duplicates."""
+        for place, page in enumerate(pages.tolist(), inner):
+            if not page:
+                continue
+            if run.pages[place] == 0:
+                run.pages[place] = page
+                run.holes -= 1
+            else:
+                if run.duplicates is None:
+                    run.duplicates = {}
+                run.duplicates.setdefault(run.start + place, []).append(page)
+            self.run_cell[page] = run.number
+            self._depth_cell[page] = run.start + place
+
+    def _add_run(
+        self,
+        parent: Run,
+        start: int,
+        tokens: bytearray,
+        pages: "array[int]",
+        extra: bytes,
+        extra_keys: tuple[object, ...] | None,
+    ) -> Run:
+        size = parent.tree.page_bytes
+        number = self._spare.pop() if self._spare else len(self._runs)
+        run = Run(parent.tree, number, parent, extra + bytes(tokens[:size]), extra, extra_keys, start, tokens, pages)
+        if number == len(self._runs):
+            self._runs.append(run)
+        else:
+            self._runs[number] = run
+        if parent.children is None:
+            parent.children = {}
+        parent.children[run.key] = run
+        return run
+
+    def _split(self, run: Run, inner: int) -> Run:
+        """Cuts a run before its page ``inner``, which is not its first: the pages before go to a new run above it."""
+        parent = run.parent
+        assert parent is not None
+        size = run.tree.page_bytes
+        head = self._add_run(
+            parent, run.start, run.tokens[: inner * size], run.pages[:inner], run.extra, run.extra_keys
+        )
+        del run.tokens[: inner * size]
+        del run.pages[:inner]
+        head.digests, run.digests = run.digests[:inner], run.digests[inner:]
+        run.parent = head
+        run.key = run.extra + bytes(run.tokens[:size])
+        run.start += inner
+        head.children = {run.key: run}
+        moved = np.frombuffer(head.pages, np.int32)
+        if run.holes:
+            head.holes = head.pages.count(0)
+            run.holes -= head.holes
+            moved = moved[moved != 0]
+        self._run_of[moved] = head.number
+        if run.duplicates:
+            above = {depth: pages for depth, pages in run.duplicates.items() if depth < run.start}
+            below = {depth: pages for depth, pages in run.duplicates.items() if depth >= run.start}
+            head.duplicates, run.duplicates = above or None, below or None
+            for pages in above.values():
+                for page in pages:
+                    self.run_cell[page] = head.number
+        return head
+
+    # -- Evicting ---------------------------------------------------------------------------------
+
+    def evict_one(self, page: int) -> None:
+        """Takes a cached page out. O(1) at the end of a leaf."""
+        run = self._run(self.run_cell[page])
+        self.run_cell[page] = 0
+        pages = run.pages
+        if run.children is None and run.duplicates is None and not run.holes and pages[-1] == page:
+            self._cut_tail(run, 1)
+        else:
+            self._evict_page(run, page)
+
+    def evict(self, pages: NDArray[np.int64]) -> None:
+        """Takes the cached ones of distinct pages out. O(pages) for the tails of leaves."""
+        numbers = self._run_of[pages]
+        if not numbers.any():
+            return
+        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        starts = np.concatenate(([0], cuts))
+        lowest = np.minimum.reduceat(self._depth_of[pages], starts).tolist()
+        ends = [*cuts.tolist(), len(pages)]
+        self._run_of[pages] = 0
+        for start, end, number, low in zip(starts.tolist(), ends, numbers[starts].tolist(), lowest, strict=True):
+            if not number:
+                continue
+            run = self._run(number)
+            count = end - start
+            # as many distinct pages as there are places from the lowest on: exactly the run's tail
+            if (
+                run.children is None
+                and run.duplicates is None
+                and not run.holes
+                and low == run.start + len(run.pages) - count
+            ):
+                self._cut_tail(run, count)
+            else:
+                for page in pages[start:end].tolist():
+                    self._evict_page(run, page)
+
+    def _evict_page(self, run: Run, page: int) -> None:
+        depth = self._depth_cell[page]
+        place = depth - run.start
+        if run.duplicates and depth in run.duplicates:
+            others = run.duplicates[depth]
+            if run.pages[place] == page:
+                run.pages[place] = others.pop(0)
+            else:
+                others.remove(page)
+            if not others:
+                del run.duplicates[depth]
+                run.duplicates = run.duplicates or None
+            return
+        run.pages[place] = 0
+        run.holes += 1
+        self._trim(run)
+
+    def _trim(self, run: Run) -> None:
+        """Cuts the holes at the end of a run, if it is a leaf."""
+        if run.children is None and run.parent is not None and run.pages[-1] == 0:
+            count = 1
+            while count < len(run.pages) and run.pages[-1 - count] == 0:
+                count += 1
+            run.holes -= count
+            self._cut_tail(run, count)
+
+    def _cut_tail(self, run: Run, count: int) -> None:
+        """Cuts the last pages of a leaf; where none is left the run goes, and the holes laid bare above it."""
+        if count < len(run.pages):
+            del run.pages[-count:]
+            del run.tokens[-count * run.tree.page_bytes :]
+            del run.digests[len(run.pages) :]
+            return
+        parent = run.parent
+        assert parent is not None
+        assert parent.children is not None
+        del parent.children[run.key]
+        self._runs[run.number] = None
+        self._spare.append(run.number)
+        if not parent.children:
+            parent.children = None
+            if parent.holes:
+                self._trim(parent)
+
+    def reset(self) -> None:
+        """Forgets every page. O(pages), in one fill."""
+        self._run_of.fill(0)
+        self._runs = [None]
+        self._spare = []
+        self._trees = {}
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    def _run(self, number: int) -> Run:
+        run = self._runs[number]
+        assert run is not None, f"POOL-7: run {number} is gone and a page still names it"
+        return run
+
+    def cached(self, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of ``pages`` is cached, `bool[len(pages)]`."""
+        flags: NDArray[np.bool_] = self._run_of[pages] != 0
+        return flags
+
+    def place(self, page: int) -> tuple[Run, int] | None:
+        """The run in which a page stands, and its place there; None if it is not cached."""
+        number = self.run_cell[page]
+        if not number:
+            return None
+        run = self._run(number)
+        return run, self._depth_cell[page] - run.start
+
+    def places(self) -> Iterator[tuple[Run, int, list[int]]]:
+        """Every content that is cached: its run, its place there, and its pages in order (POOL-7)."""
+        for tree in self._trees.values():
+            waiting = [tree.root]
+            while waiting:
+                run = waiting.pop()
+                waiting.extend((run.children or {}).values())
+                for place, page in enumerate(run.pages):
+                    if page:
+                        yield run, place, [page, *(run.duplicates or {}).get(run.start + place, ())]
+
+    def check(self) -> None:
+        """Verifies that runs, pages and places agree; O(pages and tokens).
+
+        Raises:
+            AssertionError: they don't; the message shows the tree.
+        """
+        seen: dict[int, tuple[int, int]] = {}
+        numbers: list[int] = []
+        for tree in self._trees.values():
+            waiting = [tree.root]
+            while waiting:
+                run = waiting.pop()
+                run.check()
+                waiting.extend((run.children or {}).values())
+                if run.parent is not None:
+                    numbers.append(run.number)
+                    assert self._runs[run.number] is run, f"POOL-7: number of {run}"
+        for run, place, pages in self.places():
+            for page in pages:
+                assert page not in seen, f"POOL-8: page {page} stands twice"
+                seen[page] = (run.number, run.start + place)
+        assert len(self._runs) == 1 + len(numbers) + len(self._spare), f"runs {len(self._runs)}, spare {self._spare}"
+        for page in range(len(self.run_cell)):
+            number = self.run_cell[page]
+            expected = (number, self._depth_cell[page]) if number else None
+            assert seen.get(page) == expected, f"POOL-7: page {page} stands at {seen.get(page)}, noted {expected}"
