@@ -1,0 +1,218 @@
+"""``kvproof replay``: the command line around a replay, what it prints and what it writes."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .backends import DEFAULT_BACKEND, BackendError, load_backend
+from .replay import Replay, sizes_for
+from .replay_engine import DeviationError, Engine, Sizes
+from .replay_lockstep import LockstepEngine
+from .replay_report import deviation_text, report_json, report_table
+from .synthetic import synthetic_trace, write_trace
+from .traces import TraceError, TraceRequest, read_trace
+
+__all__ = ["add_parser", "run"]
+
+FINE, DEVIATES, COULD_NOT_RUN = 0, 1, 2
+
+_POOL_TOKENS = 200_000 * 16
+_SYNTHETIC_REQUESTS = 200
+_REFRESH_SECONDS = 0.1
+
+_DESCRIPTION = """\
+Serves a request trace through a backend's CacheManager and page tables, as an engine would, and reports how
+often prefixes were found, what was evicted and preempted, and how long the library took.
+
+A step gives every live request one more token, admits waiting ones, brings the tables to the device and
+finishes those that are done. Where pages run out, the request that was admitted last gives way. A request that
+no empty pool could hold is refused.
+
+A trace has a line for each request, in the order of arrival; a hash id names a block of 512 input tokens:
+
+  {"timestamp": 0, "input_length": 1000, "output_length": 50, "hash_ids": [0, 1]}
+"""
+
+_EPILOG = """\
+examples:
+  kvproof replay trace.jsonl                               how the default backend does
+  kvproof replay --synthetic --lockstep --num-pages 500    does it what the specification does, short of pages
+  kvproof replay --synthetic 1000 --seed 7 --save t.jsonl  make a trace up, keep it, replay it
+
+exit status: 0 fine; 1 the backend differs from the specification, raises, or keeps pages; 2 could not run
+"""
+
+
+class _BadInputError(Exception):
+    """An option that makes no sense; the message is one line."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be done, read from the command line and found possible."""
+
+    trace: list[TraceRequest]
+    engine: Engine
+    sizes: Sizes
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command ``replay`` to a command line."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="serve a request trace through a backend and report hits, evictions and time",
+        usage="kvproof replay (TRACE | --synthetic [N]) [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("trace", nargs="?", type=Path, metavar="TRACE", help="the trace, a file of JSON lines")
+    add(
+        "--synthetic",
+        nargs="?",
+        type=int,
+        const=_SYNTHETIC_REQUESTS,
+        metavar="N",
+        help=f"instead of a file, make up a trace of N chats with shared prefixes (default {_SYNTHETIC_REQUESTS})",
+    )
+    add("--seed", type=int, default=0, metavar="S", help="seed of the synthetic trace and of the keys (default 0)")
+    add("--save", type=Path, metavar="FILE", help="write the synthetic trace to a file, which replays as any other")
+    add("--limit", type=int, metavar="R", help="serve the first R requests only")
+    add("--backend", default=DEFAULT_BACKEND, metavar="M[:A]", help="module, or object in it (default %(default)s)")
+    add("--page-size", type=int, default=16, metavar="P", help="tokens in a page (default 16)")
+    add("--num-pages", type=int, metavar="N", help="pages of the pool (default: for 3,200,000 tokens)")
+    add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
+    add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
+    add("--json", type=Path, metavar="FILE", help="write the report to a file as well")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replays as asked.
+
+    Returns:
+        The exit status: 0 fine, 1 the backend deviates, 2 could not run.
+    """
+    try:
+        job = _prepare(args)
+    except (_BadInputError, BackendError, TraceError) as error:
+        return _could_not_run(str(error))
+    except DeviationError as error:  # it could not even be built
+        _print_plain(deviation_text(error, args.backend))
+        return DEVIATES
+    replay = Replay(job.engine, job.sizes, job.trace)
+    deviation = _serve(replay, job)
+    Console().print(report_table(replay.report, args.backend, job.sizes, lockstep=args.lockstep))
+    if deviation is not None:
+        _print_plain(deviation_text(deviation, args.backend))
+    elif isinstance(job.engine, LockstepEngine):
+        _print_plain(f"in lockstep with the specification: {job.engine.comparisons:,} results compared, no difference")
+    if args.json is not None:
+        fields = report_json(replay.report, deviation, args.backend, job.sizes, lockstep=args.lockstep)
+        try:
+            args.json.write_text(json.dumps(fields) + "\n", encoding="utf-8")
+        except OSError as error:
+            return _could_not_run(f"{args.json}: {error.strerror or error}")
+    return FINE if deviation is None else DEVIATES
+
+
+def _could_not_run(reason: str) -> int:
+    print(f"kvproof replay: {reason}", file=sys.stderr)
+    return COULD_NOT_RUN
+
+
+def _print_plain(text: str) -> None:
+    # what a backend says may look like markup
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+# -- Before ---------------------------------------------------------------------------------------
+
+
+def _prepare(args: argparse.Namespace) -> _Job:
+    """Reads everything that can be wrong before the first step is taken."""
+    page_size = _at_least("--page-size", args.page_size, 1)
+    num_pages = max(_POOL_TOKENS // page_size, 2) if args.num_pages is None else args.num_pages
+    _at_least("--num-pages", num_pages, 2)
+    if num_pages * page_size > 2**31:
+        raise _BadInputError(f"--num-pages {num_pages} of {page_size} tokens have more slots than an int32 counts")
+    most_live = _at_least("--live", args.live, 1)
+    backend = load_backend(args.backend)
+    trace = _trace(args)
+    sizes = sizes_for(trace, page_size, num_pages, most_live)
+    engine_class = LockstepEngine if args.lockstep else Engine
+    try:
+        engine = engine_class(backend, sizes, hash_seed=f"kvproof replay {args.seed}".encode())
+    except MemoryError as error:
+        raise _BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
+    if args.json is not None:
+        _require_writable(args.json)
+    return _Job(trace, engine, sizes)
+
+
+def _trace(args: argparse.Namespace) -> list[TraceRequest]:
+    limit = None if args.limit is None else _at_least("--limit", args.limit, 1)
+    if (args.trace is None) == (args.synthetic is None):
+        raise _BadInputError("name a TRACE or ask for one with --synthetic, one of the two")
+    if args.synthetic is None:
+        if args.save is not None:
+            raise _BadInputError("--save goes with --synthetic: a trace from a file is in a file already")
+        return read_trace(args.trace, limit)
+    trace = synthetic_trace(_at_least("--synthetic", args.synthetic, 1), args.seed)
+    if args.save is not None:
+        write_trace(args.save, trace)
+    return trace[:limit]
+
+
+def _at_least(option: str, value: int, least: int) -> int:
+    if value < least:
+        raise _BadInputError(f"{option} {value} must be at least {least}")
+    return value
+
+
+def _require_writable(path: Path) -> None:
+    """Finds out now, and not after a long replay, whether a file can be written."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise _BadInputError(f"{path}: {error.strerror or error}") from error
+
+
+# -- During ---------------------------------------------------------------------------------------
+
+
+def _serve(replay: Replay, job: _Job) -> DeviationError | None:
+    """Runs the replay behind a progress bar. Returns how the backend deviates, if it does."""
+    errors = Console(stderr=True)
+    tokens = sum(request.output_length for request in job.trace)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("replaying", total=max(tokens, 1))
+        shown = time.monotonic()
+
+        def progress(done: int, generated: int) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown >= _REFRESH_SECONDS:  # the bar must not cost what the steps cost
+                shown = now
+                bar.update(task, completed=generated, description=f"{done:,} of {len(job.trace):,} requests")
+
+        try:
+            replay.run(progress)
+            bar.update(task, completed=tokens, description="counting the pages that are cached")
+            replay.close()
+        except DeviationError as deviation:
+            return deviation
+    return None

@@ -1,0 +1,270 @@
+"""What a replay asks of a backend: a manager and its page tables behind the calls of a serving loop, each timed.
+
+`Engine` is the whole of it. It knows how calls are made, not when: that is `replay.Replay`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from time import perf_counter_ns
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import CacheGroupSpec, FullAttentionSpec, Request
+
+from .backends import Backend
+
+__all__ = ["DeviationError", "Engine", "Part", "Sizes", "Timings", "described"]
+
+Part = Literal["look_up", "admit", "decode", "free", "tables"]
+
+Pages = Any
+"""A backend's ``CachePages``."""
+
+
+class DeviationError(Exception):
+    """The backend did what it must not: the verdict that ends a replay.
+
+    Args:
+        call: the call.
+        request_id: whose call it was; None for one about no single request.
+        expected: what was due.
+        observed: what came.
+
+    Attributes:
+        step: the step in which it happened; who counts the steps sets it.
+    """
+
+    def __init__(self, call: str, request_id: str | None, expected: str, observed: str) -> None:
+        super().__init__(f"{call}: expected {expected}, observed {observed}")
+        self.call, self.request_id, self.expected, self.observed = call, request_id, expected, observed
+        self.step = 0
+
+
+def described(error: Exception) -> str:
+    """An error as one line: its type and the first line of its message."""
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large an engine's pool and tables are.
+
+    Attributes:
+        page_size: tokens in a page.
+        num_pages: pages of the pool, the null page included.
+        most_live: requests that can be live at once: rows of the table.
+        max_model_len: the most tokens of a request.
+    """
+
+    page_size: int
+    num_pages: int
+    most_live: int
+    max_model_len: int
+
+
+@dataclass
+class Timings:
+    """Time inside the library by part, in nanoseconds."""
+
+    look_up: int = 0
+    admit: int = 0
+    decode: int = 0
+    free: int = 0
+    tables: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(astuple(self))
+
+    def add(self, part: Part, nanoseconds: int) -> None:
+        """Adds to one part."""
+        setattr(self, part, getattr(self, part) + nanoseconds)
+
+
+class Engine:
+    """A backend at work for a serving loop: every call into the library passes through here.
+
+    The timer runs around calls into the library and nothing else; a call that raises is a `DeviationError`, since the
+    loop asks for nothing that may be refused.
+
+    Args:
+        backend: whose ``CacheManager`` and ``MultiGroupPageTable`` are used.
+        sizes: how large they are.
+        hash_seed: the seed of the keys, given to a manager that takes one.
+
+    Attributes:
+        timings: the time inside the library so far.
+    """
+
+    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes) -> None:
+        self.timings = Timings()
+        manager_class, tables_class = backend.get("CacheManager"), backend.get("MultiGroupPageTable")
+        group = CacheGroupSpec(FullAttentionSpec(sizes.page_size, 1, 1, np.float32), ("layer",))
+        seed = {"hash_seed": hash_seed} if backend.accepts("CacheManager", "hash_seed") else {}
+        try:
+            self.manager = manager_class(sizes.num_pages, [group], sizes.max_model_len, **seed)
+            # no slot mappings are made here: the most tokens of a step are as good as any number
+            self.tables = tables_class(sizes.most_live, sizes.max_model_len, sizes.max_model_len, [sizes.page_size])
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DeviationError("CacheManager, MultiGroupPageTable", None, "both built", described(error)) from error
+        with self._library(None, "a first commit"):
+            # programs are compiled now, so that they don't count as time of the requests that happen to be first
+            self.tables.add_row([[1]], 0)
+            self.tables.commit(1)
+            self.tables.clear()
+
+    def open(self, request_id: str, tokens: NDArray[np.int32], num_tokens: int) -> Request:
+        """The object that stands for a request.
+
+        Args:
+            request_id: its id.
+            tokens: all tokens that it will ever have. They lie in the request's buffer from the first, so that a
+                step generates one by raising ``num_tokens``.
+            num_tokens: how many of them it has already.
+        """
+        request = Request(request_id, tokens)
+        request.num_tokens = num_tokens
+        return request
+
+    # -- The manager ------------------------------------------------------------------------------
+
+    def look_up(self, request: Request) -> tuple[Pages, int]:
+        """The cached pages of a request's prefix, and how many tokens they hold."""
+        with self._library("look_up", "get_computed_pages", request.request_id):
+            pages, num_tokens = self.manager.get_computed_pages(request)
+        return pages, num_tokens
+
+    def admit(self, request: Request, hits: Pages, num_hit_tokens: int) -> Pages | None:
+        """Slots for all tokens of a request at once, behind those that it hit; None for want of pages."""
+        with self._library("admit", "allocate_slots at admission", request.request_id):
+            return self.manager.allocate_slots(request, request.num_tokens - num_hit_tokens, num_hit_tokens, hits)
+
+    def decode(self, requests: Sequence[Request]) -> list[Pages]:
+        """A slot for one more token of each request, in order, up to the first that gets none.
+
+        Returns:
+            What those were given that got one.
+        """
+        granted: list[Pages] = []
+        allocate_slots, grant = self.manager.allocate_slots, granted.append
+        start = perf_counter_ns()
+        try:
+            for request in requests:
+                pages = allocate_slots(request, 1)
+                if pages is None:
+                    break
+                grant(pages)
+        except Exception as error:
+            request_id = requests[len(granted)].request_id
+            raise DeviationError("allocate_slots(request, 1)", request_id, "pages or None", described(error)) from error
+        self.timings.decode += perf_counter_ns() - start
+        return granted
+
+    def new_page_ids(self, granted: Sequence[Pages]) -> list[tuple[int, Sequence[Sequence[int]]]]:
+        """The pages among what `decode` gave: (place, a list of ids a group) where there are any."""
+        with self._library(None, "CachePages.pages"):
+            grown = [place for place, pages in enumerate(granted) if len(pages.pages[0])]
+        with self._library("decode", "CachePages.get_page_ids"):
+            return [(place, granted[place].get_page_ids()) for place in grown]
+
+    def free(self, request: Request, *, finished: bool) -> list[str]:
+        """Gives a request's pages back; a finished one's keys are dropped as well. Returns what `free` did."""
+        with self._library("free", "free", request.request_id):
+            losers: list[str] = self.manager.free(request)
+            if finished:
+                self.manager.free_page_hashes(request)
+        return losers
+
+    # -- The tables -------------------------------------------------------------------------------
+
+    def fill_row(self, request: Request, row: int) -> None:
+        """Enters all pages of a request in a row."""
+        with self._library("tables", "add_row", request.request_id):
+            self.tables.add_row(self.manager.get_page_ids(request.request_id), row)
+
+    def append_rows(self, page_ids: Sequence[Sequence[Sequence[int]]], rows: Sequence[int]) -> None:
+        """Adds new pages to rows: for each row a list of ids a group."""
+        with self._library("tables", "append_rows_batch"):
+            self.tables.append_rows_batch(page_ids, rows)
+
+    def drop_row(self, row: int, last: int) -> None:
+        """Takes a row out of the table; the last one moves into the hole."""
+        with self._library("tables", "move_row, clear_row"):
+            if row != last:
+                self.tables.move_row(last, row)
+            self.tables.clear_row(last)
+
+    def commit(self, num_rows: int) -> None:
+        """Brings the first rows to the device."""
+        with self._library("tables", "commit"):
+            self.tables.commit(num_rows)
+
+    # -- Looking, untimed -------------------------------------------------------------------------
+
+    def usage(self) -> float:
+        """The share of the pool in use."""
+        with self._library(None, "usage"):
+            return float(self.manager.usage)
+
+    def num_free_pages(self) -> int:
+        """How many pages are free."""
+        with self._library(None, "page_pool.get_num_free_pages"):
+            return int(self.manager.page_pool.get_num_free_pages())
+
+    def num_cached_pages(self) -> int:
+        """How many pages carry a hash. O(pages)."""
+        with self._library(None, "page_pool.cached_page_hash_to_page"):
+            return sum(map(len, self.manager.page_pool.cached_page_hash_to_page.values()))
+
+    def free_order(self) -> list[int]:
+        """The ids of the free pages, the one to be taken first in front. O(pages)."""
+        with self._library(None, "page_pool.free_page_queue.get_all_free_pages"):
+            return [page.page_id for page in self.manager.page_pool.free_page_queue.get_all_free_pages()]
+
+    def host_table(self) -> NDArray[np.int32]:
+        """The host's rows, `i32[most_live, pages of max_model_len]`."""
+        with self._library(None, "get_cpu_tensor"):
+            return np.asarray(self.tables[0].get_cpu_tensor())
+
+    def device_table(self) -> NDArray[np.int32]:
+        """The device's rows, `i32[most_live, pages of max_model_len]`."""
+        with self._library(None, "get_device_tensor"):
+            return np.asarray(self.tables[0].get_device_tensor())
+
+    def check(self) -> None:
+        """Has the manager and the tables verify themselves, as far as they offer to. O(pages)."""
+        for part in (self.manager, self.tables):
+            if hasattr(part, "check"):
+                with self._library(None, f"{type(part).__name__}.check"):
+                    part.check()
+
+    def end_step(self) -> None:
+        """Called when a step is over: nothing is to be done here."""
+
+    def end_replay(self) -> None:
+        """Called when the last request is gone, whose pages must all have come back.
+
+        Raises:
+            DeviationError: some have not.
+        """
+        usage = self.usage()
+        if usage != 0.0:
+            raise DeviationError("usage after the last request", None, "0.0", repr(usage))
+
+    @contextmanager
+    def _library(self, part: Part | None, call: str, request_id: str | None = None) -> Iterator[None]:
+        """Around calls into the library: counts their time to a part, if any, and names what raises."""
+        start = perf_counter_ns()
+        try:
+            yield
+        except Exception as error:
+            raise DeviationError(call, request_id, "no error", described(error)) from error
+        if part is not None:
+            self.timings.add(part, perf_counter_ns() - start)

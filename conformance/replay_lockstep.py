@@ -1,0 +1,237 @@
+"""A replay with the specification beside the backend: every call goes to both, and the first difference ends it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import Request
+
+from .backends import Backend, load_backend
+from .replay_engine import DeviationError, Engine, Pages, Sizes
+
+__all__ = ["LockstepEngine"]
+
+_COMPARE_EVERY = 50
+"""Steps from one comparison of the whole state to the next: it costs O(pool)."""
+
+_CHECK_EVERY = 500
+"""Steps from one call of both sides' ``check()`` to the next: these, and counting cached pages, cost far more."""
+
+_SHOWN = 6
+
+
+class LockstepEngine(Engine):
+    """An engine that holds its backend to the specification.
+
+    The specification has request objects of its own, brought up to date before each call, and is asked first.
+    After every call pages, counts and usage are compared; after every step the tables' host rows; now and then,
+    and at the end, the eviction order, the pages cached, the device's rows and what each side's ``check()`` says.
+
+    Args:
+        backend: the backend.
+        sizes: how large both sides are.
+        hash_seed: the seed of the keys, for both.
+
+    Attributes:
+        comparisons: how many results have been compared.
+    """
+
+    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes) -> None:
+        super().__init__(backend, sizes, hash_seed)
+        self.comparisons = 0
+        self._spec = Engine(load_backend("kvproof.spec"), sizes, hash_seed)
+        self._mirrors: dict[str, Request] = {}
+        self._spec_hits: dict[str, Pages] = {}
+        self._steps = 0
+
+    def open(self, request_id: str, tokens: NDArray[np.int32], num_tokens: int) -> Request:
+        """Opens a request on both sides, an object for each."""
+        self._mirrors[request_id] = self._spec.open(request_id, tokens, num_tokens)
+        return super().open(request_id, tokens, num_tokens)
+
+    # -- The manager ------------------------------------------------------------------------------
+
+    def look_up(self, request: Request) -> tuple[Pages, int]:
+        """Looks up on both sides: the same pages, the same number of tokens."""
+        call = "get_computed_pages"
+        with self._specification() as spec:
+            spec_hits, spec_tokens = spec.look_up(self._mirror(request))
+        hits, num_tokens = super().look_up(request)
+        self._compare_pages(call, request, spec_hits, hits)
+        self._compare(f"{call}: tokens", request, spec_tokens, num_tokens)
+        self._compare_pool(call, request)
+        self._spec_hits[request.request_id] = spec_hits
+        return hits, num_tokens
+
+    def admit(self, request: Request, hits: Pages, num_hit_tokens: int) -> Pages | None:
+        """Admits on both sides: the same pages, or None from both."""
+        call = "allocate_slots at admission"
+        spec_hits = self._spec_hits.pop(request.request_id)
+        with self._specification() as spec:
+            expected = spec.admit(self._mirror(request), spec_hits, num_hit_tokens)
+        observed = super().admit(request, hits, num_hit_tokens)
+        self._compare_pages(call, request, expected, observed)
+        self._compare_pool(call, request)
+        return observed
+
+    def decode(self, requests: Sequence[Request]) -> list[Pages]:
+        """One more token for each request, compared call by call."""
+        call = "allocate_slots(request, 1)"
+        granted: list[Pages] = []
+        for request in requests:
+            with self._specification() as spec:
+                expected = spec.decode([self._mirror(request)])
+            observed = super().decode([request])
+            self._compare_pages(call, request, expected[0] if expected else None, observed[0] if observed else None)
+            self._compare_pool(call, request)
+            if not observed:
+                break
+            granted += observed
+        return granted
+
+    def free(self, request: Request, *, finished: bool) -> list[str]:
+        """Frees on both sides: the same requests, none, lose what they hold."""
+        with self._specification() as spec:
+            expected = spec.free(self._mirror(request), finished=finished)
+        observed = super().free(request, finished=finished)
+        self._compare("free", request, expected, observed)
+        self._compare_pool("free", request)
+        if finished:
+            del self._mirrors[request.request_id]
+        return observed
+
+    # -- The tables -------------------------------------------------------------------------------
+
+    def fill_row(self, request: Request, row: int) -> None:
+        """Fills a row on both sides, each with the pages that it says the request holds."""
+        with self._specification() as spec:
+            spec.fill_row(self._mirror(request), row)
+        super().fill_row(request, row)
+
+    def append_rows(self, page_ids: Sequence[Sequence[Sequence[int]]], rows: Sequence[int]) -> None:
+        """Adds new pages on both sides."""
+        with self._specification() as spec:
+            spec.append_rows(page_ids, rows)
+        super().append_rows(page_ids, rows)
+
+    def drop_row(self, row: int, last: int) -> None:
+        """Takes a row out on both sides."""
+        with self._specification() as spec:
+            spec.drop_row(row, last)
+        super().drop_row(row, last)
+
+    def commit(self, num_rows: int) -> None:
+        """Commits on both sides."""
+        with self._specification() as spec:
+            spec.commit(num_rows)
+        super().commit(num_rows)
+
+    # -- The whole state --------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        """Compares the tables' host rows, and now and then everything."""
+        self._compare_tables("get_cpu_tensor", self._spec.host_table(), self.host_table())
+        self._steps += 1
+        if self._steps % _COMPARE_EVERY == 0:
+            self._compare_state()
+        if self._steps % _CHECK_EVERY == 0:
+            self._check_both()
+
+    def end_replay(self) -> None:
+        """Compares everything once more."""
+        self._compare_state()
+        self._check_both()
+        super().end_replay()
+
+    def _compare_state(self) -> None:
+        call = "page_pool.free_page_queue.get_all_free_pages"
+        self._compare_ids(call, None, self._spec.free_order(), self.free_order())
+        self._compare_tables("get_device_tensor", self._spec.device_table(), self.device_table())
+
+    def _check_both(self) -> None:
+        self._compare("cached_page_hash_to_page: pages", None, self._spec.num_cached_pages(), self.num_cached_pages())
+        with self._specification() as spec:
+            spec.check()
+        self.check()
+
+    # -- Comparing --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _specification(self) -> Iterator[Engine]:
+        """The specification's engine. That one fails is no verdict on the backend but a fault of this suite."""
+        try:
+            yield self._spec
+        except DeviationError as failure:
+            raise RuntimeError(f"the specification itself failed: {failure}") from failure
+
+    def _mirror(self, request: Request) -> Request:
+        """The specification's own object for a request, brought up to date."""
+        mirror = self._mirrors[request.request_id]
+        mirror.num_tokens = request.num_tokens
+        mirror.num_computed_tokens = request.num_computed_tokens
+        mirror.status = request.status
+        return mirror
+
+    def _compare(self, call: str, request: Request | None, expected: object, observed: object) -> None:
+        self.comparisons += 1
+        if expected != observed:
+            raise DeviationError(call, _id(request), repr(expected), repr(observed))
+
+    def _compare_pages(self, call: str, request: Request, expected: Pages | None, observed: Pages | None) -> None:
+        """Compares what a call gave: pages of the same ids in every group, or None."""
+        if expected is None or observed is None:
+            shown = [None if pages is None else pages.get_page_ids() for pages in (expected, observed)]
+            self._compare(call, request, *shown)
+            return
+        expected_groups, observed_groups = expected.get_page_ids(), observed.get_page_ids()
+        self._compare(f"{call}: groups", request, len(expected_groups), len(observed_groups))
+        for expected_ids, observed_ids in zip(expected_groups, observed_groups, strict=True):
+            self._compare_ids(call, request, expected_ids, observed_ids)
+
+    def _compare_ids(
+        self, call: str, request: Request | None, expected: Sequence[int], observed: Sequence[int]
+    ) -> None:
+        """Compares lists of page ids; where they differ, only what stands around the first difference is shown."""
+        self.comparisons += 1
+        expected, observed = list(expected), list(observed)
+        if expected != observed:
+            common = zip(expected, observed, strict=False)
+            shorter = min(len(expected), len(observed))
+            place = next((place for place, (one, other) in enumerate(common) if one != other), shorter)
+            raise DeviationError(call, _id(request), _excerpt(expected, place), _excerpt(observed, place))
+
+    def _compare_pool(self, call: str, request: Request) -> None:
+        """Compares the free count and the usage after a call, and holds the backend to leaving the request alone."""
+        self._compare(f"free pages after {call}", request, self._spec.num_free_pages(), self.num_free_pages())
+        expected, observed = self._spec.usage(), self.usage()
+        # one rounding is due, the last bit is not
+        if not math.isclose(expected, observed, abs_tol=1e-12):
+            self._compare(f"usage after {call}", request, expected, observed)
+        mirror = self._mirrors[request.request_id]
+        expected_counts = (mirror.num_tokens, mirror.num_computed_tokens)
+        observed_counts = (request.num_tokens, request.num_computed_tokens)
+        self._compare(f"the request's token counts after {call}", request, expected_counts, observed_counts)
+
+    def _compare_tables(self, call: str, expected: NDArray[np.int32], observed: NDArray[np.int32]) -> None:
+        """Compares tables; of those that differ, the first row that does is shown."""
+        self._compare(f"{call}: shape", None, expected.shape, observed.shape)
+        self._compare(f"{call}: dtype", None, str(expected.dtype), str(observed.dtype))
+        if not np.array_equal(expected, observed):
+            row = int(np.nonzero((expected != observed).any(axis=1))[0][0])
+            self._compare_ids(f"{call}, row {row}", None, expected[row].tolist(), observed[row].tolist())
+
+
+def _id(request: Request | None) -> str | None:
+    return None if request is None else request.request_id
+
+
+def _excerpt(ids: Sequence[int], place: int) -> str:
+    """What a list holds from a place on: ``450 pages, from place 12: 17, 18, 19, ...``."""
+    if place >= len(ids):
+        return f"{len(ids)} pages, no more than that"
+    shown = ", ".join(map(str, ids[place : place + _SHOWN]))
+    more = ", ..." if place + _SHOWN < len(ids) else ""
+    return f"{len(ids)} pages, from place {place}: {shown}{more}"

@@ -1,0 +1,371 @@
+"""Replays: what they count, what lockstep catches, and how the command ends."""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvproof import spec
+from kvproof.conformance.backends import Backend
+from kvproof.conformance.replay import Replay, num_slots, sizes_for
+from kvproof.conformance.replay_command import add_parser
+from kvproof.conformance.replay_engine import DeviationError, Engine
+from kvproof.conformance.replay_lockstep import LockstepEngine
+from kvproof.conformance.replay_report import Report
+from kvproof.conformance.synthetic import synthetic_trace, write_trace
+from kvproof.conformance.traces import TraceRequest
+
+SEED = b"seed"
+
+
+def request(input_length: int, output_length: int, first_id: int = 0) -> TraceRequest:
+    return TraceRequest(0, input_length, output_length, tuple(range(first_id, first_id - (-input_length // 512))))
+
+
+def replayed(
+    trace: list[TraceRequest],
+    *,
+    num_pages: int,
+    live: int = 8,
+    page_size: int = 16,
+    backend: object = spec,
+    engine: type[Engine] = Engine,
+) -> Report:
+    sizes = sizes_for(trace, page_size, num_pages, live)
+    replay = Replay(engine(Backend("backend", backend), sizes, SEED), sizes, trace)
+    replay.run(lambda *_: None)
+    replay.close()
+    return replay.report
+
+
+# -- Counting -------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_comes_again_is_found() -> None:
+    report = replayed([request(1024, 1), request(1024, 1)], num_pages=200, live=1)
+    assert (report.requests, report.refused, report.steps) == (2, 0, 2)
+    assert (report.input_tokens, report.output_tokens) == (2048, 2)
+    assert (report.looked_up_tokens, report.hit_tokens) == (2048, 63 * 16)  # the last token is left to compute
+    assert report.hit_rate == 63 * 16 / 2048
+    assert (report.published_pages, report.evictions) == (64 + 1, 0)
+    assert report.peak_usage == 64 / 199
+
+
+def test_the_last_generated_token_needs_no_slot() -> None:
+    assert num_slots(request(16, 1)) == 16
+    assert num_slots(request(16, 0)) == 16
+    report = replayed([request(16, 1), request(16, 0, 1), request(16, 17, 2)], num_pages=200, live=1)
+    assert (report.served, report.output_tokens, report.steps) == (3, 18, 1 + 1 + 17)
+    assert report.published_pages == 1 + 1 + 2
+
+
+def test_pages_taken_again_are_evictions() -> None:
+    trace = [request(64, 1, first_id) for first_id in range(3)]
+    assert replayed(trace, num_pages=1 + 12, live=1).evictions == 0
+    assert replayed(trace, num_pages=1 + 10, live=1).evictions == 2
+    assert replayed(trace, num_pages=1 + 4, live=1).evictions == 8
+
+
+def test_the_request_admitted_last_gives_way() -> None:
+    """Two requests of 2 pages that grow to 3 each, in a pool of 4."""
+    report = replayed([request(32, 10, 0), request(32, 10, 1)], num_pages=1 + 4, engine=LockstepEngine)
+    assert (report.served, report.preemptions, report.peak_usage) == (2, 1, 1.0)
+    # one step together, then nine of the first alone; the second goes on with its second token
+    assert report.steps == 1 + 9 + 9
+    assert report.output_tokens == 20
+    # its 33 tokens are looked up again; its second page was freed first, and taken
+    assert (report.looked_up_tokens, report.hit_tokens) == (32 + 32 + 33, 16)
+    assert report.published_pages == 2 + 2 + 1
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    trace = [request(100, 5), request(5000, 5), request(100, 5), request(600, 2000)]
+    report = replayed(trace, num_pages=100, engine=LockstepEngine)
+    assert (report.requests, report.served, report.refused) == (4, 2, 2)
+    report = replayed([request(5000, 5)], num_pages=2)
+    assert (report.requests, report.served, report.refused, report.output_tokens) == (1, 0, 1, 0)
+
+
+@pytest.mark.parametrize(("page_size", "num_pages", "live"), [(16, 600, 8), (16, 260, 64), (64, 80, 5), (7, 900, 3)])
+def test_a_short_pool_serves_all(page_size: int, num_pages: int, live: int) -> None:
+    trace = synthetic_trace(25, seed=page_size)
+    report = replayed(trace, num_pages=num_pages, live=live, page_size=page_size, engine=LockstepEngine)
+    fitting = [one for one in trace if num_slots(one) <= (num_pages - 1) * page_size]
+    assert report.served == len(fitting) > 20
+    assert report.output_tokens == sum(one.output_length for one in fitting)
+    assert report.evictions
+    assert report.hit_rate > 0.1
+
+
+def test_time_is_counted_by_part() -> None:
+    report = replayed(synthetic_trace(5), num_pages=2000)
+    fields = report.to_json()
+    parts = fields["library_nanoseconds"]
+    assert set(parts) == {"look_up", "admit", "decode", "free", "tables", "total"}
+    assert all(nanoseconds > 0 for nanoseconds in parts.values())
+    assert parts["total"] == sum(nanoseconds for part, nanoseconds in parts.items() if part != "total")
+    assert 0 < fields["library_share"] < 1
+    assert fields["library_microseconds_per_request"]["total"] == pytest.approx(parts["total"] / 5e3)
+
+
+# -- Backends that deviate ------------------------------------------------------------------------
+
+
+class ReversedPool(spec.PagePool):
+    """Hands out the right pages in the wrong order."""
+
+    def get_new_pages(self, num_pages: int) -> spec.PageList:
+        return spec.PageList(reversed(super().get_new_pages(num_pages)))
+
+
+class HeadFirstPool(spec.PagePool):
+    """Takes pages back in the wrong order, which shows only when they are handed out again."""
+
+    def free_pages(self, ordered_pages: Iterable[spec.CachePage]) -> None:
+        super().free_pages(reversed(list(ordered_pages)))
+
+
+def with_pool(pool_class: type[spec.PagePool]) -> type[spec.CacheManager]:
+    class Manager(spec.CacheManager):
+        def __init__(self, *args: Any, hash_seed: bytes) -> None:
+            super().__init__(*args, hash_seed=hash_seed)
+            self.page_pool = pool_class(self.num_pages, True, hash_seed=hash_seed)
+
+    return Manager
+
+
+class BlindManager(spec.CacheManager):
+    """Finds nothing."""
+
+    def get_computed_pages(self, request: spec.EngineRequest) -> tuple[spec.CachePages, int]:
+        super().get_computed_pages(request)
+        return self.create_empty_page_list(), 0
+
+
+class MiserlyManager(spec.CacheManager):
+    """Says it has no pages at the third decode call."""
+
+    calls = 0
+
+    def allocate_slots(self, request: spec.EngineRequest, num_new_tokens: int, *args: Any) -> spec.CachePages | None:
+        self.calls += not args
+        return None if self.calls == 3 and not args else super().allocate_slots(request, num_new_tokens, *args)
+
+
+class FailingManager(spec.CacheManager):
+    """Raises at a decode call, with a message of many lines that looks like markup."""
+
+    def allocate_slots(self, request: spec.EngineRequest, num_new_tokens: int, *args: Any) -> spec.CachePages | None:
+        if not args:
+            raise OSError("[bold]broken[/bold]\nand more")
+        return super().allocate_slots(request, num_new_tokens, *args)
+
+
+class LeakingManager(spec.CacheManager):
+    """Keeps what it should free."""
+
+    def free(self, request: spec.EngineRequest, num_written: int | None = None) -> list[str]:
+        return []
+
+
+class MeddlingManager(spec.CacheManager):
+    """Writes to the request, which is the engine's."""
+
+    def get_computed_pages(self, request: Any) -> tuple[spec.CachePages, int]:
+        found = super().get_computed_pages(request)
+        request.num_computed_tokens += 1
+        return found
+
+
+class UnbuildableManager(spec.CacheManager):
+    """Refuses to be built."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("no such pool")
+
+
+class ForgetfulTables(spec.MultiGroupPageTable):
+    """Drops a row's last page when the row moves."""
+
+    def move_row(self, src: int, tgt: int) -> None:
+        super().move_row(src, tgt)
+        rows = [table.page_table_cpu[src, : table.num_pages_per_row[src] - 1].tolist() for table in self.page_tables]
+        self.add_row(rows, tgt)
+
+
+class LazyTables(spec.MultiGroupPageTable):
+    """Commits nothing."""
+
+    def commit(self, num_reqs: int) -> None:
+        pass
+
+
+class Backends:
+    """What ``--backend module:attribute`` names: a namespace of both classes."""
+
+    def __init__(self, manager: type = spec.CacheManager, tables: type = spec.MultiGroupPageTable) -> None:
+        self.CacheManager, self.MultiGroupPageTable = manager, tables
+
+
+REVERSED = Backends(with_pool(ReversedPool))
+HEAD_FIRST = Backends(with_pool(HeadFirstPool))
+BLIND = Backends(BlindManager)
+MISERLY = Backends(MiserlyManager)
+FAILING = Backends(FailingManager)
+LEAKING = Backends(LeakingManager)
+MEDDLING = Backends(MeddlingManager)
+UNBUILDABLE = Backends(UnbuildableManager)
+FORGETFUL = Backends(tables=ForgetfulTables)
+LAZY = Backends(tables=LazyTables)
+
+
+DEVIATIONS = {
+    "reversed": (REVERSED, 1, "allocate_slots at admission", "from place 0: 1, 2, 3", "from place 0: "),
+    "head first": (HEAD_FIRST, None, "allocate_slots", "pages, from place ", "pages, from place "),
+    "blind": (BLIND, None, "get_computed_pages", "pages, from place 0: ", "0 pages, no more than that"),
+    "miserly": (MISERLY, 2, "allocate_slots(request, 1)", "([", "None"),
+    "failing": (FAILING, 2, "allocate_slots(request, 1)", "pages or None", "OSError: [bold]broken[/bold]"),
+    "leaking": (LEAKING, None, "free pages after free", "", ""),
+    "meddling": (MEDDLING, 1, "the request's token counts after get_computed_pages", ", 0)", ", 1)"),
+    "forgetful": (FORGETFUL, None, "get_cpu_tensor, row ", "from place ", ": 0, 0"),
+    "lazy": (LAZY, None, "get_device_tensor, row 0", "from place 0: 1, 2, 3", "from place 0: 0, 0, 0"),
+    "unbuildable": (UNBUILDABLE, 0, "CacheManager, MultiGroupPageTable", "both built", "NotImplementedError: no such"),
+}
+
+
+@pytest.mark.parametrize(("backend", "step", "call", "expected", "observed"), DEVIATIONS.values(), ids=DEVIATIONS)
+def test_lockstep_catches(backend: object, step: int | None, call: str, expected: str, observed: str) -> None:
+    with pytest.raises(DeviationError) as caught:
+        replayed(synthetic_trace(20), num_pages=500, backend=backend, engine=LockstepEngine)
+    verdict = caught.value
+    assert verdict.call.startswith(call)
+    assert expected in verdict.expected
+    assert observed in verdict.observed
+    assert "\n" not in verdict.observed
+    assert step is None or verdict.step == step
+    assert (verdict.request_id or "request 0").startswith("request ")
+
+
+def test_the_eviction_order_is_compared_even_if_no_page_is_taken_again() -> None:
+    with pytest.raises(DeviationError, match=r"get_all_free_pages: expected 4.* pages, from place"):
+        replayed(synthetic_trace(3), num_pages=5000, backend=HEAD_FIRST, engine=LockstepEngine)
+
+
+def test_pages_that_never_come_back_are_seen_without_the_specification() -> None:
+    with pytest.raises(DeviationError, match=r"usage after the last request: expected 0\.0"):
+        replayed(synthetic_trace(5), num_pages=2000, backend=LEAKING)
+
+
+def test_a_backend_without_a_seed_is_given_none() -> None:
+    class Seedless(spec.CacheManager):
+        def __init__(self, num_pages: int, groups: list[spec.CacheGroupSpec], max_model_len: int) -> None:
+            super().__init__(num_pages, groups, max_model_len)
+
+    report = replayed(synthetic_trace(5), num_pages=2000, backend=Backends(Seedless), engine=LockstepEngine)
+    assert report.served == 5
+
+
+# -- The command ----------------------------------------------------------------------------------
+
+
+def kvproof(*words: object) -> int:
+    parser = argparse.ArgumentParser(prog="kvproof")
+    add_parser(parser.add_subparsers())
+    args = parser.parse_args(["replay", *map(str, words)])
+    status: int = args.func(args)
+    return status
+
+
+@pytest.fixture
+def trace_path(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, synthetic_trace(6))
+    return path
+
+
+def test_a_report_is_printed_and_written(trace_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report_path = tmp_path / "report.json"
+    assert kvproof(trace_path, "--backend", "kvproof.spec", "--limit", 4, "--json", report_path) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    for words in ("kvproof.spec: 200,000 pages of 16", "hit rate", "pages evicted", "in the library", "tables"):
+        assert words in printed.out
+    report = json.loads(report_path.read_text())
+    assert (report["kvproof"], report["version"], report["deviation"]) == ("replay report", 1, None)
+    assert (report["requests"], report["page_size"], report["num_pages"]) == (4, 16, 200_000)
+    assert kvproof(report_path) == 2
+    assert "a replay report, version 1: this version replays traces only" in capsys.readouterr().err
+
+
+def test_a_synthetic_trace_is_saved_and_replays_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, reports = tmp_path / "saved.jsonl", [tmp_path / "first.json", tmp_path / "second.json"]
+    common = ["--backend", "kvproof.spec", "--page-size", 32, "--num-pages", 100, "--lockstep", "--json"]
+    assert kvproof("--synthetic", 12, "--seed", 5, "--save", saved, *common, reports[0]) == 0
+    assert kvproof(saved, *common, reports[1]) == 0
+    assert "in lockstep with the specification" in capsys.readouterr().out
+    first, second = (json.loads(path.read_text()) for path in reports)
+    timed = {"wall_seconds", "library_nanoseconds", "library_microseconds_per_request", "library_share"}
+    assert {name: first[name] for name in first.keys() - timed} == {name: second[name] for name in first.keys() - timed}
+    assert first["lockstep"] is True
+
+
+def test_a_deviation_is_a_verdict(trace_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report_path = tmp_path / "report.json"
+    assert kvproof(trace_path, "--backend", f"{__name__}:FAILING", "--json", report_path) == 1
+    printed = capsys.readouterr().out
+    assert f"{__name__}:FAILING deviates in step 2, request 0" in printed
+    assert "observed  OSError: [bold]broken[/bold]" in printed
+    assert json.loads(report_path.read_text())["deviation"] == {
+        "step": 2,
+        "request_id": "request 0",
+        "call": "allocate_slots(request, 1)",
+        "expected": "pages or None",
+        "observed": "OSError: [bold]broken[/bold]",
+    }
+    assert kvproof(trace_path, "--backend", f"{__name__}:REVERSED", "--num-pages", 999, "--lockstep") == 1
+    assert "deviates in step 1, request 0" in capsys.readouterr().out
+    assert kvproof(trace_path, "--backend", f"{__name__}:UNBUILDABLE") == 1
+    assert "deviates before the first step" in capsys.readouterr().out
+
+
+class Tableless:
+    CacheManager = spec.CacheManager
+
+
+BAD_COMMANDS = {
+    "no trace": ([], "name a TRACE or ask for one with --synthetic"),
+    "two traces": (["t.jsonl", "--synthetic", 5], "name a TRACE or ask for one with --synthetic"),
+    "missing file": (["nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
+    "page size": (["--synthetic", "--page-size", 0], "--page-size 0 must be at least 1"),
+    "pages": (["--synthetic", "--num-pages", 1], "--num-pages 1 must be at least 2"),
+    "too many pages": (["--synthetic", "--num-pages", 2**28], "more slots than an int32 counts"),
+    "live": (["--synthetic", "--live", 0], "--live 0 must be at least 1"),
+    "limit": (["--synthetic", "--limit", 0], "--limit 0 must be at least 1"),
+    "synthetic": (["--synthetic", 0], "--synthetic 0 must be at least 1"),
+    "save": (["t.jsonl", "--save", "u.jsonl"], "--save goes with --synthetic"),
+    "save nowhere": (["--synthetic", "--save", "no/where.jsonl"], "no/where.jsonl: No such file or directory"),
+    "json nowhere": (["--synthetic", "--json", "no/where.json"], "no/where.json: No such file or directory"),
+    "no backend": (["--synthetic", "--backend", "kvproof.none"], "kvproof.none"),
+    "no attribute": (["--synthetic", "--backend", "kvproof.spec:NOTHING"], "NOTHING"),
+    "no tables": (["--synthetic", "--backend", f"{__name__}:Tableless"], "MultiGroupPageTable"),
+}
+
+
+@pytest.mark.parametrize(("words", "reason"), BAD_COMMANDS.values(), ids=BAD_COMMANDS)
+def test_what_cannot_run_is_said_in_a_line(
+    words: list[object],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert kvproof("--backend", "kvproof.spec", *words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("kvproof replay: ")
+    assert printed.err.count("\n") == 1
+    assert reason in printed.err
