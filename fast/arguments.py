@@ -35,8 +35,8 @@ def _number(name: str, value: object) -> int:
     return int(value)
 
 
-def integer(name: str, value: object, minimum: int = 0, clause: str = "R1") -> int:
-    """Reads an integer of at least ``minimum`` (R1). O(1).
+def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1") -> int:
+    """Reads an integer of at least ``minimum``, or any integer where that is None (R1). O(1).
 
     Args:
         name: what the argument is called.
@@ -49,7 +49,7 @@ def integer(name: str, value: object, minimum: int = 0, clause: str = "R1") -> i
         ValueError: it is below ``minimum``.
     """
     number = _number(name, value)
-    if number < minimum:
+    if minimum is not None and number < minimum:
         raise refusal(ValueError, clause, f"{name}={number} must be at least {minimum}")
     return number
 
@@ -119,6 +119,7 @@ def materialised(name: str, values: object) -> NDArray[Any] | list[Any]:
 _MARSHAL_VERSION = 2
 _HEADER = 5  # the tag of a list and its length
 _CELL = 5  # the tag of an int and its value
+_SIX_BYTES = np.uint64(2**48 - 1)
 
 
 def _marshalled(values: list[Any]) -> bytes:
@@ -187,7 +188,7 @@ def id_array(name: str, values: object, size: int, clause: str = "R1") -> NDArra
 
 
 def _equal_lists(lists: list[Any]) -> NDArray[np.int64] | None:
-    # A list of lists, all of one length and of plain ints, in one pass: for 256 lists of one int 19 us, where
+    # A list of lists, all of one length and of plain ints, in one pass: for 256 lists of one int 18 us, where
     # flattening and reading them one after the other takes 45. See `plain_array`.
     width = len(lists[0]) if type(lists[0]) is list else 0
     if not width:
@@ -197,18 +198,16 @@ def _equal_lists(lists: list[Any]) -> NDArray[np.int64] | None:
     data = _marshalled(lists)
     if len(data) != _HEADER + stride * size:
         return None
-    # Tags are proved from the front: if the first list has its length and its ints stand where they must,
-    # then the second begins where it must, and so on.
-    head = data[_HEADER : 2 * _HEADER]
-    raw = np.frombuffer(data, np.uint8, offset=_HEADER).reshape(size, stride)
-    if width == 1:
-        right = all(data[_HEADER + place :: stride].count(head[place]) == size for place in range(_HEADER))
-        right = right and data[2 * _HEADER :: stride].count(b"i") == size
-    else:
-        tags = raw[:, _HEADER::_CELL]
-        right = bool((raw[:, :_HEADER] == raw[0, :_HEADER]).all()) and bool((tags == ord("i")).all())
-    if not right:
+    # Tags are proved from the front: if a list and its ints stand where they must, the next one begins where it
+    # must. A list's tag, its length and the tag of its first int are the first six bytes of an unsigned 64-bit.
+    heads: NDArray[np.uint64] = np.ndarray(size, "<u8", data, _HEADER, (stride,))
+    expected = ord("[") | width << 8 | ord("i") << 40
+    if not np.logical_and.reduce(heads & _SIX_BYTES == expected):
         return None
+    if width > 1:
+        tags: NDArray[np.uint8] = np.ndarray((size, width), np.uint8, data, 2 * _HEADER, (stride, _CELL))
+        if not (tags == ord("i")).all():
+            return None
     cells: NDArray[np.int32] = np.ndarray((size, width), "<i4", data, 2 * _HEADER + 1, (stride, _CELL))
     return cells.astype(np.int64).reshape(-1)
 
@@ -216,7 +215,7 @@ def _equal_lists(lists: list[Any]) -> NDArray[np.int64] | None:
 def id_lists(
     name: str, values: object, size: int, clause: str = "R1"
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | int, int]:
-    """Reads lists of numbers of things of which ``size`` exist (R1). O(n), 22 us for 256 lists of one int.
+    """Reads lists of numbers of things of which ``size`` exist (R1). O(n), 24 us for 256 lists of one int.
 
     Args:
         name: what the argument is called.

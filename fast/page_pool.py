@@ -62,6 +62,7 @@ class PagePool:
         self.hash_function = hash_function
         self.none_hash = init_none_hash(hash_seed, hash_function)
         self.index = PrefixIndex(self.num_pages)
+        self._run_cell = self.index.run_cell
         self._free = FreeLog(self.num_pages, front_room=self.unhashed_first)
         self._count_cell = array("i", bytes(4 * self.num_pages))
         self._count_of: NDArray[np.int32] = np.frombuffer(self._count_cell, np.int32)
@@ -171,17 +172,19 @@ class PagePool:
         if num_pages > free.num_free:
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {free.num_free} free")
         if num_pages == 1:
-            return PageList(self, (self.take_one(),))
+            page = free.take_one()
+            self._count_cell[page] = 1
+            if self._run_cell[page]:
+                self._evict_one(page)
+            return PageList(self, (page,))
         return PageList(self, self.take(num_pages))
 
     def take_one(self) -> int:
         """`get_new_pages(1)` for a caller that has looked at the free count: the page's id."""
         page = self._free.take_one()
         self._count_cell[page] = 1
-        if self.index.run_cell[page]:
-            if self._keys is not None:
-                self._keys.remove((page,))
-            self.index.evict_one(page)
+        if self._run_cell[page]:
+            self._evict_one(page)
         return page
 
     def take(self, count: int) -> NDArray[np.int64]:
@@ -228,16 +231,11 @@ class PagePool:
         Raises:
             ValueError: a page is mentioned more often than it is held; nothing changes.
         """
-        if type(ordered_pages) is PageList and ordered_pages._pool is self and len(ordered_pages._items) == 1:
-            page = int(ordered_pages._items[0])
-            if page:
-                count = self._count_cell[page]
-                if count < 1:
-                    raise refusal(ValueError, "POOL-5", f"ordered_pages: page {page} mentioned once, its count is 0")
-                self._count_cell[page] = count - 1
-                if count == 1:
-                    self._put_back_one(page)
-            return
+        if type(ordered_pages) is PageList and ordered_pages._pool is self:
+            items = ordered_pages._items
+            if type(items) is tuple and len(items) == 1:
+                self._free_one(items[0])
+                return
         pages = self.read_pages("ordered_pages", ordered_pages)
         counts = self._count_of[pages]
         if len(pages) and counts.min() < 1:
@@ -255,6 +253,19 @@ class PagePool:
             self._free.put_noted(pages)
         else:
             self._lower(pages, counts)
+
+    def _free_one(self, page: int) -> None:
+        count = self._count_cell[page]
+        if count > 1:
+            self._count_cell[page] = count - 1
+        elif count == 1:
+            self._count_cell[page] = 0
+            if self.unhashed_first and not self._run_cell[page]:
+                self._free.put_front(np.array((page,)))
+            else:
+                self._free.put_one(page)
+        elif page:  # POOL-1
+            raise refusal(ValueError, "POOL-5", f"ordered_pages: page {page} mentioned once, its count is 0")
 
     def release(self, pages: NDArray[np.int64]) -> None:
         """`free_pages` for distinct held pages. O(pages)."""
@@ -287,12 +298,6 @@ class PagePool:
             self._free.put_front(pages[~cached])
             pages = pages[cached]
         self._free.put(pages)
-
-    def _put_back_one(self, page: int) -> None:
-        if self.unhashed_first and not self.index.run_cell[page]:
-            self._free.put_front(np.array([page]))
-        else:
-            self._free.put_one(page)
 
     # -- Caching ----------------------------------------------------------------------------------
 
@@ -377,6 +382,11 @@ class PagePool:
         ids = id_array("page_ids", page_ids, self.num_pages)
         self._evict(np.unique(ids))
 
+    def _evict_one(self, page: int) -> None:
+        if self._keys is not None:
+            self._keys.remove((page,))
+        self.index.evict_one(page)
+
     def _evict(self, pages: NDArray[np.int64]) -> None:
         if self._keys is not None:
             self._keys.remove(pages.tolist())
@@ -441,7 +451,7 @@ class PagePool:
             free[self._free.order()] = True
             assert not free[0], "POOL-1: the null page is free"
             assert self._count_cell[0] == 0, "POOL-1: the null page is held"
-            assert not self.index.run_cell[0], "POOL-1: the null page is cached"
+            assert not self._run_cell[0], "POOL-1: the null page is cached"
             assert (self._count_of >= 0).all(), "POOL-5: a count below 0"
             assert (free[1:] == (self._count_of[1:] == 0)).all(), "POOL-2: free pages and counts differ"
             if self._keys is not None:

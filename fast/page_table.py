@@ -23,7 +23,7 @@ def cdiv(a: int, b: int) -> int:
     >>> cdiv(7, 3)
     3
     """
-    return -(-integer("a", a, minimum=-(2**63)) // integer("b", b, minimum=1))
+    return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
 class MultiGroupPageTable:

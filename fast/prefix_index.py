@@ -25,6 +25,9 @@ from .runs import Run, RunTree, common_pages
 
 __all__ = ["PrefixIndex"]
 
+_GONE = RunTree(-1, 1).root
+"""What stands in the list of runs under a number that no run has."""
+
 
 class PrefixIndex:
     """Which page holds which prefix, for several groups of pages of one pool.
@@ -43,7 +46,7 @@ class PrefixIndex:
         self._run_of: NDArray[np.uint32] = np.frombuffer(self.run_cell, np.uint32)
         self._depth_cell = array("I", bytes(4 * num_pages))
         self._depth_of: NDArray[np.uint32] = np.frombuffer(self._depth_cell, np.uint32)
-        self._runs: list[Run | None] = [None]
+        self._runs: list[Run] = [_GONE]
         self._spare: list[int] = []
         self._trees: dict[tuple[int, int], RunTree] = {}
 
@@ -138,7 +141,7 @@ class PrefixIndex:
             after: the page that holds the request's page ``start - 1``, if it is cached; 0 where ``start`` is 0.
         """
         number = self.run_cell[after] if after else 0
-        run: Run = tree.root if not number else self._run(number)
+        run = self._runs[number] if number else tree.root
         size = tree.page_bytes
         depth = start
         end = start + len(pages)
@@ -212,7 +215,7 @@ class PrefixIndex:
         number = self.run_cell[after]
         if not number:
             return False
-        run = self._run(number)
+        run = self._runs[number]
         if run.children is not None or run.pages[-1] != after or run.extra or tree.page_bytes != len(tokens):
             return False
         run.tokens += tokens
@@ -291,13 +294,19 @@ class PrefixIndex:
 
     def evict_one(self, page: int) -> None:
         """Takes a cached page out. O(1) at the end of a leaf."""
-        run = self._run(self.run_cell[page])
-        self.run_cell[page] = 0
+        cell = self.run_cell
+        run = self._runs[cell[page]]
+        cell[page] = 0
         pages = run.pages
-        if run.children is None and run.duplicates is None and not run.holes and pages[-1] == page:
-            self._cut_tail(run, 1)
-        else:
+        if run.children is not None or run.duplicates is not None or run.holes or pages[-1] != page:
             self._evict_page(run, page)
+        elif len(pages) == 1:
+            self._remove_leaf(run)
+        else:
+            pages.pop()
+            del run.tokens[-run.tree.page_bytes :]
+            if run.digests:
+                del run.digests[len(pages) :]
 
     def evict(self, pages: NDArray[np.int64]) -> None:
         """Takes the cached ones of distinct pages out. O(pages) for the tails of leaves."""
@@ -312,7 +321,7 @@ class PrefixIndex:
         for start, end, number, low in zip(starts.tolist(), ends, numbers[starts].tolist(), lowest, strict=True):
             if not number:
                 continue
-            run = self._run(number)
+            run = self._runs[number]
             count = end - start
             # as many distinct pages as there are places from the lowest on: exactly the run's tail
             if (
@@ -358,14 +367,18 @@ class PrefixIndex:
             del run.pages[-count:]
             del run.tokens[-count * run.tree.page_bytes :]
             del run.digests[len(run.pages) :]
-            return
+        else:
+            self._remove_leaf(run)
+
+    def _remove_leaf(self, run: Run) -> None:
         parent = run.parent
         assert parent is not None
-        assert parent.children is not None
-        del parent.children[run.key]
-        self._runs[run.number] = None
+        children = parent.children
+        assert children is not None
+        del children[run.key]
+        self._runs[run.number] = _GONE
         self._spare.append(run.number)
-        if not parent.children:
+        if not children:
             parent.children = None
             if parent.holes:
                 self._trim(parent)
@@ -373,16 +386,11 @@ class PrefixIndex:
     def reset(self) -> None:
         """Forgets every page. O(pages), in one fill."""
         self._run_of.fill(0)
-        self._runs = [None]
+        self._runs = [_GONE]
         self._spare = []
         self._trees = {}
 
     # -- Looking ----------------------------------------------------------------------------------
-
-    def _run(self, number: int) -> Run:
-        run = self._runs[number]
-        assert run is not None, f"POOL-7: run {number} is gone and a page still names it"
-        return run
 
     def cached(self, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each of ``pages`` is cached, `bool[len(pages)]`."""
@@ -394,7 +402,7 @@ class PrefixIndex:
         number = self.run_cell[page]
         if not number:
             return None
-        run = self._run(number)
+        run = self._runs[number]
         return run, self._depth_cell[page] - run.start
 
     def places(self) -> Iterator[tuple[Run, int, list[int]]]:

@@ -234,11 +234,11 @@ class HostRows:
         """The entries of the first rows that the device lacks (TAB-5), or None. O(num_rows + entries)."""
         synced = self._synced[:num_rows]
         lengths = np.maximum(self._counts[:num_rows], self._device_counts[:num_rows]) - synced
-        rows = np.flatnonzero(lengths)
+        rows = lengths.nonzero()[0]
         if not rows.size:
             return None
         lengths, columns = lengths[rows], synced[rows].astype(np.int64)
-        if lengths.max() > 1:
+        if np.maximum.reduce(lengths) > 1:
             rows = np.repeat(rows, lengths)
             columns = np.repeat(columns + lengths - np.cumsum(lengths), lengths) + np.arange(len(rows))
         return DirtyCells(rows, columns, self._cells[rows * self.max_num_pages_per_req + columns])

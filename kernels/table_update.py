@@ -84,7 +84,7 @@ def write_cells(
         staging[0, :used] = rows[begin:end]
         staging[1, :used] = columns[begin:end]
         staging[2, :used] = values[begin:end]
-        staging[0, used:] = np.arange(num_rows, num_rows + size - used)  # all different: no index stands twice
+        staging[0, used:] = np.arange(num_rows, num_rows + size - used, dtype=np.int32)  # no index stands twice
         table = _scatter(table, staging, sharding)
         begin = end
     return table

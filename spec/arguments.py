@@ -18,8 +18,8 @@ def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
     return kind(f"{message} [{clause}]")
 
 
-def integer(name: str, value: object, minimum: int = 0, clause: str = "R1") -> int:
-    """Reads an integer of at least ``minimum`` (R1).
+def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1") -> int:
+    """Reads an integer of at least ``minimum``, or any integer where that is None (R1).
 
     Raises:
         TypeError: it is no integer; a bool is none, a numpy integer is one.
@@ -27,7 +27,7 @@ def integer(name: str, value: object, minimum: int = 0, clause: str = "R1") -> i
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise refusal(TypeError, "R1", f"{name}={value!r} must be an int")
-    if value < minimum:
+    if minimum is not None and value < minimum:
         raise refusal(ValueError, clause, f"{name}={value} must be at least {minimum}")
     return int(value)
 
@@ -39,7 +39,7 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
         TypeError: it is no integer.
         IndexError: it is negative or not below ``size``.
     """
-    number = integer(name, value, minimum=-(2**63))
+    number = integer(name, value, minimum=None)
     if not 0 <= number < size:
         raise refusal(IndexError, clause, f"{name}={number} must be in [0, {size})")
     return number

@@ -12,7 +12,7 @@ __all__ = ["MultiGroupPageTable", "PageTable", "cdiv"]
 
 def cdiv(a: int, b: int) -> int:
     """The quotient ``a / b`` rounded up; ``b`` is at least 1 (R1)."""
-    return -(-integer("a", a, minimum=-(2**63)) // integer("b", b, minimum=1))
+    return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
 class PageTable:

@@ -1,0 +1,532 @@
+"""The fast page tables against the specification, in lockstep, and what only a device copy can get wrong."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproof.fast import group_table
+from kvproof.fast import page_table as fast
+from kvproof.fast.arguments import flag, id_array, id_lists, plain_array
+from kvproof.kernels import staging_sizes, write_cells
+from kvproof.spec import page_table as spec
+from kvproof.spec.clauses import clause_of_message
+
+ROWS, WIDTH, TOKENS = 4, 6, 12
+
+
+@pytest.fixture(autouse=True)
+def _strict_jax() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+# -- Lockstep -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Once:
+    """Stands for a generator: each backend gets a fresh one, so that none eats what the other is to read."""
+
+    values: list[Any]
+
+
+def _fresh(argument: Any) -> Any:
+    if isinstance(argument, Once):
+        return (_fresh(value) for value in argument.values)
+    if type(argument) in (list, tuple):
+        return type(argument)(map(_fresh, argument))
+    return argument
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the class and the clause by which it was refused."""
+    try:
+        result = call()
+    except (TypeError, IndexError, ValueError) as error:
+        return type(error), clause_of_message(str(error))
+    return result.tolist() if isinstance(result, np.ndarray) else result
+
+
+def _called(backend: Any, name: str, *arguments: Any) -> Any:
+    return _outcome(lambda: getattr(backend, name)(*map(_fresh, arguments)))
+
+
+def _shown(table: Any) -> tuple[Any, ...]:
+    return (
+        table.get_cpu_tensor().tolist(),
+        table.num_pages_per_row.tolist(),
+        np.array(table.get_device_tensor()).tolist(),
+        table.cpu_version,
+    )
+
+
+def _together(ours: Any, theirs: Any, tables: list[tuple[Any, Any]], call: tuple[Any, ...]) -> None:
+    before = [_shown(table) for table, _ in tables]
+    expected = _called(theirs, *call)
+    assert _called(ours, *call) == expected
+    ours.check()
+    for (table, other), state in zip(tables, before, strict=True):
+        assert _shown(table) == _shown(other)
+        if isinstance(expected, tuple):  # R1: a refused call changed nothing
+            assert _shown(table) == state
+
+
+good_row = st.integers(0, ROWS - 1)
+row = st.one_of(*[good_row] * 6, st.sampled_from([-1, ROWS, True, 1.0, None, np.int32(2), np.bool_(True)]))
+good_page = st.one_of(st.integers(0, 9), st.just(2**31 - 1))
+page = st.one_of(*[good_page] * 8, st.sampled_from([-1, 2**31, 2**70, True, 2.0, "3", np.int64(4), np.array(3)]))
+integer_dtypes = st.sampled_from([np.int8, np.uint8, np.int32, np.int64, np.uint64, ">i4"])
+SHAPES: tuple[Callable[[list[Any]], Any], ...] = (list, list, list, tuple, Once)
+
+
+@st.composite
+def id_sequences(draw: st.DrawFn, element: st.SearchStrategy[Any], most: int = 3) -> Any:
+    """Numbers as engines hand them over: lists, tuples, generators and arrays of all kinds."""
+    if draw(st.integers(0, 5)) == 0:
+        values = draw(st.lists(st.integers(0, 9), max_size=most))
+        dtype: Any = draw(st.one_of(integer_dtypes, st.sampled_from([np.float64, np.bool_, object])))
+        return np.array(values, dtype)
+    return draw(st.sampled_from(SHAPES))(draw(st.lists(element, max_size=most)))
+
+
+pages = st.one_of(*[id_sequences(page)] * 12, st.sampled_from([None, 3, "12", b"\x01", np.array(1)]))
+equal_arrays = st.builds(
+    lambda values, shape, dtype: np.resize(np.array(values), shape).astype(dtype),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    st.one_of(integer_dtypes, st.just(np.float32)),
+)
+equal_lists = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.lists(page, min_size=width, max_size=width), max_size=3)
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Any, ...]:
+    lists = draw(st.one_of(equal_lists, equal_arrays, st.lists(pages, max_size=3)))
+    if draw(st.integers(0, 7)) == 0:
+        return "append_rows_batch", lists, draw(id_sequences(row))
+    rows = draw(st.lists(draw(st.sampled_from([good_row, row])), min_size=len(lists), max_size=len(lists)))
+    forms: list[Callable[[Any], Any]] = [list, Once]
+    if all(type(each) is int for each in rows):
+        forms.append(lambda values: np.array(values, np.int32))
+    if isinstance(lists, list) and draw(st.booleans()):
+        lists = Once(lists)
+    return "append_rows_batch", lists, draw(st.sampled_from(forms))(rows)
+
+
+size = st.sampled_from([1, 2, 3, 4, 5, 2**30, 2**31, 2**40, 0, -1, True, 2.0, np.int16(4)])
+position = st.one_of(st.integers(-1, 14), st.integers(0, 3), st.sampled_from([2**31, 2**70, True, 1.0, np.int32(1)]))
+count = st.one_of(st.integers(0, 5), st.integers(-1, 7), st.sampled_from([2**70, False, 1.0, np.int32(2)]))
+
+one_table_calls = st.one_of(
+    st.tuples(st.sampled_from(["append_row", "add_row"]), pages, row),
+    batches(),
+    st.tuples(st.just("clear_row"), row),
+    st.tuples(st.sampled_from(["move_row", "swap_row"]), row, row),
+    st.tuples(st.just("commit"), st.one_of(st.integers(0, ROWS), row, st.just(ROWS + 1))),
+    st.tuples(st.just("clear")),
+    st.tuples(st.just("slot_mapping"), id_sequences(row, 14), id_sequences(position, 14), size),
+    st.tuples(st.just("update_slices"), id_sequences(row, 4), id_sequences(position, 4), id_sequences(count, 4), size),
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(calls=st.lists(one_table_calls, max_size=12))
+def test_one_group_in_lockstep(calls: list[tuple[Any, ...]]) -> None:
+    """R1, TAB-1 to TAB-8: same host, counts, device and version after every call, same refusals."""
+    ours, theirs = fast.PageTable(ROWS, WIDTH, TOKENS), spec.PageTable(ROWS, WIDTH, TOKENS)
+    for call in calls:
+        _together(ours, theirs, [(ours, theirs)], call)
+
+
+few_pages = st.lists(st.integers(1, 9), max_size=2)
+sound_calls = st.one_of(
+    *[
+        st.lists(st.tuples(few_pages, good_row), max_size=5).map(
+            lambda pairs: ("append_rows_batch", [each for each, _ in pairs], [row_idx for _, row_idx in pairs])
+        )
+    ]
+    * 2,
+    st.lists(good_row, max_size=4).map(
+        lambda rows: ("append_rows_batch", np.arange(1, len(rows) + 1).reshape(-1, 1), np.array(rows, np.int32))
+    ),
+    st.tuples(st.just("append_row"), few_pages, good_row),
+    st.tuples(st.just("add_row"), st.lists(st.integers(1, 9), max_size=WIDTH), good_row),
+    st.tuples(st.just("clear_row"), good_row),
+    *[st.tuples(st.sampled_from(["move_row", "swap_row"]), good_row, good_row)] * 2,
+    *[st.tuples(st.just("commit"), st.integers(0, ROWS))] * 2,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(calls=st.lists(sound_calls, min_size=5, max_size=20))
+def test_sound_calls_in_lockstep(calls: list[tuple[Any, ...]]) -> None:
+    """TAB-1 to TAB-4: long runs of calls that are refused for want of room at most."""
+    ours, theirs = fast.PageTable(ROWS, WIDTH, TOKENS), spec.PageTable(ROWS, WIDTH, TOKENS)
+    for call in calls:
+        _together(ours, theirs, [(ours, theirs)], call)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize(("page_id", "page_size"), [(2**31 - 1, 1), (2**30 - 1, 2), (2**30, 2), (2**24, 2**40)])
+def test_the_largest_slot(page_id: int, page_size: int, last: int) -> None:
+    """TAB-7: slot 2**31 - 1 is given, the next one refused."""
+    tables: list[Any] = [fast.PageTable(2, 2, 4), spec.PageTable(2, 2, 4)]
+    position = min(page_size - 1, 2) * last
+    for table in tables:
+        table.append_row([page_id], 1)
+    for call in (("slot_mapping", [1], [position], page_size), ("update_slices", [1], [0], [position + 1], page_size)):
+        mine, other = (_called(table, *call) for table in tables)
+        assert mine == other
+        assert isinstance(mine, tuple) == (page_id * page_size >= 2**31)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(st.lists(good_page, max_size=WIDTH), min_size=ROWS, max_size=ROWS), st.data())
+def test_slots_agree_with_the_table(rows: list[list[int]], data: st.DataObject) -> None:
+    """TAB-7: mappings and slices of steps that mostly fit are the specification's, bit for bit."""
+    ours, theirs = fast.PageTable(ROWS, WIDTH, TOKENS), spec.PageTable(ROWS, WIDTH, TOKENS)
+    ours.append_rows_batch(rows, range(ROWS))
+    theirs.append_rows_batch(rows, range(ROWS))
+    page_size = data.draw(st.sampled_from([1, 2, 3, 4, 7, 2**30, 2**31, 2**40]))
+    places = st.integers(0, ROWS - 1).flatmap(
+        lambda row_idx: st.tuples(st.just(row_idx), st.integers(0, max(0, len(rows[row_idx]) * page_size - 1)))
+    )
+    tokens = data.draw(st.lists(places, max_size=TOKENS))
+    runs = [
+        (*place, data.draw(st.integers(0, 7)))
+        for place in data.draw(st.lists(places, unique_by=lambda place: place[0], max_size=ROWS))
+    ]
+    forms: list[Callable[[Any], Any]] = [list, lambda values: np.array(values, np.int64)]
+    form = data.draw(st.sampled_from(forms))
+    mapping = [form([token[k] for token in tokens]) for k in range(2)]
+    slices = [form([run[k] for run in runs]) for k in range(3)]
+    for call in (("slot_mapping", *mapping, page_size), ("update_slices", *slices, page_size)):
+        expected = _called(theirs, *call)
+        assert _called(ours, *call) == expected
+        if not isinstance(expected, tuple):
+            name, *arguments = call
+            result, same = (getattr(table, name)(*arguments) for table in (ours, theirs))
+            assert (result.dtype, result.shape) == (same.dtype, same.shape)
+
+
+group_lists = st.one_of(*[st.lists(pages, min_size=2, max_size=2)] * 2, st.lists(pages, max_size=3).map(Once), pages)
+many_tables_calls = st.one_of(
+    st.tuples(st.sampled_from(["append_row", "add_row"]), group_lists, row),
+    st.lists(st.tuples(group_lists, good_row), max_size=3).map(
+        lambda pairs: ("append_rows_batch", [lists for lists, _ in pairs], [row_idx for _, row_idx in pairs])
+    ),
+    st.tuples(st.just("append_rows_batch"), st.lists(group_lists, max_size=2), id_sequences(row)),
+    st.builds(
+        lambda shape, rows: ("append_rows_batch", np.arange(np.prod(shape)).reshape(shape), rows),
+        st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 2)),
+        id_sequences(row),
+    ),
+    st.tuples(st.just("clear_row"), row),
+    st.tuples(st.sampled_from(["move_row", "swap_row"]), row, row),
+    st.tuples(st.just("commit"), row),
+    st.tuples(st.just("clear")),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(calls=st.lists(many_tables_calls, max_size=8))
+def test_groups_in_lockstep(calls: list[tuple[Any, ...]]) -> None:
+    """R1, TAB-2: a call over two groups with different room happens in both or in neither."""
+    ours = fast.MultiGroupPageTable(ROWS, 12, TOKENS, [2, 4])
+    theirs = spec.MultiGroupPageTable(ROWS, 12, TOKENS, [2, 4])
+    for call in calls:
+        _together(ours, theirs, list(zip(ours.page_tables, theirs.page_tables, strict=True)), call)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 2.0, None, "3"])
+def test_constructors_refuse_what_the_specification_refuses(bad: Any) -> None:
+    """R1: sizes below 1, and what is no integer."""
+    arguments: list[tuple[Any, ...]] = [("cdiv", 7, bad), ("cdiv", bad, 7)]
+    for sizes in ((bad, 2, 2), (2, bad, 2), (2, 2, bad)):
+        arguments += [("PageTable", *sizes), ("MultiGroupPageTable", *sizes, [2])]
+    arguments += [("MultiGroupPageTable", 2, 2, 2, page_sizes) for page_sizes in ([bad], bad, [])]
+    for call in arguments:
+        expected = _called(spec, *call)
+        assert isinstance(expected, tuple) or call[0] == "cdiv"
+        assert _called(fast, *call) == expected
+
+
+@pytest.mark.parametrize("bad", [2, -1, True, 0.0])
+def test_groups_are_counted_and_numbered(bad: Any) -> None:
+    """R1: a group that does not exist is an IndexError, and no bool is a group."""
+    groups = fast.MultiGroupPageTable(2, 5, 2, [2, 4])
+    assert [groups[group].max_num_pages_per_req for group in range(2)] == [3, 2]
+    assert len(groups) == 2
+    with pytest.raises((TypeError, IndexError), match=r"group=.* \[R1\]$"):
+        groups[bad]
+
+
+def test_a_sharding_is_one() -> None:
+    """R1: what is no sharding is refused by name."""
+    wrong: Any = "cpu"
+    with pytest.raises(TypeError, match=r"sharding='cpu' .* \[R1\]$"):
+        fast.PageTable(2, 2, 2, sharding=wrong)
+
+
+# -- Reading arguments ----------------------------------------------------------------------------
+
+
+@given(st.lists(st.one_of(st.integers(-(2**33), 2**33), st.integers(-2, 300), st.sampled_from([True, 1.5, "a"]))))
+def test_lists_become_arrays_only_if_all_are_ints(values: list[Any]) -> None:
+    """R1: the fast way takes no bool, float or text for an int, and loses no bit."""
+    plain = all(type(value) is int and -(2**31) <= value < 2**31 for value in values)
+    numbers = plain_array(values)
+    assert (numbers is not None) == plain
+    assert numbers is None or (numbers.dtype == np.int64 and numbers.tolist() == values)
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=n, max_size=n))))
+def test_lists_of_lists_are_read_as_they_stand(lists: list[list[int]]) -> None:
+    """R1: flattened in order, whatever bytes their numbers have."""
+    flat, lengths, num = id_lists("page_ids", lists, 2**31)
+    assert flat.tolist() == [value for each in lists for value in each]
+    assert np.broadcast_to(lengths, num).tolist() == [len(each) for each in lists]
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[1], [[]]],  # each of these takes as many bytes when marshalled as a list of plain ints would
+        [[1, 2], [3, []]],
+        [[1, 2], [3, ()]],
+        [[1, 2], ["", 3]],
+        [[1], [True]],
+        [[1], [2.0]],
+        [[1], b"i\x01\x00\x00\x00"],
+        [[1], {2: 3}.items()],
+        [[1], 2],
+    ],
+)
+def test_nothing_passes_for_a_list_of_ints(lists: Any) -> None:
+    """R1: whatever its elements' bytes look like."""
+    with pytest.raises(TypeError, match=r"^page_ids=.* \[R1\]$"):
+        id_lists("page_ids", lists, 2**31)
+
+
+@pytest.mark.parametrize(
+    "lists", [[[1], [2, 3], []], [[1], [], [2, 3]], [[1], (2,)], [[1], {2: 3}], [[], [1]], [[], []]]
+)
+def test_lists_of_other_forms_are_read(lists: Any) -> None:
+    """R1: ragged lists, tuples and other iterables say what they say."""
+    flat, lengths, num = id_lists("page_ids", lists, 2**31)
+    assert flat.tolist() == [value for each in lists for value in each]
+    assert np.broadcast_to(lengths, num).tolist() == [len(each) for each in lists]
+
+
+def test_the_first_wrong_element_is_named() -> None:
+    """R1: name, value and label are in the message."""
+    with pytest.raises(IndexError, match=r"^x=7 must be in \[0, 5\) \[TAB-2\]$"):
+        id_array("x", [1, 7, -1, True], 5, "TAB-2")
+    with pytest.raises(TypeError, match=r"^x=True must be an int \[R1\]$"):
+        id_array("x", [1, True, -1], 5, "TAB-2")
+    assert flag("y", np.bool_(True)) is True
+    with pytest.raises(TypeError, match=r"^y=1 must be a bool \[R1\]$"):
+        flag("y", 1)
+
+
+# -- The device -----------------------------------------------------------------------------------
+
+
+def test_the_host_never_shows_on_the_device_before_a_commit() -> None:
+    """TAB-4: not even in the instant after a commit, when its program may still have to run."""
+    table = fast.PageTable(8, 512, 16)
+    for step in range(20):
+        for row_idx in range(8):
+            table.add_row(np.arange(step, step + 512), row_idx)
+        table.commit(8)
+        table.add_row([7] * 512, 3)
+        table.move_row(3, 4)
+        table.clear_row(5)
+        assert (np.asarray(table.page_table) == np.arange(step, step + 512)[None, :]).all()
+
+
+def test_rows_not_committed_stay_dirty() -> None:
+    """TAB-4: rows from n on keep what the device had, until a commit reaches them."""
+    table = fast.PageTable(4, 4, 16)
+    table.append_rows_batch([[1], [2], [3], [4]], range(4))
+    table.commit(2)
+    table.check()
+    assert np.array(table.page_table)[:, 0].tolist() == [1, 2, 0, 0]
+    table.swap_row(0, 3)
+    table.commit(1)
+    table.check()
+    assert np.array(table.page_table)[:, 0].tolist() == [4, 2, 0, 0]
+    table.commit(4)
+    assert np.array(table.page_table)[:, 0].tolist() == [4, 2, 3, 1]
+    table.clear_row(2)
+    table.clear_row(3)
+    table.commit(3)
+    table.check()
+    assert np.array(table.page_table)[:, 0].tolist() == [4, 2, 0, 1]
+    table.commit(4)
+    assert np.array(table.page_table)[:, 0].tolist() == [4, 2, 0, 0]
+
+
+def test_old_handles_raise_or_keep_their_values() -> None:
+    """TAB-4: a handle, and a numpy view of one, never show another commit's values."""
+    table = fast.PageTable(4, 4, 16)
+    empty = table.get_device_tensor()
+    table.append_row([5], 0)
+    table.commit(4)
+    with pytest.raises(RuntimeError, match="deleted"):
+        np.asarray(empty)
+    view = np.asarray(table.page_table)
+    handle = table.page_table
+    table.add_row([6], 0)
+    table.commit(4)
+    assert view[0, 0] == 5
+    assert np.array(table.page_table)[0, 0] == 6
+    kept = table.page_table
+    table.clear()
+    assert np.array(kept)[0, 0] == 6
+    assert not np.array(table.page_table).any()
+    del handle
+
+
+def test_a_commit_without_changes_leaves_the_handle() -> None:
+    """TAB-5: nothing dirty, nothing moved."""
+    table = fast.PageTable(4, 4, 16)
+    table.append_row([5], 3)
+    table.commit(4)
+    before = table.page_table
+    table.append_row([], 2)
+    table.commit(4)
+    table.clear_row(2)
+    table.commit(0)
+    assert table.page_table is before
+
+
+def test_programs_are_compiled_once() -> None:
+    """TAB-5: at most 4 programs, whatever n and however many entries a commit sends."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs >= 0:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        table = fast.PageTable(37, 501, 16)
+        for num in [*range(38), 37, 5]:  # up to 17,797 entries: both sizes of staging
+            for row_idx in range(num):
+                table.add_row(range(num * 13), row_idx)
+            table.commit(num)
+        table.clear()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert 1 <= len(compiled) <= 4
+
+
+@given(st.integers(0, 10**6))
+def test_staging_is_bounded_by_what_is_sent(num_cells: int) -> None:
+    """TAB-5: the arrays hold all cells and at most four times as many, or one small array."""
+    sizes = staging_sizes(num_cells)
+    assert num_cells <= sum(sizes) <= max(1024, 4 * num_cells)
+    assert (num_cells == 0) == (not sizes)
+
+
+def test_a_commit_sends_the_entries_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TAB-5: not the row's others, and each once however often it changed."""
+    sent: list[int] = []
+
+    def spy(table: jax.Array, rows: Any, *rest: Any) -> jax.Array:
+        sent.append(len(rows))
+        return write_cells(table, rows, *rest)
+
+    monkeypatch.setattr(group_table, "write_cells", spy)
+    table = fast.PageTable(64, 300, 16)
+    for _ in range(2):
+        table.append_rows_batch([[3] * 100] * 64, range(64))
+        table.commit(64)
+    table.append_rows_batch(np.full((64, 1), 9), np.arange(64))
+    table.append_rows_batch([[1, 2], [3]], [5, 2])
+    table.append_row([1], 2)
+    table.commit(64)
+    table.add_row([4], 7)  # sends its 201 entries: one page and 200 zeros
+    table.add_row([4, 5], 7)
+    table.commit(64)
+    table.move_row(7, 8)
+    table.commit(8)
+    table.commit(64)
+    assert sent == [6400, 6400, 68, 201, 201]
+    table.check()
+
+
+def test_host_views_are_live_and_read_only() -> None:
+    """TAB-6: the views show later changes and can't be written."""
+    table = fast.PageTable(2, 3, 4)
+    host, counts = table.get_cpu_tensor(), table.num_pages_per_row
+    table.append_row([4, 5], 1)
+    assert host.tolist() == [[0, 0, 0], [4, 5, 0]]
+    assert counts.tolist() == [0, 2]
+    table.clear()
+    assert not host.any()
+    assert not counts.any()
+    for view in (host, counts):
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 1
+
+
+def test_arrays_given_are_not_kept() -> None:
+    """TAB-1: what a caller does with an array after the call is the caller's own."""
+    given_pages, given_rows = np.array([[1], [2]]), np.array([0, 1])
+    table = fast.PageTable(2, 3, 4)
+    table.append_rows_batch(given_pages, given_rows)
+    table.add_row(given_pages[0], 0)
+    given_pages[:] = 9
+    given_rows[:] = 1
+    table.commit(2)
+    assert np.array(table.page_table)[:, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("replicated", [True, False])
+def test_a_sharded_table_stays_where_it_is(replicated: bool) -> None:
+    """TAB-4: commits and clear keep the sharding given."""
+    num = len(jax.devices())
+    mesh = jax.make_mesh((num,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    partition: Any = jax.sharding.PartitionSpec
+    sharding = jax.sharding.NamedSharding(mesh, partition() if replicated else partition("x"))
+    groups = fast.MultiGroupPageTable(2 * num, 8, 4, [2, 4], sharding=sharding)
+    for step in range(3):
+        groups.append_row([[step + 1]] * 2 if step < 2 else [[], []], 1)
+        groups.commit(2 * num)
+        assert groups[0].page_table.sharding.is_equivalent_to(sharding, 2)
+        groups.check()
+    assert np.array(groups[0].page_table)[1].tolist() == [1, 2, 0, 0]
+    groups.clear()
+    assert groups[1].page_table.sharding.is_equivalent_to(sharding, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "label"),
+    [
+        ("_host", (1, 2), 3, "TAB-1"),
+        ("_host", (1, 0), -3, "TAB-1"),
+        ("_host", (1, 0), 3, "TAB-4"),
+        ("_counts", 0, 7, "TAB-2"),
+        ("_synced", 1, 2, "TAB-4"),
+        ("_device_counts", 1, 0, "TAB-4"),
+    ],
+)
+def test_check_shows_the_state_that_is_broken(name: str, place: Any, value: int, label: str) -> None:
+    """TAB-1, TAB-2, TAB-4: each redundancy is verified, and the message shows all rows."""
+    table = fast.PageTable(2, 3, 4)
+    table.append_rows_batch([[5], [6]], [0, 1])
+    table.commit(2)
+    table.check()
+    getattr(table, name)[place] = value
+    with pytest.raises(AssertionError, match=rf"\[{label}\]\nrow 0: .*\nrow 1: "):
+        table.check()
