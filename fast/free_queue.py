@@ -6,10 +6,10 @@ shows it through `PoolFreeQueue` with the same interface.
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from .arguments import integer, listed, refusal
-from .pages import CachePage, PageList, PageView
+from .pages import NOWHERE, CachePage, PageList, PageView
 
 if TYPE_CHECKING:
     from .page_pool import PagePool
@@ -59,23 +59,35 @@ class FreeCachePageQueue:
 
     def popleft(self) -> CachePage:
         """Takes the first page; refused when there is none (POOL-4). O(1)."""
-        return self.popleft_n(1)[0]
+        head = self._head
+        page = head._next
+        if page is self._tail:
+            raise refusal(ValueError, "POOL-4", "n=1 pages asked for, 0 free")
+        after = page._next
+        head._next = after
+        after._prev = head
+        page._prev = page._next = NOWHERE
+        page._queue = None
+        self._count -= 1
+        return page
 
     def popleft_n(self, n: int) -> list[CachePage]:
         """Takes the first ``n`` pages, in order; refused, with nothing taken, when there are fewer (POOL-4). O(n)."""
         n = integer("n", n, clause="POOL-4")
         if n > self._count:
             raise refusal(ValueError, "POOL-4", f"n={n} pages asked for, {self._count} free")
+        head = self._head
+        page = head._next
         taken: list[CachePage] = []
-        for page in self:
-            if len(taken) == n:
-                break
+        for _ in range(n):
             taken.append(page)
-        if taken:
-            self._link(self._head, _next(taken[-1]))
-            for page in taken:
-                page._prev = page._next = page._queue = None
-            self._count -= n
+            after = page._next
+            page._prev = page._next = NOWHERE
+            page._queue = None
+            page = after
+        head._next = page
+        page._prev = head
+        self._count -= n
         return taken
 
     def remove(self, page: CachePage) -> None:
@@ -83,61 +95,66 @@ class FreeCachePageQueue:
         _require_page("page", page)
         if isinstance(page, PageView) or page._queue is not self or page._id < 0:
             raise refusal(ValueError, "POOL-2", f"page {page.page_id} is not in this queue")
-        self._link(_prev(page), _next(page))
-        page._prev = page._next = page._queue = None
+        before, after = page._prev, page._next
+        before._next = after
+        after._prev = before
+        page._prev = page._next = NOWHERE
+        page._queue = None
         self._count -= 1
 
     def append(self, page: CachePage) -> None:
         """Puts a page behind the last; refused when it is in a queue already (POOL-2). O(1)."""
-        self.append_n((page,))
+        if (type(page) is not CachePage and not _is_own(page)) or page._queue is not None:
+            self._refuse(page)
+        tail = self._tail
+        last = tail._prev
+        last._next = tail._prev = page
+        page._prev = last
+        page._next = tail
+        page._queue = self
+        self._count += 1
 
     def append_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages behind the last, in the order given; refused as a whole if one is in a queue already (POOL-2)."""
-        self._insert(_prev(self._tail), self._claim(pages), self._tail)
+        self._insert(self._tail._prev, self._claim(pages), self._tail)
 
     def prepend_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages before the first, in the order given (POOL-13); refused like `append_n`."""
-        self._insert(self._head, self._claim(pages), _next(self._head))
+        self._insert(self._head, self._claim(pages), self._head._next)
 
     def get_all_free_pages(self) -> list[CachePage]:
         """Every page of the queue, first the one to be taken first. O(pages)."""
         return list(self)
 
     def __iter__(self) -> Iterator[CachePage]:
-        page = _next(self._head)
+        page = self._head._next
         while page is not self._tail:
-            following = _next(page)
             yield page
-            page = following
+            page = page._next
 
     def _claim(self, pages: Iterable[CachePage]) -> list[CachePage]:
         """Marks pages as this queue's, or leaves them all as they were (R1); a second mention meets the mark."""
         given = listed("pages", pages)
         for place, page in enumerate(given):
-            if isinstance(page, CachePage) and not isinstance(page, PageView) and page._queue is None:
-                page._queue = self
-                continue
-            for claimed in given[:place]:
-                claimed._queue = None
-            _require_page("pages", page)
-            raise refusal(
-                ValueError,
-                "POOL-2",
-                f"pages: page {page.page_id} is in a queue already, belongs to a pool or is named twice",
-            )
+            if (type(page) is not CachePage and not _is_own(page)) or page._queue is not None:
+                for claimed in given[:place]:
+                    claimed._queue = None
+                self._refuse(page)
+            page._queue = self
         return given
+
+    def _refuse(self, page: object) -> NoReturn:
+        _require_page("pages", page)
+        raise refusal(ValueError, "POOL-2", f"pages: {page} is in a queue already, belongs to a pool or is named twice")
 
     def _insert(self, before: CachePage, pages: list[CachePage], after: CachePage) -> None:
         for page in pages:
-            self._link(before, page)
+            before._next = page
+            page._prev = before
             before = page
-        self._link(before, after)
+        before._next = after
+        after._prev = before
         self._count += len(pages)
-
-    @staticmethod
-    def _link(left: CachePage, right: CachePage) -> None:
-        left._next = right
-        right._prev = left
 
     def check(self) -> None:
         """Verifies that links, membership and count agree; O(pages).
@@ -146,22 +163,10 @@ class FreeCachePageQueue:
             AssertionError: they don't; the message shows the whole queue.
         """
         row = [self._head, *self, self._tail]
-        good = self._count == len(row) - 2 and self._head._prev is None and self._tail._next is None
+        good = self._count == len(row) - 2 and self._head._prev is NOWHERE and self._tail._next is NOWHERE
         good = good and all(page._queue is self for page in row)
         good = good and all(b._prev is a and a._next is b for a, b in pairwise(row))
         assert good, f"POOL-2: count {self._count}, row {row}"
-
-
-def _next(page: CachePage) -> CachePage:
-    following = page._next
-    assert following is not None, f"POOL-2: page {page._id} is in a queue and has no next page"
-    return following
-
-
-def _prev(page: CachePage) -> CachePage:
-    before = page._prev
-    assert before is not None, f"POOL-2: page {page._id} is in a queue and has no page before it"
-    return before
 
 
 class PoolFreeQueue:
@@ -257,6 +262,11 @@ class _QueueEnd(CachePage):
             return PageView(self._pool, int(order[0 if step > 0 else -1]))
         queue = self._pool.free_page_queue
         return queue.fake_free_list_tail if step > 0 else queue.fake_free_list_head
+
+
+def _is_own(page: object) -> bool:
+    """Whether this is a page of somebody's own, perhaps of a class of theirs: neither a pool's nor an end."""
+    return isinstance(page, CachePage) and not isinstance(page, PageView | _QueueEnd)
 
 
 def _owned(call: str) -> Exception:

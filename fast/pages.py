@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .free_queue import FreeCachePageQueue
     from .page_pool import PagePool
 
-__all__ = ["CachePage", "PageList", "PageView"]
+__all__ = ["NOWHERE", "CachePage", "PageList", "PageView"]
 
 
 class CachePage:
@@ -53,8 +53,8 @@ class CachePage:
         self._ref_cnt = integer("ref_cnt", ref_cnt)
         self._hash = _page_hash
         self._is_null = is_null
-        self._prev: CachePage | None = None
-        self._next: CachePage | None = None
+        self._prev: CachePage = NOWHERE
+        self._next: CachePage = NOWHERE
         self._queue: FreeCachePageQueue | None = None
 
     @property
@@ -107,12 +107,12 @@ class CachePage:
     @property
     def prev_free_page(self) -> "CachePage | None":
         """The page before this one in the free queue it is in (the queue's fake head before the first); else None."""
-        return self._prev
+        return None if self._prev is NOWHERE else self._prev
 
     @property
     def next_free_page(self) -> "CachePage | None":
         """The page after this one in the free queue it is in (the queue's fake tail after the last); else None."""
-        return self._next
+        return None if self._next is NOWHERE else self._next
 
     def __repr__(self) -> str:
         before, after = self.prev_free_page, self.next_free_page
@@ -120,6 +120,10 @@ class CachePage:
             f"CachePage(page_id={self.page_id}, ref_cnt={self.ref_cnt}, _page_hash={self.page_hash}, "
             f"prev_free_page={before and before.page_id}, next_free_page={after and after.page_id})"
         )
+
+
+NOWHERE = CachePage.__new__(CachePage)
+"""What the links of a page name that is in no queue, and the outer links of a queue's ends."""
 
 
 class PageView(CachePage):
