@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["flag", "id_array", "id_lists", "index", "integer", "listed", "materialised", "plain_array", "refusal"]
+__all__ = [
+    "attribute",
+    "flag",
+    "id_array",
+    "id_lists",
+    "index",
+    "integer",
+    "listed",
+    "materialised",
+    "plain_array",
+    "refusal",
+]
 
 
 def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
@@ -82,6 +93,18 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise refusal(TypeError, "R1", f"{name}={value!r} must be a bool")
     return bool(value)
+
+
+def attribute(request: object, name: str) -> Any:
+    """Reads an attribute of what should be a request (R1). O(1).
+
+    Raises:
+        TypeError: it has none of that name.
+    """
+    try:
+        return getattr(request, name)
+    except AttributeError:
+        raise refusal(TypeError, "R1", f"request has no {name}: {type(request).__name__} is no EngineRequest") from None
 
 
 # -- Many values ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ one that fills a page publishes it by appending its tokens to the run of the req
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,10 @@ from kvproof.spec.declarations import (
     HashFunction,
 )
 
-from .arguments import flag, integer, listed, refusal
+from .arguments import attribute, flag, integer, listed, refusal
 from .cache_pages import CachePages
 from .extra_keys import PLAIN, ExtraSegment, extra_segments
-from .hashing import PageHashes, hash_request_tokens, sha256
+from .hashing import PageHashes, PageHashWithGroupId, hash_request_tokens, sha256
 from .live_requests import LiveRequests
 from .page_pool import PagePool
 from .pages import PageList
@@ -32,6 +32,24 @@ __all__ = ["CacheManager", "CachePages"]
 
 _GROUP = 0
 """The id of the one cache group."""
+
+
+class _Publishing(NamedTuple):
+    """Pages about to be published: what was read of them before anything changed.
+
+    Attributes:
+        start: the place of the first page that ``tokens`` cover.
+        after: the cached page before it; 0 if it is the request's first.
+        end: the place behind the last.
+        tokens: their token bytes.
+        keys: their keys, if the pool keeps keys.
+    """
+
+    start: int
+    after: int
+    end: int
+    tokens: bytes
+    keys: list[PageHashWithGroupId]
 
 
 class CacheManager:
@@ -91,6 +109,7 @@ class CacheManager:
         # without a group nothing needs a page: as if one page held every token, and none were ever taken
         self._size = int(groups[_GROUP].kv_cache_spec.page_size) if groups else self.max_model_len
         self.page_size: int | None = self._size if self.enable_caching else None
+        self._tree = self.page_pool.index.tree(_GROUP, self._size)
         self._live = LiveRequests()
         self._known: dict[str, EngineRequest] = {}
         self._nothing_new = self.create_empty_page_list()
@@ -133,15 +152,18 @@ class CacheManager:
             Its cached pages, and how many tokens they hold. O(tokens compared), as one memory comparison for
             each run of pages that were cached together.
         """
+        slot = self._live.slot_of.get(_request_id(request), -1)
         tokens = self._read_tokens(request)
-        segments = extra_segments(request.extra_keys, self._size)
-        params = request.sampling_params
+        segments = extra_segments(attribute(request, "extra_keys"), self._size)
+        params = attribute(request, "sampling_params")
+        if slot >= 0 and self._live.requests[slot] is not request:
+            raise _another(request)
         if not self.enable_caching or (params is not None and params.prompt_logprobs is not None):
             return self.create_empty_page_list(), 0
         self._known[request.request_id] = request
         index = self.page_pool.index
         most = max(len(tokens) // 4 - 1, 0) // self._size
-        hits = index.match(index.tree(_GROUP, self._size), tokens, segments, most)
+        hits = index.match(self._tree, tokens, segments, most)
         return self._of_ids(hits), len(hits) * self._size
 
     # -- Allocating -------------------------------------------------------------------------------
@@ -191,7 +213,10 @@ class CacheManager:
             delay = flag("delay_cache_pages", delay)
         live = self._live
         slot = live.slot_of.get(_request_id(request), -1)
-        computed = request.num_computed_tokens
+        try:
+            computed = request.num_computed_tokens
+        except AttributeError:
+            computed = attribute(request, "num_computed_tokens")
         if type(computed) is not int or computed < 0:
             computed = integer("request.num_computed_tokens", computed)
         hits: NDArray[np.int64] | None = None
@@ -199,13 +224,15 @@ class CacheManager:
         segments: Sequence[ExtraSegment] = PLAIN
         if slot < 0:
             tokens = self._read_tokens(request)
-            segments = extra_segments(request.extra_keys, self._size)
+            segments = extra_segments(attribute(request, "extra_keys"), self._size)
+            for name in ("sampling_params", "status"):
+                attribute(request, name)
             hits = self._read_hits(new_computed_pages, num_new_computed_tokens, tokens, segments)
             if computed:
                 raise _never_slotted(computed, 0)
         else:
             if live.requests[slot] is not request:
-                raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
+                raise _another(request)
             if new_computed_pages is not None or num_new_computed_tokens:
                 self._refuse_hits(new_computed_pages, num_new_computed_tokens, request)
             if computed > live.num_slots[slot]:
@@ -232,10 +259,7 @@ class CacheManager:
         end = first
         if self.enable_caching and not delay:
             end = min(promised, request.num_tokens) // size
-        start = first
-        if end > first:
-            start = self._publish_from(slot, first)
-            tokens = self._read_tokens(request, start * size, end * size)
+        publishing = self._read_publishing(request, slot, end) if end > first else None
         needed = -(-slots // size) - live.num_pages[slot]
         new = self._nothing_new
         if needed > 0 and self.kv_cache_groups:
@@ -255,8 +279,8 @@ class CacheManager:
             live.num_promised[slot] = promised
         if slots > live.num_slots[slot]:
             live.num_slots[slot] = slots
-        if end > first:
-            self._publish(slot, tokens, start, first, end)
+        if publishing is not None:
+            self._publish(slot, publishing)
         return new
 
     def _admit(
@@ -275,6 +299,14 @@ class CacheManager:
         free = pool.get_num_free_pages()
         if needed + len(hits) > free and needed + pool.num_free_of(hits) > free:
             return None
+        start = len(hits)
+        end = min(promised, len(tokens) // 4) // size if self.enable_caching and not delay else 0
+        publishing = None
+        if end > start:
+            new_tokens = tokens[start * size * 4 : end * size * 4]
+            after = int(hits[-1]) if start else 0
+            keys = pool.keys_to_be(self._tree, new_tokens, segments, start, after)
+            publishing = _Publishing(start, after, end, new_tokens, keys)
         live = self._live
         slot = live.admit(request, segments)
         if len(hits):
@@ -282,14 +314,14 @@ class CacheManager:
             live.add_pages(slot, hits)
         pages = pool.take(needed)
         live.add_pages(slot, pages)
-        live.num_hits[slot] = live.num_published[slot] = len(hits)
+        live.num_hits[slot] = live.num_published[slot] = start
         live.num_promised[slot] = promised
         live.num_slots[slot] = slots
+        live.num_withdrawals[slot] = pool.num_withdrawals
         if self.enable_caching:
             self._known[request.request_id] = request
-            end = min(promised, len(tokens) // 4) // size
-            if not delay and end > len(hits):
-                self._publish(slot, tokens[len(hits) * size * 4 : end * size * 4], len(hits), len(hits), end)
+        if publishing is not None:
+            self._publish(slot, publishing)
         return self._of_ids(pages) if self.kv_cache_groups else self._nothing_new
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
@@ -314,34 +346,35 @@ class CacheManager:
         first = live.num_published[slot]
         end = min(count, request.num_tokens) // self._size if self.enable_caching else 0
         if end > first:
-            start = self._publish_from(slot, first)
-            tokens = self._read_tokens(request, start * self._size, end * self._size)
-            self._publish(slot, tokens, start, first, end)
+            self._publish(slot, self._read_publishing(request, slot, end))
 
-    def _publish_from(self, slot: int, first: int) -> int:
-        """From which page on the index needs a request's tokens to publish its page ``first``.
+    def _read_publishing(self, request: EngineRequest, slot: int, end: int) -> "_Publishing":
+        """Reads what publishing a live request's pages up to ``end`` takes; changes nothing (R1).
 
-        That page itself, if the one before it is still cached; else, its hash having been dropped, all of them.
+        The index goes on from the page published last, if that is sure to be in its place; else, a page in use
+        having lost its hash since, from the request's first page.
         """
-        return first if first and self.page_pool.index.run_cell[self._live.page(slot, first - 1)] else 0
-
-    def _publish(self, slot: int, tokens: bytes, start: int, first: int, end: int) -> None:
-        """Publishes the pages ``[first, end)``; ``tokens`` begin with page ``start``, see `_publish_from`."""
-        live = self._live
-        pool = self.page_pool
-        tree = pool.index.tree(_GROUP, self._size)
-        segments = live.segments[slot]
+        live, pool = self._live, self.page_pool
+        start = live.num_published[slot] if live.num_withdrawals[slot] == pool.num_withdrawals else 0
+        tokens = self._read_tokens(request, start * self._size, end * self._size)
         after = live.page(slot, start - 1) if start else 0
-        live.num_published[slot] = end
-        if end - first == 1 and start == first and segments is PLAIN:
+        keys = pool.keys_to_be(self._tree, tokens, live.segments[slot], start, after)
+        return _Publishing(start, after, end, tokens, keys)
+
+    def _publish(self, slot: int, new: "_Publishing") -> None:
+        live, pool = self._live, self.page_pool
+        first = live.num_published[slot]
+        live.num_published[slot] = new.end
+        live.num_withdrawals[slot] = pool.num_withdrawals
+        if new.end - first == 1 and new.after and new.start == first and live.segments[slot] is PLAIN:
             page = live.page(slot, first)
-            if pool.index.publish_next(tree, page, after, first, tokens):
-                pool.note_published((page,))
+            if pool.index.publish_next(page, new.after, first, new.tokens):
+                pool.note_keys((page,), new.keys)
                 return
-        pages = live.pages(slot)[start:end]
-        pages[: first - start] = 0
-        pool.index.publish(tree, tokens, segments, pages, start, after)
-        pool.note_published(pages[first - start :].tolist())
+        pages = live.pages(slot)[new.start : new.end]
+        pages[: first - new.start] = 0
+        pool.index.publish(self._tree, new.tokens, live.segments[slot], pages, new.start, new.after)
+        pool.note_keys(pages.tolist(), new.keys)
 
     # -- Giving back ------------------------------------------------------------------------------
 
@@ -414,12 +447,7 @@ class CacheManager:
 
     def _read_tokens(self, request: EngineRequest, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a request's tokens ``[start, stop)``."""
-        _request_id(request)
-        try:
-            tokens, num_tokens = request.all_token_ids, request.num_tokens
-            params, extra_keys = request.sampling_params, request.extra_keys  # noqa: F841  # R1: they must be there
-        except AttributeError as error:
-            raise _no_request(request, error) from None
+        tokens, num_tokens = attribute(request, "all_token_ids"), attribute(request, "num_tokens")
         data = token_bytes("request.all_token_ids", tokens, start, stop)
         if num_tokens != len(tokens):
             raise refusal(ValueError, "R1", f"request.num_tokens={num_tokens}, but all_token_ids has {len(tokens)}")
@@ -438,7 +466,7 @@ class CacheManager:
                     ValueError, "MAN-2", f"new_computed_pages hold {found} tokens, the request has {len(tokens) // 4}"
                 )
             index = self.page_pool.index
-            tree = index.tree(_GROUP, self._size)
+            tree = self._tree
             # the usual case, a look-up made just before, costs a third of the general one
             if np.array_equal(index.match(tree, tokens, segments, len(hits)), hits):
                 return hits
@@ -498,15 +526,15 @@ def _request_id(request: EngineRequest) -> str:
     """Reads the id of a request (R1)."""
     try:
         request_id = request.request_id
-    except AttributeError as error:
-        raise _no_request(request, error) from None
+    except AttributeError:
+        request_id = attribute(request, "request_id")
     if type(request_id) is not str and not isinstance(request_id, str):
         raise refusal(TypeError, "R1", f"request.request_id={request_id!r} must be a str")
     return request_id
 
 
-def _no_request(request: Any, error: AttributeError) -> Exception:
-    return refusal(TypeError, "R1", f"request has no {error.name}: {type(request).__name__} is no EngineRequest")
+def _another(request: EngineRequest) -> Exception:
+    return refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
 
 
 def _never_slotted(computed: int, slots: int) -> Exception:

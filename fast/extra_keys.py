@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kvproof.spec.declarations import (
     CacheSalt,
     ExtraKey,
@@ -87,6 +89,10 @@ def _sorted_keys(extra_keys: object) -> list[ExtraKey]:
         if isinstance(key, MultimodalItem | PromptEmbeddings):
             integer("request.extra_keys offset", key.offset, minimum=0, clause="HASH-2")
             integer("request.extra_keys length", key.length, minimum=1, clause="HASH-2")
+        wanted = bytes if isinstance(key, MultimodalItem | PromptEmbeddings) else str
+        content = getattr(key, dataclasses.fields(key)[0].name)
+        if not isinstance(content, wanted):
+            raise refusal(TypeError, "HASH-2", f"request.extra_keys: a {type(key).__name__} holds no {wanted.__name__}")
         _encode(key)
     kinds = [type(key) for key in keys if not isinstance(key, MultimodalItem | PromptEmbeddings)]
     if len(set(kinds)) < len(kinds) or len(set(keys)) < len(keys):
@@ -118,10 +124,13 @@ def _encode(value: object) -> bytes:
         case bytes():
             return b"b" + len(value).to_bytes(8, "little") + value
         case str():
-            text = value.encode()
+            try:
+                text = value.encode()
+            except UnicodeEncodeError:  # its message and its fields show the text, which may be a salt (SEC-2)
+                raise refusal(ValueError, "HASH-2", "extra_keys hold a str that is no Unicode text") from None
             return b"s" + len(text).to_bytes(8, "little") + text
-        case int() if -(2**63) <= value < 2**63:
-            return b"i" + value.to_bytes(8, "little", signed=True)
+        case int() | np.integer() if -(2**63) <= value < 2**63:
+            return b"i" + int(value).to_bytes(8, "little", signed=True)
         case tuple():
             return b"t" + len(value).to_bytes(8, "little") + b"".join(map(_encode, value))
         case CacheSalt() | LoraAdapter() | WeightsVersion() | MultimodalItem() | PromptEmbeddings():

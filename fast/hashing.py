@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, HashFunction
 
-from .arguments import integer, refusal
+from .arguments import attribute, integer, refusal
 from .extra_keys import ExtraSegment, encode_extra_keys, extra_segments
 from .tokens import Tokens, token_bytes
 
@@ -65,6 +65,8 @@ def sha256(message: bytes) -> bytes:
 
 
 def _digest(hash_function: HashFunction, message: bytes) -> bytes:
+    if not callable(hash_function):
+        raise refusal(TypeError, "R1", f"hash_function={hash_function!r} must be callable")
     digest = hash_function(message)
     if not isinstance(digest, bytes):
         raise refusal(TypeError, "HASH-1", f"hash_function returned {type(digest).__name__}, it must return bytes")
@@ -117,6 +119,7 @@ def hash_page_tokens(
     Raises:
         TypeError: a digest is not bytes, tokens are not ints, an extra key has no encoding.
     """
+    _require_root(none_hash)
     parent = none_hash if parent_page_hash is None else parent_page_hash
     if not isinstance(parent, bytes):
         raise refusal(TypeError, "HASH-1", f"parent_page_hash={parent!r} must be bytes or None")
@@ -169,6 +172,8 @@ class PageHashes(Sequence[PageHash]):
     def agrees(self, other_tokens: bytes, segments: Sequence[ExtraSegment], num_pages: int) -> bool:
         """Whether the first keys, ``num_pages`` at most, are of these tokens and extra keys. O(tokens), no digest."""
         num_pages = min(num_pages, len(self.digests))
+        if num_pages == 0:
+            return True
         size = 4 * self.page_size * num_pages
         return self.tokens[:size] == other_tokens[:size] and _same_extras(self.segments, segments, num_pages)
 
@@ -220,8 +225,15 @@ def hash_request_tokens(
         none_hash: the root of the chain, see `init_none_hash`.
     """
     page_size = integer("page_size", page_size, minimum=1)
-    tokens = token_bytes("request.all_token_ids", request.all_token_ids)
-    return PageHashes(hash_function, none_hash, page_size, tokens, extra_segments(request.extra_keys, page_size))
+    _require_root(none_hash)
+    tokens = token_bytes("request.all_token_ids", attribute(request, "all_token_ids"))
+    segments = extra_segments(attribute(request, "extra_keys"), page_size)
+    return PageHashes(hash_function, none_hash, page_size, tokens, segments)
+
+
+def _require_root(none_hash: object) -> None:
+    if not isinstance(none_hash, bytes):
+        raise refusal(TypeError, "HASH-1", f"none_hash={none_hash!r} must be bytes")
 
 
 def _token_tuple(tokens: bytes) -> tuple[int, ...]:

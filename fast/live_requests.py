@@ -33,6 +33,7 @@ class LiveRequests:
         num_promised: tokens up to which pages may be published: the most computed + new tokens so far.
         num_slots: tokens that have a slot, look-ahead included.
         num_computed: computed tokens at the last call (MAN-8).
+        num_withdrawals: the pool's count when the last published page was seen to be in its place.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class LiveRequests:
         "num_promised",
         "num_published",
         "num_slots",
+        "num_withdrawals",
         "requests",
         "segments",
         "slot_of",
@@ -57,19 +59,20 @@ class LiveRequests:
         self.segments: list[Sequence[ExtraSegment]] = []
         self._free: list[int] = []
         self._width = _FIRST_WIDTH
-        self._columns: NDArray[np.int64] = np.zeros((6, 0), np.int64)
+        self._columns: NDArray[np.int64] = np.zeros((7, 0), np.int64)
         self._pages: NDArray[np.int32] = np.zeros((0, _FIRST_WIDTH), np.int32)
         self._resize(_FIRST_CAPACITY)
 
     def _resize(self, capacity: int) -> None:
         old = self._columns.shape[1]
-        columns = np.zeros((6, capacity), np.int64)
+        columns = np.zeros((7, capacity), np.int64)
         columns[:, :old] = self._columns
         pages = np.zeros((capacity, self._width), np.int32)
         pages[:old, : self._pages.shape[1]] = self._pages
         self._columns, self._pages = columns, pages
         cells = [column.data for column in columns]
-        self.num_pages, self.num_hits, self.num_published, self.num_promised, self.num_slots, self.num_computed = cells
+        self.num_pages, self.num_hits, self.num_published, self.num_promised = cells[:4]
+        self.num_slots, self.num_computed, self.num_withdrawals = cells[4:]
         self.requests += [None] * (capacity - old)
         self.segments += [PLAIN] * (capacity - old)
         self._free += reversed(range(old, capacity))

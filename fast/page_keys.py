@@ -51,23 +51,24 @@ class KeyMap:
 
     Attributes:
         pages: the pages under each key, in the order in which they were cached.
+        key_of: the key of each cached page.
     """
 
-    __slots__ = ("_key_of", "pages")
+    __slots__ = ("key_of", "pages")
 
     def __init__(self) -> None:
         self.pages: dict[PageHashWithGroupId, list[int]] = {}
-        self._key_of: dict[int, PageHashWithGroupId] = {}
+        self.key_of: dict[int, PageHashWithGroupId] = {}
 
     def add(self, key: PageHashWithGroupId, page: int) -> None:
         """Enters a page behind those of the same key."""
         self.pages.setdefault(key, []).append(page)
-        self._key_of[page] = key
+        self.key_of[page] = key
 
     def remove(self, pages: Iterable[int]) -> None:
         """Takes pages out, those that are there."""
         for page in pages:
-            key = self._key_of.pop(page, None)
+            key = self.key_of.pop(page, None)
             if key is not None:
                 same = self.pages[key]
                 same.remove(page)

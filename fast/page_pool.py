@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, HashFunction
 
-from .arguments import flag, id_array, integer, listed, refusal
+from .arguments import attribute, flag, id_array, integer, listed, refusal
 from .extra_keys import ExtraSegment, extra_segments
 from .free_log import FreeLog
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashes, PageHashWithGroupId, init_none_hash, sha256
+from .hashing import PageHash, PageHashes, PageHashWithGroupId, init_none_hash, page_digest, sha256
 from .page_keys import CachedMap, KeyMap, page_key
 from .pages import CachePage, PageList, PageView
 from .prefix_index import PrefixIndex
+from .runs import RunTree
 from .tokens import token_bytes
 
 __all__ = ["PagePool"]
@@ -45,6 +46,8 @@ class PagePool:
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
         cached_page_hash_to_page: the cached map, read-only (POOL-7).
         index: the index of cached pages.
+        num_withdrawals: how often a page in use lost its hash: what was published before it may since have been
+            published anew, with other content.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class PagePool:
         self._count_of: NDArray[np.int32] = np.frombuffer(self._count_cell, np.int32)
         # Keys that collide are told apart by the order in which their pages were cached: only a map that was
         # there from the start knows it.
+        self.num_withdrawals = 0
         self._keys: KeyMap | None = None if hash_function is sha256 else KeyMap()
         self.free_page_queue = PoolFreeQueue(self)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(self)
@@ -115,6 +119,8 @@ class PagePool:
 
     def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
         """A page's key; None if it is not cached. A digest for each page before it that has none yet."""
+        if self._keys is not None:
+            return self._keys.key_of.get(page_id)
         place = self.index.place(page_id)
         if place is None:
             return None
@@ -336,8 +342,8 @@ class PagePool:
         group = integer("kv_cache_group_id", kv_cache_group_id)
         first = integer("num_cached_pages", num_cached_pages)
         end = integer("num_full_pages", num_full_pages)
-        tokens = token_bytes("request.all_token_ids", request.all_token_ids)
-        segments = extra_segments(request.extra_keys, page_size)
+        tokens = token_bytes("request.all_token_ids", attribute(request, "all_token_ids"))
+        segments = extra_segments(attribute(request, "extra_keys"), page_size)
         if not self.enable_caching:
             raise refusal(ValueError, "R1", "enable_caching=False: this pool caches no pages")
         if not first <= end <= len(ids):
@@ -359,16 +365,43 @@ class PagePool:
         entered = np.zeros(end, np.int64)
         entered[first:] = new
         tree = self.index.tree(group, page_size)
+        keys = self.keys_to_be(tree, tokens, segments)
         self.index.publish(tree, tokens, segments, entered)
-        self.note_published(held.tolist())
+        self.note_keys(entered.tolist(), keys)
 
-    def note_published(self, pages: Iterable[int]) -> None:
-        """Keeps the keys of pages just entered in the index, if keys are kept."""
+    def keys_to_be(
+        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], start: int = 0, after: int = 0
+    ) -> list[PageHashWithGroupId]:
+        """The keys of pages about to be published, if keys are kept; else none, and nothing is computed.
+
+        A hash function that fails does so here, before anything changed (R1).
+
+        Args:
+            tree: where they are going to be published.
+            tokens: their token bytes.
+            segments: the request's extra keys over its pages.
+            start: the place of the first of them in the request.
+            after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
+        """
+        if self._keys is None:
+            return []
+        digest = self._keys.key_of[after].get_hash_value() if after else self.none_hash
+        size = tree.page_bytes
+        keys: list[PageHashWithGroupId] = []
+        for offset in range(0, len(tokens), size):
+            page_tokens = tokens[offset : offset + size]
+            segment = next(segment for segment in segments if start + offset // size < segment.end)
+            digest = page_digest(self.hash_function, digest, segment.extra, page_tokens)
+            token_ids = tuple(np.frombuffer(page_tokens, "<i4").tolist())
+            keys.append(PageHashWithGroupId(PageHash(digest, token_ids, segment.extra_keys), tree.group_id))
+        return keys
+
+    def note_keys(self, pages: Iterable[int], keys: Iterable[PageHashWithGroupId]) -> None:
+        """Enters pages just published under their keys, see `keys_to_be`; a page 0 enters nothing."""
         if self._keys is not None:
-            for page in pages:
-                key = self.key_of_page(page)
-                assert key is not None, f"POOL-7: page {page} was published and is not in the index"
-                self._keys.add(key, page)
+            for page, key in zip(pages, keys, strict=True):
+                if page:
+                    self._keys.add(key, page)
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
         """Drops the hashes of pages, wherever they stand (POOL-11); the null page and unhashed pages are passed over.
@@ -379,8 +412,10 @@ class PagePool:
         Raises:
             IndexError: there is no such page.
         """
-        ids = id_array("page_ids", page_ids, self.num_pages)
-        self._evict(np.unique(ids))
+        ids = np.unique(id_array("page_ids", page_ids, self.num_pages))
+        if (self.index.cached(ids) & (self._count_of[ids] > 0)).any():
+            self.num_withdrawals += 1
+        self._evict(ids)
 
     def _evict_one(self, page: int) -> None:
         if self._keys is not None:

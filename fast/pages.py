@@ -74,7 +74,7 @@ class CachePage:
 
     @ref_cnt.setter
     def ref_cnt(self, count: int) -> None:
-        count = integer("ref_cnt", count)
+        count = _count(count)
         if not self._is_null:
             self._ref_cnt = count
 
@@ -146,7 +146,7 @@ class PageView(CachePage):
 
     @ref_cnt.setter
     def ref_cnt(self, count: int) -> None:
-        self._pool.set_ref_count(self._id, integer("ref_cnt", count))
+        self._pool.set_ref_count(self._id, _count(count))
 
     @property
     def page_hash(self) -> PageHashWithGroupId | None:
@@ -180,6 +180,13 @@ class PageView(CachePage):
 
     def __hash__(self) -> int:
         return hash((id(self._pool), self._id))
+
+
+def _count(value: object) -> int:
+    count = integer("ref_cnt", value)
+    if count >= 2**31:
+        raise refusal(ValueError, "R1", f"ref_cnt={count} does not fit an int32")
+    return count
 
 
 class PageList(Sequence[CachePage]):
@@ -257,8 +264,9 @@ class PageList(Sequence[CachePage]):
             return PageList(self._pool, np.concatenate((self.id_array, other.id_array)))
         return PageList.of((*self, *other)) if isinstance(other, PageList | list) else NotImplemented
 
-    def __radd__(self, other: object) -> "PageList":
-        return PageList.of((*other, *self)) if isinstance(other, list) else NotImplemented
+    def __radd__(self, other: object) -> list[CachePage]:
+        # a list: Python asks here for ``pages += page_list`` too, and what was a list is to stay one
+        return [*other, *self] if isinstance(other, list) else NotImplemented
 
     def __repr__(self) -> str:
         return f"PageList({self.page_ids})"

@@ -138,10 +138,9 @@ class PrefixIndex:
             segments: its extra keys over its pages, from its first on.
             pages: the pages that hold these tokens.
             start: the place of the first of them in the request.
-            after: the page that holds the request's page ``start - 1``, if it is cached; 0 where ``start`` is 0.
+            after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
         """
-        number = self.run_cell[after] if after else 0
-        run = self._runs[number] if number else tree.root
+        run = self._runs[self.run_cell[after]] if after else tree.root
         size = tree.page_bytes
         depth = start
         end = start + len(pages)
@@ -199,13 +198,12 @@ class PrefixIndex:
             self._depth_of[pages] = np.arange(depth, depth + len(pages))
         return run
 
-    def publish_next(self, tree: RunTree, page: int, after: int, depth: int, tokens: bytes) -> bool:
+    def publish_next(self, page: int, after: int, depth: int, tokens: bytes) -> bool:
         """The usual case of `publish`: one page behind the last page of a leaf, in O(1).
 
         Args:
-            tree: where to enter it.
             page: the page.
-            after: the request's page before it.
+            after: the cached page that holds the request's page before it.
             depth: its place in the request.
             tokens: its token bytes.
 
@@ -213,10 +211,8 @@ class PrefixIndex:
             Whether this was the case; if not, nothing has changed.
         """
         number = self.run_cell[after]
-        if not number:
-            return False
         run = self._runs[number]
-        if run.children is not None or run.pages[-1] != after or run.extra or tree.page_bytes != len(tokens):
+        if run.children is not None or run.pages[-1] != after or run.extra:
             return False
         run.tokens += tokens
         run.pages.append(page)
@@ -388,7 +384,8 @@ class PrefixIndex:
         self._run_of.fill(0)
         self._runs = [_GONE]
         self._spare = []
-        self._trees = {}
+        for tree in self._trees.values():
+            tree.root.children = None
 
     # -- Looking ----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["flag", "index", "integer", "listed", "refusal", "token_list"]
+__all__ = ["attribute", "flag", "index", "integer", "listed", "refusal", "token_list"]
 
 
 def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
@@ -43,6 +43,18 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
     if not 0 <= number < size:
         raise refusal(IndexError, clause, f"{name}={number} must be in [0, {size})")
     return number
+
+
+def attribute(request: object, name: str) -> Any:
+    """Reads an attribute of what should be a request (R1).
+
+    Raises:
+        TypeError: it has none of that name.
+    """
+    try:
+        return getattr(request, name)
+    except AttributeError:
+        raise refusal(TypeError, "R1", f"request has no {name}: {type(request).__name__} is no EngineRequest") from None
 
 
 def flag(name: str, value: object) -> bool:

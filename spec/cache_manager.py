@@ -5,9 +5,8 @@ This version serves no or one cache group, of full attention.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from .arguments import flag, integer, listed, refusal, token_list
+from .arguments import attribute, flag, integer, listed, refusal, token_list
 from .declarations import (
     CacheGroupSpec,
     EngineRequest,
@@ -16,7 +15,7 @@ from .declarations import (
     FullAttentionSpec,
     HashFunction,
 )
-from .hashing import PageHash, PageHashWithGroupId, hash_request_tokens, request_extra_keys, sha256
+from .hashing import PageHash, hash_request_tokens, request_extra_keys, sha256
 from .page_pool import PagePool
 from .page_table import cdiv
 from .pages import CachePage, PageList
@@ -200,14 +199,16 @@ class CacheManager:
         """
         tokens = self._read_tokens(request)
         extra_keys = request_extra_keys(request)
+        self._require_own_id(request)
         wants_logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         if not self.enable_caching or wants_logprobs:
             return self.create_empty_page_list(), 0
-        self._known[request.request_id] = request
         most = max(len(tokens) - 1, 0) // self._size
+        chain = self._chain(request.request_id, tokens, extra_keys, most)[:most]
+        self._known[request.request_id] = request
         hits: list[CachePage] = []
-        for key, content in self._chain(request.request_id, tokens, extra_keys, most)[:most]:
-            candidates = self.page_pool.cached_page_hash_to_page.get(PageHashWithGroupId(key, _GROUP), ())
+        for key, content in chain:
+            candidates = self.page_pool.cached_under(key, _GROUP)
             # R2: a key of a weak hash function may stand for other content as well
             page = next((page for page in candidates if self.page_pool.content_of(page) == content), None)
             if page is None:
@@ -278,9 +279,9 @@ class CacheManager:
             if self.enable_caching:
                 self._known[request.request_id] = request
         self.page_pool.touch([hits])
-        live.pages += hits
+        live.pages.extend(hits)
         pages = self.page_pool.get_new_pages(needed)
-        live.pages += pages
+        live.pages.extend(pages)
         live.num_computed = computed
         live.num_promised = max(live.num_promised, promised)
         live.num_slots = max(live.num_slots, slots)
@@ -339,10 +340,10 @@ class CacheManager:
         live = self._live.get(_request_id(request))
         if live is None or live.request is not request:
             return []
-        del self._live[request.request_id]
         withdrawn: list[CachePage] = []
-        if written is not None:
+        if written is not None and self.enable_caching:
             withdrawn = live.pages[max(live.num_hits, written // self._size) : live.num_published]
+        del self._live[request.request_id]
         self.page_pool.evict_pages(page.page_id for page in withdrawn)
         self.page_pool.free_pages(reversed(live.pages))
         lost = set(withdrawn)
@@ -407,8 +408,7 @@ class CacheManager:
 
     def _read_computed(self, request: EngineRequest, live: _Live | None) -> int:
         computed = integer("request.num_computed_tokens", request.num_computed_tokens)
-        if live is not None and live.request is not request:
-            raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
+        self._require_own_id(request)
         if computed > (live.num_slots if live else 0):
             raise refusal(
                 ValueError,
@@ -418,6 +418,11 @@ class CacheManager:
         if live is not None and computed < live.num_computed:
             raise refusal(ValueError, "MAN-8", f"request.num_computed_tokens={computed} fell from {live.num_computed}")
         return computed
+
+    def _require_own_id(self, request: EngineRequest) -> None:
+        live = self._live.get(request.request_id)
+        if live is not None and live.request is not request:
+            raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
 
     def _read_hits(
         self,
@@ -538,10 +543,9 @@ class CacheManager:
             raise AssertionError(f"{error}\n{state}") from None
 
 
-def _request_id(request: Any) -> str:
-    """Reads the id of a request (R1)."""
+def _request_id(request: EngineRequest) -> str:
+    """Reads the id of a request, and that it has all that is read of one (R1)."""
     for name in (
-        "request_id",
         "all_token_ids",
         "num_tokens",
         "num_computed_tokens",
@@ -549,11 +553,11 @@ def _request_id(request: Any) -> str:
         "extra_keys",
         "sampling_params",
     ):
-        if not hasattr(request, name):
-            raise refusal(TypeError, "R1", f"request has no {name}: {type(request).__name__} is no EngineRequest")
-    if not isinstance(request.request_id, str):
-        raise refusal(TypeError, "R1", f"request.request_id={request.request_id!r} must be a str")
-    return request.request_id
+        attribute(request, name)
+    request_id = attribute(request, "request_id")
+    if not isinstance(request_id, str):
+        raise refusal(TypeError, "R1", f"request.request_id={request_id!r} must be a str")
+    return request_id
 
 
 def _is_running(request: EngineRequest) -> bool:

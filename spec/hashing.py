@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import integer, listed, refusal, token_list
+from .arguments import attribute, integer, listed, refusal, token_list
 from .declarations import (
     CacheSalt,
     EngineRequest,
@@ -88,6 +88,8 @@ def sha256(message: bytes) -> bytes:
 
 
 def _digest(hash_function: HashFunction, message: bytes) -> bytes:
+    if not callable(hash_function):
+        raise refusal(TypeError, "R1", f"hash_function={hash_function!r} must be callable")
     digest = hash_function(message)
     if not isinstance(digest, bytes):
         raise refusal(TypeError, "HASH-1", f"hash_function returned {type(digest).__name__}, it must return bytes")
@@ -136,6 +138,7 @@ def hash_page_tokens(
     Raises:
         TypeError: a digest is not bytes, tokens are not ints, an extra key has no encoding.
     """
+    _require_root(none_hash)
     parent = none_hash if parent_page_hash is None else parent_page_hash
     if not isinstance(parent, bytes):
         raise refusal(TypeError, "HASH-1", f"parent_page_hash={parent!r} must be bytes or None")
@@ -160,7 +163,8 @@ def hash_request_tokens(
         none_hash: the root of the chain, see `init_none_hash`.
     """
     page_size = integer("page_size", page_size, minimum=1)
-    tokens = token_list("request.all_token_ids", request.all_token_ids)
+    _require_root(none_hash)
+    tokens = token_list("request.all_token_ids", attribute(request, "all_token_ids"))
     extra_keys = request_extra_keys(request)
     keys: list[PageHash] = []
     parent: bytes | None = None
@@ -178,6 +182,11 @@ def hash_request_tokens(
     return keys
 
 
+def _require_root(none_hash: object) -> None:
+    if not isinstance(none_hash, bytes):
+        raise refusal(TypeError, "HASH-1", f"none_hash={none_hash!r} must be bytes")
+
+
 def request_extra_keys(request: EngineRequest) -> tuple[ExtraKey, ...]:
     """Reads a request's extra keys: kinds in the order of their tags, items by position (HASH-2).
 
@@ -187,7 +196,7 @@ def request_extra_keys(request: EngineRequest) -> tuple[ExtraKey, ...]:
         TypeError: a key is of no declared kind, or a field has the wrong type.
         ValueError: two salts, adapters or versions; an item given twice, without length or at a negative offset.
     """
-    given = request.extra_keys
+    given = attribute(request, "extra_keys")
     keys = [] if given is None else listed("request.extra_keys", given)
     for key in keys:
         if type(key) not in _KINDS:
@@ -197,6 +206,10 @@ def request_extra_keys(request: EngineRequest) -> tuple[ExtraKey, ...]:
         if isinstance(key, MultimodalItem | PromptEmbeddings):
             integer("request.extra_keys offset", key.offset, minimum=0, clause="HASH-2")
             integer("request.extra_keys length", key.length, minimum=1, clause="HASH-2")
+        wanted = bytes if isinstance(key, MultimodalItem | PromptEmbeddings) else str
+        content = getattr(key, dataclasses.fields(key)[0].name)
+        if not isinstance(content, wanted):
+            raise refusal(TypeError, "HASH-2", f"request.extra_keys: a {type(key).__name__} holds no {wanted.__name__}")
         encode_value(key)
     kinds = [type(key) for key in keys if not isinstance(key, MultimodalItem | PromptEmbeddings)]
     if len(set(kinds)) < len(kinds) or len(set(keys)) < len(keys):
@@ -243,10 +256,13 @@ def encode_value(value: object) -> bytes:
     if isinstance(value, bytes):
         return b"b" + len(value).to_bytes(8, "little") + value
     if isinstance(value, str):
-        text = value.encode()
+        try:
+            text = value.encode()
+        except UnicodeEncodeError:  # its message and its fields show the text, which may be a salt (SEC-2)
+            raise refusal(ValueError, "HASH-2", "extra_keys hold a str that is no Unicode text") from None
         return b"s" + len(text).to_bytes(8, "little") + text
-    if isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
-        return b"i" + value.to_bytes(8, "little", signed=True)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and -(2**63) <= value < 2**63:
+        return b"i" + int(value).to_bytes(8, "little", signed=True)
     if isinstance(value, tuple):
         return b"t" + len(value).to_bytes(8, "little") + b"".join(map(encode_value, value))
     if isinstance(value, CacheSalt | LoraAdapter | WeightsVersion | MultimodalItem | PromptEmbeddings):

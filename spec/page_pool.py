@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from .arguments import flag, index, integer, listed, refusal, token_list
+from .arguments import attribute, flag, index, integer, listed, refusal, token_list
 from .declarations import EngineRequest, ExtraKey, HashFunction
 from .free_queue import FreeCachePageQueue, PoolFreeQueue
 from .hashing import (
@@ -75,7 +75,11 @@ class PagePool:
     @property
     def cached_page_hash_to_page(self) -> Mapping[PageHashWithGroupId, Sequence[CachePage]]:
         """The cached map: key to pages, in the order in which they were cached (POOL-7). Read-only."""
-        return MappingProxyType(self._cached)
+        return MappingProxyType({key: PageList(pages) for key, pages in self._cached.items()})
+
+    def cached_under(self, page_hash: PageHash, group_id: int) -> PageList:
+        """The pages cached under a key, in the order in which they were cached (POOL-7)."""
+        return PageList(self._cached.get(PageHashWithGroupId(page_hash, group_id), ()))
 
     def get_num_free_pages(self) -> int:
         """How many pages can be handed out."""
@@ -97,7 +101,7 @@ class PagePool:
         """
         key = _page_hash("page_hash", page_hash)
         groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
-        found = [self._cached.get(PageHashWithGroupId(key, group), []) for group in groups]
+        found = [self.cached_under(key, group) for group in groups]
         return PageList(pages[0] for pages in found) if all(found) else None
 
     def content_id(self, parent: int | None, tokens: Sequence[int], extra_keys: tuple[Any, ...] | None) -> int:
@@ -216,7 +220,8 @@ class PagePool:
         group = integer("kv_cache_group_id", kv_cache_group_id)
         first = integer("num_cached_pages", num_cached_pages)
         end = integer("num_full_pages", num_full_pages)
-        tokens = token_list("request.all_token_ids", request.all_token_ids)
+        tokens = token_list("request.all_token_ids", attribute(request, "all_token_ids"))
+        extra_keys = request_extra_keys(request)
         if not self.enable_caching:
             raise refusal(ValueError, "R1", "enable_caching=False: this pool caches no pages")
         if not first <= end <= len(given):
@@ -227,7 +232,7 @@ class PagePool:
             )
         if end * page_size > len(tokens):
             raise refusal(ValueError, "HASH-3", f"num_full_pages={end}: the request has only {len(tokens)} tokens")
-        chain = self.extend_chain([], tokens, request_extra_keys(request), page_size, end)
+        chain = self.extend_chain([], tokens, extra_keys, page_size, end)
         for place, (key, known) in enumerate(zip(chain, listed("page_hashes", page_hashes), strict=False)):
             if _page_hash(f"page_hashes[{place}]", known) != key[0]:
                 raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
@@ -343,7 +348,10 @@ class PagePool:
             assert all(self._cached.values()), "POOL-7: a key without pages"
             assert self._content_of.keys() == hashed.keys(), "R2: content and hashes differ"
         except AssertionError as error:
-            state = "\n".join(repr(page) for page in self.pages)
+            state = "\n".join(
+                f"page {page.page_id}: count {page.ref_cnt}, in the queue {page._queue is self._free}, {page.page_hash}"
+                for page in self.pages
+            )
             raise AssertionError(
                 f"{error}\nfree: {[page.page_id for page in self._free.get_all_free_pages()]}\n{state}"
             ) from None

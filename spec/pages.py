@@ -65,6 +65,8 @@ class CachePage:
     @ref_cnt.setter
     def ref_cnt(self, count: int) -> None:
         count = integer("ref_cnt", count)
+        if count >= 2**31:
+            raise refusal(ValueError, "R1", f"ref_cnt={count} does not fit an int32")
         if self._is_null:
             return
         if self._pool is not None and (count == 0) != (self._ref_cnt == 0):
@@ -132,6 +134,9 @@ class PageList(Sequence[CachePage]):
 
     def __init__(self, pages: Iterable[CachePage] = ()) -> None:
         self._pages = tuple(pages)
+        for page in self._pages:
+            if not isinstance(page, CachePage):
+                raise refusal(TypeError, "R1", f"pages has {page!r}, which is no CachePage")
 
     @property
     def page_ids(self) -> list[int]:
@@ -161,8 +166,9 @@ class PageList(Sequence[CachePage]):
     def __add__(self, other: Iterable[Any]) -> "PageList":
         return PageList((*self._pages, *other)) if isinstance(other, PageList | list) else NotImplemented
 
-    def __radd__(self, other: Iterable[Any]) -> "PageList":
-        return PageList((*other, *self._pages)) if isinstance(other, list) else NotImplemented
+    def __radd__(self, other: Iterable[Any]) -> list[CachePage]:
+        # a list: Python asks here for ``pages += page_list`` too, and what was a list is to stay one
+        return [*other, *self._pages] if isinstance(other, list) else NotImplemented
 
     def __repr__(self) -> str:
         return f"PageList({self.page_ids})"

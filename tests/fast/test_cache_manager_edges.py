@@ -1,0 +1,406 @@
+"""MAN, R1: what the managers of both packages refuse, and the lists of pages that they hand over."""
+
+import operator
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproof import fast, spec
+
+from ..strategies import PlainRequest
+from .lockstep import pool_state
+
+PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+
+
+def _group(page_size: Any = 2) -> Any:
+    return spec.CacheGroupSpec(spec.FullAttentionSpec(page_size, 1, 1, "float32"))
+
+
+class Scene(NamedTuple):
+    """A manager in use, with its requests.
+
+    ``live`` holds pages 1 to 3, the first two of them published, and 6 slots. ``found`` is what ``new``, which
+    was not admitted, found: page 1.
+    """
+
+    manager: Any
+    package: ModuleType
+    live: PlainRequest
+    new: PlainRequest
+    found: Any
+
+
+def _scene(package: ModuleType, **options: Any) -> Scene:
+    manager = package.CacheManager(8, [_group()], 12, hash_seed=b"s", **options)
+    live, new = PlainRequest("live", [1, 2, 3, 4, 5]), PlainRequest("new", [1, 2, 9, 9])
+    assert manager.allocate_slots(live, 5, num_lookahead_tokens=1).get_page_ids() == ([1, 2, 3],)
+    found, hit = manager.get_computed_pages(new)
+    assert hit == 2
+    return Scene(manager, package, live, new, found)
+
+
+def _shown(at: Scene) -> Any:
+    return (
+        pool_state(at.manager.page_pool, True),
+        {name: at.manager.get_page_ids(name) for name in ("live", "new")},
+        {name: list(keys) for name, keys in at.manager.req_to_page_hashes.items()},
+    )
+
+
+def _with_computed(at: Scene, count: Any) -> Any:
+    at.live.num_computed_tokens = count
+    return at.manager.allocate_slots(at.live, 1)
+
+
+def _fallen(at: Scene) -> Any:
+    _with_computed(at, 5)
+    before = _shown(at)
+    with pytest.raises(ValueError, match=r"request\.num_computed_tokens=4 fell from 5 \[MAN-8\]"):
+        _with_computed(at, 4)
+    assert _shown(at) == before
+    raise ValueError("num_computed_tokens=4 [MAN-8]")
+
+
+def _changed_pages(at: Scene) -> Any:
+    at.manager.page_pool.evict_pages([1])
+    before = _shown(at)
+    with pytest.raises(ValueError, match=r"new_computed_pages: page 1 .*\[MAN-2\]"):
+        at.manager.allocate_slots(at.new, 1, 2, at.found)
+    assert _shown(at) == before
+    at.manager.page_pool.cache_full_pages(
+        PlainRequest("other", [7, 7]), at.manager.page_pool.pages[1:2], [], 0, 1, 2, 0
+    )
+    try:
+        return at.manager.allocate_slots(at.new, 1, 2, at.found)
+    finally:
+        at.manager.page_pool.evict_pages([1])
+        at.manager.page_pool.cache_full_pages(at.live, at.manager.page_pool.pages[1:2], [], 0, 1, 2, 0)
+
+
+def _without(request: PlainRequest, name: str) -> Any:
+    names = [
+        "request_id",
+        "all_token_ids",
+        "num_tokens",
+        "num_computed_tokens",
+        "status",
+        "extra_keys",
+        "sampling_params",
+    ]
+    return SimpleNamespace(**{other: getattr(request, other) for other in names if other != name})
+
+
+def _wrong(value: Any) -> Any:
+    """A value of a type that a field has not."""
+    return value
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "no new tokens": (lambda at: at.manager.allocate_slots(at.live, 0), ValueError, r"num_new_tokens=0.*\[R1\]"),
+    "new True": (lambda at: at.manager.allocate_slots(at.live, True), TypeError, r"num_new_tokens=True.*\[R1\]"),
+    "new 1.0": (lambda at: at.manager.allocate_slots(at.live, 1.0), TypeError, r"num_new_tokens=1\.0.*\[R1\]"),
+    "found -1": (
+        lambda at: at.manager.allocate_slots(at.new, 1, -1),
+        ValueError,
+        r"num_new_computed_tokens=-1.*\[R1\]",
+    ),
+    "look-ahead -1": (
+        lambda at: at.manager.allocate_slots(at.live, 1, 0, None, -1),
+        ValueError,
+        r"num_lookahead_tokens=-1.*\[R1\]",
+    ),
+    "look-ahead None": (
+        lambda at: at.manager.allocate_slots(at.live, 1, 0, None, None),
+        TypeError,
+        r"num_lookahead_tokens=None.*\[R1\]",
+    ),
+    "delay 1": (
+        lambda at: at.manager.allocate_slots(at.live, 1, 0, None, 0, 1),
+        TypeError,
+        r"delay_cache_pages=1.*\[R1\]",
+    ),
+    "beyond max_model_len": (
+        lambda at: at.manager.allocate_slots(at.live, 13),
+        ValueError,
+        r"num_new_tokens=13.*max_model_len=12.*\[MAN-2\]",
+    ),
+    "hits beyond max_model_len": (
+        lambda at: at.manager.allocate_slots(at.new, 11, 2, at.found),
+        ValueError,
+        r"=13 tokens exceed max_model_len=12 \[MAN-2\]",
+    ),
+    "hits without a count": (
+        lambda at: at.manager.allocate_slots(at.new, 1, 0, at.found),
+        ValueError,
+        r"num_new_computed_tokens=0.*\[MAN-2\]",
+    ),
+    "a count without hits": (
+        lambda at: at.manager.allocate_slots(at.new, 1, 2),
+        ValueError,
+        r"num_new_computed_tokens=2.*\[MAN-2\]",
+    ),
+    "hits for a live request": (
+        lambda at: at.manager.allocate_slots(at.live, 1, 2, at.found),
+        ValueError,
+        r"new_computed_pages.*\[MAN-2\]",
+    ),
+    "hits of another": (
+        lambda at: at.manager.allocate_slots(PlainRequest("new", [9, 9, 9]), 1, 2, at.found),
+        ValueError,
+        r"new_computed_pages: page 1 .*\[MAN-2\]",
+    ),
+    "hits of another salt": (
+        lambda at: at.manager.allocate_slots(PlainRequest("new", [1, 2, 3], (spec.CacheSalt("a"),)), 1, 2, at.found),
+        ValueError,
+        r"new_computed_pages: page 1 .*\[MAN-2\]",
+    ),
+    "hits in another order": (
+        lambda at: at.manager.allocate_slots(
+            PlainRequest("new", [1, 2, 3, 4, 5]),
+            1,
+            4,
+            at.package.CachePages([at.manager.page_pool.pages[1:3][::-1]]),
+        ),
+        ValueError,
+        r"new_computed_pages: page 2 .*\[MAN-2\]",
+    ),
+    "a null page for a hit": (
+        lambda at: at.manager.allocate_slots(at.new, 1, 2, at.package.CachePages([[at.manager.page_pool.null_page]])),
+        ValueError,
+        r"new_computed_pages: page 0 .*\[MAN-2\]",
+    ),
+    "more hits than tokens": (
+        lambda at: at.manager.allocate_slots(PlainRequest("new", [1]), 1, 2, at.found),
+        ValueError,
+        r"new_computed_pages.*\[MAN-2\]",
+    ),
+    "hits of another pool": (
+        lambda at: at.manager.allocate_slots(at.new, 1, 2, _scene(at.package).found),
+        ValueError,
+        r"new_computed_pages: page 1 .*\[R1\]",
+    ),
+    "hits in two groups": (
+        lambda at: at.manager.allocate_slots(at.new, 1, 2, at.package.CachePages([at.found.pages[0], []])),
+        ValueError,
+        r"new_computed_pages has 2 groups.*\[MAN-2\]",
+    ),
+    "hits in a list": (
+        lambda at: at.manager.allocate_slots(at.new, 1, 2, [at.found.pages[0]]),
+        TypeError,
+        r"new_computed_pages=.*\[R1\]",
+    ),
+    "hits that went": (_changed_pages, ValueError, r"new_computed_pages: page 1 .*\[MAN-2\]"),
+    "an id that is live": (
+        lambda at: at.manager.allocate_slots(PlainRequest("live", at.live.all_token_ids), 1),
+        ValueError,
+        r"request_id='live'.*\[MAN-6\]",
+    ),
+    "computed without slots": (
+        lambda at: _with_computed(at, 7),
+        ValueError,
+        r"request\.num_computed_tokens=7.*\[MAN-8\]",
+    ),
+    "computed -1": (lambda at: _with_computed(at, -1), ValueError, r"request\.num_computed_tokens=-1.*\[R1\]"),
+    "computed 1.0": (lambda at: _with_computed(at, 1.0), TypeError, r"request\.num_computed_tokens=1\.0.*\[R1\]"),
+    "computed that falls": (_fallen, ValueError, r"num_computed_tokens=4.*\[MAN-8\]"),
+    "computed before admission": (
+        lambda at: at.manager.allocate_slots(PlainRequest("new", [1, 2, 3], num_computed_tokens=1), 1),
+        ValueError,
+        r"request\.num_computed_tokens=1.*\[MAN-8\]",
+    ),
+    "published beyond the promise": (
+        lambda at: at.manager.cache_pages(at.live, 6),
+        ValueError,
+        r"num_computed_tokens=6.*\[MAN-3\]",
+    ),
+    "published -1": (lambda at: at.manager.cache_pages(at.live, -1), ValueError, r"num_computed_tokens=-1.*\[R1\]"),
+    "published for nobody": (lambda at: at.manager.cache_pages(at.new, 1), ValueError, r"'new'.*\[R1\]"),
+    "published for a twin": (
+        lambda at: at.manager.cache_pages(PlainRequest("live", [1, 2, 3, 4, 5]), 1),
+        ValueError,
+        r"'live'.*\[R1\]",
+    ),
+    "common prefix of nobody": (
+        lambda at: at.manager.get_num_common_prefix_pages(at.new, 1),
+        ValueError,
+        r"'new'.*\[R1\]",
+    ),
+    "common prefix for -1": (
+        lambda at: at.manager.get_num_common_prefix_pages(at.live, -1),
+        ValueError,
+        r"num_scheduled_requests=-1.*\[R1\]",
+    ),
+    "written -1": (lambda at: at.manager.free(at.live, -1), ValueError, r"num_written=-1.*\[R1\]"),
+    "written 1.0": (lambda at: at.manager.free(at.live, 1.0), TypeError, r"num_written=1\.0.*\[R1\]"),
+    "pages of no str": (lambda at: at.manager.get_page_ids(1), TypeError, r"request_id=1.*\[R1\]"),
+    "an id that is no str": (
+        lambda at: at.manager.allocate_slots(PlainRequest(_wrong(b"new"), [1]), 1),
+        TypeError,
+        r"request\.request_id=b'new'.*\[R1\]",
+    ),
+    "tokens that are none": (
+        lambda at: at.manager.get_computed_pages(PlainRequest("new", [1, 2.0])),
+        TypeError,
+        r"request\.all_token_ids\[1\]=2\.0.*\[R1\]",
+    ),
+    "tokens beyond int32": (
+        lambda at: at.manager.allocate_slots(PlainRequest("new", np.array([1, 2**31])), 1),
+        ValueError,
+        r"request\.all_token_ids.*2147483648.*\[R1\]",
+    ),
+    "another number of tokens": (
+        lambda at: at.manager.get_computed_pages(
+            SimpleNamespace(**{**vars(_without(at.new, "")), "num_tokens": 3}),
+        ),
+        ValueError,
+        r"request\.num_tokens=3.*\[R1\]",
+    ),
+    **{
+        f"{call} of a request without {name}": (
+            lambda at, call=call, name=name: getattr(at.manager, call)(
+                _without(PlainRequest("new", [1, 2, 3]), name), *([1] if call == "allocate_slots" else [])
+            ),
+            TypeError,
+            rf"request has no {name}.*\[R1\]",
+        )
+        for call in ("get_computed_pages", "allocate_slots")
+        for name in ("request_id", "all_token_ids", "num_tokens", "extra_keys", "sampling_params")
+    },
+    "allocate_slots of a request without num_computed_tokens": (
+        lambda at: at.manager.allocate_slots(_without(at.new, "num_computed_tokens"), 1),
+        TypeError,
+        r"request has no num_computed_tokens.*\[R1\]",
+    ),
+}
+
+
+@PACKAGES
+@pytest.mark.parametrize("name", REFUSED)
+def test_r1_a_refused_call_names_its_argument_and_changes_nothing(package: ModuleType, name: str) -> None:
+    call, kind, message = REFUSED[name]
+    at = _scene(package)
+    before = _shown(at)
+    with pytest.raises(kind, match=message):
+        call(at)
+    if name != "computed that falls":
+        assert _shown(at) == before
+    at.manager.check()
+
+
+@PACKAGES
+def test_man_10_only_a_running_request_is_asked_about(package: ModuleType) -> None:
+    at = _scene(package)
+    at.live.status = spec.EngineRequestStatus.PREEMPTED
+    with pytest.raises(ValueError, match=r"'live' has status .*PREEMPTED.*\[MAN-10\]"):
+        at.manager.get_num_common_prefix_pages(at.live, 0)
+
+
+@PACKAGES
+def test_r1_a_look_up_under_a_live_id_that_is_refused_changes_nothing(package: ModuleType) -> None:
+    """MAN-6: another object under a live id is refused, or finds only what is its own; the live one's keys stay."""
+    at = _scene(package)
+    twin = PlainRequest("live", [9, 9, 9, 9])
+    before = _shown(at)
+    try:
+        pages, hit = at.manager.get_computed_pages(twin)
+    except ValueError:
+        assert _shown(at) == before
+    else:
+        assert (pages.get_page_ids(), hit) == (([],), 0)
+    at.manager.check()
+
+
+@PACKAGES
+def test_r1_a_hash_function_that_fails_changes_nothing(package: ModuleType) -> None:
+    """HASH-1: it gives bytes for the root, then something else; the request that met it was not admitted."""
+    digests: list[Any] = ["text", "text", "text", b"root"]
+
+    def failing(_: bytes) -> bytes:
+        digest: bytes = digests.pop()
+        return digest
+
+    manager = package.CacheManager(8, [_group()], 12, hash_seed=b"s", hash_function=failing)
+    request = PlainRequest("r", [1, 2, 3])
+    with pytest.raises(TypeError, match=r"hash_function returned str.*\[HASH-1\]"):
+        manager.allocate_slots(request, 3)
+    assert manager.get_page_ids("r") == ([],)
+    assert manager.page_pool.get_num_free_pages() == 7
+    manager.check()
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ((1, [_group()], 8), ValueError, r"num_pages=1.*\[POOL-1\]"),
+        ((8, [_group()], 0), ValueError, r"max_model_len=0.*\[R1\]"),
+        ((8, [_group()], 8, 1), TypeError, r"enable_caching=1.*\[R1\]"),
+        ((8, [_group()], 8, True, True), ValueError, r"use_eagle=True.*\[R1\]"),
+        ((8, [_group(), _group()], 8), ValueError, r"kv_cache_groups has 2 groups.*\[R1\]"),
+        ((8, ["group"], 8), TypeError, r"kv_cache_groups has 'group'.*\[R1\]"),
+        ((8, [_group(0)], 8), ValueError, r"kv_cache_groups page_size=0.*\[R1\]"),
+        ((8, None, 8), TypeError, r"kv_cache_groups=None.*\[R1\]"),
+    ],
+    ids=str,
+)
+def test_r1_what_makes_no_manager(package: ModuleType, arguments: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        package.CacheManager(*arguments)
+
+
+# -- CachePages -----------------------------------------------------------------------------------
+
+
+@PACKAGES
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=3), st.lists(st.integers(0, 5), max_size=3)), max_size=3)
+)
+def test_pages_of_several_groups_add_group_by_group(
+    package: ModuleType, groups: list[tuple[list[int], list[int]]]
+) -> None:
+    pool = package.PagePool(6, True)
+    mine, theirs = (package.CachePages([[pool.pages[i] for i in group[k]] for group in groups]) for k in (0, 1))
+    total = mine + theirs
+    assert total.get_page_ids() == tuple(one + other for one, other in groups)
+    assert mine.get_page_ids() == tuple(one for one, _ in groups)
+    assert (mine == theirs) == all(one == other for one, other in groups)
+    assert mine.new_empty() == package.CachePages([[] for _ in groups])
+    assert mine + mine.new_empty() == mine.new_empty() + mine == mine
+
+
+@PACKAGES
+def test_r1_pages_of_unlike_groups_do_not_add(package: ModuleType) -> None:
+    """A real system dropped the groups that only one side had."""
+    with pytest.raises(ValueError, match=r"other has 2 groups.*have 1 \[R1\]"):
+        operator.add(package.CachePages([[]]), package.CachePages([[], []]))
+    with pytest.raises(TypeError):
+        operator.add(package.CachePages([[]]), [[]])
+    assert package.CachePages([[]]) != ([],)
+
+
+@PACKAGES
+def test_pool_1_unhashed_pages_are_those_of_one_group_without_null_pages(package: ModuleType) -> None:
+    at = _scene(package)
+    pages = package.CachePages([at.manager.page_pool.pages[:5]])
+    assert pages.get_unhashed_page_ids() == [3, 4]
+    assert pages.new_empty().get_unhashed_page_ids() == []
+    unlike: list[list[Any]] = [[], [[], []]]
+    for groups in unlike:
+        with pytest.raises(ValueError, match=rf"have {len(groups)} \[R1\]"):
+            package.CachePages(groups).get_unhashed_page_ids()
+
+
+@PACKAGES
+def test_a_list_to_which_pages_are_added_stays_a_list(package: ModuleType) -> None:
+    """Python asks the page list for ``+=`` before it asks the list."""
+    pages = package.PagePool(4, True).get_new_pages(2)
+    kept: list[Any] = []
+    kept += pages
+    assert type(kept) is list
+    kept.append(None)
+    assert kept == [*pages, None]

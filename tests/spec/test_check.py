@@ -1,0 +1,127 @@
+"""The specification's check() methods: each redundancy of its state, damaged by hand, is seen."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvproof import spec
+
+from ..strategies import PlainRequest
+
+
+def _pool() -> Any:
+    """Pages 1 to 3 held, 1 and 2 cached, 4 free and cached, 5 and 6 free."""
+    pool = spec.PagePool(7, True, hash_seed=b"s")
+    pages = pool.get_new_pages(4)
+    pool.cache_full_pages(PlainRequest("r", [1, 2, 3]), [*pages[:2], pages[3]], [], 0, 3, 1, 0)
+    pool.free_pages(pages[3:])
+    pool.check()
+    return pool
+
+
+def _key(pool: Any, page_id: int) -> Any:
+    return pool.pages[page_id].page_hash
+
+
+POOL: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a held page in the queue": (lambda pool: pool._free.append_n([_detached(pool, 3)]), "POOL-2"),
+    "a free page with a count": (lambda pool: setattr(pool.pages[5], "_ref_cnt", 1), "POOL-2"),
+    "a held page without a count": (lambda pool: setattr(pool.pages[3], "_ref_cnt", 0), "POOL-2"),
+    "a page in the queue twice": (lambda pool: pool._free._pages.__setitem__(-1, pool.pages[5]), "POOL-2"),
+    "a page lost from the queue": (lambda pool: pool._free._pages.popitem(), "POOL-2"),
+    "the null page in the queue": (lambda pool: pool._free.append_n([pool.null_page]), "POOL-1"),
+    "the null page held": (lambda pool: setattr(pool.null_page, "_ref_cnt", 1), "POOL-1"),
+    "the null page cached": (lambda pool: setattr(pool.null_page, "_hash", _key(pool, 1)), "POOL-1"),
+    "a hash that is not in the map": (lambda pool: setattr(pool.pages[3], "_hash", _key(pool, 1)), "POOL-7"),
+    "a page in the map without a hash": (lambda pool: setattr(pool.pages[4], "_hash", None), "POOL-7"),
+    "another hash than in the map": (lambda pool: setattr(pool.pages[1], "_hash", _key(pool, 2)), "POOL-7"),
+    "a page under two keys": (lambda pool: pool._cached[_key(pool, 2)].insert(0, pool.pages[1]), "POOL-[78]"),
+    "a page under one key twice": (lambda pool: pool._cached[_key(pool, 2)].append(pool.pages[2]), "POOL-8"),
+    "a key without pages": (lambda pool: pool._cached.__setitem__(_key(pool, 2)._replace(group_id=3), []), "POOL-7"),
+    "a content lost": (lambda pool: pool._content_of.pop(4), "R2"),
+    "a content of an unhashed page": (lambda pool: pool._content_of.__setitem__(3, 0), "R2"),
+}
+
+
+def _detached(pool: Any, page_id: int) -> Any:
+    page = pool.pages[page_id]
+    page._queue = None
+    return page
+
+
+@pytest.mark.parametrize("damage", POOL)
+def test_the_pools_check_sees(damage: str) -> None:
+    pool = _pool()
+    damaging, clause = POOL[damage]
+    damaging(pool)
+    with pytest.raises(AssertionError, match=rf"(?s)^{clause}.*free: .*page 6: count"):
+        pool.check()
+
+
+def _manager() -> Any:
+    """Request a holds pages 1 to 3, the first two published; b holds a's first page and page 4."""
+    group = spec.CacheGroupSpec(spec.FullAttentionSpec(2, 1, 1, "float32"))
+    manager = spec.CacheManager(8, [group], 12, hash_seed=b"s")
+    first, second = PlainRequest("a", [1, 2, 3, 4, 5]), PlainRequest("b", [1, 2, 9])
+    manager.allocate_slots(first, 5)
+    pages, hit = manager.get_computed_pages(second)
+    assert hit == 2
+    manager.allocate_slots(second, 1, hit, pages)
+    manager.check()
+    return manager
+
+
+MANAGER: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a damaged pool": (lambda manager: setattr(manager.page_pool.null_page, "_ref_cnt", 1), "POOL-1"),
+    "an id that changed": (lambda manager: setattr(manager._live["a"].request, "request_id", "c"), "MAN-6"),
+    "more published than held": (lambda manager: setattr(manager._live["a"], "num_published", 4), "MAN-3"),
+    "more hits than published": (lambda manager: setattr(manager._live["b"], "num_hits", 2), "MAN-3"),
+    "more promised than slots": (lambda manager: setattr(manager._live["a"], "num_promised", 6), "MAN-2"),
+    "more slots than a model has": (lambda manager: setattr(manager._live["a"], "num_slots", 13), "MAN-2"),
+    "a slot without a page": (lambda manager: setattr(manager._live["a"], "num_slots", 7), "MAN-2"),
+    "a hash on an unpublished page": (lambda manager: setattr(manager._live["a"], "num_published", 1), "MAN-3"),
+    "a page held and not counted": (lambda manager: _hold(manager, manager.page_pool.pages[2]), "(POOL-2|MAN-3)"),
+    "a page counted and not held": (
+        lambda manager: setattr(manager._live["b"], "pages", [manager._live["b"].pages[1]] * 2),
+        "POOL-2",
+    ),
+    "an unpublished page shared": (lambda manager: _share(manager, 3), "R2"),
+}
+
+
+def _share(manager: Any, page_id: int) -> None:
+    page = manager.page_pool.pages[page_id]
+    page._ref_cnt += 1
+    _hold(manager, page)
+
+
+def _hold(manager: Any, page: Any) -> None:
+    manager._live["b"].pages = [*manager._live["b"].pages, page]
+
+
+@pytest.mark.parametrize("damage", MANAGER)
+def test_the_managers_check_sees(damage: str) -> None:
+    manager = _manager()
+    damaging, clause = MANAGER[damage]
+    damaging(manager)
+    with pytest.raises(AssertionError, match=rf"^{clause}"):
+        manager.check()
+
+
+TABLE: dict[str, Callable[[Any], object]] = {
+    "a row longer than the table": lambda table: table._rows[1].extend([1] * 9),
+    "a negative page": lambda table: table._rows[1].append(-1),
+    "a page that no int32 holds": lambda table: table._rows[1].append(2**31),
+}
+
+
+@pytest.mark.parametrize("damage", TABLE)
+@pytest.mark.parametrize("in_a_group", [False, True])
+def test_the_tables_check_sees(damage: str, in_a_group: bool) -> None:
+    tables = spec.MultiGroupPageTable(2, 8, 8, [4, 2])
+    tables.append_row([[1], [2]], 1)
+    tables.check()
+    TABLE[damage](tables.page_tables[1])
+    with pytest.raises(AssertionError, match="TAB-2: row 1"):
+        (tables if in_a_group else tables.page_tables[1]).check()

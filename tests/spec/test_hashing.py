@@ -1,0 +1,503 @@
+"""HASH-1 to HASH-3: the keys of full pages, in both packages alike."""
+
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproof import fast, spec
+from kvproof.fast.extra_keys import extra_segments
+from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.hashing import page_extra_keys, request_extra_keys
+
+from ..strategies import (
+    PlainRequest,
+    extra_keys,
+    generic_values,
+    page_sizes,
+    plain_requests,
+    spelled,
+    spellings,
+    token_lists,
+    tokens,
+)
+
+PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+
+SEED = b"seed"
+
+
+def _keys(package: ModuleType, request: Any, page_size: int = 2, seed: bytes = SEED) -> list[Any]:
+    return list(package.hash_request_tokens(package.sha256, page_size, request, none_hash=package.init_none_hash(seed)))
+
+
+def _digests(package: ModuleType, values: list[int], extra: Any = (), page_size: int = 2) -> list[bytes]:
+    return [key.hash_value for key in _keys(package, PlainRequest("r", values, extra), page_size)]
+
+
+# -- HASH-1: one documented encoding --------------------------------------------------------------
+
+
+def _encoded(value: Any) -> bytes:
+    """The documented encoding of one value, written down once more."""
+    if value is None:
+        return b"n"
+    if isinstance(value, int):
+        return b"i" + struct.pack("<q", value)
+    if isinstance(value, bytes):
+        return b"b" + struct.pack("<Q", len(value)) + value
+    if isinstance(value, str):
+        return b"s" + struct.pack("<Q", len(value.encode())) + value.encode()
+    if isinstance(value, tuple):
+        return b"t" + struct.pack("<Q", len(value)) + b"".join(map(_encoded, value))
+    names = ["CacheSalt", "LoraAdapter", "WeightsVersion", "MultimodalItem", "PromptEmbeddings"]
+    return b"k" + bytes([1 + names.index(type(value).__name__)]) + b"".join(map(_encoded, vars(value).values()))
+
+
+def _documented(page_size: int, values: list[int], extra_of_page: Callable[[int], Any], seed: bytes) -> list[bytes]:
+    digest = hashlib.sha256(b"kvproof page key 1" + seed).digest()
+    chain = []
+    for start in range(0, len(values) - page_size + 1, page_size):
+        extra = extra_of_page(start)
+        message = b"\0" if extra is None else b"\1" + _encoded(extra)
+        message += struct.pack(f"<{page_size}i", *values[start : start + page_size])
+        digest = hashlib.sha256(digest + message).digest()
+        chain.append(digest)
+    return chain
+
+
+@PACKAGES
+@given(request=plain_requests(), page_size=page_sizes, seed=st.binary(max_size=4))
+def test_hash_1_keys_are_the_documented_bytes(
+    package: ModuleType, request: PlainRequest, page_size: int, seed: bytes
+) -> None:
+    order = ["CacheSalt", "LoraAdapter", "WeightsVersion", "MultimodalItem", "PromptEmbeddings"]
+    given_keys = sorted(
+        request.extra_keys or (),
+        key=lambda key: (
+            order.index(type(key).__name__),
+            getattr(key, "offset", 0),
+            getattr(key, "length", 0),
+            getattr(key, "content", b""),
+        ),
+    )
+
+    def extra_of_page(start: int) -> Any:
+        page = set(range(start, start + page_size))
+        touching = [
+            key
+            for key in given_keys
+            if isinstance(key, spec.CacheSalt | spec.LoraAdapter | spec.WeightsVersion)
+            or page & set(range(key.offset, key.offset + key.length))
+        ]
+        return tuple(touching) or None
+
+    values = [int(token) for token in request.all_token_ids]
+    keys = _keys(package, request, page_size, seed)
+    assert [key.hash_value for key in keys] == _documented(page_size, values, extra_of_page, seed)
+    for place, key in enumerate(keys):
+        assert key.token_ids == tuple(values[place * page_size : (place + 1) * page_size])
+        assert key.extra_keys == extra_of_page(place * page_size)
+
+
+@PACKAGES
+def test_hash_1_pinned_vector(package: ModuleType) -> None:
+    """The same on every platform and in every version that calls its encoding 1."""
+    request = PlainRequest("r", [0, -1, 2**31 - 1, 5, 9], (spec.CacheSalt("tenant"), spec.MultimodalItem(b"img", 2, 1)))
+    first, second = _keys(package, request)
+    assert first.hash_value.hex() == "00469550913d3a1c27f551b032f09b5a347625fd4dd6e71cb473c9a9f8e5329f"
+    assert second.hash_value.hex() == "7526a12fea96cab6e041177a859225f97a17d819b168ffc0f531b1040309d823"
+
+
+@given(request=plain_requests(), page_size=page_sizes, seed=st.binary(max_size=4))
+def test_hash_1_both_packages_give_the_same_keys(request: PlainRequest, page_size: int, seed: bytes) -> None:
+    assert _keys(fast, request, page_size, seed) == [
+        fast.PageHash(*key) for key in _keys(spec, request, page_size, seed)
+    ]
+
+
+@PACKAGES
+def test_hash_1_another_process_gives_the_same_keys_whatever_its_hash_seed(package: ModuleType) -> None:
+    code = (
+        f"from {package.__name__} import *\n"
+        f"request = Request('r', [0, -1, -2, 7], [CacheSalt('a'), MultimodalItem(b'b', 1, 2)])\n"
+        f"print([k.hash_value.hex() for k in hash_request_tokens(sha256, 2, request, none_hash=init_none_hash(b's'))])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "random")
+    }
+    request = spec.Request("r", [0, -1, -2, 7], [spec.CacheSalt("a"), spec.MultimodalItem(b"b", 1, 2)])
+    assert outputs == {f"{[key.hash_value.hex() for key in _keys(package, request, 2, b's')]}\n"}
+
+
+@PACKAGES
+@given(values=st.lists(tokens, min_size=2, max_size=8), seeds=st.lists(st.binary(max_size=4), min_size=2, unique=True))
+def test_hash_1_another_seed_gives_other_keys(package: ModuleType, values: list[int], seeds: list[bytes]) -> None:
+    request = PlainRequest("r", values)
+    digests = [{key.hash_value for key in _keys(package, request, 2, seed)} for seed in seeds]
+    assert len(set().union(*digests)) == sum(map(len, digests))
+
+
+@PACKAGES
+def test_hash_1_no_seed_draws_one_each_time(package: ModuleType) -> None:
+    assert package.init_none_hash() != package.init_none_hash()
+    pools = [package.PagePool(2, True) for _ in range(2)]
+    assert pools[0].none_hash != pools[1].none_hash
+
+
+@PACKAGES
+@given(first=token_lists, second=token_lists)
+def test_hash_1_keys_agree_just_as_far_as_the_tokens(package: ModuleType, first: list[int], second: list[int]) -> None:
+    """No value is special: prompts that differ in a first page only differ in every key."""
+    common = 0
+    while common < min(len(first), len(second)) and first[common] == second[common]:
+        common += 1
+    pairs = list(zip(_digests(package, first), _digests(package, second), strict=False))
+    assert [one == other for one, other in pairs] == [2 * place + 2 <= common for place in range(len(pairs))]
+
+
+@PACKAGES
+@pytest.mark.parametrize(("token", "other"), [(-1, -2), (0, -1), (0, 2**31 - 1), (-(2**31), 2**31 - 1)])
+def test_hash_1_no_token_is_special(package: ModuleType, token: int, other: int) -> None:
+    """``hash(-1) == hash(-2)`` in Python, which two real systems took for a page's key."""
+    assert not set(_digests(package, [token, 1, 2, 3])) & set(_digests(package, [other, 1, 2, 3]))
+
+
+@PACKAGES
+def test_hash_1_only_none_means_root(package: ModuleType) -> None:
+    root = package.init_none_hash(SEED)
+
+    def first(parent: bytes | None) -> bytes:
+        key = package.hash_page_tokens(package.sha256, parent, [1, 2], none_hash=root)
+        return bytes(key.hash_value)
+
+    parents = [None, b"", b"\0", bytes(32)]
+    assert len({first(parent) for parent in parents}) == len(parents)
+    assert first(None) == first(root)
+
+
+@PACKAGES
+def test_hash_1_a_hash_function_of_ones_own_is_used_for_root_and_pages(package: ModuleType) -> None:
+    seen: list[bytes] = []
+
+    def own(message: bytes) -> bytes:
+        seen.append(message)
+        return b"%02d" % len(seen)
+
+    root = package.init_none_hash(b"s", own)
+    keys = package.hash_request_tokens(own, 1, PlainRequest("r", [5, 6]), none_hash=root)
+    assert [key.hash_value for key in keys] == [b"02", b"03"]
+    assert seen == [b"kvproof page key 1s", b"01\0\5\0\0\0", b"02\0\6\0\0\0"]
+
+
+@PACKAGES
+@given(values=st.lists(tokens, max_size=9), spelling=spellings)
+def test_hash_1_tokens_are_read_alike_from_lists_and_arrays(
+    package: ModuleType, values: list[int], spelling: Any
+) -> None:
+    """R1: numpy integers are ints."""
+    plain = _keys(package, PlainRequest("r", values))
+    assert _keys(package, PlainRequest("r", spelled(values, spelling))) == plain
+    one = package.hash_page_tokens(package.sha256, b"parent", spelled(values, spelling))
+    assert one == package.hash_page_tokens(package.sha256, b"parent", values)
+    assert all(type(token) is int for token in one.token_ids)
+
+
+# -- HASH-2: extra keys ---------------------------------------------------------------------------
+
+
+@PACKAGES
+@given(mine=extra_keys(), theirs=extra_keys(), values=st.lists(st.integers(0, 1), min_size=8, max_size=14))
+def test_hash_2_keys_agree_just_as_far_as_the_extra_keys(
+    package: ModuleType, mine: Any, theirs: Any, values: list[int]
+) -> None:
+    pairs = list(zip(_digests(package, values, mine), _digests(package, values, theirs), strict=True))
+    touching = [
+        (page_extra_keys(request_extra_keys(PlainRequest("r", values, extra)), 2 * place, 2 * place + 2) or ())
+        for place in range(len(pairs))
+        for extra in (mine, theirs)
+    ]
+    agree = True
+    for place, (one, other) in enumerate(pairs):
+        agree = agree and set(touching[2 * place]) == set(touching[2 * place + 1])
+        assert (one == other) == agree
+
+
+@PACKAGES
+def test_hash_2_kinds_and_emptiness_are_told_apart(package: ModuleType) -> None:
+    """None, an empty tuple, an empty salt, and one text as salt, adapter and version: nobody shares with another."""
+    extras: list[Any] = [
+        None,
+        (),
+        (None,),
+        (spec.CacheSalt(""),),
+        (spec.LoraAdapter(""),),
+        (spec.CacheSalt("a"),),
+        (spec.LoraAdapter("a"),),
+        (spec.WeightsVersion("a"),),
+        (spec.MultimodalItem(b"a", 0, 2),),
+        (spec.MultimodalItem(b"a", 0, 1),),
+        (spec.MultimodalItem(b"a", 1, 1),),
+        (spec.PromptEmbeddings(b"a", 0, 2),),
+        (spec.CacheSalt("a"), spec.LoraAdapter("b")),
+        (spec.CacheSalt("ab"), spec.LoraAdapter("")),
+        ("a",),
+        (b"a",),
+        (0,),
+    ]
+    digests = {package.hash_page_tokens(package.sha256, None, [1, 2], extra).hash_value for extra in extras}
+    assert len(digests) == len(extras)
+
+
+@PACKAGES
+@given(st.lists(st.lists(generic_values, max_size=3).map(tuple), min_size=2, max_size=4, unique_by=repr), tokens)
+def test_hash_2_generic_values_are_told_apart(package: ModuleType, extras: list[Any], token: int) -> None:
+    digests = {package.hash_page_tokens(package.sha256, b"", [token], extra).hash_value for extra in extras}
+    assert len(digests) == len(extras)
+
+
+@given(st.lists(generic_values, max_size=3).map(tuple), token_lists)
+def test_hash_2_both_packages_encode_generic_values_alike(extra: Any, values: list[int]) -> None:
+    key = spec.hash_page_tokens(spec.sha256, b"p", values, extra)
+    assert fast.hash_page_tokens(fast.sha256, b"p", values, extra) == fast.PageHash(*key)
+
+
+@PACKAGES
+@given(offset=st.integers(0, 9), length=st.integers(1, 9), page_size=page_sizes)
+def test_hash_2_an_item_enters_just_the_pages_that_it_touches(
+    package: ModuleType, offset: int, length: int, page_size: int
+) -> None:
+    """And, by way of the chain, the keys of all pages behind them."""
+    item = spec.MultimodalItem(b"a", offset, length)
+    keys = _keys(package, PlainRequest("r", [0] * 24, (item,)), page_size)
+    touched = [place for place, key in enumerate(keys) if key.extra_keys is not None]
+    assert touched == list(range(offset // page_size, -(-(offset + length) // page_size)))[: len(keys)]
+    plain = _keys(package, PlainRequest("r", [0] * 24), page_size)
+    same = [mine.hash_value == theirs.hash_value for mine, theirs in zip(keys, plain, strict=True)]
+    assert same == [place < offset // page_size for place in range(len(keys))]
+
+
+@given(extra=extra_keys(), page_size=page_sizes)
+def test_hash_2_fast_lays_extra_keys_out_as_the_specification_reads_them(extra: Any, page_size: int) -> None:
+    ordered = request_extra_keys(PlainRequest("r", [], extra))
+    segments = extra_segments(extra, page_size)
+    assert [segment.end for segment in segments] == sorted({segment.end for segment in segments})
+    for page in range(20):
+        segment = next(segment for segment in segments if page < segment.end)
+        assert segment.extra_keys == page_extra_keys(ordered, page * page_size, (page + 1) * page_size)
+
+
+@PACKAGES
+@given(extra=extra_keys(), data=st.data())
+def test_hash_2_the_order_in_which_extra_keys_are_listed_is_nothing(
+    package: ModuleType, extra: Any, data: st.DataObject
+) -> None:
+    values = list(range(12))
+    assert _digests(package, values, data.draw(st.permutations(extra))) == _digests(package, values, extra)
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("extra", "kind"),
+    [
+        ((spec.CacheSalt("a"), spec.CacheSalt("b")), ValueError),
+        ((spec.LoraAdapter("a"), spec.LoraAdapter("a")), ValueError),
+        ((spec.MultimodalItem(b"a", 0, 1), spec.MultimodalItem(b"a", 0, 1)), ValueError),
+        ((spec.MultimodalItem(b"a", -1, 1),), ValueError),
+        ((spec.PromptEmbeddings(b"a", 0, 0),), ValueError),
+        (("a",), TypeError),
+        ((spec.CacheSalt,), TypeError),
+    ],
+)
+def test_hash_2_impossible_extra_keys_are_refused(package: ModuleType, extra: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"request\.extra_keys.*\[HASH-2\]"):
+        _keys(package, PlainRequest("r", [1, 2], extra))
+
+
+@PACKAGES
+@pytest.mark.parametrize("value", [1.0, True, [1], {1}, 2**63, -(2**63) - 1, object()])
+def test_hash_2_values_without_encoding_are_refused(package: ModuleType, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"extra_keys.*\[HASH-2\]"):
+        package.hash_page_tokens(package.sha256, None, [1], (value,))
+
+
+def _wrong(value: Any) -> Any:
+    """A value of a type that a field has not."""
+    return value
+
+
+@PACKAGES
+def test_r1_extra_keys_with_numpy_positions_are_those_with_plain_ones(package: ModuleType) -> None:
+    """R1: numpy integers are ints; engines compute offsets with numpy."""
+    positions: list[Any] = [np.int64(1), np.int32(2)]
+    item = spec.MultimodalItem(b"a", *positions)
+    assert _digests(package, [1, 2, 3, 4], (item,)) == _digests(
+        package, [1, 2, 3, 4], (spec.MultimodalItem(b"a", 1, 2),)
+    )
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (spec.MultimodalItem(b"a", 0, 1), spec.MultimodalItem(_wrong("a"), 0, 1)),
+        (spec.CacheSalt("\ud800"),),
+        (spec.CacheSalt(_wrong(5)),),
+    ],
+    ids=["bytes and str", "lone surrogate", "salt of a wrong type"],
+)
+def test_r1_extra_keys_with_a_wrong_field_are_refused_by_name(package: ModuleType, extra: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"extra_keys.*\[(HASH-2|R1)\]"):
+        _keys(package, PlainRequest("r", [1, 2], extra))
+
+
+@PACKAGES
+def test_sec_2_a_refused_salt_is_not_printed(package: ModuleType) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        _keys(package, PlainRequest("r", [1, 2], (spec.CacheSalt("secret"), spec.CacheSalt("another"))))
+    assert "secret" not in repr(caught.value)
+
+
+# -- HASH-3: full pages only ----------------------------------------------------------------------
+
+
+@PACKAGES
+@given(values=token_lists, page_size=page_sizes)
+def test_hash_3_only_full_pages_have_keys(package: ModuleType, values: list[int], page_size: int) -> None:
+    keys = _keys(package, PlainRequest("r", values), page_size)
+    assert len(keys) == len(values) // page_size
+    assert _keys(package, PlainRequest("r", values[: len(keys) * page_size]), page_size) == keys
+
+
+@PACKAGES
+@given(request=plain_requests(), page_size=page_sizes)
+def test_hash_3_the_keys_of_a_request_are_the_chain_of_its_pages(
+    package: ModuleType, request: PlainRequest, page_size: int
+) -> None:
+    parent = None
+    for place, key in enumerate(_keys(package, request, page_size)):
+        page = request.all_token_ids[place * page_size : (place + 1) * page_size]
+        root = package.init_none_hash(SEED)
+        assert key == package.hash_page_tokens(package.sha256, parent, page, key.extra_keys, none_hash=root)
+        parent = key.hash_value
+
+
+# -- R1 -------------------------------------------------------------------------------------------
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2.0], TypeError),
+        ([1, True], TypeError),
+        ([1, np.True_], TypeError),
+        ([1, None], TypeError),
+        ([1, "2"], TypeError),
+        ("12", TypeError),
+        (12, TypeError),
+        (np.array([1.0, 2.0]), TypeError),
+        (np.array([True, False]), TypeError),
+        (np.array([[1, 2]]), TypeError),
+        ([1, 2**31], ValueError),
+        ([1, -(2**31) - 1], ValueError),
+        (np.array([1, 2**31]), ValueError),
+        (np.array([1, 2**64 - 1], np.uint64), ValueError),
+    ],
+    ids=repr,
+)
+def test_r1_what_is_no_token_is_refused_by_name(package: ModuleType, values: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="curr_page_token_ids") as caught:
+        package.hash_page_tokens(package.sha256, None, values)
+    assert clause_of_message(str(caught.value)) == "R1"
+    with pytest.raises(kind, match=r"request\.all_token_ids"):
+        package.hash_request_tokens(package.sha256, 1, PlainRequest("r", values))
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("page_size", "kind"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)]
+)
+def test_r1_what_is_no_page_size_is_refused_by_name(package: ModuleType, page_size: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=f"page_size={page_size!r}"):
+        package.hash_request_tokens(package.sha256, page_size, PlainRequest("r", [1]))
+
+
+@PACKAGES
+def test_r1_digests_and_seeds_are_bytes(package: ModuleType) -> None:
+    with pytest.raises(TypeError, match=r"parent_page_hash=0 .*\[HASH-1\]"):
+        package.hash_page_tokens(package.sha256, 0, [1])
+    with pytest.raises(TypeError, match=r"hash_function returned int.*\[HASH-1\]"):
+        package.hash_page_tokens(hash, None, [1])
+    with pytest.raises(TypeError, match="seed must be bytes or None, not str"):
+        package.init_none_hash("seed")
+    with pytest.raises(TypeError, match=r"extra_keys must be a tuple or None, not list .*\[HASH-2\]"):
+        package.hash_page_tokens(package.sha256, None, [1], [1])
+
+
+@PACKAGES
+def test_r1_what_is_no_request_is_refused_by_name(package: ModuleType) -> None:
+    with pytest.raises(TypeError, match="request"):
+        package.hash_request_tokens(package.sha256, 2, None)
+
+
+@PACKAGES
+@pytest.mark.parametrize("none_hash", [5, "root"])
+def test_r1_a_root_that_is_no_digest_is_refused(package: ModuleType, none_hash: Any) -> None:
+    with pytest.raises(TypeError, match=r"\[HASH-1\]"):
+        package.hash_request_tokens(package.sha256, 1, PlainRequest("r", [1]), none_hash=none_hash)
+
+
+# -- fast's lazy list -----------------------------------------------------------------------------
+
+
+@given(request=plain_requests(), page_size=page_sizes, data=st.data())
+def test_hash_3_the_lazy_list_is_the_list_of_its_keys(
+    request: PlainRequest, page_size: int, data: st.DataObject
+) -> None:
+    keys = fast.hash_request_tokens(fast.sha256, page_size, request, none_hash=SEED)
+    listed = [fast.PageHash(*key) for key in spec.hash_request_tokens(spec.sha256, page_size, request, none_hash=SEED)]
+    assert keys == listed
+    assert listed == keys
+    assert keys == tuple(listed)
+    assert keys != [*listed, None]
+    assert len(keys) == len(listed)
+    assert list(reversed(keys)) == listed[::-1]
+    part = data.draw(st.slices(len(listed)))
+    assert keys[part] == listed[part]
+    for place in range(-len(listed), len(listed)):
+        assert keys[place] == listed[place]
+    for place in (len(listed), -len(listed) - 1):
+        with pytest.raises(IndexError):
+            keys[place]
+
+
+@given(mine=plain_requests(), theirs=plain_requests(), cut=st.integers(0, 8), data=st.data())
+def test_hash_3_agrees_says_whether_leading_keys_are_those_of_other_tokens(
+    mine: PlainRequest, theirs: PlainRequest, cut: int, data: st.DataObject
+) -> None:
+    """It is asked with more, as many and fewer pages than there are, for requests that share a beginning."""
+    if data.draw(st.booleans()):
+        theirs = PlainRequest("r", [*mine.all_token_ids[:cut], *theirs.all_token_ids[cut:]], theirs.extra_keys)
+    if data.draw(st.booleans()):
+        theirs.extra_keys = mine.extra_keys
+    one, other = (fast.hash_request_tokens(fast.sha256, 2, request, none_hash=SEED) for request in (mine, theirs))
+    count = data.draw(st.integers(0, 5))
+    wanted = min(count, len(one))
+    assert one.agrees(other.tokens, other.segments, count) == (list(one)[:wanted] == list(other)[:wanted])

@@ -1,0 +1,187 @@
+"""The house: which folder may import what, how long a module is, and what an import costs."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("spec", "fast", "kernels", "conformance")
+MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+IDS = [str(path.relative_to(ROOT)) for path in MODULES]
+
+EXTERNAL = {
+    "spec": {"numpy", "ml_dtypes"},
+    "fast": {"numpy", "jax"},
+    "kernels": {"numpy", "jax"},
+    "conformance": {"numpy", "jax", "hypothesis", "rich"},
+}
+"""The packages from elsewhere that a folder may import; conformance imports JAX where it runs, not at its top."""
+
+OURS = {
+    "spec": ("kvproof.spec",),
+    "fast": ("kvproof.fast", "kvproof.kernels"),
+    "kernels": ("kvproof.kernels",),
+    "conformance": ("kvproof.conformance", "kvproof.spec"),
+}
+"""What a folder may import of ours; fast may also import the one module of ``ALSO``."""
+
+ALSO = {"fast": "kvproof.spec.declarations"}
+
+MAX_LINES = 400
+LONG_MODULES = {
+    "spec/cache_manager.py": "one class with the contract's longest room, half of it docstrings; more groups split it",
+    "fast/cache_manager.py": "one class; its paths read the same columns, which a split would hand about",
+    "fast/page_pool.py": "one class; its scalar and bulk paths stand side by side so that they are read together",
+    "fast/prefix_index.py": "one tree; every operation keeps the same redundancies, listed by one check()",
+}
+"""Modules over `MAX_LINES` lines, each with the reason."""
+
+
+def _imports(path: Path, at_once: bool = False) -> Iterator[str]:
+    """The absolute names of what a module imports.
+
+    Args:
+        path: the module.
+        at_once: only what is imported when the module is: nothing within functions or for type checkers only.
+    """
+    package = ["kvproof", *path.relative_to(ROOT).parts[:-1]]
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if at_once and isinstance(node, ast.FunctionDef):
+            continue
+        if at_once and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+
+
+def _module_of(name: str) -> str | None:
+    """The module of ours that an imported name stands in; None for what is not ours."""
+    parts = name.split(".")
+    while parts and parts[0] == "kvproof":
+        path = ROOT.joinpath(*parts[1:])
+        if path.with_suffix(".py").is_file():
+            return ".".join(parts)
+        if len(parts) > 1 and (path / "__init__.py").is_file():
+            return ".".join(parts)
+        parts.pop()
+    return None
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(["kvproof", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def _within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_a_folder_imports_only_what_it_may(path: Path) -> None:
+    folder = path.relative_to(ROOT).parts[0]
+    for name in _imports(path):
+        top = name.split(".")[0]
+        if top == "kvproof":
+            allowed = any(_within(name, package) for package in OURS[folder])
+            allowed = allowed or (folder in ALSO and _within(name, ALSO[folder]))
+            allowed = allowed or name == "kvproof.__version__"
+        else:
+            allowed = top in sys.stdlib_module_names or top in EXTERNAL[folder]
+        assert allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_a_folder_is_left_by_its_full_name_only(path: Path) -> None:
+    """Relative imports stay inside a folder; those across folders say ``kvproof.x``."""
+    depth = len(path.relative_to(ROOT).parts) - 1
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level <= depth, f"line {node.lineno} leaves the folder by dots"
+
+
+def _circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """One circle in a graph, if there is any."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail, name]
+        if name in done:
+            return []
+        done.add(name)
+        return next((found for other in sorted(graph[name] - {name}) if (found := visit(other, [*trail, name]))), [])
+
+    return next((found for name in graph if (found := visit(name, []))), [])
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    names = {_name(path): path for path in MODULES}
+    graph = {
+        name: {module for imported in _imports(path, at_once=True) if (module := _module_of(imported)) in names}
+        for name, path in names.items()
+    }
+    assert sum(map(len, graph.values())) > len(graph), "the imports were found"
+    assert _circle({name: {str(module) for module in modules} for name, modules in graph.items()}) == []
+
+
+def test_no_folder_imports_itself_in_a_circle() -> None:
+    """Not even by what only type checkers or functions import."""
+    graph: dict[str, set[str]] = {folder: set() for folder in FOLDERS}
+    for path in MODULES:
+        imported = {name.split(".")[1] for name in _imports(path) if name.startswith("kvproof.")}
+        graph[path.relative_to(ROOT).parts[0]] |= imported & set(FOLDERS)
+    assert graph["fast"] >= {"spec", "kernels"}, "the imports were found"
+    assert _circle(graph) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert _circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["a", "b", "c", "b"]
+
+
+@pytest.mark.parametrize("path", [*MODULES, ROOT / "src" / "kvproof" / "__init__.py"], ids=[*IDS, "src"])
+def test_a_module_says_what_it_is_for(path: Path) -> None:
+    assert (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=IDS)
+def test_a_module_is_short_or_listed(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    listed = str(path.relative_to(ROOT)) in LONG_MODULES
+    assert (lines > MAX_LINES) == listed, f"{lines} lines, {'listed' if listed else 'not listed'} as long"
+
+
+def test_every_module_listed_as_long_exists() -> None:
+    assert set(LONG_MODULES) <= set(IDS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_links_in_src_point_to_the_folders(folder: str) -> None:
+    link = ROOT / "src" / "kvproof" / folder
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / ".." / folder
+    assert link.resolve() == (ROOT / folder).resolve()
+
+
+@pytest.mark.parametrize("module", ["kvproof", "kvproof.spec", "kvproof.conformance"])
+def test_importing_it_loads_no_jax(module: str) -> None:
+    """JAX takes 0.6 s to load: only what computes on a device pays for it."""
+    code = f"import sys, {module}; print(sorted(m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib')))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_importing_kvproof_loads_none_of_its_folders() -> None:
+    code = "import sys, kvproof; print(sorted(m for m in sys.modules if m.startswith('kvproof.')))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
