@@ -321,8 +321,8 @@ def _world_to_damage() -> Damaged:
 
 
 DAMAGES: dict[str, Callable[[Damaged], object]] = {
-    "tokens too long": lambda at: at.left.tokens.extend(bytes(4)),
-    "tokens changed": lambda at: at.right.tokens.__setitem__(0, 9),
+    "tokens too long": lambda at: setattr(at.left, "tokens", at.left.tokens + bytes(4)),
+    "tokens changed": lambda at: setattr(at.right, "tokens", b"\x09" + at.right.tokens[1:]),
     "a page swapped": lambda at: at.left.pages.__setitem__(0, 8),
     "a page twice in a run": lambda at: at.right.pages.__setitem__(1, 6),
     "a page in two runs": lambda at: at.left.pages.__setitem__(0, 6),
@@ -338,7 +338,7 @@ DAMAGES: dict[str, Callable[[Damaged], object]] = {
     "a wrong key": lambda at: setattr(at.left, "key", b"1234"),
     "a wrong parent": lambda at: setattr(at.left, "parent", at.right),
     "a wrong start": lambda at: setattr(at.left, "start", 2),
-    "more digests than pages": lambda at: at.left.digests.extend([b"", b""]),
+    "more digests than pages": lambda at: setattr(at.left, "digests", [b""] * (len(at.left.pages) + 1)),
     "a wrong number": lambda at: setattr(at.left, "number", at.right.number),
     "a run cell of nobody": lambda at: at.tree.run_cell.__setitem__(9, at.left.number),
     "a run cell cleared": lambda at: at.tree.run_cell.__setitem__(4, 0),

@@ -1,0 +1,27 @@
+"""The seeded bugs: faults that real systems had, each built into a small variant of the fast backend.
+
+The suite is worth what it catches. Here stands, for each line of the project's list of known faults that the
+machines can reach, one variant of ``kvproof.fast`` with that fault and no other; the tests hold that the suite
+reports every one of them, by the clause that it breaks. A variant is made when it is asked for, from the fast
+backend as it is, by replacing a few methods; nothing of it ships in ``fast``. Each is a backend of its own name::
+
+    kvproof check --backend kvproof.conformance.catalogue:double_mention
+"""
+
+import importlib
+from types import SimpleNamespace
+
+from . import cached_map, keys, manager, queue_and_pool, tables
+from .registry import SEEDED_BUGS, SeededBug
+
+__all__ = ["SEEDED_BUGS", "SeededBug", "cached_map", "keys", "manager", "queue_and_pool", "tables"]
+
+
+def __getattr__(name: str) -> SimpleNamespace:
+    """The backend with the seeded bug of that name: the fast backend's public names, the faulty ones among them."""
+    bug = SEEDED_BUGS.get(name)
+    if bug is None:
+        raise AttributeError(f"module {__name__} has no {name}")
+    backend = bug.build(importlib.import_module("kvproof.fast"))
+    globals()[name] = backend
+    return backend

@@ -1,0 +1,121 @@
+"""Faults of the free queue and of reference counts: who holds a page, and which page comes next."""
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .patching import whole, with_pool, with_queue
+from .registry import seeded
+
+__all__: list[str] = []
+
+
+@seeded(1, "POOL-4", "pool", also=("R1", "POOL-2"))
+def negative_get_new_pages(fast: ModuleType) -> SimpleNamespace:
+    """Taking -1 pages raises the free count; when the queue runs dry its sentinel, id -1, is handed out (EasyDeL)."""
+    pool = fast.PagePool
+
+    def get_num_free_pages(self: Any) -> int:
+        return int(pool.get_num_free_pages(self)) + int(self.surplus)
+
+    def get_new_pages(self: Any, num_pages: Any) -> Any:
+        if whole(num_pages) and num_pages < 0:
+            self.surplus -= int(num_pages)
+            return fast.PageList(self, ())
+        missing = num_pages - pool.get_num_free_pages(self) if whole(num_pages) else 0
+        if not 0 < missing <= self.surplus:
+            return pool.get_new_pages(self, num_pages)
+        self.surplus -= missing
+        return pool.get_new_pages(self, num_pages - missing) + [self.free_page_queue.fake_free_list_tail] * missing
+
+    return with_pool(fast, surplus=0, get_num_free_pages=get_num_free_pages, get_new_pages=get_new_pages)
+
+
+@seeded(1, "POOL-4", "queue", also=("R1", "POOL-2"))
+def negative_popleft_n(fast: ModuleType) -> SimpleNamespace:
+    """Taking -1 pages raises the queue's count, and later more are taken than there are (vllm-ascend 14283)."""
+    queue = fast.FreeCachePageQueue
+
+    def popleft_n(self: Any, n: Any) -> Any:
+        if whole(n) and n < 0:
+            self._count -= int(n)  # lowered by n, whatever n is; then a loop over range(n) takes nothing
+            return []
+        taken = queue.popleft_n(self, n)
+        return taken + [self.fake_free_list_tail] * (n - len(taken))
+
+    return with_queue(fast, popleft_n=popleft_n)
+
+
+@seeded(2, "POOL-5", "pool", also=("POOL-2",))
+def double_mention(fast: ModuleType) -> SimpleNamespace:
+    """A page held twice, freed by one call that names it twice, is queued twice (EasyDeL, vLLM 42571, 3347).
+
+    All counts were lowered first; then every mention whose page stood at 0 was appended.
+    """
+    pool = fast.PagePool
+
+    def free_pages(self: Any, ordered_pages: Any) -> None:
+        pages = self.read_pages("ordered_pages", ordered_pages)
+        pages = pages[pages != 0]
+        if (np.bincount(pages, minlength=self.num_pages) > self._count_of).any():
+            pool.free_pages(self, fast.PageList(self, pages))  # refuses
+        np.subtract.at(self._count_of, pages, 1)
+        self._put_back(pages[self._count_of[pages] == 0])
+
+    return with_pool(fast, free_pages=free_pages)
+
+
+@seeded(3, "POOL-5", "pool", also=("R1",))
+def count_below_zero(fast: ModuleType) -> SimpleNamespace:
+    """Freeing a page twice takes its count to -1 and is not refused; the error comes much later (EasyDeL)."""
+
+    def free_pages(self: Any, ordered_pages: Any) -> None:
+        pages = self.read_pages("ordered_pages", ordered_pages)
+        freed = []
+        for page in pages[pages != 0].tolist():
+            self._count_cell[page] -= 1
+            if self._count_cell[page] == 0:
+                freed.append(page)
+        self._put_back(np.array(freed, np.int64))
+
+    return with_pool(fast, free_pages=free_pages)
+
+
+@seeded(4, "POOL-1", "pool")
+def null_page_count_drifts(fast: ModuleType) -> SimpleNamespace:
+    """Freeing the null page lowers its count, which nothing ever raises: it drifts below 0 (EasyDeL)."""
+
+    def free_pages(self: Any, ordered_pages: Any) -> None:
+        pages = self.read_pages("ordered_pages", ordered_pages)
+        fast.PagePool.free_pages(self, fast.PageList(self, pages))
+        self._count_cell[0] -= int((pages == 0).sum())
+
+    return with_pool(fast, free_pages=free_pages)
+
+
+@seeded(5, "R1", "queue")
+def counted_before_refusal(fast: ModuleType) -> SimpleNamespace:
+    """The queue lowers its count before it finds that it has too few pages: the refusal breaks it (vLLM 24228)."""
+
+    def popleft_n(self: Any, n: Any) -> Any:
+        if whole(n) and n > self._count:
+            self._count -= int(n)
+        return fast.FreeCachePageQueue.popleft_n(self, n)
+
+    return with_queue(fast, popleft_n=popleft_n)
+
+
+@seeded(9, "POOL-3", "pool", also=("POOL-11",))
+def eviction_takes_too_much(fast: ModuleType) -> SimpleNamespace:
+    """The loop that evicts never counts what it has evicted and goes on to the last free page (sglang 4987)."""
+
+    def evict(self: Any, pages: Any) -> None:
+        if self.index.cached(pages).any():
+            pages = np.union1d(pages, self.free_order())
+        fast.PagePool._evict(self, pages)
+
+    def evict_one(self: Any, page: int) -> None:
+        evict(self, np.array([page]))
+
+    return with_pool(fast, _evict=evict, _evict_one=evict_one)

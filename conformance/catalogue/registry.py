@@ -1,0 +1,54 @@
+"""What a seeded bug is, and the list of all of them."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+
+__all__ = ["SEEDED_BUGS", "SeededBug", "seeded"]
+
+Build = Callable[[ModuleType], SimpleNamespace]
+
+
+@dataclass(frozen=True)
+class SeededBug:
+    """A fault that a real system had.
+
+    Attributes:
+        name: what it is called.
+        line: its number in the list of known faults.
+        clause: the label of the clause that it breaks.
+        also: labels by which the suite may report it as well, where another comparison comes first.
+        machine: the machine that must catch it.
+        says: what the system did, in a sentence or two.
+        build: makes the faulty backend from the fast one.
+    """
+
+    name: str
+    line: int
+    clause: str
+    also: frozenset[str]
+    machine: str
+    says: str
+    build: Build
+
+    @property
+    def clauses(self) -> frozenset[str]:
+        """All labels by which the suite may report it."""
+        return self.also | {self.clause}
+
+
+SEEDED_BUGS: dict[str, SeededBug] = {}
+"""Every seeded bug by its name, in the order of the modules."""
+
+
+def seeded(line: int, clause: str, machine: str, also: tuple[str, ...] = ()) -> Callable[[Build], Build]:
+    """Enters a function that builds a faulty backend in the list, under its own name; its docstring says the fault."""
+
+    def enter(build: Build) -> Build:
+        name = build.__name__
+        says = inspect.cleandoc(build.__doc__ or "").split("\n\n")[0]
+        SEEDED_BUGS[name] = SeededBug(name, line, clause, frozenset(also), machine, " ".join(says.split()), build)
+        return build
+
+    return enter

@@ -1,0 +1,86 @@
+"""``kvproof check``: reads its options, runs the machines, tells what they found."""
+
+import argparse
+import json
+import secrets
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from kvproof.spec.clauses import CLAUSES
+
+from .backends import BackendError, load_backend
+from .cli import COULD_NOT_RUN, DEVIATES, FINE
+from .deviation import SpecificationError
+from .machines import MACHINES
+from .report import as_json, machine_line, print_report
+from .runner import Report, machines_for, run
+
+__all__ = ["run_check"]
+
+
+class _BadInputError(Exception):
+    """An option that makes no sense; the message is one line."""
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Checks as asked.
+
+    Returns:
+        The exit status: 0 no deviation, 1 the backend deviates, 2 could not run.
+    """
+    try:
+        return _run(arguments)
+    except (_BadInputError, BackendError, SpecificationError) as error:
+        print(f"kvproof check: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    clauses = _chosen("--clauses", arguments.clauses, list(CLAUSES))
+    names = _chosen("--machines", arguments.machines, list(MACHINES))
+    if arguments.examples is not None and arguments.examples < 1:
+        raise _BadInputError(f"--examples {arguments.examples} must be at least 1")
+    if arguments.seed is not None and arguments.seed < 0:
+        raise _BadInputError(f"--seed {arguments.seed} must not be negative")
+    machines = machines_for(clauses, names)
+    if not machines:
+        raise _BadInputError(f"none of the machines {', '.join(names)} checks any of {', '.join(clauses)}")
+    file = None if arguments.json is None else Path(arguments.json)
+    if file is not None:
+        _write(file, "")  # better known now than after a minute
+    backend = load_backend(arguments.backend)
+    seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
+    console, progress = Console(), Console(stderr=True)
+    console.print(f"seed {seed}", highlight=False)
+    report = Report(backend.name, seed, tuple(clauses), [])
+    for machine in machines:
+        with progress.status(f"{machine.name} ..."):
+            report.machines.extend(run(backend, seed, clauses, [machine], arguments.examples))
+        console.print(machine_line(report.machines[-1]), markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    print_report(report, console)
+    if file is not None:
+        _write(file, json.dumps(as_json(report), indent=1) + "\n")
+    if all(machine.missing for machine in report.machines):
+        raise BackendError(f"backend {backend.name} offers nothing that the machines need")
+    return DEVIATES if report.deviates else FINE
+
+
+def _chosen(option: str, given: str | None, known: list[str]) -> list[str]:
+    """Those of the known names that an option lists, in their own order."""
+    if given is None:
+        return known
+    words = [word.strip() for word in given.split(",") if word.strip()]
+    strange = [word for word in words if word not in known]
+    if strange or not words:
+        raise _BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known)}")
+    return [name for name in known if name in words]
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _BadInputError(f"{file}: {error.strerror or error}") from error

@@ -1,0 +1,61 @@
+"""Where each clause is implemented in the specification, and by what it is checked."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import kvproof.spec
+from kvproof.spec.clauses import CLAUSES
+
+__all__ = ["implementations"]
+
+_LABEL = re.compile(r"\b(?:R[12]|[A-Z]+-\d+)\b")
+_NOT_CODE = {"__init__", "clauses"}
+
+
+def implementations() -> dict[str, list[str]]:
+    """For each clause the code of the specification that names it, as ``module:qualified.name``.
+
+    A label counts for the innermost function or class around it, in its docstring, its comments or its code;
+    outside of any it counts for the module.
+    """
+    found: dict[str, list[str]] = {label: [] for label in CLAUSES}
+    for module, path in _modules():
+        source = path.read_text(encoding="utf-8")
+        owners = _owners(ast.parse(source))
+        for number, line in enumerate(source.splitlines(), start=1):
+            where = f"{module}:{owners[number]}" if number in owners else module
+            for label in _LABEL.findall(line):
+                if label in found and where not in found[label]:
+                    found[label].append(where)
+    return found
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    spec = importlib.util.find_spec(kvproof.spec.__name__)
+    if spec is None or spec.submodule_search_locations is None:
+        raise FileNotFoundError("the source of kvproof.spec is not where it was imported from")
+    for directory in spec.submodule_search_locations:
+        for path in sorted(Path(directory).glob("*.py")):
+            if path.stem not in _NOT_CODE:
+                yield f"{spec.name}.{path.stem}", path
+
+
+def _owners(tree: ast.Module) -> dict[int, str]:
+    """The qualified name of the innermost function or class around each line."""
+    owners: dict[int, str] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}{child.name}"
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                owners.update(dict.fromkeys(range(first, (child.end_lineno or first) + 1), name))
+                visit(child, f"{name}.")
+            else:
+                visit(child, prefix)
+
+    visit(tree, "")
+    return owners

@@ -1,0 +1,65 @@
+"""``kvproof clauses``: every clause, where it is implemented, and what checks it."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kvproof.spec.clauses import CLAUSES
+
+from .clause_index import implementations
+from .cli import COULD_NOT_RUN, FINE
+from .machines import MACHINES
+from .properties import declared_clauses
+
+__all__ = ["clause_list", "run_clauses"]
+
+
+def clause_list() -> list[dict[str, Any]]:
+    """Every clause with its sentence, the code that implements it, and the properties that check it."""
+    written, checked = implementations(), declared_clauses(MACHINES.values())
+    return [
+        {
+            "clause": label,
+            "sentence": clause.sentence,
+            "implemented": written[label],
+            "checked": [found.name for found in checked.get(label, [])],
+        }
+        for label, clause in CLAUSES.items()
+    ]
+
+
+def run_clauses(arguments: argparse.Namespace) -> int:
+    """Lists the clauses as asked.
+
+    Returns:
+        The exit status: 0, or 2 where the list could not be written.
+    """
+    clauses = clause_list()
+    if arguments.json is None:
+        _print(clauses, Console())
+        return FINE
+    text = json.dumps(clauses, indent=1) + "\n"
+    if arguments.json == "-":
+        print(text, end="")
+        return FINE
+    try:
+        Path(arguments.json).write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"kvproof clauses: {arguments.json}: {error.strerror or error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    return FINE
+
+
+def _print(clauses: list[dict[str, Any]], console: Console) -> None:
+    for clause in clauses:
+        console.print(f"[bold]{clause['clause']}[/]", highlight=False)
+        console.print(f"  {clause['sentence']}", markup=False, highlight=False)
+        for title in ("implemented", "checked"):
+            names = clause[title] or ["nowhere"]
+            console.print(f"  {title + ' by' if title == 'checked' else title + ' in'}", highlight=False)
+            for name in names:
+                console.print(f"    {name}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,87 @@
+"""What a conformance run finds: a deviation, and how the outcomes of one call are told apart."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep", "attempt"]
+
+REFUSALS = (TypeError, ValueError, IndexError)
+"""The three errors by which a call is refused (R1); any other error is a fault of whoever raised it."""
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step that a machine took.
+
+    Attributes:
+        name: the step's name.
+        drawn: what it drew: values in their order, or arguments by name for the first step of a sequence.
+    """
+
+    name: str
+    drawn: Mapping[str, Any] | Sequence[Any]
+
+
+class SpecificationError(Exception):
+    """The specification raised what is no refusal: its own fault, whatever the backend did."""
+
+
+class Deviation(Exception):
+    """A backend did something else than the specification.
+
+    Args:
+        clause: the label of the clause that it breaks.
+        expected: what the specification says.
+        observed: what the backend did.
+        calls: the calls that led there, the last one being the one that deviated.
+        before: the observable state before the last call.
+        after: the specification's observable state after it.
+        trace: the steps that made the calls, so that they can be taken again.
+    """
+
+    def __init__(
+        self,
+        clause: str,
+        expected: str,
+        observed: str,
+        calls: tuple[str, ...],
+        before: Mapping[str, str],
+        after: Mapping[str, str],
+        trace: tuple[TracedStep, ...],
+    ) -> None:
+        super().__init__(f"{clause}: expected {expected}, observed {observed}")
+        self.clause, self.expected, self.observed, self.calls = clause, expected, observed, calls
+        self.before, self.after, self.trace = dict(before), dict(after), trace
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How long the sequence of calls is; the shortest one is kept."""
+        return len(self.calls), sum(map(len, self.calls))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended.
+
+    Attributes:
+        value: what it returned.
+        error: what it raised, None if it returned.
+    """
+
+    value: Any = None
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return repr(self.value)
+        message = " ".join(str(self.error).split())
+        return f"raised {type(self.error).__name__}" + (f": {message}" if message else "")
+
+
+def attempt(act: Callable[[], Any]) -> Outcome:
+    """Makes a call and catches whatever it raises: a backend may raise anything, and that is a verdict."""
+    try:
+        return Outcome(value=act())
+    except Exception as error:
+        return Outcome(error=error)

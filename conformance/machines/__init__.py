@@ -1,0 +1,17 @@
+"""The machines: each makes random calls on the specification's object and on the backend's, and compares."""
+
+from .base import Machine
+from .hash import Hash
+from .manager import Manager
+from .multi_table import MultiTable
+from .pool import Pool
+from .programs import Programs
+from .queue import Queue
+from .table import Table
+
+__all__ = ["MACHINES", "Machine"]
+
+MACHINES: dict[str, type[Machine]] = {
+    machine.name: machine for machine in (Queue, Pool, Hash, Manager, Table, MultiTable, Programs)
+}
+"""Every machine by its name, in the order in which they run: what stands on another comes after it."""

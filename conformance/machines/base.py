@@ -1,0 +1,266 @@
+"""What every machine does: make a call on both sides, compare the outcomes, compare the whole observable state."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.strategies import DataObject
+
+import kvproof.spec
+from kvproof.spec.clauses import clause_of_message
+
+from ..backends import Backend
+from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
+from ..properties import clauses_of_step, steps_of
+from ..session import Session, TracedStep
+from .draws import Drawing
+from .sides import Both, Field, Side, equal, same, shown
+
+__all__ = ["Both", "Field", "Machine", "Nothing", "Side", "same", "shown"]
+
+_ATOMIC = {"TAB-2"}
+"""Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
+
+SPEC = Backend("kvproof.spec", kvproof.spec)
+
+
+class Nothing(Exception):
+    """Ends a step that found nothing possible to do; it is counted as wasted."""
+
+
+class _Undecided(Exception):
+    """Ends an example that deviates by a clause that is not looked at."""
+
+
+class Machine(RuleBasedStateMachine):
+    """A machine that compares a backend with the specification, one call at a time.
+
+    Attributes:
+        name: what the machine is called on the command line.
+        needs: the public names that the backend must offer.
+        examples: how many sequences of calls are tried unless told otherwise.
+        num_steps: how many steps a sequence has.
+        always: the clauses that the machine checks after every step, whatever the step is.
+        session: what its examples share.
+        spec: the specification's side.
+        backend: the backend's side.
+        fields: what the observable state shows.
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[tuple[str, ...]] = ()
+    examples: ClassVar[int] = 100
+    num_steps: ClassVar[int] = 50
+    always: ClassVar[frozenset[str]] = frozenset({"R1"})
+    session: ClassVar[Session]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session.begin_example()
+        self.spec = Side(SPEC)
+        self.backend = Side(self.session.backend)
+        self.fields: tuple[Field, ...] = ()
+        self.calls: list[str] = []
+        self._before: dict[str, object] = {}
+        self._after: dict[str, object] = {}
+        self._compared: set[str] = set()
+        self._over = False
+        self._trace: list[TracedStep] = []
+
+    @classmethod
+    def missing(cls, backend: Backend) -> list[str]:
+        """The public names that the machine needs and the backend does not offer."""
+        return [name for name in cls.needs if not backend.offers(name)]
+
+    # -- Steps --------------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def take_step(self, data: DataObject) -> None:
+        """Takes one of the steps that are possible now.
+
+        To Hypothesis this is the only rule: it would leave out many rules of most examples, and a cache that is
+        never filled shows little.
+        """
+        if self._over:
+            return
+        possible = [
+            name
+            for name, found in steps_of(type(self)).items()
+            if not found.first and (found.when is None or found.when(self))
+            for _ in range(found.weight)
+        ]
+        name = data.draw(st.sampled_from(possible))
+        drawing = Drawing(data)
+        self.run_step(name, functools.partial(steps_of(type(self))[name].method, self, drawing), drawing.drawn)
+
+    def repeat_step(self, step: TracedStep) -> None:
+        """Takes a step again, with what it drew."""
+        method = steps_of(type(self))[step.name].method
+        if isinstance(step.drawn, Mapping):
+            self.run_step(step.name, functools.partial(method, self, **step.drawn), step.drawn)
+        else:
+            self.run_step(step.name, functools.partial(method, self, Drawing(None, step.drawn)), step.drawn)
+
+    def run_step(self, name: str, act: Callable[[], None], drawn: Mapping[str, Any] | Sequence[Any]) -> None:
+        """Takes one step, and counts it.
+
+        Args:
+            name: the step's name.
+            act: takes it.
+            drawn: what it draws; it may grow meanwhile.
+        """
+        if self._over:
+            return
+        self._compared = set()
+        self._trace.append(TracedStep(name, drawn))
+        wasted = False
+        try:
+            act()
+        except Nothing:
+            wasted = True
+        except _Undecided:
+            self._over = True
+        finally:
+            self.session.end_step(name, clauses_of_step(type(self), name), self._compared, wasted)
+
+    def build(self, line: str, clause: str, act: Callable[[Side], Mapping[str, Any]]) -> None:
+        """Builds what the other steps call; the names that ``act`` returns become the side's."""
+        self.calls.append(line)
+        self.spec.put(act(self.spec))
+        outcome = attempt(lambda: act(self.backend))
+        self._compared.add(clause)
+        if outcome.error is not None:
+            self.differ(clause, "an object", str(outcome))
+        self.backend.put(outcome.value)
+
+    def watch(self, *fields: Field) -> None:
+        """Compares these from now on after every call, and once now."""
+        self.fields = fields
+        self.compare_states({})
+
+    def offers(self, thing: str, method: str) -> bool:
+        """Whether the backend's object has a method beyond the seeds' interface; one that it lacks is not called."""
+        offered = hasattr(getattr(self.backend, thing), method)
+        if not offered:
+            self.session.lacks.add(f"{thing}.{method}")
+        return offered
+
+    # -- Calls --------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        line: str,
+        act: Callable[[Any], Any],
+        clause: str,
+        normal: Callable[[Any, Side], object] = same,
+        charge: Mapping[str, str] | str | None = None,
+        blame: Callable[[Any, Any], str] | None = None,
+        also: tuple[str, ...] = (),
+    ) -> Both:
+        """Makes one call on both sides and compares what came of it.
+
+        Args:
+            line: the call as a report shows it.
+            act: makes it on a side.
+            clause: the label that a wrong result is charged to.
+            normal: makes of a side's result what can be compared.
+            charge: labels for differences of the state after it, by field, or one for all fields.
+            blame: the label for a difference between two results, where it depends on them.
+            also: other labels that ``blame`` may give.
+
+        Returns:
+            The results.
+        """
+        expected = attempt(lambda: act(self.spec))
+        if expected.error is not None and not _is_refusal(expected.error):
+            raise SpecificationError(f"the specification is wrong: {line} {expected}") from expected.error
+        observed = attempt(lambda: act(self.backend))
+        refused = expected.error is not None
+        plain = Outcome(error=expected.error) if refused else Outcome(normal(expected.value, self.spec))
+        self.calls.append(f"{line}  # {_brief(plain)}")
+        if refused:
+            self._compare_refusals(expected, observed)
+        else:
+            self._compared |= {clause, *also}
+            if observed.error is not None:
+                self.differ(clause, shown(plain.value), str(observed))
+            seen = attempt(lambda: normal(observed.value, self.backend))
+            if seen.error is not None:
+                self.differ(clause, shown(plain.value), f"a result that cannot be read: {shown(seen)}")
+            if not equal(plain.value, seen.value):
+                where = clause if blame is None else blame(plain.value, seen.value)
+                self.differ(where, shown(plain.value), shown(seen.value))
+        if refused:
+            clause = clause_of_message(str(expected.error))
+            self.compare_states(clause if clause in _ATOMIC else "R1", fixed=True)
+        else:
+            self.compare_states(charge or {})
+        return Both(expected.value, observed.value, refused)
+
+    def _compare_refusals(self, expected: Outcome, observed: Outcome) -> None:
+        clause = clause_of_message(str(expected.error))
+        kind = next(kind for kind in REFUSALS if isinstance(expected.error, kind))
+        self._compared |= {clause, "R1"}
+        if observed.error is None:
+            self.differ(clause, str(expected), f"no refusal, but {shown(observed.value)}")
+        if not isinstance(observed.error, kind):
+            self.differ("R1", str(expected), str(observed))
+        if not str(observed.error).strip():
+            self.differ("R1", str(expected), f"{observed}, without a message")
+
+    # -- State --------------------------------------------------------------------------------------
+
+    def check(self, clause: str, what: str, expected: object, read: Callable[[], object]) -> None:
+        """Compares one thing that the backend shows with what it must show."""
+        self._compared.add(clause)
+        outcome = attempt(read)
+        if outcome.error is not None or not equal(expected, outcome.value):
+            self.differ(clause, f"{what}: {shown(expected)}", shown(outcome if outcome.error else outcome.value))
+
+    def compared(self, clause: str) -> None:
+        """Notes that this step compares something by a clause."""
+        self._compared.add(clause)
+
+    def compare_states(self, charge: Mapping[str, str] | str, fixed: bool = False) -> None:
+        """Compares everything that the observable state shows.
+
+        Args:
+            charge: labels for differences, by field, or one for all fields.
+            fixed: charge to these labels whatever the values are.
+        """
+        self._after = {shows.name: shows.read(self.spec) for shows in self.fields}
+        for shows in self.fields:
+            clause = charge if isinstance(charge, str) else charge.get(shows.name, shows.clause)
+            expected = self._after[shows.name]
+            outcome = attempt(functools.partial(shows.read, self.backend))
+            self._compared |= {clause} if fixed else {clause, *shows.also}
+            if outcome.error is None and equal(expected, outcome.value, shows.agree):
+                continue
+            if outcome.error is None and shows.blame is not None and not fixed:
+                clause = shows.blame(expected, outcome.value) or clause
+            observed = shown(outcome if outcome.error else outcome.value)
+            self.differ(clause, f"{shows.name} = {shown(expected)}", f"{shows.name} = {observed}")
+        self._before = self._after
+
+    def differ(self, clause: str, expected: str, observed: str) -> NoReturn:
+        """Ends the example: the backend breaks a clause, which is a verdict if the clause is looked at."""
+        self._compared.add(clause)
+        if clause not in self.session.clauses:
+            raise _Undecided
+        before = {name: shown(value) for name, value in self._before.items()}
+        after = {shows.name: shown(attempt(functools.partial(shows.read, self.spec)).value) for shows in self.fields}
+        found = Deviation(clause, expected, observed, tuple(self.calls), before, after, tuple(self._trace))
+        self.session.record(found)
+        raise found
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the specification raised an error on purpose: one of the three kinds, with a clause's label."""
+    message = str(error)
+    return isinstance(error, REFUSALS) and message.endswith(f"[{clause_of_message(message)}]")
+
+
+def _brief(outcome: Outcome) -> str:
+    return type(outcome.error).__name__ if outcome.error is not None else shown(outcome.value)

@@ -1,0 +1,134 @@
+"""What the machines draw: small worlds, so that counterexamples are short, and arguments with one fault each."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject, SearchStrategy
+
+from kvproof.spec.declarations import (
+    CacheSalt,
+    ExtraKey,
+    LoraAdapter,
+    MultimodalItem,
+    PromptEmbeddings,
+    WeightsVersion,
+)
+
+__all__ = [
+    "EXTRA_KEYS",
+    "NO_INTS",
+    "NO_LISTS",
+    "Drawing",
+    "UnrepeatableError",
+    "likely",
+    "one_of",
+    "rarely",
+    "some",
+    "spread",
+    "token_lists",
+    "whole",
+]
+
+T = TypeVar("T")
+
+NO_INTS: tuple[Any, ...] = (True, 1.0, "1", None)
+"""What is no int (R1)."""
+
+NO_LISTS: tuple[Any, ...] = (None, 1, "12")
+"""What is no list of pages or ids (R1)."""
+
+EXTRA_KEYS: tuple[tuple[ExtraKey, ...], ...] = (
+    (),
+    (CacheSalt("a"),),
+    (CacheSalt(""),),
+    (LoraAdapter("a"),),
+    (WeightsVersion("a"),),
+    (MultimodalItem(b"a", 0, 1),),
+    (MultimodalItem(b"a", 1, 2),),
+    (MultimodalItem(b"b", 0, 2), MultimodalItem(b"a", 3, 1)),
+    (PromptEmbeddings(b"a", 0, 1),),
+    (LoraAdapter("a"), CacheSalt("a")),
+    (CacheSalt("a"), LoraAdapter("a")),
+)
+"""Extra keys of every kind, with the same text under different kinds."""
+
+token_lists = st.sampled_from([(0, 1), (-1, -2), (0, -1)])
+"""Alphabets of two tokens: few, so that prefixes are shared; 0, -1 and -2 because no value is special."""
+
+
+class UnrepeatableError(Exception):
+    """A step cannot be taken again: it draws more than it drew then, or from fewer options."""
+
+
+class Drawing:
+    """Where a step draws from: from Hypothesis, or what it drew before.
+
+    Args:
+        source: Hypothesis' data; None to draw again what was drawn.
+        drawn: what was drawn.
+
+    Attributes:
+        drawn: what was drawn so far.
+    """
+
+    def __init__(self, source: DataObject | None, drawn: Sequence[Any] = ()) -> None:
+        self._source = source
+        self._place = 0
+        self.drawn = list(drawn)
+
+    def draw(self, strategy: SearchStrategy[T]) -> T:
+        """Draws a value."""
+        if self._source is not None:
+            value = self._source.draw(strategy)
+            self.drawn.append(value)
+            return value
+        if self._place == len(self.drawn):
+            raise UnrepeatableError
+        self._place += 1
+        again: T = self.drawn[self._place - 1]
+        return again
+
+
+def one_of(data: Drawing, options: Sequence[T]) -> T:
+    """Draws one of some options; the first is the simplest."""
+    place = data.draw(st.integers(0, len(options) - 1))
+    if place >= len(options):
+        raise UnrepeatableError
+    return options[place]
+
+
+def likely(data: Drawing, often: Sequence[T], seldom: Sequence[T]) -> T:
+    """Draws one of the first options twice as often as one of the others, however many there are."""
+    return one_of(data, one_of(data, [often, often, seldom]))
+
+
+def rarely(data: Drawing) -> bool:
+    """Draws True about once in eight times."""
+    return data.draw(st.integers(0, 7)) == 7
+
+
+def some(data: Drawing, options: Sequence[T], most: int, least: int = 0) -> list[T]:
+    """Draws a few of some options, in any order, each as often as it is among them."""
+    places = data.draw(
+        st.lists(st.sampled_from(range(len(options))), unique=True, min_size=least, max_size=min(most, len(options)))
+        if options
+        else st.just([])
+    )
+    if any(place >= len(options) for place in places):
+        raise UnrepeatableError
+    return [options[place] for place in places]
+
+
+def whole(data: Drawing, least: int, most: int) -> Any:
+    """Draws an int, now and then one of numpy's, which is an int as well (R1)."""
+    number = data.draw(st.integers(least, most))
+    shape: Callable[[int], Any] = np.int64 if rarely(data) else int
+    return shape(number)
+
+
+def spread(data: Drawing) -> Callable[[Iterable[Any]], Any]:
+    """Draws a shape for a list argument: a list, a tuple, or an iterator that can be read only once (R1)."""
+    shapes: list[Callable[[Iterable[Any]], Any]] = [list, tuple, iter]
+    return one_of(data, shapes)

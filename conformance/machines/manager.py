@@ -1,0 +1,256 @@
+"""The manager machine: requests that arrive, hit, run, are preempted, resumed and freed, as an engine plays them."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import EngineRequestStatus, Request
+
+from ..properties import start, step
+from .base import Side
+from .draws import Drawing, one_of, rarely, token_lists
+from .hash import weak
+from .manager_admission import IDS
+from .manager_base import page_lists
+from .manager_faults import ManagerFaults
+
+__all__ = ["Manager"]
+
+
+class Manager(ManagerFaults):
+    """Few requests over two tokens in a small pool, so that prefixes are shared, duplicated and evicted."""
+
+    name = "manager"
+    examples = 200
+
+    @start(
+        num_pages=st.integers(3, 9),
+        page_size=st.integers(1, 3),
+        max_model_len=st.integers(4, 12),
+        caching=st.sampled_from([True] * 7 + [False]),
+        grouped=st.sampled_from([True] * 9 + [False]),
+        hash_function=st.sampled_from([None, None, weak]),
+        unhashed_first=st.sampled_from([False, False, True]),
+        alphabet=token_lists,
+        probing=st.booleans(),
+    )
+    def construct(
+        self,
+        num_pages: int,
+        page_size: int,
+        max_model_len: int,
+        caching: bool,
+        grouped: bool,
+        hash_function: Any,
+        unhashed_first: bool,
+        alphabet: tuple[int, int],
+        probing: bool,
+    ) -> None:
+        """A manager of no or one group, with one hash function or another, perhaps probed after every call."""
+        self.alphabet, self.probing = alphabet, probing
+        wanted: dict[str, Any] = {"hash_seed": b"kvproof"}
+        wanted |= {"hash_function": hash_function} if hash_function else {}
+        wanted |= {"unhashed_first": True} if unhashed_first else {}
+        self.build_managers(num_pages, page_size, max_model_len, caching, grouped, wanted)
+
+    # -- Requests come ------------------------------------------------------------------------------------
+
+    @step(when=lambda self: len(self.names_of(live=True)) < len(IDS))
+    def arrive(self, data: Drawing) -> None:
+        """A request comes, perhaps under the id of one that went, with other tokens or extra keys; it is looked up."""
+        self.arrived(data)
+
+    @step("MAN-3", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=3)
+    def admit(self, data: Drawing) -> None:
+        """A waiting request gets slots, with the hits of a fresh look-up, of an old one, some of them, or none."""
+        self.admitted(data)
+
+    # -- Requests run ---------------------------------------------------------------------------------------
+
+    @step("MAN-3", "MAN-8", weight=2)
+    def advance(self, data: Drawing) -> None:
+        """A live request computes the next chunk of its prompt, or decodes a token, some drafts rejected."""
+        name = self.some_live(data)
+        case = self.cases[name]
+        request = case.request
+        least = int(request.num_computed_tokens)
+        most = max(min(case.given, request.num_tokens), least)
+        computed = data.draw(st.integers(least, most)) if rarely(data) else most
+        request.num_computed_tokens = computed
+        grown: list[int] = []
+        if computed == request.num_tokens:
+            grown = data.draw(st.lists(st.sampled_from(self.alphabet), min_size=1, max_size=2))
+            for token in grown:
+                request.append(token)
+            self.calls.append(f"{name} grows by {grown}")
+        if computed >= self.max_model_len:
+            return
+        most = min(request.num_tokens, self.max_model_len) - computed
+        new = data.draw(st.integers(1, max(most, 1)))
+        self.allocate(name, new, **self.extras(data))
+        self.probe()
+
+    @step("MAN-3")
+    def cache_pages(self, data: Drawing) -> None:
+        """Publishes what was delayed; publishing less than before, or again, does nothing."""
+        name = self.some_live(data)
+        case = self.cases[name]
+        count = data.draw(st.integers(0, case.given)) if rarely(data) else case.given
+        self.call(
+            f"manager.cache_pages({name}, {count})",
+            lambda side: side.manager.cache_pages(case.request, count),
+            "MAN-3",
+            charge="MAN-3",
+        )
+        self.probe()
+
+    @step("MAN-3", "MAN-10")
+    def get_num_common_prefix_pages(self, data: Drawing) -> None:
+        """Counts the pages that all running requests share, told the right number of them or a wrong one."""
+        name = self.some_live(data)
+        status = one_of(data, [EngineRequestStatus.RUNNING] * 3 + [EngineRequestStatus.PREEMPTED])
+        if status is not self.cases[name].request.status:
+            self.calls.append(f"{name}.status = {status.name}")
+            self.cases[name].request.status = status
+        running = self.running()
+        if not running:
+            return
+        asked = one_of(data, running)
+        count = one_of(data, [len(running), len(running), len(running), data.draw(st.integers(0, 4))])
+        self.call(
+            f"manager.get_num_common_prefix_pages({asked}, {count})",
+            lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
+            "MAN-10",
+            lambda counts, _: list(map(int, counts)),
+        )
+
+    def running(self) -> list[str]:
+        """The live requests that run."""
+        return [
+            name for name in self.names_of(live=True) if self.cases[name].request.status is EngineRequestStatus.RUNNING
+        ]
+
+    # -- Requests go ----------------------------------------------------------------------------------------
+
+    @step("MAN-3", "MAN-4", "MAN-5", weight=2)
+    def free(self, data: Drawing) -> None:
+        """A request finishes, is aborted before its last step, or is preempted; one that went already goes again."""
+        gone = self.names_of(live=False)
+        name = one_of(data, gone) if gone and rarely(data) else self.some_live(data)
+        if rarely(data):
+            self.free_a_namesake(name)
+        case = self.cases[name]
+        written = data.draw(st.integers(0, case.given)) if one_of(data, [True, False]) else None
+        if not self.free_takes_written():
+            written = None
+        after = one_of(data, ["preempted", "finished", "finished, keys dropped"])
+        self.free_request(name, written)
+        case.request.num_computed_tokens = 0
+        case.request.status = EngineRequestStatus.PREEMPTED if after == "preempted" else EngineRequestStatus.FINISHED
+        if after == "finished, keys dropped":
+            self.drop_keys(name)
+        self.probe()
+
+    def free_takes_written(self) -> bool:
+        """Whether the backend's manager can be told what was written."""
+        return self.backend.names.accepts("CacheManager.free", "num_written")
+
+    def free_request(self, name: str, written: int | None) -> None:
+        """Frees a request on both sides."""
+        case = self.cases[name]
+        clause = "MAN-5" if written is None else "MAN-4"
+        more = () if written is None else (written,)
+        self.call(
+            f"manager.free({name}{'' if written is None else f', num_written={written}'})",
+            lambda side: side.manager.free(case.request, *more),
+            clause,
+            lambda held, _: [] if held is None and written is None else list(held),
+            dict.fromkeys(("pages of requests", "ref_cnt", "free pages", "numbers of free pages"), "MAN-5")
+            | dict.fromkeys(("hashed pages", "cached map"), clause),
+        )
+        case.live = False
+
+    def drop_keys(self, name: str) -> None:
+        """Drops the keys computed for a request; nothing else changes."""
+        case = self.cases[name]
+        self.call(
+            f"manager.free_page_hashes({name})",
+            lambda side: side.manager.free_page_hashes(case.request),
+            "MAN-6",
+            charge="MAN-6",
+        )
+
+    def free_a_namesake(self, name: str) -> None:
+        """Another object with the id of a request, live or not, is not that request: freeing it does nothing."""
+        stranger = Request(name, self.cases[name].tokens)
+        self.call(
+            f"manager.free(<another request {name!r}>)",
+            lambda side: side.manager.free(stranger),
+            "MAN-5",
+            lambda held, _: held or [],
+            "MAN-5",
+        )
+
+    @step("POOL-9", "POOL-11")
+    def forget(self, data: Drawing) -> None:
+        """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
+        if one_of(data, [True, False]) or not self.offers("pool", "evict_pages"):
+            self.call(
+                "manager.reset_prefix_cache()",
+                lambda side: side.manager.reset_prefix_cache(),
+                "POOL-9",
+                charge="POOL-9",
+            )
+        else:
+            evicted = data.draw(st.lists(st.sampled_from(sorted(self.spec.pages)), min_size=1, max_size=2))
+            self.call(
+                f"manager.page_pool.evict_pages({evicted})",
+                lambda side: side.pool.evict_pages(evicted),
+                "POOL-11",
+                charge=dict.fromkeys(("hashed pages", "cached map", "free pages"), "POOL-11"),
+            )
+        self.probe()
+
+    # -- Looking --------------------------------------------------------------------------------------------
+
+    @step("HASH-3", when=lambda self: self.cases)
+    def look_around(self, data: Drawing) -> None:
+        """Looks up a request, waiting or live; adds what look-ups found; reads the requests' keys."""
+        acts = [self.look_up_any, self.add_pages]
+        one_of(data, [*acts, self.read_keys] if self.offers("manager", "req_to_page_hashes") else acts)(data)
+
+    def look_up_any(self, data: Drawing) -> None:
+        """Looks up a request, waiting or live."""
+        self.look_up(one_of(data, list(self.cases)))
+
+    def read_keys(self, _: Drawing) -> None:
+        """The keys of the full pages of every request looked up or admitted, as far as its tokens go."""
+        self.call(
+            "manager.req_to_page_hashes",
+            lambda side: side.manager.req_to_page_hashes,
+            "HASH-3",
+            lambda keys, _: {name: [tuple(key.token_ids) for key in chain] for name, chain in keys.items() if chain},
+        )
+
+    def add_pages(self, data: Drawing) -> None:
+        """Adds what look-ups found, group by group, and lists what of it has no hash."""
+        first = self.look_up(one_of(data, list(self.cases)))
+        second = self.look_up(one_of(data, list(self.cases)))
+
+        def act(side: Side) -> Any:
+            return first.of(self, side)[0] + second.of(self, side)[0]
+
+        self.call("<what the two look-ups found>, added", act, "MAN-2", page_lists)
+        self.call("<the same>.new_empty()", lambda side: act(side).new_empty(), "MAN-2", page_lists)
+        self.call(
+            "<the same>.get_page_ids()",
+            lambda side: act(side).get_page_ids(),
+            "MAN-2",
+            lambda found, _: [list(map(int, group)) for group in found],
+        )
+        self.call(
+            "<the same>.get_unhashed_page_ids()",
+            lambda side: act(side).get_unhashed_page_ids(),
+            "POOL-1",
+            lambda found, _: list(map(int, found)),
+        )

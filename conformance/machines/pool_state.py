@@ -1,0 +1,181 @@
+"""What the observable state of a page pool shows, read off public names only."""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .base import Field
+
+__all__ = ["page_list", "page_views", "pool_fields", "pool_options", "refines"]
+
+Groups = list[tuple[int, list[int]]]
+"""The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
+
+
+def page_views(pool: Any) -> dict[int, Any]:
+    """Views of a fresh pool's pages by id, the null page's first."""
+    free = sorted(pool.free_page_queue.get_all_free_pages(), key=lambda page: int(page.page_id))
+    return {0: pool.null_page, **{int(page.page_id): page for page in free}}
+
+
+def pool_fields(seeded: bool, weak: bool) -> tuple[Field, ...]:
+    """What a pool shows. A side has its ``pool`` and the ``pages`` of it by id.
+
+    Args:
+        seeded: whether both pools were given the same seed, so that their keys are the same.
+        weak: whether the hash function may collide. Then a backend that tells more keys apart is right too.
+    """
+    return (
+        Field("ref_cnt", "POOL-5", _counts),
+        Field("null page", "POOL-1", _null_page),
+        Field("not in the queue exactly while at 0", "POOL-2", _misplaced),
+        Field("free pages", "POOL-3", lambda side: _page_ids(side.pool.free_page_queue.get_all_free_pages())),
+        Field("numbers of free pages", "POOL-2", _numbers),
+        Field("hashed pages", "POOL-7", _hashed),
+        Field("cached map", "POOL-7", _cached_map, refines if weak else operator.eq),
+        Field("cached under another key than its own", "POOL-8", _misfiled),
+        Field("keys", "HASH-1", _keys(seeded), blame=_blame_key, also=("HASH-2", "HASH-3")),
+        Field("usage", "POOL-10", lambda side: round(float(side.pool.get_usage()), 9)),
+        Field("check()", "POOL-2", _check),
+    )
+
+
+def _check(side: Any) -> None:
+    """The own check of what was built, where it has one; a manager's covers its pool."""
+    whole = getattr(side, "manager", side.pool)
+    if hasattr(whole, "check"):
+        whole.check()
+
+
+def pool_options(side_names: Iterable[Any], class_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those constructor options that all sides accept.
+
+    Args:
+        side_names: each side's backend.
+        class_name: the class to be constructed.
+        options: what one would like to pass.
+    """
+    return {
+        name: value for name, value in options.items() if all(names.accepts(class_name, name) for names in side_names)
+    }
+
+
+def page_list(pages: Any, side: Any) -> object:
+    """A page list that a call returned: its ids, and what is wrong with it as a list of views of a side's pages."""
+    given = list(pages)
+    flaws = [
+        flaw
+        for flaw, wrong in (
+            ("not equal to a list of its pages", pages != given),
+            ("equal to a longer list", bool(pages == [*given, None])),
+            ("not a list of both when added behind a list", list(operator.add(given, pages)) != [*given, *given]),
+            ("not a list of both when a list is added", list(operator.add(pages, given)) != [*given, *given]),
+            ("of another length than its pages", len(pages) != len(given)),
+            ("no immutable sequence", hasattr(type(pages), "__setitem__") or hasattr(type(pages), "append")),
+            ("made of views that do not equal those of the pool", any(not _is_view(page, side) for page in given)),
+        )
+        if wrong
+    ]
+    numbers = _page_ids(given)
+    return f"{numbers}, which is {' and '.join(flaws)}" if flaws else numbers
+
+
+def _is_view(page: Any, side: Any) -> bool:
+    known = side.pages[page.page_id]
+    other = side.pages[1 if page.page_id == 0 else 0]
+    return bool(page == known) and hash(page) == hash(known) and page != other and page.ref_cnt == known.ref_cnt
+
+
+def _page_ids(pages: Iterable[Any]) -> list[int]:
+    return [int(page.page_id) for page in pages]
+
+
+def _owned(side: Any) -> list[Any]:
+    """All pages but the null page, in the order of their ids, in which `page_views` lists them."""
+    return list(side.pages.values())[1:]
+
+
+def _counts(side: Any) -> dict[int, int]:
+    return {page.page_id: int(page.ref_cnt) for page in _owned(side)}
+
+
+def _null_page(side: Any) -> tuple[Any, ...]:
+    null = side.pool.null_page
+    others = [page.page_id for page in _owned(side) if page.is_null]
+    return (null.page_id, null.ref_cnt, bool(null.is_null), null.page_hash, others)
+
+
+def _misplaced(side: Any) -> list[int]:
+    queue = _page_ids(side.pool.free_page_queue.get_all_free_pages())
+    wrong = [page.page_id for page in _owned(side) if queue.count(page.page_id) != (page.ref_cnt == 0)]
+    return wrong + [page_id for page_id in queue if page_id not in side.pages]
+
+
+def _numbers(side: Any) -> tuple[int, int]:
+    return (int(side.pool.get_num_free_pages()), int(side.pool.free_page_queue.num_free_pages))
+
+
+def _hashed(side: Any) -> list[int]:
+    return [page.page_id for page in _owned(side) if page.page_hash is not None]
+
+
+def _entries(side: Any) -> list[tuple[Any, list[Any]]]:
+    """The cached map's keys, each with its pages: a sequence of them, or a mapping to them."""
+    found = []
+    for key, pages in side.pool.cached_page_hash_to_page.items():
+        listed = list(pages.values()) if isinstance(pages, Mapping) else list(pages)
+        if listed:
+            found.append((key, listed))
+    return found
+
+
+def _cached_map(side: Any) -> Groups:
+    return sorted((int(key.group_id), _page_ids(pages)) for key, pages in _entries(side))
+
+
+def refines(expected: Groups, observed: Groups) -> bool:
+    """Whether one cached map tells at least the keys apart that another does, in the same order."""
+    place = {page: (entry, rank) for entry, (_, pages) in enumerate(expected) for rank, page in enumerate(pages)}
+    cached = [page for _, pages in observed for page in pages]
+    if sorted(cached) != sorted(place):
+        return False
+    for group, pages in observed:
+        entries = {place[page][0] for page in pages}
+        ranks = [place[page][1] for page in pages]
+        if len(entries) != 1 or ranks != sorted(ranks) or expected[entries.pop()][0] != group:
+            return False
+    return True
+
+
+def _misfiled(side: Any) -> list[int]:
+    """Pages that are cached under a key which is not their own hash, or under two keys."""
+    entries = _entries(side)
+    cached = [page.page_id for _, pages in entries for page in pages]
+    return sorted(
+        {page.page_id for key, pages in entries for page in pages if page.page_hash != key}
+        | {page_id for page_id in cached if cached.count(page_id) > 1}
+    )
+
+
+def _keys(seeded: bool) -> Callable[[Any], dict[int, Any]]:
+    def read(side: Any) -> dict[int, Any]:
+        keys = {page.page_id: page.page_hash.page_hash for page in _owned(side) if page.page_hash is not None}
+        return {
+            page_id: (key.hash_value if seeded else None, tuple(key.token_ids), key.extra_keys)
+            for page_id, key in keys.items()
+        }
+
+    return read
+
+
+def _blame_key(expected: Mapping[int, Any], observed: Mapping[int, Any]) -> str:
+    """The clause of a wrong key: its tokens (HASH-3), its extra keys (HASH-2), or its digest (HASH-1)."""
+    for page_id, (digest, tokens, extra_keys) in expected.items():
+        found = observed.get(page_id)
+        if found is None or found[1] != tokens:
+            return "HASH-3"
+        if found[2] != extra_keys:
+            return "HASH-2"
+        if found[0] != digest:
+            return "HASH-1" if extra_keys is None else "HASH-2"
+    return "HASH-1"

@@ -1,0 +1,91 @@
+"""The two sides that a machine compares, and what it compares of them."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..backends import Backend
+from ..deviation import Outcome, attempt
+
+if TYPE_CHECKING:
+    from .base import Machine
+
+__all__ = ["Both", "Field", "Side", "equal", "same", "shown"]
+
+
+class Side:
+    """One of the two that are compared: the specification, or the backend. Machines add what they build.
+
+    Args:
+        names: where its public names come from.
+    """
+
+    def __init__(self, names: Backend) -> None:
+        self.names = names
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What a machine put there under a name."""
+
+    def put(self, made: Mapping[str, Any]) -> None:
+        """Puts things there, each under its name."""
+        vars(self).update(made)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One thing that the observable state shows.
+
+    Attributes:
+        name: what it is called in a report.
+        clause: the label that its differences are charged to, unless the call that made them says otherwise.
+        read: how it is read off a side.
+        agree: whether the backend's value agrees with the specification's.
+        blame: the label for a difference between two values, where it depends on them; else empty.
+        also: other labels that ``blame`` may give.
+    """
+
+    name: str
+    clause: str
+    read: Callable[[Any], object]
+    agree: Callable[[Any, Any], bool] = operator.eq
+    blame: Callable[[Any, Any], str] | None = None
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Both:
+    """What a call returned on both sides.
+
+    Attributes:
+        spec: the specification's value.
+        backend: the backend's value.
+        refused: whether the call was refused, by both.
+    """
+
+    spec: Any = None
+    backend: Any = None
+    refused: bool = False
+
+    def of(self, machine: "Machine", side: Side) -> Any:
+        """The value of one side."""
+        return self.spec if side is machine.spec else self.backend
+
+
+def same(value: Any, _: Side) -> object:
+    """A result that compares as it is."""
+    return value
+
+
+def shown(value: object) -> str:
+    """A value as a report shows it, on one line."""
+    text = " ".join(repr(value).split()) if not isinstance(value, Outcome) else str(value)
+    return text if len(text) <= 400 else text[:400] + " ..."
+
+
+def equal(expected: object, observed: object, agree: Callable[[Any, Any], bool] = operator.eq) -> bool:
+    """Whether two values agree; a comparison that raises is a disagreement."""
+    outcome = attempt(lambda: bool(agree(expected, observed)))
+    return outcome.error is None and outcome.value is True

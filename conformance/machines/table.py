@@ -1,0 +1,158 @@
+"""The table machine: the page table of one group, its device copy, and where its tokens go."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ..properties import start, step
+from .base import Side
+from .draws import Drawing, one_of, some
+from .table_base import page_ids, shaped
+from .table_faults import TableFaults
+
+__all__ = ["Table"]
+
+
+class Table(TableFaults):
+    """A side's ``table`` is a PageTable."""
+
+    name = "table"
+    examples = 110
+    needs = ("PageTable",)
+
+    @start(
+        shape=st.sampled_from([(2, 3), (1, 1), (3, 2), (4, 5)]),
+        max_tokens=st.sampled_from([6, 1, 16]),
+        looking=st.booleans(),
+    )
+    def construct(self, shape: tuple[int, int], max_tokens: int, looking: bool) -> None:
+        """A fresh table is empty on host and device."""
+        self.max_tokens = max_tokens
+
+        def make(side: Side) -> tuple[Any, list[Any]]:
+            table = side.names.get("PageTable")(*shape, max_tokens)
+            return table, [table]
+
+        self.build_tables(f"table = PageTable({shape[0]}, {shape[1]}, {max_tokens})", make, looking)
+
+    @step("TAB-2")
+    def append_row(self, data: Drawing) -> None:
+        """Adds pages behind those of a row; none is no error."""
+        row = self.some_row(data)
+        pages, shape = page_ids(data, self.room(0, row)), shaped(data)
+        self.change(
+            f"table.append_row({pages}, {row})", lambda side: side.table.append_row(shape(pages), row), "TAB-2", _ROWS
+        )
+
+    @step("TAB-2")
+    def add_row(self, data: Drawing) -> None:
+        """Replaces a row by a shorter or longer one."""
+        row = self.some_row(data)
+        pages, shape = page_ids(data, self.spec.table.max_num_pages_per_req), shaped(data)
+        self.change(
+            f"table.add_row({pages}, {row})", lambda side: side.table.add_row(shape(pages), row), "TAB-2", _ROWS
+        )
+
+    @step("TAB-2")
+    def append_rows_batch(self, data: Drawing) -> None:
+        """Adds pages to several rows, some of them named twice."""
+        rows = data.draw(st.lists(st.integers(0, self.num_rows - 1), max_size=4))
+        room = [self.room(0, row) for row in range(self.num_rows)]
+        lists = []
+        for row in rows:
+            lists.append(page_ids(data, room[row]))
+            room[row] -= len(lists[-1])
+        shape, inner = shaped(data), shaped(data)
+        self.change(
+            f"table.append_rows_batch({lists}, {rows})",
+            lambda side: side.table.append_rows_batch([inner(pages) for pages in lists], shape(rows)),
+            "TAB-2",
+            _ROWS,
+        )
+
+    @step("TAB-3")
+    def move_or_swap(self, data: Drawing) -> None:
+        """Copies a row over another, or exchanges two; they may be the same."""
+        method = one_of(data, ["move_row", "swap_row"])
+        src, tgt = self.some_row(data), self.some_row(data)
+        self.change(
+            f"table.{method}({src}, {tgt})", lambda side: getattr(side.table, method)(src, tgt), "TAB-3", _MOVED
+        )
+
+    @step()
+    def empty(self, data: Drawing) -> None:
+        """Empties a row, or everything, on host and device."""
+        if one_of(data, [True, True, False]) and self.offers("table", "clear_row"):
+            row = self.some_row(data)
+            self.change(f"table.clear_row({row})", lambda side: side.table.clear_row(row), "TAB-1")
+        else:
+            self.clear_all()
+
+    @step()
+    def commit(self, data: Drawing) -> None:
+        """Commits the first rows; the others keep what the device has and stay dirty."""
+        self.commit_rows(data.draw(st.integers(0, self.num_rows)))
+
+    @step()
+    def get_device_tensor(self, data: Drawing) -> None:
+        """Looks at the device, or takes a handle of it: what the host does later never shows in it."""
+        if one_of(data, [True, False]):
+            self.look()
+        else:
+            self.take_handles()
+
+    @step("TAB-7")
+    def where_tokens_go(self, data: Drawing) -> None:
+        """Slot mappings and update slices, where the backend has them."""
+        acts = [
+            act
+            for name, act in (("slot_mapping", self.map_slots), ("update_slices", self.slice_updates))
+            if self.offers("table", name)
+        ]
+        if acts:
+            one_of(data, acts)(data)
+        else:
+            self.commit(data)
+
+    def map_slots(self, data: Drawing) -> None:
+        """The slot of each token of a step; tokens in any order."""
+        size = data.draw(st.integers(1, 3))
+        rows = [row for row in range(self.num_rows) if self.counts[0][row]]
+        tokens = data.draw(st.lists(st.sampled_from(rows), max_size=min(self.max_tokens, 5))) if rows else []
+        places = [data.draw(st.integers(0, self.counts[0][row] * size - 1)) for row in tokens]
+        shape = shaped(data)
+        self.read(
+            f"table.slot_mapping({tokens}, {places}, {size})",
+            lambda side: side.table.slot_mapping(shape(tokens), shape(places), size),
+            "TAB-7",
+            _array,
+        )
+
+    def slice_updates(self, data: Drawing) -> None:
+        """The runs of slots that a step fills: each row once, any of its tokens."""
+        size = data.draw(st.integers(1, 3))
+        left = self.max_tokens
+        starts, lengths = [], []
+        rows = some(data, range(self.num_rows), most=3)
+        for row in rows:
+            first = data.draw(st.integers(0, self.counts[0][row] * size))
+            starts.append(first)
+            lengths.append(data.draw(st.integers(0, min(self.counts[0][row] * size - first, left))))
+            left -= lengths[-1]
+        shape = shaped(data)
+        self.read(
+            f"table.update_slices({rows}, {starts}, {lengths}, {size})",
+            lambda side: side.table.update_slices(shape(rows), shape(starts), shape(lengths), size),
+            "TAB-7",
+            _array,
+        )
+
+
+_ROWS = {"host rows": "TAB-2", "pages in a row": "TAB-2"}
+_MOVED = {"host rows": "TAB-3", "pages in a row": "TAB-3"}
+
+
+def _array(array: Any, _: Side) -> tuple[str, Any]:
+    values = np.asarray(array)
+    return str(values.dtype), values.tolist()

@@ -1,0 +1,82 @@
+"""One machine's run against one backend: what is compared, what was found, and how much was tried."""
+
+from collections import Counter
+from collections.abc import Iterable
+from time import monotonic
+
+from .backends import Backend
+from .deviation import Deviation, TracedStep
+
+__all__ = ["EnoughError", "Session", "TracedStep"]
+
+
+class EnoughError(BaseException):
+    """Ends a run from inside: the time for making a counterexample shorter is over.
+
+    No `Exception`, so that Hypothesis lets it pass like an interrupt.
+    """
+
+
+class Session:
+    """What the examples of one machine share.
+
+    Args:
+        backend: the backend.
+        clauses: the labels of the clauses that are compared. An example that deviates by another clause ends
+            there without a verdict, since what follows would compare unlike states.
+        shrink_seconds: how long a counterexample may be made shorter after it was found.
+
+    Attributes:
+        examples: sequences of calls begun.
+        steps: steps taken.
+        wasted: steps that had nothing possible to do.
+        tried: for each clause the steps in which it was compared.
+        deviations: for each clause that the backend was seen to break, the shortest deviation.
+        lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
+        undeclared: (property, clause) compared though the property does not declare the clause.
+    """
+
+    def __init__(self, backend: Backend, clauses: Iterable[str], shrink_seconds: float) -> None:
+        self.backend = backend
+        self.clauses = frozenset(clauses)
+        self.shrink_seconds = shrink_seconds
+        self.examples = 0
+        self.steps = 0
+        self.wasted = 0
+        self.tried: Counter[str] = Counter()
+        self.deviations: dict[str, Deviation] = {}
+        self.lacks: set[str] = set()
+        self.undeclared: set[tuple[str, str]] = set()
+        self._deadline: float | None = None
+
+    @property
+    def shortest(self) -> Deviation | None:
+        """The shortest deviation of all; None if the backend was not seen to deviate."""
+        return min(self.deviations.values(), key=lambda deviation: deviation.size, default=None)
+
+    def begin_example(self) -> None:
+        """Counts an example, or ends the run when shrinking has had its time."""
+        if self._deadline is None:
+            self.examples += 1
+        elif monotonic() > self._deadline:
+            raise EnoughError
+
+    def grant(self, seconds: float) -> None:
+        """Grants more time, from now on, to make a counterexample shorter."""
+        self._deadline = monotonic() + seconds
+
+    def end_step(self, name: str, declared: Iterable[str], compared: set[str], wasted: bool) -> None:
+        """Counts a step; steps made to shorten a counterexample are repetitions and count nothing."""
+        self.undeclared |= {(name, clause) for clause in compared.difference(declared)}
+        if self._deadline is None:
+            self.steps += 1
+            self.wasted += wasted
+            self.tried.update(compared)
+
+    def record(self, deviation: Deviation) -> None:
+        """Keeps a deviation if it is the shortest of its clause."""
+        if self._deadline is None:
+            self.grant(self.shrink_seconds)
+        known = self.deviations.get(deviation.clause)
+        if known is None or deviation.size < known.size:
+            self.deviations[deviation.clause] = deviation

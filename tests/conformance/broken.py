@@ -1,0 +1,297 @@
+"""Backends that are the specification but for one fault each; the suite must say which clause each breaks.
+
+The catalogue of seeded bugs has those that real systems had; these are others, so that every clause has one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import ANY, patch
+
+import kvproof.spec
+from kvproof.conformance.backends import Backend
+from kvproof.spec import CacheManager, CachePage, CachePages, FreeCachePageQueue, PageHash, PagePool, PageTable, hashing
+from kvproof.spec.pages import PageList
+
+from . import broken_tables as tables
+
+__all__ = ["BROKEN", "backend"]
+
+
+def backend(name: str, **replaced: Any) -> Backend:
+    """The specification under another name, with some of its public names replaced."""
+    names = {public: getattr(kvproof.spec, public) for public in kvproof.spec.__all__}
+    return Backend(name, SimpleNamespace(**{**names, **replaced}))
+
+
+# -- Pool -------------------------------------------------------------------------------------------
+
+
+class ShortOfPages(PagePool):
+    def get_new_pages(self, num_pages: int) -> PageList:
+        try:
+            return super().get_new_pages(num_pages)
+        except ValueError:
+            raise RuntimeError("no pages") from None
+
+
+class Mute(PagePool):
+    def get_new_pages(self, num_pages: int) -> PageList:
+        try:
+            return super().get_new_pages(num_pages)
+        except ValueError:
+            raise ValueError from None
+
+
+class ForgivesDoubleFree(PagePool):
+    """A mention too many passes."""
+
+    def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
+        pages = list(ordered_pages)
+        left = {page: page.ref_cnt for page in pages if isinstance(page, CachePage)}
+        kept = []
+        for page in pages:
+            if page not in left or page.is_null or left[page] > 0:
+                kept.append(page)
+            if page in left:
+                left[page] -= 1
+        super().free_pages(kept)
+
+
+class AssertsDoubleFree(PagePool):
+    def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
+        pages = list(ordered_pages)
+        for page, mentions in Counter(page for page in pages if isinstance(page, CachePage)).items():
+            assert page.is_null or mentions <= page.ref_cnt
+        super().free_pages(pages)
+
+
+class FreesBackwards(PagePool):
+    def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
+        super().free_pages(list(ordered_pages)[::-1])
+
+
+class CountsNull(PagePool):
+    """The null page's count drifts."""
+
+    def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        groups = [list(group) for group in pages]
+        super().touch(groups)
+        self.null_page._ref_cnt += sum(page.is_null for group in groups for page in group)
+
+
+class TouchesAnything(PagePool):
+    def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        groups = [list(group) for group in pages]
+        fine = [
+            page
+            for group in groups
+            for page in group
+            if not isinstance(page, CachePage)
+            or page.is_null
+            or page.ref_cnt
+            or page.page_hash
+            or page._pool is not self
+        ]
+        super().touch([fine])
+
+
+class EvictingFrees(PagePool):
+    def evict_pages(self, page_ids: Iterable[int]) -> None:
+        ids = list(page_ids)
+        super().evict_pages(ids)
+        for page in [self.pages[page_id] for page_id in ids]:
+            if page.ref_cnt == 0 and not page.is_null:
+                self._free.remove(page)
+                self._free.append(page)
+
+
+class AlwaysResets(PagePool):
+    def reset_prefix_cache(self) -> bool:
+        self.evict_pages(range(self.num_pages))
+        return True
+
+
+class CountsNullInUse(PagePool):
+    def get_usage(self) -> float:
+        return (self.num_pages - self.get_num_free_pages()) / self.num_pages
+
+
+class LastOfDuplicates(PagePool):
+    def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
+        found = super().get_cached_page(page_hash, kv_cache_group_ids)
+        return None if found is None else PageList([self._cached[page._hash][-1] for page in found if page._hash])
+
+
+class PlainLists(PagePool):
+    def get_new_pages(self, num_pages: int) -> Any:
+        return list(super().get_new_pages(num_pages))
+
+
+class NeverUnhashedFirst(PagePool):
+    def _goes_first(self, page: CachePage) -> bool:
+        return False
+
+
+class TrustsKeys(PagePool):
+    def cache_full_pages(self, request: Any, pages: Any, page_hashes: Any, *numbers: Any, **named: Any) -> None:
+        trusted = [key for key in page_hashes if not isinstance(key, tuple)]
+        super().cache_full_pages(request, pages, trusted, *numbers, **named)
+
+
+class BackwardQueue(FreeCachePageQueue):
+    def append_n(self, pages: Iterable[CachePage]) -> None:
+        super().append_n(list(pages)[::-1] if hasattr(self, "_built") else pages)
+        self._built = True
+
+
+# -- Keys -------------------------------------------------------------------------------------------
+
+
+def drawn_root(seed: bytes | None = None, hash_function: Any = hashing.sha256) -> bytes:
+    """A root of its own in every process."""
+    hashing.init_none_hash(seed, hash_function)
+    return hashing.init_none_hash(None, hash_function)
+
+
+def no_extra_keys(function: Any, page_size: int, request: Any, **named: Any) -> Any:
+    """Salt and adapter are ignored."""
+    list(hashing.hash_request_tokens(function, page_size, request, **named))
+    bare = kvproof.spec.Request("r", request.all_token_ids)
+    return hashing.hash_request_tokens(function, page_size, bare, **named)
+
+
+# -- Manager ----------------------------------------------------------------------------------------
+
+
+class HitsAll(CacheManager):
+    """The last token is served from the cache as well."""
+
+    def get_computed_pages(self, request: Any) -> tuple[CachePages, int]:
+        pages, count = super().get_computed_pages(request)
+        if self.enable_caching and count == request.num_tokens - self._size and self._wants_no_logprobs(request):
+            full, extra_keys = request.num_tokens // self._size, self._keys[request.request_id].extra_keys
+            chain = self._chain(request.request_id, self._read_tokens(request), extra_keys, full)
+            content = chain[full - 1][1]
+            more = [page for page in self.page_pool.pages if self.page_pool.content_of(page) == content][:1]
+            return pages + CachePages([more]), count + len(more) * self._size
+        return pages, count
+
+    def _wants_no_logprobs(self, request: Any) -> bool:
+        return request.sampling_params.prompt_logprobs is None
+
+
+class TrustsHashes(CacheManager):
+    """A weak hash function's collisions are hits."""
+
+    def get_computed_pages(self, request: Any) -> tuple[CachePages, int]:
+        with patch.object(self.page_pool, "content_of", lambda _: ANY):
+            return super().get_computed_pages(request)
+
+
+class ForgetsLookahead(CacheManager):
+    def allocate_slots(self, *arguments: Any, **named: Any) -> Any:
+        ahead = named.get("num_lookahead_tokens")
+        return super().allocate_slots(*arguments, **named | ({"num_lookahead_tokens": 0} if ahead in (1, 2, 3) else {}))
+
+
+class PublishesAtOnce(CacheManager):
+    def allocate_slots(self, *arguments: Any, **named: Any) -> Any:
+        late = named.get("delay_cache_pages") is True
+        return super().allocate_slots(*arguments, **named | ({"delay_cache_pages": False} if late else {}))
+
+
+class WithdrawsNothing(CacheManager):
+    def free(self, request: Any, num_written: int | None = None) -> list[str]:
+        wrong = type(num_written) is not int or num_written < 0
+        return super().free(request, num_written if wrong else None)
+
+
+class FreesHeadFirst(CacheManager):
+    def free(self, request: Any, num_written: int | None = None) -> list[str]:
+        live = self._live.get(getattr(request, "request_id", ""))
+        if live is not None and live.request is request and num_written is None:
+            live.pages.reverse()
+        return super().free(request, num_written)
+
+
+class AllowsGaps(CacheManager):
+    """Computed tokens that have no slots are let through."""
+
+    def _read_computed(self, request: Any, live: Any) -> int:
+        try:
+            return super()._read_computed(request, live)
+        except ValueError as error:
+            if live is not None and "[MAN-8]" in str(error) and "have slots" in str(error):
+                return int(live.num_computed)
+            raise
+
+
+class CommonByCount(CacheManager):
+    """Common pages are counted with >= on their counts."""
+
+    def get_num_common_prefix_pages(self, request: Any, num_scheduled_requests: int) -> list[int]:
+        super().get_num_common_prefix_pages(request, num_scheduled_requests)
+        pages = self._live[request.request_id].pages
+        return [sum(page.ref_cnt >= num_scheduled_requests for page in pages) for _ in self.kv_cache_groups]
+
+
+class AllocatesBeforeTouching(CacheManager):
+    """The free pages are counted without the hits."""
+
+    def allocate_slots(self, *arguments: Any, **named: Any) -> Any:
+        found = arguments[3] if len(arguments) > 3 else None
+        if isinstance(found, CachePages) and found.pages and any(page.ref_cnt == 0 for page in found.pages[0]):
+            free = self.page_pool.get_num_free_pages() + 1
+            with patch.object(self.page_pool, "get_num_free_pages", lambda: free):
+                return super().allocate_slots(*arguments, **named)
+        return super().allocate_slots(*arguments, **named)
+
+
+_POOLS: list[tuple[type[PagePool], str]] = [
+    (ShortOfPages, "R1"),
+    (Mute, "R1"),
+    (ForgivesDoubleFree, "POOL-5"),
+    (AssertsDoubleFree, "R1"),
+    (FreesBackwards, "POOL-3"),
+    (CountsNull, "POOL-1"),
+    (TouchesAnything, "POOL-6"),
+    (EvictingFrees, "POOL-11"),
+    (AlwaysResets, "POOL-9"),
+    (CountsNullInUse, "POOL-10"),
+    (LastOfDuplicates, "POOL-7"),
+    (PlainLists, "POOL-3"),
+    (NeverUnhashedFirst, "POOL-13"),
+    (TrustsKeys, "R2"),
+]
+_MANAGERS: list[tuple[type[CacheManager], str]] = [
+    (HitsAll, "MAN-1"),
+    (TrustsHashes, "R2"),
+    (ForgetsLookahead, "MAN-2"),
+    (PublishesAtOnce, "MAN-3"),
+    (WithdrawsNothing, "MAN-4"),
+    (FreesHeadFirst, "MAN-5"),
+    (AllowsGaps, "MAN-8"),
+    (CommonByCount, "MAN-10"),
+    (AllocatesBeforeTouching, "MAN-2"),
+]
+_TABLES: list[tuple[type[PageTable], str]] = [
+    (tables.LosesPages, "TAB-2"),
+    (tables.ReusesHandles, "TAB-4"),
+    (tables.Changeable, "TAB-6"),
+    (tables.SwapsPagesOnly, "TAB-3"),
+    (tables.StaysAtVersion, "TAB-8"),
+    (tables.PadsWithZero, "TAB-7"),
+    (tables.WideTable, "TAB-1"),
+]
+
+BROKEN: list[tuple[str, Backend, str]] = [
+    *(("pool", backend(pool.__name__, PagePool=pool), clause) for pool, clause in _POOLS),
+    *(("manager", backend(manager.__name__, CacheManager=manager), clause) for manager, clause in _MANAGERS),
+    *(("table", backend(table.__name__, PageTable=table), clause) for table, clause in _TABLES),
+    ("queue", backend("BackwardQueue", FreeCachePageQueue=BackwardQueue), "POOL-3"),
+    ("hash", backend("drawn_root", init_none_hash=drawn_root), "HASH-1"),
+    ("hash", backend("no_extra_keys", hash_request_tokens=no_extra_keys), "HASH-2"),
+]
+"""(machine, broken backend, the clause that it breaks)."""

@@ -1,0 +1,115 @@
+"""The suite catches every seeded bug, by the clause that it breaks, and finds nothing in the backend behind them."""
+
+import subprocess
+import sys
+
+import pytest
+
+import kvproof.fast
+import kvproof.spec
+from kvproof.conformance import catalogue
+from kvproof.conformance.backends import BackendError, load_backend
+from kvproof.conformance.catalogue import SEEDED_BUGS, SeededBug
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.runner import MachineReport, run_machine
+from kvproof.spec import CLAUSES
+
+from .catalogue_witnesses import WITNESSES
+
+BUGS = [pytest.param(bug, id=bug.name) for bug in SEEDED_BUGS.values()]
+
+MACHINES_USED = sorted({bug.machine for bug in SEEDED_BUGS.values()})
+
+LINES = {
+    **dict.fromkeys((2, 3, 4, 5, 10, 11, 16, 19, 20, 38, 39), 1),
+    **dict.fromkeys((1, 9, 18, 22, 35, 37), 2),
+    **dict.fromkeys((12, 36), 3),
+}
+"""How many variants each line of the list of known faults has."""
+
+SEEDS = (0, 1, 2)
+"""A run is a sample: what one seed misses the next may find."""
+
+MOST_CALLS = 12
+
+
+def report_on(backend: str, machine: str, shrink_seconds: float, examples: int | None = None) -> MachineReport:
+    for seed in SEEDS:
+        report = run_machine(
+            MACHINES[machine], load_backend(backend), seed, examples=examples, shrink_seconds=shrink_seconds
+        )
+        if report.deviations or examples is not None:
+            break
+    return report
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_suite_catches(bug: SeededBug) -> None:
+    report = report_on(f"kvproof.conformance.catalogue:{bug.name}", bug.machine, shrink_seconds=1)
+    assert not report.missing
+    assert report.deviations, f"{bug.machine} found nothing in {report.examples} examples, {report.steps} steps"
+    assert report.deviations[0].clause in bug.clauses, str(report.deviations[0])
+
+
+@pytest.mark.parametrize("name", ["counted_before_refusal", "zero_parent_is_root", "stale_ids_after_add"])
+def test_counterexamples_become_short(name: str) -> None:
+    """Given time: how short they become in a second depends on the computer that runs the test."""
+    bug = SEEDED_BUGS[name]
+    report = report_on(f"kvproof.conformance.catalogue:{name}", bug.machine, shrink_seconds=60)
+    assert len(report.deviations[0].calls) <= MOST_CALLS, "\n".join(report.deviations[0].calls)
+
+
+@pytest.mark.parametrize("machine", MACHINES_USED)
+def test_the_backend_behind_the_bugs_conforms(machine: str) -> None:
+    report = report_on("kvproof.fast", machine, shrink_seconds=1, examples=min(50, MACHINES[machine].examples))
+    assert not report.missing
+    assert [str(found) for found in report.deviations] == []
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_witness_tells_the_bug_from_the_backend_behind_it(bug: SeededBug) -> None:
+    witness = WITNESSES[bug.name]
+    right = witness(kvproof.spec)
+    assert witness(kvproof.fast) == right
+    assert witness(getattr(catalogue, bug.name)) != right
+
+
+def test_each_line_has_its_variants() -> None:
+    lines = [bug.line for bug in SEEDED_BUGS.values()]
+    assert {line: lines.count(line) for line in lines} == LINES
+
+
+def test_bugs_name_clauses_and_machines_that_there_are() -> None:
+    for name, bug in SEEDED_BUGS.items():
+        assert name == bug.name
+        assert bug.clauses <= CLAUSES.keys()
+        assert bug.clause not in bug.also
+        assert bug.machine in MACHINES
+        assert bug.says.endswith(".")
+
+
+def test_a_faulty_backend_offers_what_the_fast_one_offers() -> None:
+    for name in SEEDED_BUGS:
+        assert set(vars(getattr(catalogue, name))) == set(kvproof.fast.__all__)
+
+
+def test_the_managers_pool_and_the_groups_tables_are_faulty_too() -> None:
+    pools = catalogue.double_mention
+    assert type(pools.CacheManager(4, [], 8).page_pool) is pools.PagePool
+    tables = catalogue.commit_of_minus_one
+    assert {type(table) for table in tables.MultiGroupPageTable(1, 4, 8, [1, 2]).page_tables} == {tables.PageTable}
+
+
+def test_a_backend_is_built_once() -> None:
+    assert catalogue.fixed_root is catalogue.fixed_root
+
+
+def test_there_is_no_backend_for_an_unknown_bug() -> None:
+    with pytest.raises(BackendError, match="no_such_bug"):
+        load_backend("kvproof.conformance.catalogue:no_such_bug")
+
+
+def test_importing_the_catalogue_imports_no_backend() -> None:
+    code = "import sys, kvproof.conformance.catalogue; print([m for m in sys.modules if m in ('kvproof.fast', 'jax')])"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "[]"

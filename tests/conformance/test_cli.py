@@ -1,0 +1,112 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import kvproof.spec
+from kvproof.conformance.cli import main
+from kvproof.spec import CLAUSES
+
+from .broken import FreesBackwards
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a backend that deviates."""
+    module = ModuleType("a_broken_backend")
+    module.__dict__.update({"holder": type("Holder", (), {"PagePool": FreesBackwards, "sha256": kvproof.spec.sha256})})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return f"{module.__name__}:holder"
+
+
+def test_a_backend_that_conforms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["check", "--backend", "kvproof.spec", "--examples", "20", "--machines", "queue,table", "--seed", "3"]
+    assert main([*arguments, "--json", "report.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "seed 3" in printed
+    assert "TAB-2" in printed
+    report = json.loads(Path("report.json").read_text())
+    assert (report["seed"], report["deviates"]) == (3, False)
+    assert [entry["clause"] for entry in report["clauses"]] == list(CLAUSES)
+    verdicts = {entry["clause"]: entry["verdict"] for entry in report["clauses"]}
+    assert (verdicts["TAB-2"], verdicts["MAN-2"]) == ("conforms", "undecided")
+    assert [entry["machine"] for entry in report["machines"]] == ["queue", "table"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json"], "nothing is left behind"
+
+
+def test_a_backend_that_deviates(broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "report.json"
+    assert main(["check", "--backend", broken, "--clauses", "POOL-3", "--seed", "1", "--json", str(file)]) == 1
+    printed = capsys.readouterr().out
+    assert "deviates" in printed
+    assert "pool.free_pages" in printed
+    assert "before the last call" in printed
+    pool = next(entry for entry in json.loads(file.read_text())["machines"] if entry["machine"] == "pool")
+    deviation = pool["deviations"][0]
+    assert deviation["clause"] == "POOL-3"
+    assert deviation["sentence"] == CLAUSES["POOL-3"].sentence
+    assert "free_pages" in deviation["calls"][-1]
+    assert deviation["before"] != deviation["after"]
+
+
+def test_a_seed_is_drawn_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--backend", "kvproof.spec", "--examples", "1", "--machines", "queue"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].removeprefix("seed ").isdigit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--backend", "no_such_module"], "no_such_module"),
+        (["--backend", "kvproof.spec:nothing"], "nothing"),
+        (["--backend", "json"], "offers nothing"),
+        (["--clauses", "POOL-99"], "POOL-99"),
+        (["--clauses", ","], "--clauses"),
+        (["--machines", "pools"], "pools"),
+        (["--machines", "queue", "--clauses", "TAB-7"], "TAB-7"),
+        (["--examples", "0"], "--examples 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--json", "/no/such/directory/report.json"], "/no/such/directory"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["check", "--examples", "many"]])
+def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "usage: kvproof" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["clauses", "--help"], ["replay", "--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert "usage: kvproof" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = importlib.util.find_spec
+
+    def find_spec(name: str) -> object:
+        return None if name in ("hypothesis", "rich") else found(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    assert main(["check"]) == 2
+    assert "pip install 'kvproof[conformance]'" in capsys.readouterr().err
+
+
+def test_help_is_quick_to_load() -> None:
+    code = "import sys; from kvproof.conformance.cli import main; main(['--help']); print(sorted(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"'hypothesis'", "'jax'", "'numpy'", "'rich'"} & set(printed.split("[")[-1].rstrip("]\n").split(", "))

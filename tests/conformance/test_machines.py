@@ -1,0 +1,96 @@
+import pytest
+
+import kvproof.spec
+from kvproof.conformance.backends import Backend
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.runner import MachineReport, Report, check, run, run_machine
+from kvproof.spec import CLAUSES
+
+from .broken import BROKEN, backend
+
+SPEC = Backend("kvproof.spec", kvproof.spec)
+
+
+@pytest.fixture(scope="module")
+def itself() -> dict[str, MachineReport]:
+    """What every machine finds when the specification is held against itself."""
+    return {found.name: found for found in run(SPEC, seed=2, examples=24)}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_specification_conforms_to_itself(itself: dict[str, MachineReport], machine: str) -> None:
+    found = itself[machine]
+    assert not found.deviations
+    assert not found.undeclared, "a step compares by a clause that it does not declare"
+    assert found.steps >= 5 * found.examples
+    assert found.wasted < 0.15 * found.steps
+
+
+def test_every_clause_is_compared(itself: dict[str, MachineReport]) -> None:
+    report = Report("kvproof.spec", 2, tuple(CLAUSES), list(itself.values()))
+    assert [clause for clause in CLAUSES if report.verdict(clause) != "conforms"] == []
+
+
+@pytest.mark.parametrize(("machine", "broken", "clause"), BROKEN, ids=[broken.name for _, broken, _ in BROKEN])
+def test_a_fault_is_charged_to_its_clause(machine: str, broken: Backend, clause: str) -> None:
+    found = run_machine(MACHINES[machine], broken, seed=3, shrink_seconds=0.2)
+    assert clause in {deviation.clause for deviation in found.deviations}
+    assert not found.undeclared
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [("ForgivesDoubleFree", 2), ("CountsNull", 2), ("NeverUnhashedFirst", 3), ("LosesPages", 2), ("Changeable", 1)],
+)
+def test_the_sequence_of_calls_is_short(name: str, calls: int) -> None:
+    machine, broken, clause = next(entry for entry in BROKEN if entry[1].name == name)
+    found = run_machine(MACHINES[machine], broken, seed=3, clauses=[clause], shrink_seconds=1.0)
+    shortest = found.deviations[0]
+    assert shortest.clause == clause
+    assert len(shortest.calls) <= calls + 1
+    assert shortest.calls[0].startswith(("pool = PagePool(", "table = PageTable("))
+
+
+def test_what_a_deviation_shows() -> None:
+    broken = next(broken for _, broken, _ in BROKEN if broken.name == "ForgivesDoubleFree")
+    found = run_machine(MACHINES["pool"], broken, seed=3, shrink_seconds=1.0).deviations[0]
+    assert "POOL-5" in found.expected
+    assert "no refusal" in found.observed
+    assert "free_pages" in found.calls[-1]
+    assert {"ref_cnt", "free pages", "cached map"} <= found.before.keys()
+    assert found.before == found.after, "a refused call changes nothing"
+
+
+def test_a_clause_that_is_not_looked_at_is_not_charged() -> None:
+    broken = next(broken for _, broken, _ in BROKEN if broken.name == "FreesBackwards")
+    found = run_machine(MACHINES["pool"], broken, seed=3, clauses=["POOL-10"], examples=40)
+    assert not found.deviations
+    assert set(found.tried) == {"POOL-10"}
+
+
+def test_the_same_seed_makes_the_same_calls() -> None:
+    first, second = (run_machine(MACHINES["queue"], SPEC, seed=7, examples=20) for _ in range(2))
+    assert (first.steps, first.tried) == (second.steps, second.tried)
+    assert first.tried != run_machine(MACHINES["queue"], SPEC, seed=8, examples=20).tried
+
+
+def test_what_a_backend_lacks_is_not_offered() -> None:
+    class Bare(kvproof.spec.PageTable):
+        slot_mapping = property()
+        update_slices = property()
+
+    alone = Backend("alone", type("Alone", (), {"PageTable": Bare}))
+    report = check(alone, seed=1, machines=[MACHINES["pool"], MACHINES["table"]], examples=20)
+    assert report.machines[0].missing == ["PagePool"]
+    assert report.machines[1].lacks == ["table.slot_mapping", "table.update_slices"]
+    assert report.verdict("POOL-6") == "not offered"
+    assert report.verdict("TAB-7") == "not offered"
+    assert report.verdict("TAB-2") == "conforms"
+    assert not report.deviates
+
+
+def test_after_a_deviation_the_rest_is_undecided() -> None:
+    broken = backend("broken", PagePool=next(b for _, b, _ in BROKEN if b.name == "CountsNullInUse").get("PagePool"))
+    report = check(broken, seed=1, clauses=["POOL-6", "POOL-10"], machines=[MACHINES["pool"]], examples=20)
+    assert report.verdict("POOL-10") == "deviates"
+    assert report.verdict("POOL-6") == "undecided"
