@@ -33,17 +33,20 @@ def page_key(hash_function: HashFunction, none_hash: bytes, run: Run, place: int
 def _digest(hash_function: HashFunction, none_hash: bytes, run: Run, place: int) -> bytes:
     chain: list[Run] = []
     above: Run | None = run
-    while above is not None and above.parent is not None and (above is run or len(above.digests) < len(above.pages)):
+    while above is not None and above.parent is not None:
+        if above is not run and len(above.digests or ()) == len(above.pages):
+            break
         chain.append(above)
         above = above.parent
     digest = above.digests[-1] if above is not None and above.digests else none_hash
+    known: list[bytes] = []
     for step in reversed(chain):
-        end = place + 1 if step is run else len(step.pages)
-        digest = step.digests[-1] if step.digests else digest
-        for inner in range(len(step.digests), end):
+        known = step.digests = step.digests or []
+        digest = known[-1] if known else digest
+        for inner in range(len(known), place + 1 if step is run else len(step.pages)):
             digest = page_digest(hash_function, digest, step.extra, step.page_tokens(inner))
-            step.digests.append(digest)
-    return run.digests[place]
+            known.append(digest)
+    return known[place]
 
 
 class KeyMap:

@@ -184,10 +184,12 @@ class PrefixIndex:
         """Adds pages at the end of a leaf with the same extra keys, else in a new run below; returns the run."""
         ids = array("i", pages.astype(np.int32).tobytes())
         if run.children is None and run.parent is not None and run.extra == segment.extra:
-            run.tokens += tokens
+            run.lengthen(tokens)
             run.pages += ids
         else:
-            run = self._add_run(run, depth, bytearray(tokens), ids, segment.extra, segment.extra_keys)
+            run = self._add_run(
+                run, depth, tokens if len(ids) == 1 else bytearray(tokens), ids, segment.extra, segment.extra_keys
+            )
         if 0 in ids:
             run.holes += ids.count(0)
             held = pages != 0
@@ -214,7 +216,7 @@ class PrefixIndex:
         run = self._runs[number]
         if run.children is not None or run.pages[-1] != after or run.extra:
             return False
-        run.tokens += tokens
+        run.lengthen(tokens)
         run.pages.append(page)
         self.run_cell[page] = number
         self._depth_cell[page] = depth
@@ -239,7 +241,7 @@ class PrefixIndex:
         self,
         parent: Run,
         start: int,
-        tokens: bytearray,
+        tokens: bytes | bytearray,
         pages: "array[int]",
         extra: bytes,
         extra_keys: tuple[object, ...] | None,
@@ -264,9 +266,8 @@ class PrefixIndex:
         head = self._add_run(
             parent, run.start, run.tokens[: inner * size], run.pages[:inner], run.extra, run.extra_keys
         )
-        del run.tokens[: inner * size]
-        del run.pages[:inner]
-        head.digests, run.digests = run.digests[:inner], run.digests[inner:]
+        head.digests = run.digests and run.digests[:inner]
+        run.keep(inner, len(run.pages))
         run.parent = head
         run.key = run.extra + bytes(run.tokens[:size])
         run.start += inner
@@ -299,10 +300,7 @@ class PrefixIndex:
         elif len(pages) == 1:
             self._remove_leaf(run)
         else:
-            pages.pop()
-            del run.tokens[-run.tree.page_bytes :]
-            if run.digests:
-                del run.digests[len(pages) :]
+            run.cut(1)
 
     def evict(self, pages: NDArray[np.int64]) -> None:
         """Takes the cached ones of distinct pages out. O(pages) for the tails of leaves."""
@@ -360,9 +358,7 @@ class PrefixIndex:
     def _cut_tail(self, run: Run, count: int) -> None:
         """Cuts the last pages of a leaf; where none is left the run goes, and the holes laid bare above it."""
         if count < len(run.pages):
-            del run.pages[-count:]
-            del run.tokens[-count * run.tree.page_bytes :]
-            del run.digests[len(run.pages) :]
+            run.cut(count)
         else:
             self._remove_leaf(run)
 

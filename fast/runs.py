@@ -19,12 +19,12 @@ class Run:
         extra: the encoding of the extra keys that touch each of its pages.
         extra_keys: those extra keys, or None.
         start: the place of its first page in a request.
-        tokens: its pages' token bytes.
+        tokens: its pages' token bytes; those of a run of one page may be its key.
         pages: its pages' ids, 0 where one was evicted.
         children: the runs after it, by key; None if there are none.
         holes: how many of ``pages`` are 0.
         duplicates: by place in a request, the further pages of the same content in the order cached.
-        digests: the digests of its first pages, as far as they were asked for.
+        digests: the digests of its first pages, as far as they were asked for; None before.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Run:
         extra: bytes,
         extra_keys: tuple[Any, ...] | None,
         start: int,
-        tokens: bytearray,
+        tokens: bytes | bytearray,
         pages: "array[int]",
     ) -> None:
         self.tree = tree
@@ -67,12 +67,34 @@ class Run:
         self.children: dict[bytes, Run] | None = None
         self.holes = 0
         self.duplicates: dict[int, list[int]] | None = None
-        self.digests: list[bytes] = []
+        self.digests: list[bytes] | None = None
 
     def page_tokens(self, place: int) -> bytes:
         """The token bytes of one page."""
         size = self.tree.page_bytes
         return bytes(self.tokens[place * size : (place + 1) * size])
+
+    def lengthen(self, tokens: bytes) -> None:
+        """Adds tokens behind its own; the pages are the caller's."""
+        if type(self.tokens) is bytes:
+            self.tokens = bytearray(self.tokens)
+        self.tokens += tokens
+
+    def cut(self, count: int) -> None:
+        """Cuts its last ``count`` pages, fewer than it has."""
+        tokens = self.tokens
+        assert isinstance(tokens, bytearray), "a run of several pages has its tokens to itself"
+        del self.pages[-count:]
+        del tokens[-count * self.tree.page_bytes :]
+        if self.digests:
+            del self.digests[len(self.pages) :]
+
+    def keep(self, first: int, end: int) -> None:
+        """Cuts tokens, pages and digests but those of the pages ``[first, end)``."""
+        size = self.tree.page_bytes
+        self.tokens = self.tokens[first * size : end * size]
+        self.pages = self.pages[first:end]
+        self.digests = self.digests and self.digests[first:end]
 
     def check(self) -> None:
         """Verifies what the run says twice.
@@ -87,7 +109,7 @@ class Run:
         )
         assert len(self.tokens) == len(self.pages) * page_bytes, state
         assert self.holes == self.pages.count(0), state
-        assert len(self.digests) <= len(self.pages), state
+        assert len(self.digests or ()) <= len(self.pages), state
         assert self.children is None or self.children, state
         for key, child in (self.children or {}).items():
             assert child.parent is self, state

@@ -142,7 +142,10 @@ class PageTable:
         self.cpu_version += 1
 
     def clear(self) -> None:
-        """Empties every row, on the host and on the device at once (TAB-6)."""
+        """Empties every row, on the host and on the device at once (TAB-6).
+
+        To device handles given out before it is what a commit is: they keep their values or raise (TAB-4).
+        """
         self._rows = [[] for _ in range(self.max_num_reqs)]
         self._device = self._zeros()
         self.cpu_version += 1
@@ -151,6 +154,9 @@ class PageTable:
 
     def commit(self, num_reqs: int) -> None:
         """Makes the first rows of the device equal to the host's; the other rows keep what they have (TAB-4).
+
+        Where there is a device, what travels are the entries that changed, by at most 4 compiled programs (TAB-5);
+        here there is none, and the table is copied.
 
         Args:
             num_reqs: how many rows, from 0 to ``max_num_reqs``.
