@@ -42,9 +42,9 @@ def print_report(report: Report, console: Console) -> None:
     """Prints the table of clauses and every machine's shortest deviation."""
     table = Table(title=f"{report.backend}, seed {report.seed}", title_justify="left", box=None, pad_edge=False)
     table.add_column("clause", no_wrap=True)
-    table.add_column("what it says")
-    table.add_column("steps", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("what it says", no_wrap=True, overflow="ellipsis")
+    table.add_column("steps", justify="right", no_wrap=True, min_width=6)
+    table.add_column("verdict", no_wrap=True, min_width=max(map(len, _STYLES)))
     for clause in report.clauses:
         verdict = report.verdict(clause)
         table.add_row(
