@@ -7,15 +7,13 @@ from hypothesis import strategies as st
 from ..properties import start, step
 from .base import Side
 from .draws import NO_INTS, Drawing, likely, one_of
-from .table_base import BAD_ROWS, TableMachine, bad_page_lists, page_ids, shaped
+from .table_base import BAD_ROWS, bad_page_lists, page_ids, shaped
+from .table_steps import ROWS, TableSteps
 
 __all__ = ["MultiTable"]
 
-_ROWS = {"host rows": "TAB-2", "pages in a row": "TAB-2"}
-_MOVED = {"host rows": "TAB-3", "pages in a row": "TAB-3"}
 
-
-class MultiTable(TableMachine):
+class MultiTable(TableSteps):
     """A side's ``table`` is a MultiGroupPageTable; its ``tables`` are the groups' own."""
 
     name = "multi_table"
@@ -53,7 +51,7 @@ class MultiTable(TableMachine):
             f"table.{method}({lists}, {row})",
             lambda side: getattr(side.table, method)([shape(pages) for pages in lists], row),
             "TAB-2",
-            _ROWS,
+            ROWS,
         )
 
     @step("TAB-2")
@@ -70,39 +68,8 @@ class MultiTable(TableMachine):
             f"table.append_rows_batch({lists}, {rows})",
             lambda side: side.table.append_rows_batch(lists, shape(rows)),
             "TAB-2",
-            _ROWS,
+            ROWS,
         )
-
-    @step("TAB-3")
-    def move_or_swap(self, data: Drawing) -> None:
-        """Copies a row over another, or exchanges two, in every group."""
-        method = one_of(data, ["move_row", "swap_row"])
-        src, tgt = self.some_row(data), self.some_row(data)
-        self.change(
-            f"table.{method}({src}, {tgt})", lambda side: getattr(side.table, method)(src, tgt), "TAB-3", _MOVED
-        )
-
-    @step()
-    def empty(self, data: Drawing) -> None:
-        """Empties a row, or everything, in every group."""
-        if one_of(data, [True, True, False]) and self.offers("table", "clear_row"):
-            row = self.some_row(data)
-            self.change(f"table.clear_row({row})", lambda side: side.table.clear_row(row), "TAB-1")
-        else:
-            self.clear_all()
-
-    @step()
-    def commit(self, data: Drawing) -> None:
-        """Commits the first rows of every group."""
-        self.commit_rows(data.draw(st.integers(0, self.num_rows)))
-
-    @step()
-    def get_device_tensor(self, data: Drawing) -> None:
-        """Looks at the groups' device tables, or takes handles of them."""
-        if one_of(data, [True, False]):
-            self.look()
-        else:
-            self.take_handles()
 
     @step("TAB-2")
     def misuse(self, data: Drawing) -> None:

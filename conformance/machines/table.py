@@ -10,6 +10,7 @@ from .base import Side
 from .draws import Drawing, one_of, some
 from .table_base import page_ids, shaped
 from .table_faults import TableFaults
+from .table_steps import ROWS
 
 __all__ = ["Table"]
 
@@ -42,7 +43,7 @@ class Table(TableFaults):
         row = self.some_row(data)
         pages, shape = page_ids(data, self.room(0, row)), shaped(data)
         self.change(
-            f"table.append_row({pages}, {row})", lambda side: side.table.append_row(shape(pages), row), "TAB-2", _ROWS
+            f"table.append_row({pages}, {row})", lambda side: side.table.append_row(shape(pages), row), "TAB-2", ROWS
         )
 
     @step("TAB-2")
@@ -50,9 +51,7 @@ class Table(TableFaults):
         """Replaces a row by a shorter or longer one."""
         row = self.some_row(data)
         pages, shape = page_ids(data, self.spec.table.max_num_pages_per_req), shaped(data)
-        self.change(
-            f"table.add_row({pages}, {row})", lambda side: side.table.add_row(shape(pages), row), "TAB-2", _ROWS
-        )
+        self.change(f"table.add_row({pages}, {row})", lambda side: side.table.add_row(shape(pages), row), "TAB-2", ROWS)
 
     @step("TAB-2")
     def append_rows_batch(self, data: Drawing) -> None:
@@ -68,39 +67,8 @@ class Table(TableFaults):
             f"table.append_rows_batch({lists}, {rows})",
             lambda side: side.table.append_rows_batch([inner(pages) for pages in lists], shape(rows)),
             "TAB-2",
-            _ROWS,
+            ROWS,
         )
-
-    @step("TAB-3")
-    def move_or_swap(self, data: Drawing) -> None:
-        """Copies a row over another, or exchanges two; they may be the same."""
-        method = one_of(data, ["move_row", "swap_row"])
-        src, tgt = self.some_row(data), self.some_row(data)
-        self.change(
-            f"table.{method}({src}, {tgt})", lambda side: getattr(side.table, method)(src, tgt), "TAB-3", _MOVED
-        )
-
-    @step()
-    def empty(self, data: Drawing) -> None:
-        """Empties a row, or everything, on host and device."""
-        if one_of(data, [True, True, False]) and self.offers("table", "clear_row"):
-            row = self.some_row(data)
-            self.change(f"table.clear_row({row})", lambda side: side.table.clear_row(row), "TAB-1")
-        else:
-            self.clear_all()
-
-    @step()
-    def commit(self, data: Drawing) -> None:
-        """Commits the first rows; the others keep what the device has and stay dirty."""
-        self.commit_rows(data.draw(st.integers(0, self.num_rows)))
-
-    @step()
-    def get_device_tensor(self, data: Drawing) -> None:
-        """Looks at the device, or takes a handle of it: what the host does later never shows in it."""
-        if one_of(data, [True, False]):
-            self.look()
-        else:
-            self.take_handles()
 
     @step("TAB-7")
     def where_tokens_go(self, data: Drawing) -> None:
@@ -147,10 +115,6 @@ class Table(TableFaults):
             "TAB-7",
             _array,
         )
-
-
-_ROWS = {"host rows": "TAB-2", "pages in a row": "TAB-2"}
-_MOVED = {"host rows": "TAB-3", "pages in a row": "TAB-3"}
 
 
 def _array(array: Any, _: Side) -> tuple[str, Any]:

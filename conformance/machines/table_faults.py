@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from ..properties import step
 from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
-from .table_base import BAD_ROWS, TableMachine, bad_page_lists, page_ids
+from .table_base import BAD_ROWS, bad_page_lists, page_ids
+from .table_steps import TableSteps
 
 __all__ = ["TableFaults"]
 
 
-class TableFaults(TableMachine):
+class TableFaults(TableSteps):
     """The steps of the table machine that must be refused."""
 
     max_tokens = 1
