@@ -219,9 +219,6 @@ class CacheManager:
             computed = attribute(request, "num_computed_tokens")
         if type(computed) is not int or computed < 0:
             computed = integer("request.num_computed_tokens", computed)
-        hits: NDArray[np.int64] | None = None
-        tokens = b""
-        segments: Sequence[ExtraSegment] = PLAIN
         if slot < 0:
             tokens = self._read_tokens(request)
             segments = extra_segments(attribute(request, "extra_keys"), self._size)
@@ -230,33 +227,39 @@ class CacheManager:
             hits = self._read_hits(new_computed_pages, num_new_computed_tokens, tokens, segments)
             if computed:
                 raise _never_slotted(computed, 0)
-        else:
-            if live.requests[slot] is not request:
-                raise _another(request)
-            if new_computed_pages is not None or num_new_computed_tokens:
-                self._refuse_hits(new_computed_pages, num_new_computed_tokens, request)
-            if computed > live.num_slots[slot]:
-                raise _never_slotted(computed, live.num_slots[slot])
-            if computed < live.num_computed[slot]:
-                raise refusal(
-                    ValueError,
-                    "MAN-8",
-                    f"request.num_computed_tokens={computed} fell from {live.num_computed[slot]}",
-                )
-        promised = computed + num_new_computed_tokens + num_new_tokens
+            promised = self._read_promised(num_new_computed_tokens + num_new_tokens)
+            slots = min(promised + num_lookahead_tokens, self.max_model_len)
+            return self._admit(request, tokens, segments, hits, promised, slots, bool(delay))
+        if live.requests[slot] is not request:
+            raise _another(request)
+        if new_computed_pages is not None or num_new_computed_tokens:
+            self._refuse_hits(new_computed_pages, num_new_computed_tokens, request)
+        if computed > live.num_slots[slot]:
+            raise _never_slotted(computed, live.num_slots[slot])
+        if computed < live.num_computed[slot]:
+            raise refusal(
+                ValueError, "MAN-8", f"request.num_computed_tokens={computed} fell from {live.num_computed[slot]}"
+            )
+        promised = self._read_promised(computed + num_new_tokens)
+        slots = min(promised + num_lookahead_tokens, self.max_model_len)
+        return self._advance(request, slot, computed, promised, slots, bool(delay))
+
+    def _read_promised(self, promised: int) -> int:
         if promised > self.max_model_len:
             raise refusal(
                 ValueError,
                 "MAN-2",
                 f"computed + num_new_tokens={promised} tokens exceed max_model_len={self.max_model_len}",
             )
-        slots = min(promised + num_lookahead_tokens, self.max_model_len)
-        if hits is not None:
-            return self._admit(request, tokens, segments, hits, promised, slots, bool(delay))
+        return promised
 
+    def _advance(
+        self, request: EngineRequest, slot: int, computed: int, promised: int, slots: int, delay: bool
+    ) -> CachePages | None:
+        """`allocate_slots` for a live request whose arguments have been read."""
+        live = self._live
         size = self._size
-        first = live.num_published[slot]
-        end = first
+        first = end = live.num_published[slot]
         if self.enable_caching and not delay:
             end = min(promised, request.num_tokens) // size
         publishing = self._read_publishing(request, slot, end) if end > first else None
@@ -293,6 +296,7 @@ class CacheManager:
         slots: int,
         delay: bool,
     ) -> CachePages | None:
+        """`allocate_slots` for a request that is not live and whose arguments have been read."""
         pool = self.page_pool
         size = self._size
         needed = max(-(-slots // size) - len(hits), 0) if self.kv_cache_groups else 0
