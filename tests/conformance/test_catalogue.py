@@ -48,7 +48,8 @@ def test_the_suite_catches(bug: SeededBug) -> None:
     report = report_on(f"kvproof.conformance.catalogue:{bug.name}", bug.machine, shrink_seconds=1)
     assert not report.missing
     assert report.deviations, f"{bug.machine} found nothing in {report.examples} examples, {report.steps} steps"
-    assert report.deviations[0].clause in bug.clauses, str(report.deviations[0])
+    # what shrinking comes upon beside what was found first depends on the computer's speed
+    assert bug.clauses & {found.clause for found in report.deviations}, [str(found) for found in report.deviations]
 
 
 @pytest.mark.parametrize("name", ["counted_before_refusal", "zero_parent_is_root", "stale_ids_after_add"])

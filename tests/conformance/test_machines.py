@@ -44,7 +44,7 @@ def test_a_fault_is_charged_to_its_clause(machine: str, broken: Backend, clause:
 )
 def test_the_sequence_of_calls_is_short(name: str, calls: int) -> None:
     machine, broken, clause = next(entry for entry in BROKEN if entry[1].name == name)
-    found = run_machine(MACHINES[machine], broken, seed=3, clauses=[clause], shrink_seconds=1.0)
+    found = run_machine(MACHINES[machine], broken, seed=3, clauses=[clause], shrink_seconds=30.0)
     shortest = found.deviations[0]
     assert shortest.clause == clause
     assert len(shortest.calls) <= calls + 1
@@ -53,7 +53,7 @@ def test_the_sequence_of_calls_is_short(name: str, calls: int) -> None:
 
 def test_what_a_deviation_shows() -> None:
     broken = next(broken for _, broken, _ in BROKEN if broken.name == "ForgivesDoubleFree")
-    found = run_machine(MACHINES["pool"], broken, seed=3, shrink_seconds=1.0).deviations[0]
+    found = run_machine(MACHINES["pool"], broken, seed=3, shrink_seconds=30.0).deviations[0]
     assert "POOL-5" in found.expected
     assert "no refusal" in found.observed
     assert "free_pages" in found.calls[-1]
