@@ -65,6 +65,27 @@ class Manager(ManagerFaults):
         """A waiting request gets slots, with the hits of a fresh look-up, of an old one, some of them, or none."""
         self.admitted(data)
 
+    def can_part(self) -> bool:
+        """Whether there are ids and tokens enough for three prompts of two pages."""
+        return (
+            self.grouped and len(IDS) - len(self.names_of(live=True)) >= 3 and 2 * self.page_size < self.max_model_len
+        )
+
+    @step("MAN-3", "MAN-5", when=can_part)
+    def part_ways(self, data: Drawing) -> None:
+        """Two prompts differ in their first page: what the one goes on with is not the other's, though alike."""
+        one, other = one_of(data, [self.alphabet, self.alphabet[::-1]])
+        size = self.page_size
+        rest = data.draw(st.lists(st.sampled_from(self.alphabet), min_size=size, max_size=size))
+        first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
+        for name, tokens in ((first, [*[one] * size, *rest, one]), (second, [*[other] * size, one])):
+            self.bring(name, tokens)
+            self.allocate(name, len(tokens))
+            if self.cases[name].live:
+                self.free_request(name, None)
+        self.bring(third, [*[other] * size, *rest, one])
+        self.look_up(third)
+
     # -- Requests run ---------------------------------------------------------------------------------------
 
     @step("MAN-3", "MAN-8", weight=2)

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import EngineRequestStatus, Request
+from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, Request
 
 from .base import Both, Nothing, Side
 from .draws import EXTRA_KEYS, Drawing, one_of, rarely
@@ -36,17 +36,21 @@ class Admission(ManagerMachine):
             place = data.draw(st.integers(0, len(tokens) - 1))
             tokens[place] = self.alphabet[tokens[place] == self.alphabet[0]]
         extra_keys = one_of(data, EXTRA_KEYS) if one_of(data, [False, False, True]) else ()
-        logprobs = 1 if rarely(data) and rarely(data) else None
-        earlier = self.cases.get(name)
-        request = Request(name, tokens, extra_keys, logprobs)
-        details = (f", {extra_keys}" if extra_keys else "") + (", prompt_logprobs=1" if logprobs else "")
-        self.calls.append(f"{name} = Request({name!r}, {tokens}{details})")
-        self.cases[name] = Case(request)
-        if earlier is not None:
-            self.cases[name].earlier = [*earlier.earlier, (earlier.tokens, earlier.request.extra_keys)]
+        self.bring(name, tokens, extra_keys, 1 if rarely(data) and rarely(data) else None)
         if one_of(data, [True, True, False]):
             self.look_up(name)
         return name
+
+    def bring(
+        self, name: str, tokens: list[int], extra_keys: tuple[ExtraKey, ...] = (), logprobs: int | None = None
+    ) -> None:
+        """A request comes under an id that is not live."""
+        earlier = self.cases.get(name)
+        details = (f", {extra_keys}" if extra_keys else "") + (", prompt_logprobs=1" if logprobs else "")
+        self.calls.append(f"{name} = Request({name!r}, {tokens}{details})")
+        self.cases[name] = Case(Request(name, tokens, extra_keys, logprobs))
+        if earlier is not None:
+            self.cases[name].earlier = [*earlier.earlier, (earlier.tokens, earlier.request.extra_keys)]
 
     def admitted(self, data: Drawing) -> str:
         """Admits a waiting request, or one that comes just now; returns its id."""
