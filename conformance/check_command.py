@@ -11,8 +11,8 @@ from rich.console import Console
 from kvproof.spec.clauses import CLAUSES
 
 from .backends import BackendError, load_backend
-from .cli import COULD_NOT_RUN, DEVIATES, FINE
 from .deviation import SpecificationError
+from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from .machines import MACHINES
 from .report import as_json, machine_line, print_report
 from .runner import Report, machines_for, run

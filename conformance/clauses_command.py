@@ -11,7 +11,7 @@ from rich.console import Console
 from kvproof.spec.clauses import CLAUSES
 
 from .clause_index import implementations
-from .cli import COULD_NOT_RUN, FINE
+from .exit_status import COULD_NOT_RUN, FINE
 from .machines import MACHINES
 from .properties import declared_clauses
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from kvproof import __version__
 
-__all__ = ["main"]
+from .exit_status import COULD_NOT_RUN
 
-FINE, DEVIATES, COULD_NOT_RUN = 0, 1, 2
+__all__ = ["main"]
 
 _DESCRIPTION = """\
 Holds any paged KV cache against the specification kvproof.spec, clause by clause.

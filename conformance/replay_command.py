@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .backends import DEFAULT_BACKEND, BackendError, load_backend
+from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from .replay import Replay, sizes_for
 from .replay_engine import DeviationError, Engine, Sizes
 from .replay_lockstep import LockstepEngine
@@ -19,8 +20,6 @@ from .synthetic import synthetic_trace, write_trace
 from .traces import TraceError, TraceRequest, read_trace
 
 __all__ = ["add_parser", "run"]
-
-FINE, DEVIATES, COULD_NOT_RUN = 0, 1, 2
 
 _POOL_TOKENS = 200_000 * 16
 _SYNTHETIC_REQUESTS = 200
