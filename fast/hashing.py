@@ -29,6 +29,7 @@ __all__ = [
     "init_none_hash",
     "page_digest",
     "sha256",
+    "token_tuple",
 ]
 
 _DOMAIN = b"kvproof page key 1"
@@ -125,7 +126,7 @@ def hash_page_tokens(
         raise refusal(TypeError, "HASH-1", f"parent_page_hash={parent!r} must be bytes or None")
     tokens = token_bytes("curr_page_token_ids", curr_page_token_ids)
     digest = page_digest(hash_function, parent, encode_extra_keys(extra_keys), tokens)
-    return PageHash(digest, _token_tuple(tokens), extra_keys)
+    return PageHash(digest, token_tuple(tokens), extra_keys)
 
 
 class PageHashes(Sequence[PageHash]):
@@ -191,7 +192,7 @@ class PageHashes(Sequence[PageHash]):
         size = 4 * self.page_size
         segment = next(segment for segment in self.segments if place < segment.end)
         return PageHash(
-            self.digests[place], _token_tuple(self.tokens[place * size : (place + 1) * size]), segment.extra_keys
+            self.digests[place], token_tuple(self.tokens[place * size : (place + 1) * size]), segment.extra_keys
         )
 
     def __iter__(self) -> Iterator[PageHash]:
@@ -236,6 +237,7 @@ def _require_root(none_hash: object) -> None:
         raise refusal(TypeError, "HASH-1", f"none_hash={none_hash!r} must be bytes")
 
 
-def _token_tuple(tokens: bytes) -> tuple[int, ...]:
+def token_tuple(tokens: bytes) -> tuple[int, ...]:
+    """The token ids in token bytes."""
     values: NDArray[np.int32] = np.frombuffer(tokens, "<i4")
     return tuple(values.tolist())

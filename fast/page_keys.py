@@ -8,11 +8,9 @@ pays for it.
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvproof.spec.declarations import HashFunction
 
-from .hashing import PageHash, PageHashWithGroupId, page_digest
+from .hashing import PageHash, PageHashWithGroupId, page_digest, token_tuple
 from .pages import PageList
 from .runs import Run
 
@@ -24,7 +22,7 @@ __all__ = ["CachedMap", "KeyMap", "page_key"]
 
 def page_key(hash_function: HashFunction, none_hash: bytes, run: Run, place: int) -> PageHashWithGroupId:
     """The key of one page of a run. One digest for each page before it that has none yet."""
-    tokens = tuple(np.frombuffer(run.page_tokens(place), "<i4").tolist())
+    tokens = token_tuple(run.page_tokens(place))
     return PageHashWithGroupId(
         PageHash(_digest(hash_function, none_hash, run, place), tokens, run.extra_keys), run.tree.group_id
     )

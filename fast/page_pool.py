@@ -17,7 +17,7 @@ from .arguments import attribute, flag, id_array, integer, listed, refusal
 from .extra_keys import ExtraSegment, extra_segments
 from .free_log import FreeLog
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashes, PageHashWithGroupId, init_none_hash, page_digest, sha256
+from .hashing import PageHash, PageHashes, PageHashWithGroupId, init_none_hash, page_digest, sha256, token_tuple
 from .page_keys import CachedMap, KeyMap, page_key
 from .pages import CachePage, PageList, PageView
 from .prefix_index import PrefixIndex
@@ -69,9 +69,9 @@ class PagePool:
         self._free = FreeLog(self.num_pages, front_room=self.unhashed_first)
         self._count_cell = array("i", bytes(4 * self.num_pages))
         self._count_of: NDArray[np.int32] = np.frombuffer(self._count_cell, np.int32)
+        self.num_withdrawals = 0
         # Keys that collide are told apart by the order in which their pages were cached: only a map that was
         # there from the start knows it.
-        self.num_withdrawals = 0
         self._keys: KeyMap | None = None if hash_function is sha256 else KeyMap()
         self.free_page_queue = PoolFreeQueue(self)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(self)
@@ -177,7 +177,7 @@ class PagePool:
         free = self._free
         if num_pages > free.num_free:
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {free.num_free} free")
-        if num_pages == 1:
+        if num_pages == 1:  # as `take_one`, whose call would be a twentieth of the whole
             page = free.take_one()
             self._count_cell[page] = 1
             if self._run_cell[page]:
@@ -392,8 +392,8 @@ class PagePool:
             page_tokens = tokens[offset : offset + size]
             segment = next(segment for segment in segments if start + offset // size < segment.end)
             digest = page_digest(self.hash_function, digest, segment.extra, page_tokens)
-            token_ids = tuple(np.frombuffer(page_tokens, "<i4").tolist())
-            keys.append(PageHashWithGroupId(PageHash(digest, token_ids, segment.extra_keys), tree.group_id))
+            key = PageHash(digest, token_tuple(page_tokens), segment.extra_keys)
+            keys.append(PageHashWithGroupId(key, tree.group_id))
         return keys
 
     def note_keys(self, pages: Iterable[int], keys: Iterable[PageHashWithGroupId]) -> None:

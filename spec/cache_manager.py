@@ -130,9 +130,9 @@ class CacheManager:
     @property
     def req_to_page_hashes(self) -> dict[str, list[PageHash]]:
         """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`."""
+        pool = self.page_pool
         return {
             request_id: list(hash_request_tokens(pool.hash_function, self._size, request, none_hash=pool.none_hash))
-            for pool in [self.page_pool]
             for request_id, request in self._known.items()
         }
 
