@@ -38,9 +38,9 @@ def _modules() -> Iterator[tuple[str, Path]]:
     if spec is None or spec.submodule_search_locations is None:
         raise FileNotFoundError("the source of kvproof.spec is not where it was imported from")
     for directory in spec.submodule_search_locations:
-        for path in sorted(Path(directory).glob("*.py")):
+        for path in sorted(Path(directory).rglob("*.py")):
             if path.stem not in _NOT_CODE:
-                yield f"{spec.name}.{path.stem}", path
+                yield ".".join((spec.name, *path.relative_to(directory).with_suffix("").parts)), path
 
 
 def _owners(tree: ast.Module) -> dict[int, str]:

@@ -89,7 +89,7 @@ def _sorted_keys(extra_keys: object) -> list[ExtraKey]:
         if isinstance(key, MultimodalItem | PromptEmbeddings):
             integer("request.extra_keys offset", key.offset, minimum=0, clause="HASH-2")
             integer("request.extra_keys length", key.length, minimum=1, clause="HASH-2")
-        wanted = bytes if isinstance(key, MultimodalItem | PromptEmbeddings) else str
+        wanted = bytes if isinstance(key, CacheSalt | MultimodalItem | PromptEmbeddings) else str
         content = getattr(key, dataclasses.fields(key)[0].name)
         if not isinstance(content, wanted):
             raise refusal(TypeError, "HASH-2", f"request.extra_keys: a {type(key).__name__} holds no {wanted.__name__}")

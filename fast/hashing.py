@@ -32,7 +32,7 @@ __all__ = [
     "token_tuple",
 ]
 
-_DOMAIN = b"kvproof page key 1"
+_DOMAIN = b"kvproof page key 2"
 
 
 class PageHash(NamedTuple):

@@ -47,12 +47,24 @@ _SENTENCES = {
     "POOL-7": "The cached map goes from (page hash, group id) to pages in the order they were cached; a look-up "
     "gives the first; duplicates stay until evicted; a look-up over several groups misses if any group misses.",
     "POOL-8": "A page has at most one hash while it is resident.",
-    "POOL-9": "reset_prefix_cache forgets every hash and returns True only while no page but the null page is in "
-    "use; else it returns False and nothing changes.",
+    "POOL-9": "reset_prefix_cache forgets every hash and returns True only while no page but the null page is in use "
+    "(by a request or a pin); else it returns False and nothing changes.",
     "POOL-10": "get_usage() is pages in use / (num_pages - 1): 0.0 when idle, 1.0 when full.",
-    "POOL-11": "evict_pages(ids) drops hashes only; it never frees and never moves a page in the queue.",
+    "POOL-11": "evict_pages(ids) drops hashes only; it never frees and never moves a page in the queue. Pinned pages "
+    "are refused.",
+    "POOL-12": "With data parallelism each shard has its own pool, null page and local ids; a request lives on one "
+    "shard: where the longest cached prefix is, else where most pages are free, else on the lowest number.",
     "POOL-13": "With unhashed_first=True freed pages that carry no hash go to the front of the queue, in the order "
     "given; off by default.",
+    # -- Pins and priorities ----------------------------------------------------------------------
+    "PIN-1": "A pin counts as a reference (the page leaves the queue and is in use for POOL-9 and POOL-10) but never "
+    "as a request for MAN-10; a pinned page keeps its hash until it is unpinned, unless the request that "
+    "promised its content withdraws it (MAN-4). The distinct pages pinned are bounded by a maximum given at "
+    "construction, per salt as well.",
+    "PIN-2": "Priority orders eviction ahead of recency: pages of a low priority are taken first, 0 unless told "
+    "otherwise, and within one priority the order is POOL-3; a free page whose priority changes goes to the back "
+    "of its new one. A priority ends at the time it was given to last to, when the page is taken, and when it is "
+    "freed without a hash. Time comes in as an argument, never from a clock inside.",
     # -- Page hashes ------------------------------------------------------------------------------
     "HASH-1": "A full page's key is a SHA-256 chain over (parent's digest, extra keys, token ids as little-endian "
     "int32) in one documented encoding: the same in every process for the same seed, different for another seed. "
@@ -64,12 +76,14 @@ _SENTENCES = {
     "HASH-3": "Only full pages have keys; the chain runs over all tokens of the request, also where its page list "
     "holds null pages.",
     # -- Cache manager ----------------------------------------------------------------------------
-    "MAN-1": "get_computed_pages returns the longest cached prefix of the request, a multiple of the page size and "
-    "at most num_tokens - 1 tokens; it changes nothing in the pool. Nothing is hit with caching off or when prompt "
-    "log-probabilities are asked for.",
-    "MAN-2": "allocate_slots needs room for computed + new tokens and for look-ahead cut at max_model_len; it "
-    "returns just the new pages, or None, with nothing changed, if the free pages don't suffice (hits at count 0 "
-    "use up free pages too). new_computed_pages are checked against the request again: one that was evicted or "
+    "MAN-1": "get_computed_pages returns the longest cached prefix of the request that every group can serve: a "
+    "multiple of every group's page size and at most num_tokens - 1 tokens, null pages standing where a group "
+    "needs none; null pages alone are no hit. It changes nothing in the pool. Nothing is hit with caching off or "
+    "when prompt log-probabilities are asked for.",
+    "MAN-2": "allocate_slots needs room for computed + new tokens and for look-ahead cut at max_model_len; computed "
+    "+ new above max_model_len is refused. It returns just the new pages, or None if the free pages don't "
+    "suffice (hits at count 0 use up free pages too); then nothing has changed but for pages that a group no "
+    "longer needs (MAN-8). new_computed_pages are checked against the request again: one that was evicted or "
     "published anew since the look-up is refused.",
     "MAN-3": "Pages are published (become hittable) up to min(computed + new, num_tokens), with delay_cache_pages "
     "not before cache_pages or the next plain allocate_slots; publishing is monotone and idempotent: a smaller "
@@ -77,14 +91,35 @@ _SENTENCES = {
     "MAN-4": "A published page is promised until the step that writes it is dispatched: free(request, "
     "num_written=n) withdraws the hashes of the pages that the request published and that do not lie wholly below "
     "n, and returns the ids of the other requests that hold them; None means that all is written.",
-    "MAN-5": "free gives a request's pages back tail first; a request freed already, or never admitted, is a no-op.",
+    "MAN-5": "free gives a request's pages back group by group, tail first; a request freed already, or never "
+    "admitted, is a no-op.",
     "MAN-6": "A request id that comes back with other tokens or extra keys never hits the old one's pages; an id "
     "is live for one request object at a time, and while it is live its tokens and extra keys only grow.",
-    "MAN-8": "Computed tokens count accepted tokens only: they never exceed the slots that the request was given "
-    "and never fall while it is live.",
+    "MAN-7": "Groups are of full attention, sliding window, chunked local attention, MLA or state (Mamba), in any "
+    "mix and number, each with a page size of its own, which governs its hashes.",
+    "MAN-8": "Each allocate_slots first gives back, tail first, the pages that lie wholly before what the mask of "
+    "position num_computed_tokens can read (a window's or a chunk's), null pages taking their places; the group "
+    "holds the rest up to the allocated end. Computed tokens count accepted tokens only: they never exceed the "
+    "slots that the request was given and never fall while it is live.",
+    "MAN-9": "With Eagle a hit is the longest length for which each Eagle group also holds the request's page after "
+    "it; decided once. Look-ahead slots are allocated and never published.",
     "MAN-10": "get_num_common_prefix_pages counts the leading non-null pages that stand at the same index in the "
-    "lists of every live running request, by identity, not by count; zeros if the number given is not the number "
-    "running.",
+    "lists of every live running request, by identity, not by count; 0 for window, chunk and state groups; zeros "
+    "if the number given is not the number running.",
+    "MAN-11": "The batched step gives the same pages and the same final state as the single calls in the same order; "
+    "a request that does not fit is reported and the later ones go on; new pages are appended to the requests' "
+    "table rows.",
+    "MAN-12": "Events (stored, removed, cleared; with group, page, key, parent's key, tokens, extra keys) come in an "
+    "order from which a follower rebuilds the cached map exactly, duplicates included; a batched step tells its "
+    "removals, then its stores. Off unless asked for. Counters count queries, hits, evictions and preempted "
+    "tokens.",
+    "MAN-13": "A state page holds the state after some number of tokens. The page being advanced is private and "
+    "unhashed. Mode none: one page a request, never published, so that any mix with it hits nothing. Mode align: "
+    "states at page boundaries on which a step ended are published; a hit needs the state at its length; a "
+    "request goes on from a published state in a page of its own, with a copy to run before the step. A state "
+    "can't be rolled back: computed tokens are what the last call promised.",
+    "MAN-14": "A manager restored from a snapshot behaves alike in every later call; a snapshot that is damaged or "
+    "does not fit is refused.",
     # -- Page tables ------------------------------------------------------------------------------
     "TAB-1": "A page table is int32; entries past a row's count are 0 (the null page) after every operation.",
     "TAB-2": "A page list that does not fit the row is refused, and so are negative rows; a batch, and a call over "

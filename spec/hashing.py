@@ -2,7 +2,7 @@
 
 The encoding (HASH-1). ``H`` is SHA-256 unless another function is given; integers are little-endian::
 
-    root          = H("kvproof page key 1" + seed)
+    root          = H("kvproof page key 2" + seed)
     key of a page = H(parent's digest + extra keys + token ids)
 
     token ids   = 4 bytes each, two's complement, to the end of the message
@@ -14,7 +14,7 @@ The encoding (HASH-1). ``H`` is SHA-256 unless another function is given; intege
                 | "s" + length (8 bytes) + UTF-8         a str
                 | "t" + count (8 bytes) + values         a tuple
                 | "k" + kind (1 byte) + its fields       an extra key of a declared kind, each field a value
-    kind        = 1 CacheSalt, 2 LoraAdapter, 3 WeightsVersion, 4 MultimodalItem, 5 PromptEmbeddings
+    kind        = 1 CacheSalt (its fingerprint), 2 LoraAdapter, 3 WeightsVersion, 4 MultimodalItem, 5 PromptEmbeddings
 
 The parent's digest has the same length in every message, and the extra keys tell where they end; so no two
 different (parent, extra keys, tokens) have one message (HASH-2: a salt and an adapter of the same name differ
@@ -111,7 +111,7 @@ def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha2
         seed = os.urandom(32)
     if not isinstance(seed, bytes):
         raise refusal(TypeError, "R1", f"seed must be bytes or None, not {type(seed).__name__}")
-    return _digest(hash_function, b"kvproof page key 1" + seed)
+    return _digest(hash_function, b"kvproof page key 2" + seed)
 
 
 NONE_HASH: bytes = init_none_hash()
@@ -206,7 +206,7 @@ def request_extra_keys(request: EngineRequest) -> tuple[ExtraKey, ...]:
         if isinstance(key, MultimodalItem | PromptEmbeddings):
             integer("request.extra_keys offset", key.offset, minimum=0, clause="HASH-2")
             integer("request.extra_keys length", key.length, minimum=1, clause="HASH-2")
-        wanted = bytes if isinstance(key, MultimodalItem | PromptEmbeddings) else str
+        wanted = bytes if isinstance(key, CacheSalt | MultimodalItem | PromptEmbeddings) else str
         content = getattr(key, dataclasses.fields(key)[0].name)
         if not isinstance(content, wanted):
             raise refusal(TypeError, "HASH-2", f"request.extra_keys: a {type(key).__name__} holds no {wanted.__name__}")

@@ -64,7 +64,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _documented(page_size: int, values: list[int], extra_of_page: Callable[[int], Any], seed: bytes) -> list[bytes]:
-    digest = hashlib.sha256(b"kvproof page key 1" + seed).digest()
+    digest = hashlib.sha256(b"kvproof page key 2" + seed).digest()
     chain = []
     for start in range(0, len(values) - page_size + 1, page_size):
         extra = extra_of_page(start)
@@ -111,11 +111,11 @@ def test_hash_1_keys_are_the_documented_bytes(
 
 @PACKAGES
 def test_hash_1_pinned_vector(package: ModuleType) -> None:
-    """The same on every platform and in every version that calls its encoding 1."""
+    """The same on every platform and in every version that calls its encoding 2."""
     request = PlainRequest("r", [0, -1, 2**31 - 1, 5, 9], (spec.CacheSalt("tenant"), spec.MultimodalItem(b"img", 2, 1)))
     first, second = _keys(package, request)
-    assert first.hash_value.hex() == "00469550913d3a1c27f551b032f09b5a347625fd4dd6e71cb473c9a9f8e5329f"
-    assert second.hash_value.hex() == "7526a12fea96cab6e041177a859225f97a17d819b168ffc0f531b1040309d823"
+    assert first.hash_value.hex() == "ec0cd90ab19e7203c3932264edd2bf868bc4dbd33d5235a824a81b36c322fc0d"
+    assert second.hash_value.hex() == "90f943f40c947db44c4e4c34f703355aea092a7555fa32df9cab84be3630d9b0"
 
 
 @given(request=plain_requests(), page_size=page_sizes, seed=st.binary(max_size=4))
@@ -203,7 +203,7 @@ def test_hash_1_a_hash_function_of_ones_own_is_used_for_root_and_pages(package: 
     root = package.init_none_hash(b"s", own)
     keys = package.hash_request_tokens(own, 1, PlainRequest("r", [5, 6]), none_hash=root)
     assert [key.hash_value for key in keys] == [b"02", b"03"]
-    assert seen == [b"kvproof page key 1s", b"01\0\5\0\0\0", b"02\0\6\0\0\0"]
+    assert seen == [b"kvproof page key 2s", b"01\0\5\0\0\0", b"02\0\6\0\0\0"]
 
 
 @PACKAGES
@@ -357,14 +357,27 @@ def test_r1_extra_keys_with_numpy_positions_are_those_with_plain_ones(package: M
     "extra",
     [
         (spec.MultimodalItem(b"a", 0, 1), spec.MultimodalItem(_wrong("a"), 0, 1)),
-        (spec.CacheSalt("\ud800"),),
-        (spec.CacheSalt(_wrong(5)),),
+        (spec.LoraAdapter("\ud800"),),
+        (spec.LoraAdapter(_wrong(5)),),
+        (spec.CacheSalt.of_fingerprint(b""), spec.CacheSalt.of_fingerprint(b"")),
     ],
-    ids=["bytes and str", "lone surrogate", "salt of a wrong type"],
+    ids=["bytes and str", "lone surrogate", "name of a wrong type", "two salts"],
 )
 def test_r1_extra_keys_with_a_wrong_field_are_refused_by_name(package: ModuleType, extra: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"extra_keys.*\[(HASH-2|R1)\]"):
         _keys(package, PlainRequest("r", [1, 2], extra))
+
+
+def test_sec_2_a_salt_keeps_no_text() -> None:
+    salt = spec.CacheSalt("secret")
+    assert salt == spec.CacheSalt("secret") == spec.CacheSalt.of_fingerprint(salt.fingerprint) != spec.CacheSalt("")
+    assert "secret" not in repr(salt) + repr(vars(salt))
+    for wrong, kind in ((_wrong(5), TypeError), ("secret\ud800", ValueError)):
+        with pytest.raises(kind, match=r"\[HASH-2\]") as caught:
+            spec.CacheSalt(wrong)
+        assert "secret" not in repr(caught.value)
+    with pytest.raises(TypeError, match="fingerprint"):
+        spec.CacheSalt.of_fingerprint(_wrong("a"))
 
 
 @PACKAGES

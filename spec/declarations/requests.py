@@ -1,94 +1,16 @@
-"""What both packages agree on before either computes anything: what a request shows, and the cache groups.
-
-Nothing here computes; ``kvproof.fast`` imports this module of the specification and no other.
-"""
+"""What a request shows to the cache, and a small request of our own."""
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-__all__ = [
-    "CacheGroupSpec",
-    "CacheSalt",
-    "EngineRequest",
-    "EngineRequestStatus",
-    "ExtraKey",
-    "FullAttentionSpec",
-    "HashFunction",
-    "LoraAdapter",
-    "MultimodalItem",
-    "PromptEmbeddings",
-    "Request",
-    "SamplingParams",
-    "WeightsVersion",
-]
+from .extra_keys import ExtraKey
 
-
-class HashFunction(Protocol):
-    """A hash over bytes: ``bytes in, bytes out``, without state (HASH-1)."""
-
-    def __call__(self, message: bytes, /) -> bytes:
-        """The digest of a message."""
-        ...
-
-
-# -- Extra keys (HASH-2): what decides, beside the tokens, what a page's K/V are ------------------
-
-
-@dataclass(frozen=True)
-class CacheSalt:
-    """Separates tenants: requests with different salts share nothing. Its value is never printed (SEC-2)."""
-
-    value: str = field(repr=False)
-
-
-@dataclass(frozen=True)
-class LoraAdapter:
-    """The LoRA adapter that the request runs with."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class WeightsVersion:
-    """The version of the model's weights."""
-
-    version: str
-
-
-@dataclass(frozen=True)
-class MultimodalItem:
-    """Multimodal content that stands in for the tokens ``[offset, offset + length)`` of the request.
-
-    Attributes:
-        content: a digest of the content (an image, a clip), wide enough never to collide.
-        offset: the position of its first placeholder token.
-        length: how many tokens it stands for, at least 1.
-    """
-
-    content: bytes
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class PromptEmbeddings:
-    """Embeddings given in place of the tokens ``[offset, offset + length)``; ``content`` is their digest."""
-
-    content: bytes
-    offset: int
-    length: int
-
-
-ExtraKey = CacheSalt | LoraAdapter | WeightsVersion | MultimodalItem | PromptEmbeddings
-"""One extra key. A request has at most one salt, one adapter and one version, and any number of items."""
-
-
-# -- Requests -------------------------------------------------------------------------------------
+__all__ = ["EngineRequest", "EngineRequestStatus", "Request", "SamplingParams", "SupportsPromptLogprobs"]
 
 
 class EngineRequestStatus(enum.Enum):
@@ -220,41 +142,3 @@ class Request:
             f"Request(request_id={self.request_id!r}, num_tokens={self.num_tokens}, "
             f"num_computed_tokens={self.num_computed_tokens}, status={self.status.name})"
         )
-
-
-# -- Cache groups ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FullAttentionSpec:
-    """A layer that attends to every earlier position: a request keeps all of its pages.
-
-    Attributes:
-        page_size: tokens in a page.
-        num_kv_heads: key/value heads.
-        head_size: elements of one head of a key or a value.
-        dtype: the element type of the cache.
-    """
-
-    page_size: int
-    num_kv_heads: int
-    head_size: int
-    dtype: DTypeLike
-
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one page of one layer: keys and values of ``page_size`` tokens."""
-        return 2 * self.page_size * self.num_kv_heads * self.head_size * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
-class CacheGroupSpec:
-    """Layers that share one page table.
-
-    Attributes:
-        kv_cache_spec: what the layers' caches look like.
-        layer_names: the layers of the group.
-    """
-
-    kv_cache_spec: FullAttentionSpec
-    layer_names: tuple[str, ...] = ()

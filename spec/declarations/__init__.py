@@ -1,0 +1,56 @@
+"""What both packages agree on before either computes anything: requests, extra keys, cache groups, events.
+
+Nothing here decides which page goes where; ``kvproof.fast`` imports these modules of the specification and no other.
+"""
+
+from .events import NUM_BUCKETS, CacheCleared, CacheCounters, CacheEvent, PageCopy, PageRemoved, PageStored
+from .extra_keys import (
+    CacheSalt,
+    ExtraKey,
+    HashFunction,
+    LoraAdapter,
+    MultimodalItem,
+    PromptEmbeddings,
+    WeightsVersion,
+)
+from .groups import (
+    AttentionSpec,
+    CacheGroupSpec,
+    CacheSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from .requests import EngineRequest, EngineRequestStatus, Request, SamplingParams, SupportsPromptLogprobs
+
+__all__ = [
+    "NUM_BUCKETS",
+    "AttentionSpec",
+    "CacheCleared",
+    "CacheCounters",
+    "CacheEvent",
+    "CacheGroupSpec",
+    "CacheSalt",
+    "CacheSpec",
+    "ChunkedLocalAttentionSpec",
+    "EngineRequest",
+    "EngineRequestStatus",
+    "ExtraKey",
+    "FullAttentionSpec",
+    "HashFunction",
+    "LoraAdapter",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "MultimodalItem",
+    "PageCopy",
+    "PageRemoved",
+    "PageStored",
+    "PromptEmbeddings",
+    "Request",
+    "SamplingParams",
+    "SlidingWindowSpec",
+    "SupportsPromptLogprobs",
+    "WeightsVersion",
+]

@@ -1,0 +1,103 @@
+"""HASH-2: what decides, beside the tokens, what a page's K/V are; and the hash that keys are made with."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = [
+    "CacheSalt",
+    "ExtraKey",
+    "HashFunction",
+    "LoraAdapter",
+    "MultimodalItem",
+    "PromptEmbeddings",
+    "WeightsVersion",
+]
+
+
+class HashFunction(Protocol):
+    """A hash over bytes: ``bytes in, bytes out``, without state (HASH-1)."""
+
+    def __call__(self, message: bytes, /) -> bytes:
+        """The digest of a message."""
+        ...
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class CacheSalt:
+    """Separates tenants: requests with different salts share nothing.
+
+    The salt's text is not kept, only its fingerprint; so nothing that shows keys, pages, events or snapshots can
+    print it (SEC-2).
+
+    Args:
+        value: the salt's text.
+
+    Attributes:
+        fingerprint: the SHA-256 of the text.
+    """
+
+    fingerprint: bytes
+
+    def __init__(self, value: str) -> None:
+        if not isinstance(value, str):
+            raise TypeError(f"a CacheSalt is made of a str, not {type(value).__name__} [HASH-2]")
+        try:
+            text = value.encode()
+        except UnicodeEncodeError:  # its message and its fields show the text
+            raise ValueError("a CacheSalt is made of a str that is no Unicode text [HASH-2]") from None
+        object.__setattr__(self, "fingerprint", hashlib.sha256(text).digest())
+
+    @classmethod
+    def of_fingerprint(cls, fingerprint: bytes) -> "CacheSalt":
+        """The salt with a fingerprint that was read back, from a snapshot say."""
+        if not isinstance(fingerprint, bytes):
+            raise TypeError(f"fingerprint must be bytes, not {type(fingerprint).__name__} [HASH-2]")
+        salt = cls.__new__(cls)
+        object.__setattr__(salt, "fingerprint", fingerprint)
+        return salt
+
+    def __repr__(self) -> str:
+        return "CacheSalt(...)"
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """The LoRA adapter that the request runs with."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class WeightsVersion:
+    """The version of the model's weights."""
+
+    version: str
+
+
+@dataclass(frozen=True)
+class MultimodalItem:
+    """Multimodal content that stands in for the tokens ``[offset, offset + length)`` of the request.
+
+    Attributes:
+        content: a digest of the content (an image, a clip), wide enough never to collide.
+        offset: the position of its first placeholder token.
+        length: how many tokens it stands for, at least 1.
+    """
+
+    content: bytes
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class PromptEmbeddings:
+    """Embeddings given in place of the tokens ``[offset, offset + length)``; ``content`` is their digest."""
+
+    content: bytes
+    offset: int
+    length: int
+
+
+ExtraKey = CacheSalt | LoraAdapter | WeightsVersion | MultimodalItem | PromptEmbeddings
+"""One extra key. A request has at most one salt, one adapter and one version, and any number of items."""
