@@ -8,6 +8,9 @@ contract's sentences, every other module the code that they describe, each under
 from .cache_manager import CacheManager, CachePages
 from .clauses import CLAUSES, Clause
 from .declarations import (
+    CacheCleared,
+    CacheCounters,
+    CacheEvent,
     CacheGroupSpec,
     CacheSalt,
     EngineRequest,
@@ -17,11 +20,14 @@ from .declarations import (
     HashFunction,
     LoraAdapter,
     MultimodalItem,
+    PageRemoved,
+    PageStored,
     PromptEmbeddings,
     Request,
     SamplingParams,
     WeightsVersion,
 )
+from .follower import CacheFollower
 from .free_queue import FreeCachePageQueue
 from .hashing import (
     NONE_HASH,
@@ -39,6 +45,10 @@ from .pages import CachePage, PageList
 __all__ = [
     "CLAUSES",
     "NONE_HASH",
+    "CacheCleared",
+    "CacheCounters",
+    "CacheEvent",
+    "CacheFollower",
     "CacheGroupSpec",
     "CacheManager",
     "CachePage",
@@ -58,6 +68,8 @@ __all__ = [
     "PageHashWithGroupId",
     "PageList",
     "PagePool",
+    "PageRemoved",
+    "PageStored",
     "PageTable",
     "PromptEmbeddings",
     "Request",

@@ -5,12 +5,13 @@ where a page, row or group of that number does not exist, ``ValueError`` for eve
 names the argument and its value and ends with the label of the clause that refuses it.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-__all__ = ["attribute", "flag", "index", "integer", "listed", "refusal", "token_list"]
+__all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "token_list"]
 
 
 def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
@@ -62,6 +63,24 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise refusal(TypeError, "R1", f"{name}={value!r} must be a bool")
     return bool(value)
+
+
+def real(name: str, value: object) -> float:
+    """Reads a finite real number (R1).
+
+    Raises:
+        TypeError: it is no real number; a bool is none, a numpy float is one.
+        ValueError: it is not finite, or beyond what a float holds.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise refusal(TypeError, "R1", f"{name}={value!r} must be a real number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise refusal(ValueError, "R1", f"{name}={value} must be finite")
+    return number
 
 
 def listed(name: str, values: object) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from .arguments import integer, listed, refusal
@@ -74,16 +75,21 @@ class FreeCachePageQueue:
 
     def append_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages behind the last, in the order given; refused as a whole if one is in a queue already (POOL-2)."""
-        for page in self._outside(pages):
-            self._pages[id(page)] = page
-            page._queue = self
+        self._insert_n(len(self._pages), pages)
 
     def prepend_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages before the first, in the order given (POOL-13); refused like `append_n`."""
-        for page in reversed(self._outside(pages)):
+        self._insert_n(0, pages)
+
+    def _insert_n(self, place: int, pages: Iterable[CachePage]) -> None:
+        """Puts pages behind the first ``place`` pages, in the order given; refused like `append_n`."""
+        given = self._outside(pages)
+        behind = list(islice(reversed(self._pages), len(self._pages) - place))
+        for page in given:
             self._pages[id(page)] = page
-            self._pages.move_to_end(id(page), last=False)
             page._queue = self
+        for other in reversed(behind):
+            self._pages.move_to_end(other)
 
     def get_all_free_pages(self) -> list[CachePage]:
         """Every page of the queue, first the one to be taken first."""

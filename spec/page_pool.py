@@ -1,36 +1,23 @@
 """POOL: the pages, who holds them, which of them are free, and which can be found again by their content."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from .arguments import attribute, flag, index, integer, listed, refusal, token_list
-from .declarations import EngineRequest, ExtraKey, HashFunction
-from .free_queue import FreeCachePageQueue, PoolFreeQueue
-from .hashing import (
-    PageHash,
-    PageHashWithGroupId,
-    hash_page_tokens,
-    init_none_hash,
-    page_extra_keys,
-    request_extra_keys,
-    sha256,
-)
+from .arguments import attribute, index, integer, listed, refusal, token_list
+from .cached_map import CachedMap, read_page_hash
+from .declarations import CacheCleared, CacheSalt, EngineRequest, HashFunction
+from .eviction_order import EvictionOrder
+from .hashing import PageHash, request_extra_keys, sha256
 from .pages import CachePage, PageList
 
 __all__ = ["PagePool"]
 
-Content = tuple[int | None, tuple[int, ...], tuple[Any, ...] | None]
-"""What a full page holds: (content id of the page before, its tokens, its extra keys)."""
 
-
-class PagePool:
+class PagePool(EvictionOrder, CachedMap):
     """A pool of pages: hands them out, counts who holds them, takes them back, and finds cached ones by their keys.
 
-    Beside what an implementation must keep, it keeps each page's *ghost content* (R2): whose K/V the page
-    holds, as an id of (content of the page before, tokens, extra keys). Equal ids mean equal content from the
-    first token on, with no hash involved.
+    In which order free pages are taken is told by `EvictionOrder`, what is found by a key by `CachedMap`; this
+    class moves pages between those who hold them and the queue.
 
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
@@ -38,11 +25,17 @@ class PagePool:
         hash_seed: the seed of the keys; None draws one (HASH-1).
         hash_function: the hash of the keys, bytes in, bytes out.
         unhashed_first: freed pages that carry no hash go to the front of the queue (POOL-13).
+        enable_events: whether events are kept for `take_events` (MAN-12).
+        counter_sampling: the histograms of `counters` count the pages whose id is a multiple of this (MAN-12).
+        max_pinned_pages: the most pages that can be pinned at once (PIN-1).
+        max_pinned_pages_per_salt: the most among them that carry one salt, and the most that carry none; None:
+            no bound of its own (PIN-1).
 
     Attributes:
         pages: every page, the null page first.
         null_page: page 0.
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
+        now: the time last told by `advance_time`, None before (PIN-2).
     """
 
     def __init__(
@@ -53,33 +46,26 @@ class PagePool:
         hash_seed: bytes | None = None,
         hash_function: HashFunction = sha256,
         unhashed_first: bool = False,
+        enable_events: bool = False,
+        counter_sampling: int = 64,
+        max_pinned_pages: int = 0,
+        max_pinned_pages_per_salt: int | None = None,
     ) -> None:
-        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1")
-        self.enable_caching = flag("enable_caching", enable_caching)
-        self.unhashed_first = flag("unhashed_first", unhashed_first)
-        self.hash_function = hash_function
-        self.none_hash = init_none_hash(hash_seed, hash_function)
-        self.null_page = CachePage(0, is_null=True)
-        self.pages = PageList([self.null_page, *(CachePage(page_id) for page_id in range(1, self.num_pages))])
-        self._free = FreeCachePageQueue(self.pages[1:])
-        self.free_page_queue = PoolFreeQueue(self._free)
-        self._cached: dict[PageHashWithGroupId, list[CachePage]] = {}
-        self._content_ids: dict[Content, int] = {}
-        self._content_of: dict[int, int] = {}
+        EvictionOrder.__init__(self, num_pages, unhashed_first)
+        CachedMap.__init__(self, enable_caching, hash_seed, hash_function, enable_events, counter_sampling)
+        self.max_pinned_pages = integer("max_pinned_pages", max_pinned_pages)
+        self.max_pinned_pages_per_salt = (
+            None
+            if max_pinned_pages_per_salt is None
+            else integer("max_pinned_pages_per_salt", max_pinned_pages_per_salt)
+        )
+        self._pins: Counter[int] = Counter()
+        """How many pins hold each pinned page."""
         self._free._pool = self
         for page in self.pages:
             page._pool = self
 
     # -- Looking ----------------------------------------------------------------------------------
-
-    @property
-    def cached_page_hash_to_page(self) -> Mapping[PageHashWithGroupId, Sequence[CachePage]]:
-        """The cached map: key to pages, in the order in which they were cached (POOL-7). Read-only."""
-        return MappingProxyType({key: PageList(pages) for key, pages in self._cached.items()})
-
-    def cached_under(self, page_hash: PageHash, group_id: int) -> PageList:
-        """The pages cached under a key, in the order in which they were cached (POOL-7)."""
-        return PageList(self._cached.get(PageHashWithGroupId(page_hash, group_id), ()))
 
     def get_num_free_pages(self) -> int:
         """How many pages can be handed out."""
@@ -88,29 +74,6 @@ class PagePool:
     def get_usage(self) -> float:
         """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10)."""
         return (self.num_pages - 1 - self.get_num_free_pages()) / (self.num_pages - 1)
-
-    def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
-        """The first page cached under a key, for each of several groups (POOL-7).
-
-        Args:
-            page_hash: the key.
-            kv_cache_group_ids: the groups.
-
-        Returns:
-            One page a group, or None if any group has none.
-        """
-        key = _page_hash("page_hash", page_hash)
-        groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
-        found = [self.cached_under(key, group) for group in groups]
-        return PageList(pages[0] for pages in found) if all(found) else None
-
-    def content_id(self, parent: int | None, tokens: Sequence[int], extra_keys: tuple[Any, ...] | None) -> int:
-        """The id of the content of a full page (R2): the same for the same content, another for any other."""
-        return self._content_ids.setdefault((parent, tuple(tokens), extra_keys), len(self._content_ids))
-
-    def content_of(self, page: CachePage) -> int | None:
-        """The id of what a cached page holds; None for a page that is not cached (R2)."""
-        return self._content_of.get(page.page_id)
 
     # -- Handing out and taking back --------------------------------------------------------------
 
@@ -131,7 +94,9 @@ class PagePool:
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {self.get_num_free_pages()} free")
         pages = self._free.popleft_n(num_pages)
         for page in pages:
-            self._forget(page)
+            self._count_handed_out(page)
+            self._forget(page, told=True)
+            self._priority.pop(page.page_id, None)  # PIN-2
             page._ref_cnt = 1
         return PageList(pages)
 
@@ -144,16 +109,11 @@ class PagePool:
         Raises:
             ValueError: a page is free and has no hash, so that it holds nothing.
         """
-        mentioned = [page for group in listed("pages", pages) for page in self._own("pages", group)]
+        mentioned = self._mentioned(pages)
         for page in mentioned:
-            if not page.is_null and page.ref_cnt == 0 and page.page_hash is None:
+            if page.ref_cnt == 0 and page.page_hash is None:
                 raise refusal(ValueError, "POOL-6", f"pages: page {page.page_id} is free and has no hash")
-        for page in mentioned:
-            if page.is_null:
-                continue  # POOL-1
-            if page.ref_cnt == 0:
-                self._free.remove(page)
-            page._ref_cnt += 1
+        self._hold(mentioned)
 
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
         """Lowers the count of each page once per mention; a page at 0 goes to the back of the queue (POOL-3, POOL-5).
@@ -166,23 +126,79 @@ class PagePool:
         """
         mentioned = [page for page in self._own("ordered_pages", ordered_pages) if not page.is_null]
         for page, mentions in Counter(mentioned).items():
-            if mentions > page.ref_cnt:
+            held = page.ref_cnt - self.pins_of(page.page_id)
+            if mentions > held:
                 raise refusal(
                     ValueError,
                     "POOL-5",
-                    f"ordered_pages: page {page.page_id} mentioned {mentions} times, its count is {page.ref_cnt}",
+                    f"ordered_pages: page {page.page_id} mentioned {mentions} times, held {held} times but for pins",
                 )
-        freed = []
-        for page in mentioned:  # the last mention is the one that brings the count to 0
-            page._ref_cnt -= 1
-            if page.ref_cnt == 0:
-                freed.append(page)
-        self._free.prepend_n([page for page in freed if self._goes_first(page)])
-        self._free.append_n([page for page in freed if not self._goes_first(page)])
+        self._release(mentioned)
 
-    def _goes_first(self, page: CachePage) -> bool:
-        """Whether a freed page is to be taken before all others (POOL-13)."""
-        return self.unhashed_first and page.page_hash is None
+    # -- Pins -------------------------------------------------------------------------------------
+
+    def pin(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        """Holds cached pages by one reference more, once per mention; null pages are passed over (PIN-1).
+
+        Only `unpin` takes such a reference back. As long as a page is pinned it is not evicted.
+
+        Args:
+            pages: one list of pages a group.
+
+        Raises:
+            ValueError: a page is not cached, or more pages would be pinned than the bounds allow; nothing changes.
+        """
+        mentioned = self._mentioned(pages)
+        for page in mentioned:
+            if page.page_hash is None:
+                raise refusal(ValueError, "PIN-1", f"pages: page {page.page_id} is not cached")
+        excess = self._beyond_bounds({*self._pins, *(page.page_id for page in mentioned)})
+        if excess is not None:
+            raise refusal(ValueError, "PIN-1", f"pages={[page.page_id for page in mentioned]}: {excess}")
+        self._hold(mentioned)
+        self._pins.update(page.page_id for page in mentioned)
+
+    def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        """Takes a pin's reference back from each page, once per mention; null pages are passed over (PIN-1).
+
+        Args:
+            pages: one list of pages a group; those that come to 0 join the queue in the order given (POOL-3).
+
+        Raises:
+            ValueError: a page is mentioned more often than it is pinned; nothing changes.
+        """
+        mentioned = self._mentioned(pages)
+        for page, mentions in Counter(mentioned).items():
+            pins = self.pins_of(page.page_id)
+            if mentions > pins:
+                raise refusal(
+                    ValueError, "PIN-1", f"pages: page {page.page_id} mentioned {mentions} times, pinned {pins} times"
+                )
+        self._pins = self._pins - Counter(page.page_id for page in mentioned)
+        self._release(mentioned)
+
+    def pins_of(self, page_id: int) -> int:
+        """How many pins hold a page."""
+        return self._pins[page_id]
+
+    @property
+    def num_pinned_pages(self) -> int:
+        """How many pages are pinned (PIN-1)."""
+        return len(self._pins)
+
+    def _beyond_bounds(self, page_ids: Iterable[int]) -> str | None:
+        """What is wrong with having those pages pinned, if anything is (PIN-1).
+
+        A page whose hash was withdrawn carries no extra keys any more: it counts for the first bound only.
+        """
+        pinned = [self.pages[page_id] for page_id in page_ids]
+        if len(pinned) > self.max_pinned_pages:
+            return f"{len(pinned)} pinned pages, max_pinned_pages={self.max_pinned_pages}"
+        salts = Counter(_salt(page.page_hash.page_hash) for page in pinned if page.page_hash is not None)
+        most = max(salts.values(), default=0)
+        if self.max_pinned_pages_per_salt is not None and most > self.max_pinned_pages_per_salt:
+            return f"{most} pinned pages of one salt, max_pinned_pages_per_salt={self.max_pinned_pages_per_salt}"
+        return None
 
     # -- Caching ----------------------------------------------------------------------------------
 
@@ -234,63 +250,34 @@ class PagePool:
             raise refusal(ValueError, "HASH-3", f"num_full_pages={end}: the request has only {len(tokens)} tokens")
         chain = self.extend_chain([], tokens, extra_keys, page_size, end)
         for place, (key, known) in enumerate(zip(chain, listed("page_hashes", page_hashes), strict=False)):
-            if _page_hash(f"page_hashes[{place}]", known) != key[0]:
+            if read_page_hash(f"page_hashes[{place}]", known) != key[0]:
                 raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
         for page, mentions in Counter(page for page in given[first:end] if not page.is_null).items():
             if page.ref_cnt == 0:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} is free, its content is nobody's")
+            if page.page_id in self._pins and page.page_hash is None:
+                raise refusal(ValueError, "PIN-1", f"pages: page {page.page_id} is pinned for what was withdrawn")
             if page.page_hash is not None or mentions > 1:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} has a hash already or is named twice")
-        self.publish(given[first:end], chain[first:end], group)
-
-    def publish(self, pages: Sequence[CachePage], chain: Sequence[tuple[PageHash, int]], group_id: int) -> None:
-        """Enters pages, null pages passed over, in the cached map, each with its key and content (POOL-7, R2)."""
-        for page, (key, content) in zip(pages, chain, strict=True):
-            if not page.is_null:
-                page._hash = PageHashWithGroupId(key, group_id)
-                self._cached.setdefault(page._hash, []).append(page)
-                self._content_of[page.page_id] = content
-
-    def extend_chain(
-        self,
-        chain: list[tuple[PageHash, int]],
-        tokens: Sequence[int],
-        extra_keys: Iterable[ExtraKey],
-        page_size: int,
-        num_pages: int,
-    ) -> list[tuple[PageHash, int]]:
-        """Adds (key, content id) of the pages up to ``num_pages`` to those of a sequence's first pages (HASH-3, R2).
-
-        Args:
-            chain: of the first ``len(chain)`` pages; it is extended in place.
-            tokens: of the whole sequence.
-            extra_keys: of the whole sequence.
-            page_size: tokens in a page.
-            num_pages: how long the chain is to be.
-
-        Returns:
-            The chain.
-        """
-        for start in range(len(chain) * page_size, num_pages * page_size, page_size):
-            parent, content = (chain[-1][0].hash_value, chain[-1][1]) if chain else (None, None)
-            page_tokens = tokens[start : start + page_size]
-            touching = page_extra_keys(extra_keys, start, start + page_size)
-            key = hash_page_tokens(self.hash_function, parent, page_tokens, touching, none_hash=self.none_hash)
-            chain.append((key, self.content_id(content, page_tokens, touching)))
-        return chain
+        self.publish(given[first:end], chain[first:end], group, chain[first - 1][0].hash_value if first else None)
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
-        """Drops the hashes of pages, wherever they stand (POOL-11). The null page and unhashed pages are passed over.
+        """Drops the hashes of pages, wherever they stand, in the order given (POOL-11).
+
+        The null page and unhashed pages are passed over.
 
         Args:
             page_ids: the pages' ids.
 
         Raises:
             IndexError: there is no such page.
+            ValueError: a page is pinned (PIN-1); nothing changes.
         """
         ids = [index("page_ids", page_id, self.num_pages) for page_id in listed("page_ids", page_ids)]
         for page_id in ids:
-            self._forget(self.pages[page_id])
+            if page_id in self._pins:
+                raise refusal(ValueError, "PIN-1", f"page_ids: page {page_id} is pinned")
+        self.withdraw(self.pages[page_id] for page_id in ids)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every hash, if no page is in use (POOL-9).
@@ -301,30 +288,33 @@ class PagePool:
         if self.get_num_free_pages() != self.num_pages - 1:
             return False
         for page in self.pages:
-            self._forget(page)
+            self._forget(page, told=False)
+        self._tell(CacheCleared())
         return True
-
-    def _forget(self, page: CachePage) -> None:
-        """Takes a page out of the cached map; those cached under the same key stay, in order (POOL-7)."""
-        if page._hash is None:
-            return
-        duplicates = self._cached[page._hash]
-        duplicates.remove(page)
-        if not duplicates:
-            del self._cached[page._hash]
-        page._hash = None
-        del self._content_of[page.page_id]
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _own(self, name: str, pages: object) -> list[CachePage]:
-        given = listed(name, pages)
-        for page in given:
-            if not isinstance(page, CachePage):
-                raise refusal(TypeError, "R1", f"{name} has {page!r}, which is no CachePage")
-            if page._pool is not self:
-                raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
-        return given
+    def _mentioned(self, pages: object) -> list[CachePage]:
+        """Reads lists of pages, one a group, null pages left out (R1, POOL-1)."""
+        return [page for group in listed("pages", pages) for page in self._own("pages", group) if not page.is_null]
+
+    def _hold(self, pages: Iterable[CachePage]) -> None:
+        """Raises the count of each page, taking free ones out of the queue (POOL-6)."""
+        for page in pages:
+            if page.ref_cnt == 0:
+                self._free.remove(page)
+                self._count_reused(page)
+            page._ref_cnt += 1
+
+    def _release(self, pages: Iterable[CachePage]) -> None:
+        """Lowers the count of each page; those that come to 0 join the queue (POOL-3, POOL-5)."""
+        freed = []
+        for page in pages:  # the last mention is the one that brings the count to 0
+            page._ref_cnt -= 1
+            if page.ref_cnt == 0:
+                self._count_freed(page)
+                freed.append(page)
+        self._queue_up(freed)
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages).
@@ -333,33 +323,25 @@ class PagePool:
             AssertionError: one does not hold; the message shows the whole state.
         """
         try:
-            free = self._free.get_all_free_pages()
-            assert len(free) == len({page.page_id for page in free}), "POOL-2: a page is in the queue twice"
-            assert all(0 < page.page_id < self.num_pages for page in free), "POOL-1: the null page is in the queue"
-            for page in self.pages[1:]:
-                assert (page._queue is self._free) == (page.ref_cnt == 0), f"POOL-2: page {page.page_id}"
-            assert len(free) == sum(page.ref_cnt == 0 for page in self.pages[1:]), "POOL-2: free pages and queue differ"
-            assert self.null_page.ref_cnt == 0, "POOL-1: the null page is held"
-            assert self.null_page.page_hash is None, "POOL-1: the null page is cached"
-            hashed = {page.page_id: page.page_hash for page in self.pages if page.page_hash is not None}
-            mapped = {page.page_id: key for key, pages in self._cached.items() for page in pages}
-            assert hashed == mapped, "POOL-7: the cached map and the pages' hashes differ"
-            assert len(mapped) == sum(map(len, self._cached.values())), "POOL-8: a page has two hashes"
-            assert all(self._cached.values()), "POOL-7: a key without pages"
-            assert self._content_of.keys() == hashed.keys(), "R2: content and hashes differ"
+            self._check_order()
+            self._check_map(self.pages)
+            for page_id, pins in self._pins.items():
+                assert 0 < page_id < self.num_pages, f"PIN-1: page {page_id} is pinned"
+                assert 1 <= pins <= self.pages[page_id].ref_cnt, f"PIN-1: pins of page {page_id} and its count"
+            assert self._beyond_bounds(self._pins) is None, f"PIN-1: {self._beyond_bounds(self._pins)}"
+            self._check_log(self.pages)
         except AssertionError as error:
             state = "\n".join(
                 f"page {page.page_id}: count {page.ref_cnt}, in the queue {page._queue is self._free}, {page.page_hash}"
                 for page in self.pages
             )
             raise AssertionError(
-                f"{error}\nfree: {[page.page_id for page in self._free.get_all_free_pages()]}\n{state}"
+                f"{error}\nfree: {[page.page_id for page in self._free.get_all_free_pages()]}\n"
+                f"pins: {dict(self._pins)}, priorities at {self.now}: {self._priority}\n"
+                f"clock: {self._clock}, stored at {self._stored_at}, freed at {self._freed_at}\n{state}"
             ) from None
 
 
-def _page_hash(name: str, value: object) -> PageHash:
-    if not (
-        isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], bytes) and isinstance(value[1], tuple)
-    ):
-        raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")
-    return PageHash(*value)
+def _salt(page_hash: PageHash) -> CacheSalt | None:
+    """The salt of a page, None if it has none (PIN-1)."""
+    return next((key for key in page_hash.extra_keys or () if isinstance(key, CacheSalt)), None)

@@ -59,7 +59,10 @@ class CachePage:
 
     @property
     def ref_cnt(self) -> int:
-        """How many hold the page; 0 if it is free. Setting it keeps POOL-2 or is refused; POOL-1: null stays 0."""
+        """How many hold the page; 0 if it is free.
+
+        Setting it keeps POOL-2 and PIN-1 or is refused; on the null page it does nothing (POOL-1).
+        """
         return self._ref_cnt
 
     @ref_cnt.setter
@@ -75,6 +78,8 @@ class CachePage:
                 "POOL-2",
                 f"ref_cnt={count} on page {self._page_id} at {self._ref_cnt}: use touch or free_pages",
             )
+        if self._pool is not None and count < self._pool.pins_of(self._page_id):
+            raise refusal(ValueError, "PIN-1", f"ref_cnt={count} on page {self._page_id}: more pins hold it")
         self._ref_cnt = count
 
     def incr_ref(self) -> None:
@@ -82,7 +87,7 @@ class CachePage:
         self.ref_cnt = self._ref_cnt + 1
 
     def decr_ref(self) -> None:
-        """Lowers the count by one; refused below 0 and where that would break POOL-2."""
+        """Lowers the count by one; refused below 0 and where that would break POOL-2 or PIN-1."""
         if not self._is_null:
             self.ref_cnt = self._ref_cnt - 1
 
