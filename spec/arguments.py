@@ -79,7 +79,7 @@ def real(name: str, value: object) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={value} must be finite")
+        raise refusal(ValueError, "R1", f"{name}={number} must be finite")
     return number
 
 

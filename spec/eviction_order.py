@@ -94,14 +94,17 @@ class EvictionOrder:
     def _queue_up(self, pages: Iterable[CachePage]) -> None:
         """Puts pages that became free behind the others of their priority, in the order given (POOL-3, POOL-13)."""
         freed = list(pages)
-        unhashed = [page for page in freed if page.page_hash is None]
-        for page in unhashed:
-            self._priority.pop(page.page_id, None)  # PIN-2
-        if self.unhashed_first:
-            self._free._insert_n(self._num_free_below(0), unhashed)
         for page in freed:
-            if page._queue is not self._free:
+            if page.page_hash is None:
+                self._priority.pop(page.page_id, None)  # PIN-2
+        self._free._insert_n(self._num_free_below(0), [page for page in freed if self._goes_first(page)])
+        for page in freed:
+            if not self._goes_first(page):
                 self._free._insert_n(self._num_free_below(self.get_priority(page.page_id) + 1), [page])
+
+    def _goes_first(self, page: CachePage) -> bool:
+        """Whether a freed page is to be taken before all others of priority 0 (POOL-13)."""
+        return self.unhashed_first and page.page_hash is None
 
     def _num_free_below(self, priority: int) -> int:
         """How many free pages have a lower priority; O(pages that have one)."""

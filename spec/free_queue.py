@@ -84,7 +84,7 @@ class FreeCachePageQueue:
     def _insert_n(self, place: int, pages: Iterable[CachePage]) -> None:
         """Puts pages behind the first ``place`` pages, in the order given; refused like `append_n`."""
         given = self._outside(pages)
-        behind = list(islice(reversed(self._pages), len(self._pages) - place))
+        behind = list(islice(reversed(self._pages), len(self._pages) - place)) if given else []
         for page in given:
             self._pages[id(page)] = page
             page._queue = self
