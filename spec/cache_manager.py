@@ -1,62 +1,20 @@
-"""MAN: which pages a request holds, from its first look-up to its end.
-
-This version serves no or one cache group, of full attention.
-"""
+"""MAN: which pages a request holds, from its first look-up to its end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import count as numbers_from
 
-from .arguments import attribute, flag, integer, listed, refusal, token_list
+from .arguments import flag, integer, refusal
 from .cache_pages import CachePages
-from .declarations import (
-    CacheGroupSpec,
-    EngineRequest,
-    EngineRequestStatus,
-    ExtraKey,
-    FullAttentionSpec,
-    HashFunction,
-)
+from .coordinator import get_kv_cache_coordinator
+from .declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy
+from .demand import Demand, read_hits
 from .hashing import PageHash, hash_request_tokens, request_extra_keys, sha256
-from .page_pool import PagePool
-from .page_table import cdiv
+from .live_requests import Live, is_running, read_computed, read_tokens, request_id_of
+from .manager_check import check_manager
 from .pages import CachePage
+from .request_keys import RequestKeys
 
 __all__ = ["CacheManager", "CachePages"]
-
-_GROUP = 0
-"""The id of the one cache group."""
-
-
-@dataclass
-class _Live:
-    """A live request: one that was given slots and not yet freed.
-
-    Attributes:
-        request: the engine's object.
-        pages: the pages it holds, in the order of its tokens.
-        num_hits: leading pages that it found in the cache.
-        num_published: leading pages that are published (MAN-3); at least ``num_hits``.
-        num_promised: tokens up to which pages may be published: the most computed + new tokens so far.
-        num_slots: tokens that have a slot, look-ahead included.
-        num_computed: computed tokens at the last call (MAN-8).
-    """
-
-    request: EngineRequest
-    pages: list[CachePage] = field(default_factory=list)
-    num_hits: int = 0
-    num_published: int = 0
-    num_promised: int = 0
-    num_slots: int = 0
-    num_computed: int = 0
-
-
-@dataclass
-class _Keys:
-    """The keys of a request id, with the tokens and extra keys that they were computed from (MAN-6)."""
-
-    tokens: list[int]
-    extra_keys: tuple[ExtraKey, ...]
-    chain: list[tuple[PageHash, int]] = field(default_factory=list)
 
 
 class CacheManager:
@@ -66,17 +24,23 @@ class CacheManager:
 
     Args:
         num_pages: pages of the pool, the null page included.
-        kv_cache_groups: the cache groups; none turns caching off. This version serves at most one.
+        kv_cache_groups: the cache groups, of any kinds and page sizes (MAN-7); none turns caching off.
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
-        use_eagle: only False in this version.
+        use_eagle: whether an Eagle draft model runs, in the groups that are flagged, or in all of attention if
+            none is (MAN-9).
         hash_seed: the seed of the keys; None draws one (HASH-1).
         hash_function: the hash of the keys, bytes in, bytes out.
         unhashed_first: see `PagePool` (POOL-13).
+        enable_events: see `PagePool` (MAN-12).
+        counter_sampling: see `PagePool` (MAN-12).
+        max_pinned_pages: see `PagePool` (PIN-1).
+        max_pinned_pages_per_salt: see `PagePool` (PIN-1).
 
     Attributes:
+        coordinator: the groups at work.
         page_pool: the pool.
-        page_size: tokens in a page; None with caching off.
+        page_size: tokens in a page of the first group; None with caching off.
     """
 
     def __init__(
@@ -90,37 +54,38 @@ class CacheManager:
         hash_seed: bytes | None = None,
         hash_function: HashFunction = sha256,
         unhashed_first: bool = False,
+        enable_events: bool = False,
+        counter_sampling: int = 64,
+        max_pinned_pages: int = 0,
+        max_pinned_pages_per_salt: int | None = None,
     ) -> None:
-        groups = listed("kv_cache_groups", kv_cache_groups)
-        for group in groups:
-            if not isinstance(group, CacheGroupSpec) or not isinstance(group.kv_cache_spec, FullAttentionSpec):
-                raise refusal(TypeError, "R1", f"kv_cache_groups has {group!r}, which is no full-attention group")
-            integer("kv_cache_groups page_size", group.kv_cache_spec.page_size, minimum=1)
-        if len(groups) > 1:
-            raise refusal(ValueError, "R1", f"kv_cache_groups has {len(groups)} groups, this version serves one")
-        if flag("use_eagle", use_eagle):
-            raise refusal(ValueError, "R1", "use_eagle=True is not served by this version")
         self.max_model_len = integer("max_model_len", max_model_len, minimum=1)
-        self.kv_cache_groups = tuple(groups)
-        self.num_kv_cache_groups = len(groups)
-        self.enable_caching = flag("enable_caching", enable_caching) and len(groups) > 0
-        self.use_eagle = False
-        self.page_pool = PagePool(
+        self.use_eagle = flag("use_eagle", use_eagle)
+        self.coordinator = get_kv_cache_coordinator(
             num_pages,
-            self.enable_caching,
+            kv_cache_groups,
+            self.max_model_len,
+            self.use_eagle,
+            flag("enable_caching", enable_caching),
             hash_seed=hash_seed,
             hash_function=hash_function,
             unhashed_first=unhashed_first,
+            enable_events=enable_events,
+            counter_sampling=counter_sampling,
+            max_pinned_pages=max_pinned_pages,
+            max_pinned_pages_per_salt=max_pinned_pages_per_salt,
         )
+        self.page_pool = self.coordinator.page_pool
+        self.enable_caching = self.page_pool.enable_caching
         self.num_pages = self.page_pool.num_pages
-        self.page_size: int | None = self._size if self.enable_caching else None
-        self._live: dict[str, _Live] = {}
+        self.kv_cache_groups = self.coordinator.kv_cache_groups
+        self.num_kv_cache_groups = len(self.kv_cache_groups)
+        sizes = [rules.page_size for rules in self.coordinator.rules]
+        self.page_size: int | None = sizes[0] if self.enable_caching else None
+        self._has_states = any(rules.holds_states for rules in self.coordinator.rules)
+        self._live: dict[str, Live] = {}
         self._known: dict[str, EngineRequest] = {}
-        self._keys: dict[str, _Keys] = {}
-
-    @property
-    def _size(self) -> int:
-        return int(self.kv_cache_groups[_GROUP].kv_cache_spec.page_size)
+        self._keys = RequestKeys(self.page_pool, sizes)
 
     @property
     def usage(self) -> float:
@@ -129,10 +94,15 @@ class CacheManager:
 
     @property
     def req_to_page_hashes(self) -> dict[str, list[PageHash]]:
-        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`."""
-        pool = self.page_pool
+        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`.
+
+        With several page sizes those of the first group's.
+        """
+        pool, size = self.page_pool, self.page_size
+        if size is None:
+            return {}
         return {
-            request_id: list(hash_request_tokens(pool.hash_function, self._size, request, none_hash=pool.none_hash))
+            request_id: list(hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash))
             for request_id, request in self._known.items()
         }
 
@@ -143,7 +113,7 @@ class CacheManager:
     # -- Finding ----------------------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request (MAN-1). Changes nothing in the pool.
+        """The longest cached prefix of a request that every group can serve (MAN-1). Changes nothing in the pool.
 
         At least the last token is left to compute, since its logits are wanted.
 
@@ -151,26 +121,18 @@ class CacheManager:
             request: a request that is to be admitted.
 
         Returns:
-            Its cached pages, and how many tokens they hold.
+            Its cached pages, null pages where a group needs none, and how many tokens they stand for.
         """
-        tokens = self._read_tokens(request)
+        tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
         self._require_own_id(request)
         wants_logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         if not self.enable_caching or wants_logprobs:
             return self.create_empty_page_list(), 0
-        most = max(len(tokens) - 1, 0) // self._size
-        chain = self._chain(request.request_id, tokens, extra_keys, most)[:most]
+        chains = self._keys.chains(request.request_id, tokens, extra_keys, request.request_id in self._live)
         self._known[request.request_id] = request
-        hits: list[CachePage] = []
-        for key, content in chain:
-            candidates = self.page_pool.cached_under(key, _GROUP)
-            # R2: a key of a weak hash function may stand for other content as well
-            page = next((page for page in candidates if self.page_pool.content_of(page) == content), None)
-            if page is None:
-                break
-            hits.append(page)
-        return CachePages([hits]), len(hits) * self._size
+        pages, found = self.coordinator.find_longest_cache_hit(chains, len(tokens) - 1)
+        return CachePages(pages), found
 
     # -- Allocating -------------------------------------------------------------------------------
 
@@ -191,6 +153,9 @@ class CacheManager:
             |<---------------- slots ------------------->|
             |<-------- published ------->|                 full pages, as far as the tokens are known
 
+        First the pages that no group needs any more are given back (MAN-8). A state group has no slots for
+        look-ahead; where it goes on in a new page, a copy is noted for `take_page_copies` (MAN-13).
+
         Args:
             request: the request; its ``num_computed_tokens`` are in the cache already.
             num_new_tokens: tokens to be computed, at least 1, tokens that come from elsewhere included.
@@ -201,21 +166,56 @@ class CacheManager:
                 arrives in a later step.
 
         Returns:
-            The new pages; None if the free pages don't suffice, and then nothing has changed.
+            What was put behind the request's page list in each group: its new pages, and in a state group the
+            null pages before them. None if the free pages don't suffice, and then nothing else has changed.
 
         Raises:
             ValueError: a count is impossible, the id is live for another request (MAN-6), computed tokens were
-                never given slots or fell (MAN-8), a computed page is not the request's prefix (MAN-2).
+                never given slots or fell (MAN-8) or are not those of a state (MAN-13), a computed page is not
+                the request's prefix (MAN-2).
         """
         new = integer("num_new_tokens", num_new_tokens, minimum=1)
         found = integer("num_new_computed_tokens", num_new_computed_tokens)
         lookahead = integer("num_lookahead_tokens", num_lookahead_tokens)
         delay = flag("delay_cache_pages", delay_cache_pages)
-        tokens = self._read_tokens(request)
+        demand = self._read_demand(request, new, lookahead, found=found, given=new_computed_pages)
+        pages = self._meet(demand)
+        if pages is None:
+            return None
+        if not delay:
+            self._publish(demand)
+        return CachePages(pages)
+
+    def _read_demand(
+        self,
+        request: EngineRequest,
+        new: int,
+        lookahead: int,
+        *,
+        computed: int | None = None,
+        found: int = 0,
+        given: CachePages | None = None,
+    ) -> Demand:
+        """Reads what a call asks for one request, and refuses it before anything changes (R1).
+
+        Args:
+            request: the request.
+            new: new tokens.
+            lookahead: speculative tokens.
+            computed: computed tokens; None: those that the request tells.
+            found: tokens just found in the cache.
+            given: the pages that hold them.
+        """
+        tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
+        self._require_own_id(request)
         live = self._live.get(request.request_id)
-        computed = self._read_computed(request, live)
-        hits = self._read_hits(request, live, found, new_computed_pages, tokens, extra_keys)
+        if computed is None:
+            computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, self._has_states)
+        else:
+            computed = read_computed("num_computed_tokens", computed, live, self._has_states)
+        chains = self._keys.chains(request.request_id, tokens, extra_keys, live is not None)
+        hits = read_hits(self.coordinator, request, live is not None, found, given, chains)
         promised = computed + found + new
         if promised > self.max_model_len:
             raise refusal(
@@ -224,26 +224,38 @@ class CacheManager:
                 f"computed + num_new_tokens={promised} tokens exceed max_model_len={self.max_model_len}",
             )
         slots = min(promised + lookahead, self.max_model_len)
-        chain = self._read_chain(request, live, tokens, extra_keys, promised)
+        return Demand(request, live, len(tokens), chains, computed, found, hits, promised, slots)
 
-        held = len(live.pages) if live else 0
-        needed = max(cdiv(slots, self._size) - held - len(hits), 0) if self.kv_cache_groups else 0
-        if needed + sum(page.ref_cnt == 0 for page in hits) > self.page_pool.get_num_free_pages():
+    def _meet(self, demand: Demand) -> list[list[CachePage]] | None:
+        """Gives back what a request no longer needs, then takes what it asks for, or nothing if that is too much."""
+        request_id, live = demand.request.request_id, demand.live
+        if live is not None:
+            live.num_computed = demand.computed  # also if there is no room: what is given back is not computed again
+            self.coordinator.remove_skipped_pages(request_id, demand.computed)
+        wanted = self.coordinator.get_num_pages_to_allocate(request_id, demand.promised, demand.slots, demand.hits)
+        if wanted > self.page_pool.get_num_free_pages():
             return None
         if live is None:
-            live = self._live[request.request_id] = _Live(request, num_hits=len(hits), num_published=len(hits))
-            if self.enable_caching:
-                self._known[request.request_id] = request
-        self.page_pool.touch([hits])
-        live.pages.extend(hits)
-        pages = self.page_pool.get_new_pages(needed)
-        live.pages.extend(pages)
-        live.num_computed = computed
-        live.num_promised = max(live.num_promised, promised)
-        live.num_slots = max(live.num_slots, slots)
-        if not delay:
-            self._publish(live, chain, promised)
-        return CachePages([pages] if self.kv_cache_groups else [])
+            live = self._admit(demand)
+        live.num_promised = max(live.num_promised, demand.promised)
+        live.num_slots = max(live.num_slots, demand.slots)
+        reached = demand.computed + demand.found
+        return self.coordinator.allocate_new_pages(request_id, reached, demand.promised, demand.slots)
+
+    def _admit(self, demand: Demand) -> Live:
+        """Makes a request live, in the lowest slot that is free (MAN-11), with its hits."""
+        taken = {live.slot for live in self._live.values()}
+        slot = next(number for number in numbers_from() if number not in taken)
+        request_id = demand.request.request_id
+        self._live[request_id] = Live(demand.request, slot)
+        self._known[request_id] = demand.request
+        self.coordinator.save_new_computed_pages(request_id, demand.hits)
+        return self._live[request_id]
+
+    def _publish(self, demand: Demand) -> None:
+        """Publishes the full pages up to what a met demand promised, as far as the tokens are known (MAN-3)."""
+        bound = min(demand.promised, demand.num_tokens)
+        self.coordinator.cache_pages(demand.request.request_id, demand.chains, bound)
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3).
@@ -256,7 +268,7 @@ class CacheManager:
             ValueError: the request is not live, or the count exceeds its computed + new tokens.
         """
         count = integer("num_computed_tokens", num_computed_tokens)
-        tokens = self._read_tokens(request)
+        tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
         live = self._require_live(request)
         if count > live.num_promised:
@@ -265,18 +277,12 @@ class CacheManager:
                 "MAN-3",
                 f"num_computed_tokens={count}: the request was given slots for {live.num_promised}",
             )
-        self._publish(live, self._read_chain(request, live, tokens, extra_keys, count), count)
+        chains = self._keys.chains(request.request_id, tokens, extra_keys, is_live=True)
+        self.coordinator.cache_pages(request.request_id, chains, min(count, len(tokens)))
 
-    def _publish(self, live: _Live, chain: Sequence[tuple[PageHash, int]], count: int) -> None:
-        """Publishes the full pages up to ``count`` tokens, as far as the tokens are known (MAN-3)."""
-        end = self._publishable(live.request.num_tokens, count)
-        if end > live.num_published:
-            self.page_pool.publish(live.pages[live.num_published : end], chain[live.num_published : end], _GROUP)
-            live.num_published = end
-
-    def _publishable(self, num_tokens: int, count: int) -> int:
-        """How many leading pages of ``num_tokens`` known tokens are full at ``count`` tokens (MAN-3)."""
-        return min(count, num_tokens) // self._size if self.enable_caching else 0
+    def take_page_copies(self) -> list[PageCopy]:
+        """The copies of states noted since the last call, in order: they are to be run before the step (MAN-13)."""
+        return self.coordinator.take_page_copies()
 
     # -- Giving back ------------------------------------------------------------------------------
 
@@ -293,22 +299,23 @@ class CacheManager:
             what they computed from it is void, they are to be freed and scheduled anew. Empty for None.
         """
         written = None if num_written is None else integer("num_written", num_written)
-        live = self._live.get(_request_id(request))
+        live = self._live.get(request_id_of(request))
         if live is None or live.request is not request:
             return []
-        withdrawn: list[CachePage] = []
-        if written is not None and self.enable_caching:
-            withdrawn = live.pages[max(live.num_hits, written // self._size) : live.num_published]
+        withdrawn = [] if written is None else self.coordinator.withdraw(request.request_id, written)
         del self._live[request.request_id]
-        self.page_pool.evict_pages(page.page_id for page in withdrawn)
-        self.page_pool.free_pages(reversed(live.pages))
+        self.coordinator.free(request.request_id)
         lost = set(withdrawn)
-        return [request_id for request_id, other in self._live.items() if not lost.isdisjoint(other.pages)]
+        return [
+            request_id
+            for request_id in self._live
+            if not lost.isdisjoint(page for pages in self.coordinator.get_pages(request_id) for page in pages)
+        ]
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the keys computed for a request: when it is finished, not when it is preempted."""
-        self._known.pop(_request_id(request), None)
-        self._keys.pop(request.request_id, None)
+        self._known.pop(request_id_of(request), None)
+        self._keys.drop(request.request_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix, if no page is in use (POOL-9). Returns whether it did."""
@@ -320,8 +327,7 @@ class CacheManager:
         """The ids of the pages that a request holds, a list for each group; empty lists if it is not live."""
         if not isinstance(request_id, str):
             raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
-        pages = self._live[request_id].pages if request_id in self._live else []
-        return tuple([page.page_id for page in pages] for _ in self.kv_cache_groups)
+        return CachePages(self.coordinator.get_pages(request_id)).get_page_ids()
 
     def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
         """How many leading pages all running requests share, for each group (MAN-10).
@@ -332,139 +338,30 @@ class CacheManager:
                 with that status, the engine's count and the manager's differ and the answer is 0.
         """
         count = integer("num_scheduled_requests", num_scheduled_requests)
-        own = self._require_live(request)
-        if not _is_running(request):
+        self._require_live(request)
+        if not is_running(request):
             raise refusal(
                 ValueError,
                 "MAN-10",
                 f"request {request.request_id!r} has status {request.status}, not RUNNING",
             )
-        running = [live.pages for live in self._live.values() if _is_running(live.request)]
+        running = [request_id for request_id, live in self._live.items() if is_running(live.request)]
         if count != len(running):
             return [0 for _ in self.kv_cache_groups]
-        common = 0
-        for page, *others in zip(own.pages, *running, strict=False):
-            if page.is_null or any(other is not page for other in others):
-                break
-            common += 1
-        return [common for _ in self.kv_cache_groups]
+        return self.coordinator.get_num_common_prefix_pages(request.request_id, running)
 
-    # -- Reading arguments (R1) -------------------------------------------------------------------
-
-    def _read_tokens(self, request: EngineRequest) -> list[int]:
-        _request_id(request)
-        tokens = token_list("request.all_token_ids", request.all_token_ids)
-        if request.num_tokens != len(tokens):
-            raise refusal(
-                ValueError,
-                "R1",
-                f"request.num_tokens={request.num_tokens}, but all_token_ids has {len(tokens)}",
-            )
-        return tokens
-
-    def _read_computed(self, request: EngineRequest, live: _Live | None) -> int:
-        computed = integer("request.num_computed_tokens", request.num_computed_tokens)
-        self._require_own_id(request)
-        if computed > (live.num_slots if live else 0):
-            raise refusal(
-                ValueError,
-                "MAN-8",
-                f"request.num_computed_tokens={computed}: only {live.num_slots if live else 0} have slots",
-            )
-        if live is not None and computed < live.num_computed:
-            raise refusal(ValueError, "MAN-8", f"request.num_computed_tokens={computed} fell from {live.num_computed}")
-        return computed
+    # -- Inside -----------------------------------------------------------------------------------
 
     def _require_own_id(self, request: EngineRequest) -> None:
         live = self._live.get(request.request_id)
         if live is not None and live.request is not request:
             raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
 
-    def _read_hits(
-        self,
-        request: EngineRequest,
-        live: _Live | None,
-        found: int,
-        given: CachePages | None,
-        tokens: list[int],
-        extra_keys: tuple[ExtraKey, ...],
-    ) -> list[CachePage]:
-        """The pages just found, held against the request once more (MAN-2)."""
-        if given is not None and not isinstance(given, CachePages):
-            raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
-        if given is not None and len(given.pages) != self.num_kv_cache_groups:
-            raise refusal(
-                ValueError,
-                "MAN-2",
-                f"new_computed_pages has {len(given.pages)} groups, the manager {self.num_kv_cache_groups}",
-            )
-        hits = list(given.pages[_GROUP]) if given is not None and given.pages else []
-        for page in hits:
-            if page._pool is not self.page_pool:
-                raise refusal(ValueError, "R1", f"new_computed_pages: page {page.page_id} belongs to another pool")
-        size = self._size if self.kv_cache_groups else 1
-        if found != len(hits) * size:
-            raise refusal(
-                ValueError,
-                "MAN-2",
-                f"num_new_computed_tokens={found}, but new_computed_pages hold {len(hits) * size}",
-            )
-        if hits and live is not None:
-            raise refusal(
-                ValueError,
-                "MAN-2",
-                f"new_computed_pages for {request.request_id!r}, which holds pages already",
-            )
-        if hits and not self.enable_caching:
-            raise refusal(ValueError, "MAN-2", f"new_computed_pages={given!r} with caching off")
-        if len(hits) * size > len(tokens):
-            raise refusal(ValueError, "MAN-2", f"new_computed_pages hold {len(hits) * size} tokens of {len(tokens)}")
-        chain = self._chain(request.request_id, tokens, extra_keys, len(hits)) if hits else []
-        for page, (_, content) in zip(hits, chain, strict=False):
-            if self.page_pool.content_of(page) != content:
-                raise refusal(
-                    ValueError,
-                    "MAN-2",
-                    f"new_computed_pages: page {page.page_id} does not hold the request's prefix",
-                )
-        return hits
-
-    def _read_chain(
-        self,
-        request: EngineRequest,
-        live: _Live | None,
-        tokens: list[int],
-        extra_keys: tuple[ExtraKey, ...],
-        count: int,
-    ) -> Sequence[tuple[PageHash, int]]:
-        """Keys and contents of the pages to be published, if any, read before anything changes (R1)."""
-        end = self._publishable(len(tokens), count)
-        if self.enable_caching and (live is None or end > live.num_published):
-            return self._chain(request.request_id, tokens, extra_keys, end)
-        return ()
-
-    def _require_live(self, request: EngineRequest) -> _Live:
-        live = self._live.get(_request_id(request))
+    def _require_live(self, request: EngineRequest) -> Live:
+        live = self._live.get(request_id_of(request))
         if live is None or live.request is not request:
             raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
         return live
-
-    def _chain(
-        self, request_id: str, tokens: list[int], extra_keys: tuple[ExtraKey, ...], num_pages: int
-    ) -> list[tuple[PageHash, int]]:
-        """Key and content of a request's first ``num_pages`` pages or more, computed once for the same tokens (MAN-6).
-
-        Raises:
-            ValueError: the request is live and its tokens or extra keys are no longer those of its keys. Finding
-                that costs O(tokens) a call: a backend may leave it to its caller.
-        """
-        keys = self._keys.get(request_id)
-        if keys is None or keys.extra_keys != extra_keys or keys.tokens != tokens[: len(keys.tokens)]:
-            if keys is not None and request_id in self._live:
-                raise refusal(ValueError, "MAN-6", f"request {request_id!r} is live, its tokens or extra keys changed")
-            keys = self._keys[request_id] = _Keys([], extra_keys)
-        keys.tokens = tokens
-        return self.page_pool.extend_chain(keys.chain, tokens, extra_keys, self._size, max(num_pages, len(keys.chain)))
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages held).
@@ -473,48 +370,4 @@ class CacheManager:
             AssertionError: one does not hold; the message shows the whole state.
         """
         self.page_pool.check()
-        try:
-            holders: dict[int, list[str]] = {}
-            for request_id, live in self._live.items():
-                assert live.request.request_id == request_id, "MAN-6: a live request changed its id"
-                assert live.num_hits <= live.num_published <= len(live.pages), "MAN-3: more published than held"
-                assert live.num_promised <= live.num_slots <= self.max_model_len, "MAN-2: slots"
-                if self.kv_cache_groups:
-                    assert len(live.pages) * self._size >= live.num_slots, "MAN-2: a slot without a page"
-                for page in live.pages:
-                    holders.setdefault(page.page_id, []).append(request_id)
-                for page in live.pages[live.num_published :]:
-                    assert page.page_hash is None, f"MAN-3: page {page.page_id} has a hash and is not published"
-            for page in self.page_pool.pages[1:]:
-                assert page.ref_cnt == len(holders.get(page.page_id, [])), (
-                    f"POOL-2: page {page.page_id} is not held as counted"
-                )
-            for live in self._live.values():
-                for page in live.pages[live.num_published :]:
-                    assert page.ref_cnt == 1, (
-                        f"R2: page {page.page_id} is written and shared by {holders[page.page_id]}"
-                    )
-        except AssertionError as error:
-            state = "\n".join(f"{request_id}: {live}" for request_id, live in self._live.items())
-            raise AssertionError(f"{error}\n{state}") from None
-
-
-def _request_id(request: EngineRequest) -> str:
-    """Reads the id of a request, and that it has all that is read of one (R1)."""
-    for name in (
-        "all_token_ids",
-        "num_tokens",
-        "num_computed_tokens",
-        "status",
-        "extra_keys",
-        "sampling_params",
-    ):
-        attribute(request, name)
-    request_id = attribute(request, "request_id")
-    if not isinstance(request_id, str):
-        raise refusal(TypeError, "R1", f"request.request_id={request_id!r} must be a str")
-    return request_id
-
-
-def _is_running(request: EngineRequest) -> bool:
-    return getattr(request.status, "name", None) == EngineRequestStatus.RUNNING.name
+        check_manager(self.coordinator, self._live)

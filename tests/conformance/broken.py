@@ -170,12 +170,13 @@ class HitsAll(CacheManager):
 
     def get_computed_pages(self, request: Any) -> tuple[CachePages, int]:
         pages, count = super().get_computed_pages(request)
-        if self.enable_caching and count == request.num_tokens - self._size and self._wants_no_logprobs(request):
-            full, extra_keys = request.num_tokens // self._size, self._keys[request.request_id].extra_keys
-            chain = self._chain(request.request_id, self._read_tokens(request), extra_keys, full)
+        size = self.page_size
+        if size is not None and count == request.num_tokens - size and self._wants_no_logprobs(request):
+            full = request.num_tokens // size
+            chain = self.page_pool.extend_chain([], list(request.all_token_ids), request.extra_keys, size, full)
             content = chain[full - 1][1]
             more = [page for page in self.page_pool.pages if self.page_pool.content_of(page) == content][:1]
-            return pages + CachePages([more]), count + len(more) * self._size
+            return pages + CachePages([more]), count + len(more) * size
         return pages, count
 
     def _wants_no_logprobs(self, request: Any) -> bool:
@@ -212,20 +213,23 @@ class FreesHeadFirst(CacheManager):
     def free(self, request: Any, num_written: int | None = None) -> list[str]:
         live = self._live.get(getattr(request, "request_id", ""))
         if live is not None and live.request is request and num_written is None:
-            live.pages.reverse()
+            for held in self.coordinator.get_held(request.request_id):
+                held.pages.reverse()
         return super().free(request, num_written)
 
 
 class AllowsGaps(CacheManager):
     """Computed tokens that have no slots are let through."""
 
-    def _read_computed(self, request: Any, live: Any) -> int:
+    def allocate_slots(self, request: Any, *arguments: Any, **named: Any) -> Any:
         try:
-            return super()._read_computed(request, live)
+            return super().allocate_slots(request, *arguments, **named)
         except ValueError as error:
-            if live is not None and "[MAN-8]" in str(error) and "have slots" in str(error):
-                return int(live.num_computed)
-            raise
+            live = self._live.get(request.request_id)
+            if live is None or "have slots [MAN-8]" not in str(error):
+                raise
+            with patch.object(request, "num_computed_tokens", live.num_computed):
+                return super().allocate_slots(request, *arguments, **named)
 
 
 class CommonByCount(CacheManager):
@@ -233,8 +237,8 @@ class CommonByCount(CacheManager):
 
     def get_num_common_prefix_pages(self, request: Any, num_scheduled_requests: int) -> list[int]:
         super().get_num_common_prefix_pages(request, num_scheduled_requests)
-        pages = self._live[request.request_id].pages
-        return [sum(page.ref_cnt >= num_scheduled_requests for page in pages) for _ in self.kv_cache_groups]
+        groups = self.coordinator.get_pages(request.request_id)
+        return [sum(page.ref_cnt >= num_scheduled_requests for page in pages) for pages in groups]
 
 
 class AllocatesBeforeTouching(CacheManager):

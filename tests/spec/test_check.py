@@ -59,56 +59,6 @@ def test_the_pools_check_sees(damage: str) -> None:
         pool.check()
 
 
-def _manager() -> Any:
-    """Request a holds pages 1 to 3, the first two published; b holds a's first page and page 4."""
-    group = spec.CacheGroupSpec(spec.FullAttentionSpec(2, 1, 1, "float32"))
-    manager = spec.CacheManager(8, [group], 12, hash_seed=b"s")
-    first, second = PlainRequest("a", [1, 2, 3, 4, 5]), PlainRequest("b", [1, 2, 9])
-    manager.allocate_slots(first, 5)
-    pages, hit = manager.get_computed_pages(second)
-    assert hit == 2
-    manager.allocate_slots(second, 1, hit, pages)
-    manager.check()
-    return manager
-
-
-MANAGER: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a damaged pool": (lambda manager: setattr(manager.page_pool.null_page, "_ref_cnt", 1), "POOL-1"),
-    "an id that changed": (lambda manager: setattr(manager._live["a"].request, "request_id", "c"), "MAN-6"),
-    "more published than held": (lambda manager: setattr(manager._live["a"], "num_published", 4), "MAN-3"),
-    "more hits than published": (lambda manager: setattr(manager._live["b"], "num_hits", 2), "MAN-3"),
-    "more promised than slots": (lambda manager: setattr(manager._live["a"], "num_promised", 6), "MAN-2"),
-    "more slots than a model has": (lambda manager: setattr(manager._live["a"], "num_slots", 13), "MAN-2"),
-    "a slot without a page": (lambda manager: setattr(manager._live["a"], "num_slots", 7), "MAN-2"),
-    "a hash on an unpublished page": (lambda manager: setattr(manager._live["a"], "num_published", 1), "MAN-3"),
-    "a page held and not counted": (lambda manager: _hold(manager, manager.page_pool.pages[2]), "(POOL-2|MAN-3)"),
-    "a page counted and not held": (
-        lambda manager: setattr(manager._live["b"], "pages", [manager._live["b"].pages[1]] * 2),
-        "POOL-2",
-    ),
-    "an unpublished page shared": (lambda manager: _share(manager, 3), "R2"),
-}
-
-
-def _share(manager: Any, page_id: int) -> None:
-    page = manager.page_pool.pages[page_id]
-    page._ref_cnt += 1
-    _hold(manager, page)
-
-
-def _hold(manager: Any, page: Any) -> None:
-    manager._live["b"].pages = [*manager._live["b"].pages, page]
-
-
-@pytest.mark.parametrize("damage", MANAGER)
-def test_the_managers_check_sees(damage: str) -> None:
-    manager = _manager()
-    damaging, clause = MANAGER[damage]
-    damaging(manager)
-    with pytest.raises(AssertionError, match=rf"^{clause}"):
-        manager.check()
-
-
 TABLE: dict[str, Callable[[Any], object]] = {
     "a row longer than the table": lambda table: table._rows[1].extend([1] * 9),
     "a negative page": lambda table: table._rows[1].append(-1),

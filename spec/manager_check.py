@@ -1,0 +1,84 @@
+"""What must hold between live requests, their pages and the pool, whatever was called."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from .coordinator import CacheCoordinator, GroupPages
+from .group_rules import GroupRules
+from .live_requests import Live
+from .page_table import cdiv
+
+__all__ = ["check_manager"]
+
+
+def check_manager(coordinator: CacheCoordinator, live_requests: Mapping[str, Live]) -> None:
+    """Verifies every redundancy of a manager's state; O(pages held).
+
+    Args:
+        coordinator: the manager's groups.
+        live_requests: its live requests, by id.
+
+    Raises:
+        AssertionError: one does not hold; the message shows the whole state.
+    """
+    try:
+        assert coordinator.held_ids() == set(live_requests), "MAN-5: pages are held by requests that are not live"
+        slots = [live.slot for live in live_requests.values()]
+        assert len(set(slots)) == len(slots), "MAN-11: two requests in one slot"
+        for request_id, live in live_requests.items():
+            assert live.request.request_id == request_id, "MAN-6: a live request changed its id"
+            assert live.num_computed <= live.num_slots, "MAN-8: computed tokens without slots"
+            assert live.num_promised <= live.num_slots <= coordinator.max_model_len, "MAN-2: slots"
+            for rules, held in zip(coordinator.rules, coordinator.get_held(request_id), strict=True):
+                _check_list(rules, held, live)
+        _check_counts(coordinator, live_requests)
+    except AssertionError as error:
+        state = "\n".join(
+            f"{request_id}: {live}, {coordinator.get_held(request_id) if request_id in coordinator.held_ids() else []}"
+            for request_id, live in live_requests.items()
+        )
+        raise AssertionError(f"{error}\n{state}") from None
+
+
+def _check_list(rules: GroupRules, held: GroupPages, live: Live) -> None:
+    """One request's page list in one group: as long as its slots need, null pages where nothing is read."""
+    assert held.num_hits <= held.num_published <= len(held.pages), "MAN-3: more published than held"
+    assert len(held.pages) >= rules.num_places(live.num_promised, live.num_slots), "MAN-2: a slot without a page"
+    first = rules.first_place(max(live.num_computed, held.num_hits * rules.page_size))
+    for place, page in enumerate(held.pages):
+        if rules.copies_states:
+            is_held = place in held.states
+        else:
+            is_held = place >= first
+        assert page.is_null != is_held, f"MAN-8: page {page.page_id} at place {place} of group {rules.group_id}"
+        group_id = rules.group_id if page.page_hash is None else page.page_hash.group_id
+        assert group_id == rules.group_id, f"MAN-7: page {page.page_id} of group {rules.group_id} is of {group_id}"
+        if place >= held.num_published or not rules.is_publishable(place, held.states):
+            assert page.page_hash is None, f"MAN-3: page {page.page_id} has a hash and is not published"
+    if rules.copies_states:
+        assert all(place >= first for place in held.states), "MAN-8: a state that is no longer needed"
+        for place, tokens in held.states.items():
+            assert cdiv(tokens, rules.page_size) == place + 1, f"MAN-13: the state after {tokens} at place {place}"
+        assert held.states.get(len(held.pages) - 1) == live.num_promised, "MAN-13: the last state is not the promised"
+    else:
+        assert not held.states, "MAN-13: states in a group that keeps none"
+
+
+def _check_counts(coordinator: CacheCoordinator, live_requests: Mapping[str, Live]) -> None:
+    """Every page is held as often as it is counted (POOL-2), one that is still written by one request alone (R2)."""
+    holders = Counter(
+        page.page_id
+        for request_id in live_requests
+        for pages in coordinator.get_pages(request_id)
+        for page in pages
+        if not page.is_null
+    )
+    for page in coordinator.page_pool.pages[1:]:
+        pins = coordinator.page_pool.pins_of(page.page_id)
+        assert page.ref_cnt == holders[page.page_id] + pins, f"POOL-2: page {page.page_id} is not held as counted"
+    for request_id in live_requests:
+        for rules, held in zip(coordinator.rules, coordinator.get_held(request_id), strict=True):
+            for place, page in enumerate(held.pages):
+                is_private = place >= held.num_published or not rules.is_publishable(place, held.states)
+                if is_private and not page.is_null:
+                    assert page.ref_cnt == 1, f"R2: page {page.page_id} is written and shared"
