@@ -5,7 +5,9 @@ contract's sentences, every other module the code that they describe, each under
 `page_pool`; `cache_manager` stands on it, `page_table` beside it.
 """
 
-from .cache_manager import CacheManager, CachePages
+from .batch import SlotBatch
+from .cache_manager import CacheManager
+from .cache_pages import CachePages
 from .clauses import CLAUSES, Clause
 from .coordinator import (
     CacheCoordinator,
@@ -54,6 +56,7 @@ from .hashing import (
 from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .pages import CachePage, PageList
+from .prefix_manager import PinnedPrefix
 
 __all__ = [
     "CLAUSES",
@@ -92,10 +95,12 @@ __all__ = [
     "PageRemoved",
     "PageStored",
     "PageTable",
+    "PinnedPrefix",
     "PromptEmbeddings",
     "Request",
     "SamplingParams",
     "SlidingWindowSpec",
+    "SlotBatch",
     "UnitaryCacheCoordinator",
     "WeightsVersion",
     "cdiv",

@@ -1,23 +1,26 @@
 """MAN: which pages a request holds, from its first look-up to its end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import count as numbers_from
 
-from .arguments import flag, integer, refusal
+import numpy as np
+from numpy.typing import NDArray
+
+from .arguments import flag, integer, listed, refusal
+from .batch import SlotBatch, batch_of, read_counts, read_rows, require_room
 from .cache_pages import CachePages
-from .coordinator import get_kv_cache_coordinator
-from .declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy
+from .declarations import EngineRequest, PageCopy
 from .demand import Demand, read_hits
-from .hashing import PageHash, hash_request_tokens, request_extra_keys, sha256
 from .live_requests import Live, is_running, read_computed, read_tokens, request_id_of
 from .manager_check import check_manager
+from .page_table import MultiGroupPageTable
 from .pages import CachePage
-from .request_keys import RequestKeys
+from .prefix_manager import PinnedPrefix, PrefixManager
 
-__all__ = ["CacheManager", "CachePages"]
+__all__ = ["CacheManager", "CachePages", "PinnedPrefix", "SlotBatch"]
 
 
-class CacheManager:
+class CacheManager(PrefixManager):
     """Gives requests their slots: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.
@@ -42,97 +45,6 @@ class CacheManager:
         page_pool: the pool.
         page_size: tokens in a page of the first group; None with caching off.
     """
-
-    def __init__(
-        self,
-        num_pages: int,
-        kv_cache_groups: Sequence[CacheGroupSpec],
-        max_model_len: int,
-        enable_caching: bool = True,
-        use_eagle: bool = False,
-        *,
-        hash_seed: bytes | None = None,
-        hash_function: HashFunction = sha256,
-        unhashed_first: bool = False,
-        enable_events: bool = False,
-        counter_sampling: int = 64,
-        max_pinned_pages: int = 0,
-        max_pinned_pages_per_salt: int | None = None,
-    ) -> None:
-        self.max_model_len = integer("max_model_len", max_model_len, minimum=1)
-        self.use_eagle = flag("use_eagle", use_eagle)
-        self.coordinator = get_kv_cache_coordinator(
-            num_pages,
-            kv_cache_groups,
-            self.max_model_len,
-            self.use_eagle,
-            flag("enable_caching", enable_caching),
-            hash_seed=hash_seed,
-            hash_function=hash_function,
-            unhashed_first=unhashed_first,
-            enable_events=enable_events,
-            counter_sampling=counter_sampling,
-            max_pinned_pages=max_pinned_pages,
-            max_pinned_pages_per_salt=max_pinned_pages_per_salt,
-        )
-        self.page_pool = self.coordinator.page_pool
-        self.enable_caching = self.page_pool.enable_caching
-        self.num_pages = self.page_pool.num_pages
-        self.kv_cache_groups = self.coordinator.kv_cache_groups
-        self.num_kv_cache_groups = len(self.kv_cache_groups)
-        sizes = [rules.page_size for rules in self.coordinator.rules]
-        self.page_size: int | None = sizes[0] if self.enable_caching else None
-        self._has_states = any(rules.holds_states for rules in self.coordinator.rules)
-        self._live: dict[str, Live] = {}
-        self._known: dict[str, EngineRequest] = {}
-        self._keys = RequestKeys(self.page_pool, sizes)
-
-    @property
-    def usage(self) -> float:
-        """The share of pages in use, from 0.0 to 1.0 (POOL-10)."""
-        return self.page_pool.get_usage()
-
-    @property
-    def req_to_page_hashes(self) -> dict[str, list[PageHash]]:
-        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`.
-
-        With several page sizes those of the first group's.
-        """
-        pool, size = self.page_pool, self.page_size
-        if size is None:
-            return {}
-        return {
-            request_id: list(hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash))
-            for request_id, request in self._known.items()
-        }
-
-    def create_empty_page_list(self) -> CachePages:
-        """No pages, in as many groups as the manager has."""
-        return CachePages([] for _ in self.kv_cache_groups)
-
-    # -- Finding ----------------------------------------------------------------------------------
-
-    def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request that every group can serve (MAN-1). Changes nothing in the pool.
-
-        At least the last token is left to compute, since its logits are wanted.
-
-        Args:
-            request: a request that is to be admitted.
-
-        Returns:
-            Its cached pages, null pages where a group needs none, and how many tokens they stand for.
-        """
-        tokens = read_tokens(request)
-        extra_keys = request_extra_keys(request)
-        self._require_own_id(request)
-        wants_logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
-        if not self.enable_caching or wants_logprobs:
-            return self.create_empty_page_list(), 0
-        chains = self._keys.chains(request.request_id, tokens, extra_keys, request.request_id in self._live)
-        self._known[request.request_id] = request
-        pages, found = self.coordinator.find_longest_cache_hit(chains, len(tokens) - 1)
-        return CachePages(pages), found
 
     # -- Allocating -------------------------------------------------------------------------------
 
@@ -186,6 +98,91 @@ class CacheManager:
             self._publish(demand)
         return CachePages(pages)
 
+    def allocate_slots_batch(
+        self,
+        slots: Iterable[int] | NDArray[np.int64],
+        num_computed_tokens: Iterable[int] | NDArray[np.int64],
+        num_new_tokens: Iterable[int] | NDArray[np.int64] | int,
+        num_lookahead_tokens: Iterable[int] | NDArray[np.int64] | int = 0,
+        *,
+        delay_cache_pages: bool = False,
+        tables: MultiGroupPageTable | None = None,
+        rows: Iterable[int] | NDArray[np.int64] | None = None,
+    ) -> SlotBatch:
+        """`allocate_slots` for n live requests, in order; one that does not fit keeps none from going on (MAN-11).
+
+        All is read before anything changes: one faulty request refuses the whole call. Pages are published when
+        all have been taken, so that events tell of the step's removals first (MAN-12).
+
+        Args:
+            slots: the requests' slots, each once, `i64[n]`; see `slot_of`.
+            num_computed_tokens: their computed tokens, `i64[n]`; the requests' own are not read.
+            num_new_tokens: tokens to be computed, at least 1, `i64[n]` or one number for all.
+            num_lookahead_tokens: speculative tokens to allocate for, `i64[n]` or one number for all.
+            delay_cache_pages: see `allocate_slots`.
+            tables: page tables, one for each group, to whose rows the new pages are appended; None: none.
+            rows: the requests' rows, each once, `i64[n]`. A row names as many pages as its request's lists have
+                places, and has room for what the request asks for, whether granted or not.
+
+        Returns:
+            Who got slots, and the new pages of each group.
+
+        Raises:
+            IndexError: no live request has a slot, or there is no such row (TAB-2).
+            ValueError: a slot or row is named twice, lengths differ, tables and rows don't go together or with the
+                requests, a row has no room (TAB-2), or what `allocate_slots` refuses.
+        """
+        requests = self._read_slots(slots)
+        computed = read_counts("num_computed_tokens", num_computed_tokens, len(requests), 0, one_for_all=False)
+        new = read_counts("num_new_tokens", num_new_tokens, len(requests), 1)
+        lookahead = read_counts("num_lookahead_tokens", num_lookahead_tokens, len(requests), 0)
+        delay = flag("delay_cache_pages", delay_cache_pages)
+        row_ids = read_rows(tables, rows, len(requests), self.num_kv_cache_groups)
+        demands = []
+        for place, request in enumerate(requests):
+            demand = self._read_demand(request, new[place], lookahead[place], computed=computed[place])
+            if tables is not None:
+                held = [len(pages) for pages in self.coordinator.get_pages(request.request_id)]
+                lacking = self.coordinator.get_num_new_places(
+                    request.request_id, demand.promised, demand.slots, demand.hits
+                )
+                require_room(tables, row_ids[place], held, lacking)
+            demands.append(demand)
+        taken = [self._meet(demand) for demand in demands]
+        granted = [place for place, pages in enumerate(taken) if pages is not None]
+        if not delay:
+            for place in granted:
+                self._publish(demands[place])
+        batch = batch_of(taken, self.num_kv_cache_groups)
+        if tables is not None:
+            tables.append_rows_batch(
+                [batch.get_page_ids(place) for place in granted], [row_ids[place] for place in granted]
+            )
+        return batch
+
+    def slot_of(self, request_id: str) -> int:
+        """A live request's slot: the lowest number that no live request had at its admission (MAN-11).
+
+        Raises:
+            ValueError: the request is not live.
+        """
+        if not isinstance(request_id, str):
+            raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
+        if request_id not in self._live:
+            raise refusal(ValueError, "R1", f"request_id={request_id!r} is not live")
+        return self._live[request_id].slot
+
+    def _read_slots(self, slots: object) -> list[EngineRequest]:
+        """Reads the slots of different live requests (R1, MAN-11)."""
+        request_in = {live.slot: live.request for live in self._live.values()}
+        numbers = [integer("slots", slot, minimum=None) for slot in listed("slots", slots)]
+        for number in numbers:
+            if number not in request_in:
+                raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {number}")
+        if len(set(numbers)) < len(numbers):
+            raise refusal(ValueError, "MAN-11", f"slots={numbers} names a slot twice")
+        return [request_in[number] for number in numbers]
+
     def _read_demand(
         self,
         request: EngineRequest,
@@ -207,14 +204,13 @@ class CacheManager:
             given: the pages that hold them.
         """
         tokens = read_tokens(request)
-        extra_keys = request_extra_keys(request)
-        self._require_own_id(request)
+        chains = self._chains(request, tokens)
         live = self._live.get(request.request_id)
+        has_states = any(rules.holds_states for rules in self.coordinator.rules)
         if computed is None:
-            computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, self._has_states)
+            computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, has_states)
         else:
-            computed = read_computed("num_computed_tokens", computed, live, self._has_states)
-        chains = self._keys.chains(request.request_id, tokens, extra_keys, live is not None)
+            computed = read_computed("num_computed_tokens", computed, live, has_states)
         hits = read_hits(self.coordinator, request, live is not None, found, given, chains)
         promised = computed + found + new
         if promised > self.max_model_len:
@@ -248,7 +244,8 @@ class CacheManager:
         slot = next(number for number in numbers_from() if number not in taken)
         request_id = demand.request.request_id
         self._live[request_id] = Live(demand.request, slot)
-        self._known[request_id] = demand.request
+        self._remember(demand.request)
+        self._count_admission(demand.request, demand.num_tokens, demand.found)
         self.coordinator.save_new_computed_pages(request_id, demand.hits)
         return self._live[request_id]
 
@@ -269,15 +266,14 @@ class CacheManager:
         """
         count = integer("num_computed_tokens", num_computed_tokens)
         tokens = read_tokens(request)
-        extra_keys = request_extra_keys(request)
         live = self._require_live(request)
+        chains = self._chains(request, tokens)
         if count > live.num_promised:
             raise refusal(
                 ValueError,
                 "MAN-3",
                 f"num_computed_tokens={count}: the request was given slots for {live.num_promised}",
             )
-        chains = self._keys.chains(request.request_id, tokens, extra_keys, is_live=True)
         self.coordinator.cache_pages(request.request_id, chains, min(count, len(tokens)))
 
     def take_page_copies(self) -> list[PageCopy]:
@@ -304,6 +300,8 @@ class CacheManager:
             return []
         withdrawn = [] if written is None else self.coordinator.withdraw(request.request_id, written)
         del self._live[request.request_id]
+        if request.request_id in self._known:
+            self._given_back[request.request_id] = live.num_promised
         self.coordinator.free(request.request_id)
         lost = set(withdrawn)
         return [
@@ -315,11 +313,8 @@ class CacheManager:
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the keys computed for a request: when it is finished, not when it is preempted."""
         self._known.pop(request_id_of(request), None)
+        self._given_back.pop(request.request_id, None)
         self._keys.drop(request.request_id)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if no page is in use (POOL-9). Returns whether it did."""
-        return self.page_pool.reset_prefix_cache()
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -352,11 +347,6 @@ class CacheManager:
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _require_own_id(self, request: EngineRequest) -> None:
-        live = self._live.get(request.request_id)
-        if live is not None and live.request is not request:
-            raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
-
     def _require_live(self, request: EngineRequest) -> Live:
         live = self._live.get(request_id_of(request))
         if live is None or live.request is not request:
@@ -370,4 +360,7 @@ class CacheManager:
             AssertionError: one does not hold; the message shows the whole state.
         """
         self.page_pool.check()
-        check_manager(self.coordinator, self._live)
+        check_manager(self.coordinator, self._live, self._pinned.values())
+        assert self._given_back.keys() <= self._known.keys() - self._live.keys(), (
+            f"MAN-12: given back {list(self._given_back)}, known {list(self._known)}, live {list(self._live)}"
+        )

@@ -235,13 +235,11 @@ class CacheCoordinator:
 
         They go group by group, the last one of each group first, and null pages take their places.
         """
-        given_back: list[CachePage] = []
         for rules, held in zip(self.rules, self._held[request_id], strict=True):
             skipped = held.pages[: rules.first_place(num_computed)]
-            given_back += reversed(skipped)
+            self.page_pool.free_pages(reversed(skipped))
             held.pages[: len(skipped)] = [self.page_pool.null_page] * len(skipped)
             held.states = {place: tokens for place, tokens in held.states.items() if place >= len(skipped)}
-        self.page_pool.free_pages(given_back)
 
     def withdraw(self, request_id: str, num_written: int) -> list[CachePage]:
         """Drops the hashes of the pages that a live request published and that are not written (MAN-4).
@@ -265,8 +263,8 @@ class CacheCoordinator:
 
         Its copies that were not handed out are dropped: nobody will advance those states.
         """
-        groups = self._held.pop(request_id)
-        self.page_pool.free_pages([page for held in groups for page in reversed(held.pages)])
+        for held in self._held.pop(request_id):
+            self.page_pool.free_pages(reversed(held.pages))
         self._copies = [(other, copy) for other, copy in self._copies if other != request_id]
 
     # -- Looking ----------------------------------------------------------------------------------

@@ -1,22 +1,26 @@
 """What must hold between live requests, their pages and the pool, whatever was called."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .coordinator import CacheCoordinator, GroupPages
 from .group_rules import GroupRules
 from .live_requests import Live
 from .page_table import cdiv
+from .prefix_manager import PinnedPrefix
 
 __all__ = ["check_manager"]
 
 
-def check_manager(coordinator: CacheCoordinator, live_requests: Mapping[str, Live]) -> None:
+def check_manager(
+    coordinator: CacheCoordinator, live_requests: Mapping[str, Live], pinned: Iterable[PinnedPrefix]
+) -> None:
     """Verifies every redundancy of a manager's state; O(pages held).
 
     Args:
         coordinator: the manager's groups.
         live_requests: its live requests, by id.
+        pinned: its pinned prefixes.
 
     Raises:
         AssertionError: one does not hold; the message shows the whole state.
@@ -32,6 +36,7 @@ def check_manager(coordinator: CacheCoordinator, live_requests: Mapping[str, Liv
             for rules, held in zip(coordinator.rules, coordinator.get_held(request_id), strict=True):
                 _check_list(rules, held, live)
         _check_counts(coordinator, live_requests)
+        _check_pins(coordinator, pinned)
     except AssertionError as error:
         state = "\n".join(
             f"{request_id}: {live}, {coordinator.get_held(request_id) if request_id in coordinator.held_ids() else []}"
@@ -82,3 +87,12 @@ def _check_counts(coordinator: CacheCoordinator, live_requests: Mapping[str, Liv
                 is_private = place >= held.num_published or not rules.is_publishable(place, held.states)
                 if is_private and not page.is_null:
                     assert page.ref_cnt == 1, f"R2: page {page.page_id} is written and shared"
+
+
+def _check_pins(coordinator: CacheCoordinator, pinned: Iterable[PinnedPrefix]) -> None:
+    """Every pinned prefix pins its pages (PIN-1); the pool may have other pins, from calls of its own."""
+    pins = Counter(
+        page.page_id for prefix in pinned for pages in prefix.pages.pages for page in pages if not page.is_null
+    )
+    for page_id, count in pins.items():
+        assert count <= coordinator.page_pool.pins_of(page_id), f"PIN-1: page {page_id} is pinned by {count} prefixes"
