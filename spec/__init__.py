@@ -57,6 +57,7 @@ from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .pages import CachePage, PageList
 from .prefix_manager import PinnedPrefix
+from .sharded_manager import ShardedCacheManager
 
 __all__ = [
     "CLAUSES",
@@ -99,6 +100,7 @@ __all__ = [
     "PromptEmbeddings",
     "Request",
     "SamplingParams",
+    "ShardedCacheManager",
     "SlidingWindowSpec",
     "SlotBatch",
     "UnitaryCacheCoordinator",
