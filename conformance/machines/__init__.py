@@ -1,6 +1,7 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
 from .base import Machine
+from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
 from .manager import Manager
 from .multi_table import MultiTable
@@ -12,6 +13,10 @@ from .table import Table
 __all__ = ["MACHINES", "Machine"]
 
 MACHINES: dict[str, type[Machine]] = {
-    machine.name: machine for machine in (Queue, Pool, Hash, Manager, Table, MultiTable, Programs)
+    machine.name: machine
+    for machine in (
+        *(Queue, Pool, Hash, Manager, Window, Chunk, Latent, State, Hybrid),
+        *(Table, MultiTable, Programs),
+    )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""

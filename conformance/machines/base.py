@@ -20,6 +20,9 @@ from .sides import Both, Field, Side, equal, same, shown
 
 __all__ = ["Both", "Field", "Machine", "Nothing", "Side", "same", "shown"]
 
+Charge = Mapping[str, str] | str
+"""Labels for differences of the state, by field, or one for all fields."""
+
 _ATOMIC = {"TAB-2"}
 """Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
 
@@ -39,7 +42,7 @@ class Machine(RuleBasedStateMachine):
 
     Attributes:
         name: what the machine is called on the command line.
-        needs: the public names that the backend must offer.
+        needs: the public names that the backend must offer: ``Name``, ``Class.method`` or ``callable(keyword)``.
         examples: how many sequences of calls are tried unless told otherwise.
         num_steps: how many steps a sequence has.
         always: the clauses that the machine checks after every step, whatever the step is.
@@ -72,7 +75,7 @@ class Machine(RuleBasedStateMachine):
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:
         """The public names that the machine needs and the backend does not offer."""
-        return [name for name in cls.needs if not backend.offers(name)]
+        return [name for name in cls.needs if not _has(backend, name)]
 
     # -- Steps --------------------------------------------------------------------------------------
 
@@ -155,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         act: Callable[[Any], Any],
         clause: str,
         normal: Callable[[Any, Side], object] = same,
-        charge: Mapping[str, str] | str | None = None,
+        charge: Charge | Callable[[Any], Charge] | None = None,
         blame: Callable[[Any, Any], str] | None = None,
         also: tuple[str, ...] = (),
     ) -> Both:
@@ -166,7 +169,8 @@ class Machine(RuleBasedStateMachine):
             act: makes it on a side.
             clause: the label that a wrong result is charged to.
             normal: makes of a side's result what can be compared.
-            charge: labels for differences of the state after it, by field, or one for all fields.
+            charge: labels for differences of the state after it, by field, or one for all fields; or what makes
+                them of the specification's result.
             blame: the label for a difference between two results, where it depends on them.
             also: other labels that ``blame`` may give.
 
@@ -196,7 +200,7 @@ class Machine(RuleBasedStateMachine):
             clause = clause_of_message(str(expected.error))
             self.compare_states(clause if clause in _ATOMIC else "R1", fixed=True)
         else:
-            self.compare_states(charge or {})
+            self.compare_states((charge(plain.value) if callable(charge) else charge) or {})
         return Both(expected.value, observed.value, refused)
 
     def _compare_refusals(self, expected: Outcome, observed: Outcome) -> None:
@@ -223,7 +227,7 @@ class Machine(RuleBasedStateMachine):
         """Notes that this step compares something by a clause."""
         self._compared.add(clause)
 
-    def compare_states(self, charge: Mapping[str, str] | str, fixed: bool = False) -> None:
+    def compare_states(self, charge: Charge, fixed: bool = False) -> None:
         """Compares everything that the observable state shows.
 
         Args:
@@ -254,6 +258,16 @@ class Machine(RuleBasedStateMachine):
         found = Deviation(clause, expected, observed, tuple(self.calls), before, after, tuple(self._trace))
         self.session.record(found)
         raise found
+
+
+def _has(backend: Backend, name: str) -> bool:
+    """Whether a backend offers what a machine needs."""
+    first, *path = name.rstrip(")").replace("(", ".").split(".")
+    if not path or not backend.offers(first):
+        return backend.offers(first)
+    if name.endswith(")"):
+        return backend.accepts(".".join([first, *path[:-1]]), path[-1])
+    return hasattr(backend.get(first), path[0])
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""How requests of the manager machine come and are admitted; other steps admit one where they need one."""
+"""How requests of the manager machines come and are admitted; other steps admit one where they need one."""
 
 from typing import Any
 
@@ -19,23 +19,24 @@ IDS = ("a", "b", "c", "d")
 class Admission(ManagerMachine):
     """Brings requests, looks them up and admits them."""
 
-    alphabet = (0, 1)
-    probing = False
-
     def arrived(self, data: Drawing) -> str:
         """A request comes; returns its id."""
         gone = self.names_of(live=False)
         unused = [name for name in IDS if name not in self.cases]
         name = one_of(data, one_of(data, [unused or gone, gone or unused]))
-        known = [case.tokens for case in self.cases.values()]
-        prefix = one_of(data, [[], *known])
-        tokens = [*prefix, *data.draw(st.lists(st.sampled_from(self.alphabet), max_size=3 * self.page_size))]
-        tokens = tokens[: self.max_model_len] or [self.alphabet[0]]
-        odd: bool = one_of(data, [False, False, True])
+        known = [list(self.world.text), *(case.tokens for case in self.cases.values())]
+        prefix = one_of(data, [[], *known, *known])
+        if one_of(data, [False, False, True]):
+            prefix = prefix[: data.draw(st.integers(0, len(prefix)))]
+        least = max(self.unit + 1 - len(prefix), 0) if self.unit > 1 and one_of(data, [True, False]) else 0
+        alphabet = st.sampled_from(self.world.alphabet)
+        more = data.draw(st.lists(alphabet, min_size=least, max_size=max(least, 3 * min(self.unit, 3))))
+        tokens = [*prefix, *more][: self.max_model_len] or [self.world.alphabet[0]]
+        odd: bool = one_of(data, [False, False, False, True])
         if prefix and odd:  # alike but for one token: only the keys' chain tells
             place = data.draw(st.integers(0, len(tokens) - 1))
-            tokens[place] = self.alphabet[tokens[place] == self.alphabet[0]]
-        extra_keys = one_of(data, EXTRA_KEYS) if one_of(data, [False, False, True]) else ()
+            tokens[place] = self.world.alphabet[tokens[place] == self.world.alphabet[0]]
+        extra_keys = one_of(data, EXTRA_KEYS) if one_of(data, [False] * 4 + [True]) else ()
         self.bring(name, tokens, extra_keys, 1 if rarely(data) and rarely(data) else None)
         if one_of(data, [True, True, False]):
             self.look_up(name)
@@ -65,19 +66,29 @@ class Admission(ManagerMachine):
             if kind == "part" and found.spec[1]:
                 found = self.part_of(data, found)
         hits = found.spec[1] if found is not None else 0
-        room = min(case.request.num_tokens, self.max_model_len) - hits
-        new = data.draw(st.integers(1, room)) if room > 0 and rarely(data) else max(room, 1)
-        self.allocate(name, new, found, **self.extras(data))
+        self.allocate(name, self.chunk(data, hits, case.request.num_tokens), found, **self.extras(data))
         if case.live:
             case.request.status = EngineRequestStatus.RUNNING
         self.probe()
         return name
 
+    def chunk(self, data: Drawing, start: int, end: int) -> int:
+        """How many tokens a step computes that begins after ``start`` tokens of ``end``: all, up to a page, or some."""
+        most = max(min(end, self.max_model_len) - start, 1)
+        even = (start + most) // self.unit * self.unit - start
+        if self.world.gives_back:  # only from the second step on there is anything to give back
+            way = one_of(data, ["even", "all", "even", "all", "some"])
+        else:
+            way = one_of(data, ["all"] * 6 + ["even", "some"])
+        if way == "even" and even > 0:
+            return even
+        return data.draw(st.integers(1, most)) if way == "some" else most
+
     def extras(self, data: Drawing) -> dict[str, Any]:
         """Now and then look-ahead, or pages published late."""
         options: dict[str, Any] = {}
-        if rarely(data):
-            options["num_lookahead_tokens"] = data.draw(st.integers(1, 3))
+        if rarely(data) or (self.world.use_eagle and rarely(data)):
+            options["num_lookahead_tokens"] = one_of(data, [1, 2, 3, self.max_model_len])
         if rarely(data):
             options["delay_cache_pages"] = True
         return options
@@ -91,13 +102,13 @@ class Admission(ManagerMachine):
         return name
 
     def part_of(self, data: Drawing, found: Both) -> Both:
-        """The first pages of a hit."""
-        pages = data.draw(st.integers(0, found.spec[1] // self.page_size))
+        """The first pages of a hit; where a window or a state of the shorter prefix is not among them, no hit."""
+        tokens = data.draw(st.integers(0, found.spec[1] // self.unit)) * self.unit
 
         def cut(side: Side) -> Any:
-            return side.names.get("CachePages")(tuple(group[:pages] for group in found.of(self, side)[0].pages))
+            groups = zip(self.world.groups, found.of(self, side)[0].pages, strict=True)
+            return side.names.get("CachePages")(tuple(held[: tokens // group.page_size] for group, held in groups))
 
-        tokens = pages * self.page_size
         return Both((cut(self.spec), tokens), (cut(self.backend), tokens))
 
     def some_case(self, data: Drawing) -> str:
@@ -106,6 +117,6 @@ class Admission(ManagerMachine):
 
     def probe(self) -> None:
         """Looks up every waiting request, in examples that do so after every change: nothing changes by it."""
-        if self.probing:
+        if self.world.probing:
             for name in self.names_of(live=False):
                 self.look_up(name)

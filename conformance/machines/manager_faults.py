@@ -2,19 +2,21 @@
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..properties import step
-from .base import Side
+from .base import Both, Side
 from .draws import NO_INTS, Drawing, likely, one_of
 from .manager_admission import Admission
-from .manager_base import found_pages, page_lists
+from .worlds import Group
 
 __all__ = ["ManagerFaults"]
 
 
 class ManagerFaults(Admission):
-    """The steps of the manager machine that must be refused."""
+    """The steps of the manager machines that must be refused."""
 
     @step("MAN-3", "MAN-4", "MAN-8", "MAN-10", weight=2)
     def misuse(self, data: Drawing) -> None:
@@ -59,7 +61,7 @@ class ManagerFaults(Admission):
         beyond = self.max_model_len - int(request.num_computed_tokens) + 1
         new, options = likely(
             data,
-            [(0, {}), (-1, {}), (beyond, {}), (1, {"num_new_computed_tokens": self.page_size})],
+            [(0, {}), (-1, {}), (beyond, {}), (1, {"num_new_computed_tokens": self.unit})],
             [
                 *((wrong, {}) for wrong in NO_INTS),
                 *((1, {"num_lookahead_tokens": wrong}) for wrong in (-1, *NO_INTS)),
@@ -78,6 +80,8 @@ class ManagerFaults(Admission):
         case = self.cases[name]
         computed = case.request.num_computed_tokens
         gaps: list[Any] = [self.max_model_len + 1, case.slots + 1, *([0] if computed else [])]
+        if self.world.has_states and case.given > computed:
+            gaps += [case.given - 1] * 2  # a state that would be rolled back (MAN-13)
         wrong = likely(data, [*gaps, "another object"], [-1, *NO_INTS[:2]])
         if wrong == "another object":
             stranger = Request(name, case.tokens, case.request.extra_keys)
@@ -85,13 +89,13 @@ class ManagerFaults(Admission):
                 f"manager.get_computed_pages(<another request {name!r}>)",
                 lambda side: side.manager.get_computed_pages(stranger),
                 "MAN-6",
-                found_pages,
+                self.found_pages,
             )
             self.call(
                 f"manager.allocate_slots(<another request {name!r}>, 1)",
                 lambda side: side.manager.allocate_slots(stranger, 1),
                 "MAN-6",
-                page_lists,
+                self.page_lists,
             )
             return
         live: Any = case.request
@@ -101,31 +105,47 @@ class ManagerFaults(Admission):
                 f"manager.allocate_slots({name}, 1)  [num_computed_tokens={wrong!r}]",
                 lambda side: side.manager.allocate_slots(case.request, 1),
                 "MAN-8",
-                page_lists,
+                self.page_lists,
             )
         finally:
             case.request.num_computed_tokens = computed
 
     def hit_badly(self, data: Drawing) -> None:
-        """Pages as hits that are another request's, too many, of another pool, or given to a live request."""
+        """Pages as hits that are not the request's own: others, too few, of another group or pool, null pages."""
         name = self.some_case(data)
         case = self.cases[name]
-        if case.request.num_computed_tokens:
+        if case.request.num_computed_tokens or not self.world.groups:
             return
-        options = [page for page in sorted(self.spec.pages) if not self.is_prefix(case.tokens, page, name)]
-        page: Any = one_of(data, [*options, "another manager's page"])
+        found = self.look_up(name) if not case.live else None
+        length = found.spec[1] if found is not None and found.spec[1] else self.unit
+        pages: list[list[Any]] = [list(group) for group in found.spec[0].get_page_ids()] if found is not None else []
+        if found is None or not found.spec[1]:
+            pages = [self.some_pages(data, group, length) for group in self.world.groups]
+        group = data.draw(st.integers(0, len(pages) - 1))
+        fault = one_of(data, ["page", "page", "page", "null", "another manager's page", "short", "group"])
+        if fault == "short":
+            pages[group] = pages[group][1:]
+        elif fault == "group":
+            pages = [*pages[:group], *pages[group + 1 :]] if one_of(data, [True, False]) else [*pages, []]
+        else:
+            place = data.draw(st.integers(0, len(pages[group]) - 1))
+            pages[group][place] = {"page": one_of(data, sorted(self.spec.pages)), "null": 0}.get(fault, fault)
 
-        def act(side: Side) -> Any:
-            given = self.strange_page(side) if isinstance(page, str) else side.pages[page]
-            pages = side.names.get("CachePages")(([given],) if self.grouped else ())
-            return side.manager.allocate_slots(case.request, 1, self.page_size, pages)
+        def given(side: Side) -> Any:
+            def view(page: Any) -> Any:
+                return self.strange_page(side) if isinstance(page, str) else side.pages[page]
 
-        self.call(f"manager.allocate_slots({name}, 1, {self.page_size}, CachePages([[{page}]]))", act, "MAN-2")
+            return side.names.get("CachePages")([[view(page) for page in held] for held in pages]), length
 
-    def is_prefix(self, tokens: list[int], page: int, name: str) -> bool:
-        """Whether a page holds the first page of a request."""
-        contents = self.contents(tokens, self.cases[name].request.extra_keys)[:1]
-        return self.spec.pool.content_of(self.spec.pages[page]) in contents
+        self.allocate(name, 1, Both(given(self.spec), given(self.backend)))
+
+    def some_pages(self, data: Drawing, group: Group, length: int) -> list[Any]:
+        """Some pages in the places of a prefix where a group needs pages."""
+        first = group.first_place(length)
+        return [
+            one_of(data, sorted(self.spec.pages)[1:]) if place >= first else 0
+            for place in range(length // group.page_size)
+        ]
 
     def strange_page(self, side: Side) -> Any:
         """A page of another pool."""

@@ -1,0 +1,109 @@
+"""What each page holds, told from the calls alone (R2): by it hits and steps are judged, whatever keys say."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvproof.spec.declarations import ExtraKey, Request
+from kvproof.spec.hashing import page_extra_keys, request_extra_keys
+
+from .worlds import Group
+
+__all__ = ["Content", "Ghost"]
+
+Pages = Sequence[Sequence[int]]
+"""The ids of a request's pages, a list for each group."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a page holds, or is going to when the step that writes it is dispatched.
+
+    Attributes:
+        group: the cache group that it was written for.
+        tokens: the request's tokens from the first on: the page holds the K/V of the last of them, as many as fill
+            it, or the state after all of them.
+        extra_keys: the extra keys that touch those tokens, page by page.
+    """
+
+    group: int
+    tokens: tuple[int, ...]
+    extra_keys: tuple[Any, ...]
+
+
+class Ghost:
+    """The content of every page of one pool.
+
+    Args:
+        groups: the cache groups.
+
+    Attributes:
+        contents: what is known of pages by id; the others hold nothing that anybody may read.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
+        self.contents: dict[int, Content] = {}
+
+    def content(self, group: int, end: int, tokens: Sequence[int], extra_keys: Iterable[ExtraKey]) -> Content:
+        """What a page holds that is about the tokens of a request up to ``end``."""
+        size = self.groups[group].page_size
+        ordered = request_extra_keys(Request("r", [], extra_keys))
+        touching = tuple(page_extra_keys(ordered, start, start + size) for start in range(0, end, size))
+        return Content(group, tuple(tokens[:end]), touching)
+
+    def full(self, group: int, place: int, tokens: Sequence[int], extra_keys: Iterable[ExtraKey]) -> Content:
+        """What the page at a place of a request holds when it is full."""
+        return self.content(group, (place + 1) * self.groups[group].page_size, tokens, extra_keys)
+
+    def write(self, pages: Pages, start: int, end: int, request: Request) -> None:
+        """A step writes a request's tokens ``[start, end)``, drafts among them, which are nobody's content.
+
+        Args:
+            pages: the pages that the request holds, the ones allocated for the step included.
+            start: tokens that were written, and known to be the request's, before.
+            end: tokens that are written after it.
+            request: the request.
+        """
+        tokens = request.all_token_ids.tolist()
+        for group_id, held in enumerate(pages):
+            for place, end_of_page in self._written(group_id, held, start, end):
+                if held[place] and end_of_page <= len(tokens):
+                    self.contents[held[place]] = self.content(group_id, end_of_page, tokens, request.extra_keys)
+                else:
+                    self.contents.pop(held[place], None)
+
+    def _written(self, group_id: int, held: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The places that a step writes, each with the tokens that its page is about then; look-ahead: all of none."""
+        size = self.groups[group_id].page_size
+        if self.groups[group_id].keeps_states:
+            yield len(held) - 1, end
+            return
+        for place in range(start // size, len(held)):
+            yield place, min((place + 1) * size, end) if place * size < end else 2**31
+
+    def unread(self, pages: Pages, start: int, request: Request) -> list[tuple[int, int]]:
+        """Where a step that begins after ``start`` tokens would read what is not the request's: (group, place).
+
+        Args:
+            pages: the pages that the request holds.
+            start: its computed tokens.
+            request: the request.
+        """
+        tokens, wrong = request.all_token_ids.tolist(), []
+        for group_id, (group, held) in enumerate(zip(self.groups, pages, strict=True)):
+            first = group.first_place(start)
+            ends = [(first, start)] if group.keeps_states and start else []
+            if not group.keeps_states:
+                ends = [(place, (place + 1) * group.page_size) for place in range(first, start // group.page_size)]
+            for place, end in ends:
+                right = self.content(group_id, end, tokens, request.extra_keys)
+                if place >= len(held) or self.contents.get(held[place]) != right:
+                    wrong.append((group_id, place))
+        return wrong
+
+    def withdraw(self, pages: Pages, start: int) -> None:
+        """Steps that were to write a request's tokens from ``start`` on are not dispatched."""
+        for group, held in zip(self.groups, pages, strict=True):
+            for page in held[start // group.page_size :]:
+                self.contents.pop(page, None)

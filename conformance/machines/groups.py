@@ -1,0 +1,130 @@
+"""The machines of the other kinds of cache groups, each kind alone and several together."""
+
+from typing import Any, ClassVar
+
+from ..properties import start, step
+from .draws import Drawing, one_of
+from .hash import weak
+from .manager_admission import IDS
+from .manager_base import ManagerMachine
+from .manager_steps import ManagerSteps
+from .worlds import World, worlds
+
+__all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "State", "Window"]
+
+MIXED = ("full", "window", "chunk", "full", "window", "chunk", "aligned", "aligned", "mla") * 4 + ("state",)
+"""The kinds of groups that are mixed: a state of mode none is seldom among them, as nothing is hit then."""
+
+_OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"unhashed_first": True}, {"hash_function": weak})
+
+
+_MOST_STEPS = 4
+
+
+class GroupSteps(ManagerSteps):
+    """What requests do with groups of any kind: beside the rest, states go on from copies."""
+
+    needs: ClassVar[tuple[str, ...]] = (*ManagerMachine.needs, "CacheGroupSpec")
+
+    def copies_states(self) -> bool:
+        """Whether states are copied."""
+        return any(group.kind == "aligned" for group in self.world.groups)
+
+    @step("MAN-3", "MAN-5", "MAN-8", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=2)
+    def serve(self, data: Drawing) -> None:
+        """A request is served from its admission to its end, step by step, while others wait or run."""
+        name = self.admitted(data)
+        case = self.cases[name]
+        for _ in range(_MOST_STEPS):
+            if not case.live or case.given >= min(case.request.num_tokens, self.max_model_len):
+                break
+            self.go_on(data, name)
+        if case.live and one_of(data, [True, True, False]):
+            self.free_request(name, None)
+        self.probe()
+
+    @step("MAN-13", when=copies_states)
+    def take_page_copies(self, data: Drawing) -> None:
+        """The copies to be run before the step, those of requests that were freed meanwhile left out."""
+        del data
+        self.call(
+            "manager.take_page_copies()",
+            lambda side: side.manager.take_page_copies(),
+            "MAN-13",
+            lambda copies, _: [tuple(map(int, copy)) for copy in copies],
+        )
+
+
+class Window(GroupSteps):
+    """A sliding window, of one page or several, or a part of one."""
+
+    name = "window"
+    examples = 36
+    needs = (*GroupSteps.needs, "SlidingWindowSpec")
+    labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
+    always = GroupSteps.always | labels
+
+    @start(world=worlds(["window"], ample=True, eagle=True, options=_OPTIONS))
+    def construct(self, world: World) -> None:
+        """A manager of one sliding-window group."""
+        self.build_managers(world)
+
+
+class Chunk(GroupSteps):
+    """Chunked local attention, the chunk no multiple of the page or the other way round."""
+
+    name = "chunk"
+    examples = 36
+    needs = (*GroupSteps.needs, "ChunkedLocalAttentionSpec")
+    labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
+    always = GroupSteps.always | labels
+
+    @start(world=worlds(["chunk"], ample=True, eagle=True, options=_OPTIONS))
+    def construct(self, world: World) -> None:
+        """A manager of one group of chunked local attention."""
+        self.build_managers(world)
+
+
+class Latent(GroupSteps):
+    """Multi-head latent attention: like full attention."""
+
+    name = "mla"
+    examples = 12
+    needs = (*GroupSteps.needs, "MLAAttentionSpec")
+    labels = frozenset({"MAN-7", "MAN-9"})
+    always = GroupSteps.always | labels
+
+    @start(world=worlds(["mla"], ample=True, eagle=True, options=_OPTIONS))
+    def construct(self, world: World) -> None:
+        """A manager of one group of latent attention."""
+        self.build_managers(world)
+
+
+class State(GroupSteps):
+    """One state a request, or states at page boundaries that are kept and copied."""
+
+    name = "state"
+    examples = 45
+    needs = (*GroupSteps.needs, "MambaSpec", "CacheManager.take_page_copies")
+    labels = frozenset({"MAN-7"})
+    always = GroupSteps.always | labels | {"MAN-13"}
+
+    @start(world=worlds(["state", "aligned", "aligned", "aligned"], ample=True, options=_OPTIONS))
+    def construct(self, world: World) -> None:
+        """A manager of one state group, of either mode."""
+        self.build_managers(world)
+
+
+class Hybrid(GroupSteps):
+    """Two or three groups of any kinds, each with a page size of its own."""
+
+    name = "hybrid"
+    examples = 80
+    needs = (*GroupSteps.needs, "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MLAAttentionSpec", "MambaSpec")
+    labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
+    always = GroupSteps.always | labels | {"MAN-13"}
+
+    @start(world=worlds(MIXED, counts=(2, 2, 3), ample=True, eagle=True, options=_OPTIONS))
+    def construct(self, world: World) -> None:
+        """A manager of several groups."""
+        self.build_managers(world)

@@ -1,0 +1,67 @@
+"""What a manager shows beside its pool and its page lists: what it told of its cache, and what is pinned."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from kvproof.spec.declarations import CacheCounters, PageRemoved, PageStored
+
+from .base import Field, Side
+
+__all__ = ["event", "event_fields", "follow", "pin_fields"]
+
+_LAST = 48
+"""So many of the last events are shown; they are compared after every call, and no call tells of so many pages."""
+
+_FIELDS = {kind.__name__: [shown.name for shown in fields(kind)] for kind in (PageStored, PageRemoved)}
+
+
+def event(told: Any) -> tuple[Any, ...]:
+    """An event of any backend, to be compared: its kind and what it says, token ids included."""
+    kind = type(told).__name__
+    return (kind, *(getattr(told, name) for name in _FIELDS.get(kind, ())))
+
+
+def follow(side: Side) -> dict[str, Any]:
+    """What a side is given so that its events are compared: what was told so far, and a follower of its own."""
+    return {"told": [], "follower": side.names.get("CacheFollower")()}
+
+
+def event_fields() -> tuple[Field, ...]:
+    """Events, a follower of them, and counters (MAN-12). A side has what `follow` makes, beside its ``manager``."""
+    return (
+        Field("events", "MAN-12", _events),
+        Field("cached map of a follower", "MAN-12", _followed),
+        Field("counters", "MAN-12", lambda side: _counters(side.manager.counters)),
+        Field("counters of the pool", "MAN-12", lambda side: _counters(side.pool.counters)),
+    )
+
+
+def _events(side: Any) -> tuple[int, list[Any]]:
+    new = list(side.manager.take_events())
+    side.told.extend(map(event, new))
+    side.follower.apply(new)
+    return len(side.told), side.told[-_LAST:]
+
+
+def _followed(side: Any) -> tuple[Any, bool]:
+    """What a follower knows, and whether it is what the pool that it follows has, keys and duplicates included."""
+    found = {key: [int(page) for page in pages] for key, pages in side.follower.cached_page_hash_to_page.items()}
+    side.follower.check()
+    own = {
+        key: [int(page.page_id) for page in (pages.values() if isinstance(pages, Mapping) else pages)]
+        for key, pages in side.pool.cached_page_hash_to_page.items()
+    }
+    return sorted((int(key.group_id), pages) for key, pages in found.items()), found == own
+
+
+def _counters(counters: Any) -> dict[str, Any]:
+    return {shown.name: getattr(counters, shown.name) for shown in fields(CacheCounters)}
+
+
+def pin_fields() -> tuple[Field, ...]:
+    """Pins and priorities. A side has its ``pool``, and its ``pages`` by id."""
+    return (
+        Field("number of pinned pages", "PIN-1", lambda side: int(side.pool.num_pinned_pages)),
+        Field("priorities", "PIN-2", lambda side: {page: int(side.pool.get_priority(page)) for page in side.pages}),
+    )

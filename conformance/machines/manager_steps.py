@@ -1,0 +1,273 @@
+"""The steps of all manager machines: requests arrive, hit, run, are preempted, resumed and freed, as engines do it."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import EngineRequestStatus, Request
+
+from ..properties import step
+from .base import Nothing, Side
+from .draws import Drawing, one_of, rarely
+from .manager_admission import IDS
+from .manager_base import COUNTS, HASHES
+from .manager_faults import ManagerFaults
+
+__all__ = ["ManagerSteps"]
+
+
+class ManagerSteps(ManagerFaults):
+    """What requests do, whatever the groups."""
+
+    # -- Requests come ------------------------------------------------------------------------------------
+
+    @step(when=lambda self: len(self.names_of(live=True)) < len(IDS))
+    def arrive(self, data: Drawing) -> None:
+        """A request comes, perhaps under the id of one that went, with other tokens or extra keys; it is looked up."""
+        self.arrived(data)
+
+    @step("MAN-3", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=3)
+    def admit(self, data: Drawing) -> None:
+        """A waiting request gets slots, with the hits of a fresh look-up, of an old one, some of them, or none."""
+        self.admitted(data)
+
+    def can_part(self) -> bool:
+        """Whether there are ids and tokens enough for three prompts of two pages."""
+        names = len(IDS) - len(self.names_of(live=True))
+        return bool(self.world.groups) and names >= 3 and 2 * self.unit < self.max_model_len
+
+    @step("MAN-3", "MAN-5", when=can_part)
+    def part_ways(self, data: Drawing) -> None:
+        """Two prompts differ in their first page: what the one goes on with is not the other's, though alike."""
+        one, other = one_of(data, [self.world.alphabet, self.world.alphabet[::-1]])
+        size = self.unit
+        rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=size, max_size=size))
+        first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
+        for name, tokens in ((first, [*[one] * size, *rest, one]), (second, [*[other] * size, one])):
+            self.bring(name, tokens)
+            self.allocate(name, len(tokens))
+            if self.cases[name].live:
+                self.free_request(name, None)
+        self.bring(third, [*[other] * size, *rest, one])
+        self.look_up(third)
+
+    # -- Requests run ---------------------------------------------------------------------------------------
+
+    def unfinished(self) -> list[str]:
+        """The live requests that can go on."""
+        return [name for name in self.names_of(live=True) if self.cases[name].given < self.max_model_len]
+
+    @step("MAN-3", "MAN-8", when=lambda self: self.unfinished() or len(self.names_of(live=True)) < len(IDS), weight=2)
+    def advance(self, data: Drawing) -> None:
+        """A live request computes the next chunk of its prompt, or decodes a token, some drafts rejected."""
+        name = one_of(data, self.unfinished()) if self.unfinished() else self.admitted(data)
+        if not self.cases[name].live:
+            raise Nothing
+        self.go_on(data, name)
+        self.probe()
+
+    def go_on(self, data: Drawing, name: str) -> None:
+        """A live request gets slots for what comes next."""
+        computed, new = self.next_chunk(data, name)
+        if not new:
+            raise Nothing
+        self.cases[name].request.num_computed_tokens = computed
+        self.allocate(name, new, **self.extras(data))
+
+    def next_chunk(self, data: Drawing, name: str) -> tuple[int, int]:
+        """How many tokens of a live request are computed now, and how many come next; 0 at the longest length.
+
+        Where all of its tokens were given slots it grows, by drafts that are accepted or by tokens of its own.
+        """
+        case = self.cases[name]
+        request = case.request
+        drafts = max(case.given - request.num_tokens, 0)
+        known = min(case.given, request.num_tokens)
+        least = known if self.world.has_states else max(case.computed, int(request.num_computed_tokens))
+        computed = data.draw(st.integers(least, max(known, least))) if rarely(data) else max(known, least)
+        if computed == request.num_tokens:
+            alphabet = st.sampled_from(self.world.alphabet)
+            grown = data.draw(st.lists(alphabet, min_size=1, max_size=max(drafts, 2)))
+            for token in grown:
+                request.append(token)
+            self.calls.append(f"{name} grows by {grown}")
+            if drafts and one_of(data, [True, False]):
+                computed = min(case.given, request.num_tokens)
+        if computed >= self.max_model_len:
+            return computed, 0
+        new = self.chunk(data, computed, request.num_tokens)
+        if not self.world.has_states and rarely(data):
+            new = min(new + 2, self.max_model_len - computed)  # with drafts, which may be rejected
+        return computed, new
+
+    @step("MAN-3")
+    def cache_pages(self, data: Drawing) -> None:
+        """Publishes what was delayed; publishing less than before, or again, does nothing."""
+        name = self.some_live(data)
+        case = self.cases[name]
+        count = data.draw(st.integers(0, case.given)) if rarely(data) else case.given
+        if not self.world.has_states:  # what drafts wrote may be known to be the request's now
+            pages = self.spec.manager.get_page_ids(name)
+            self.ghost.write(pages, case.computed, case.given, case.request)
+        self.call(
+            f"manager.cache_pages({name}, {count})",
+            lambda side: side.manager.cache_pages(case.request, count),
+            "MAN-3",
+            charge="MAN-3",
+        )
+        self.probe()
+
+    @step("MAN-3", "MAN-10")
+    def get_num_common_prefix_pages(self, data: Drawing) -> None:
+        """Counts the pages that all running requests share, told the right number of them or a wrong one."""
+        name = self.some_live(data)
+        status = one_of(data, [EngineRequestStatus.RUNNING] * 3 + [EngineRequestStatus.PREEMPTED])
+        if status is not self.cases[name].request.status:
+            self.calls.append(f"{name}.status = {status.name}")
+            self.cases[name].request.status = status
+        running = self.running()
+        if not running:
+            return
+        asked = one_of(data, running)
+        count = one_of(data, [len(running), len(running), len(running), data.draw(st.integers(0, 4))])
+        self.call(
+            f"manager.get_num_common_prefix_pages({asked}, {count})",
+            lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
+            "MAN-10",
+            lambda counts, _: list(map(int, counts)),
+        )
+
+    def running(self) -> list[str]:
+        """The live requests that run."""
+        return [
+            name for name in self.names_of(live=True) if self.cases[name].request.status is EngineRequestStatus.RUNNING
+        ]
+
+    # -- Requests go ----------------------------------------------------------------------------------------
+
+    @step("MAN-3", "MAN-4", "MAN-5", weight=2)
+    def free(self, data: Drawing) -> None:
+        """A request finishes, is aborted before its last step, or is preempted; one that went already goes again."""
+        gone = self.names_of(live=False)
+        name = one_of(data, gone) if gone and rarely(data) else self.some_live(data)
+        if rarely(data):
+            self.free_a_namesake(name)
+        case = self.cases[name]
+        written = data.draw(st.integers(0, case.given)) if one_of(data, [True, False]) else None
+        if not self.free_takes_written():
+            written = None
+        after = one_of(data, ["preempted", "finished", "finished, keys dropped"])
+        self.free_request(name, written)
+        case.request.num_computed_tokens = 0
+        case.request.status = EngineRequestStatus.PREEMPTED if after == "preempted" else EngineRequestStatus.FINISHED
+        if after == "finished, keys dropped":
+            self.drop_keys(name)
+        self.probe()
+
+    def free_takes_written(self) -> bool:
+        """Whether the backend's manager can be told what was written."""
+        return self.backend.names.accepts("CacheManager.free", "num_written")
+
+    def free_request(self, name: str, written: int | None) -> None:
+        """Frees a request on both sides."""
+        case = self.cases[name]
+        clause = "MAN-5" if written is None else "MAN-4"
+        more = () if written is None else (written,)
+        pages = self.spec.manager.get_page_ids(name)
+        freed = self.call(
+            f"manager.free({name}{'' if written is None else f', num_written={written}'})",
+            lambda side: side.manager.free(case.request, *more),
+            clause,
+            lambda held, _: [] if held is None and written is None else list(held),
+            dict.fromkeys(("pages of requests", *COUNTS), "MAN-5") | dict.fromkeys(HASHES, clause),
+        )
+        if case.live and written is not None and self.caching:
+            self.ghost.withdraw(pages, max(case.hits, written))
+            for holder in freed.spec:
+                self.cases[holder].void = True
+        case.live = False
+
+    def drop_keys(self, name: str) -> None:
+        """Drops the keys computed for a request; nothing else changes."""
+        case = self.cases[name]
+        self.call(
+            f"manager.free_page_hashes({name})",
+            lambda side: side.manager.free_page_hashes(case.request),
+            "MAN-6",
+            charge="MAN-6",
+        )
+
+    def free_a_namesake(self, name: str) -> None:
+        """Another object with the id of a request, live or not, is not that request: freeing it does nothing."""
+        stranger = Request(name, self.cases[name].tokens)
+        self.call(
+            f"manager.free(<another request {name!r}>)",
+            lambda side: side.manager.free(stranger),
+            "MAN-5",
+            lambda held, _: held or [],
+            "MAN-5",
+        )
+
+    @step("POOL-9", "POOL-11")
+    def forget(self, data: Drawing) -> None:
+        """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
+        if one_of(data, [True, False]) or not self.offers("pool", "evict_pages"):
+            self.call(
+                "manager.reset_prefix_cache()",
+                lambda side: side.manager.reset_prefix_cache(),
+                "POOL-9",
+                charge="POOL-9",
+            )
+        else:
+            evicted = data.draw(st.lists(st.sampled_from(sorted(self.spec.pages)), min_size=1, max_size=2))
+            self.call(
+                f"manager.page_pool.evict_pages({evicted})",
+                lambda side: side.pool.evict_pages(evicted),
+                "POOL-11",
+                charge=dict.fromkeys((*HASHES, "free pages"), "POOL-11"),
+            )
+        self.probe()
+
+    # -- Looking --------------------------------------------------------------------------------------------
+
+    @step("HASH-3", when=lambda self: self.cases)
+    def look_around(self, data: Drawing) -> None:
+        """Looks up a request, waiting or live; adds what look-ups found; reads the requests' keys."""
+        acts = [self.look_up_any, self.add_pages]
+        one_of(data, [*acts, self.read_keys] if self.offers("manager", "req_to_page_hashes") else acts)(data)
+
+    def look_up_any(self, data: Drawing) -> None:
+        """Looks up a request, waiting or live."""
+        self.look_up(one_of(data, list(self.cases)))
+
+    def read_keys(self, _: Drawing) -> None:
+        """The keys of the full pages of every request looked up or admitted, as far as its tokens go."""
+        self.call(
+            "manager.req_to_page_hashes",
+            lambda side: side.manager.req_to_page_hashes,
+            "HASH-3",
+            lambda keys, _: {name: [tuple(key.token_ids) for key in chain] for name, chain in keys.items() if chain},
+        )
+
+    def add_pages(self, data: Drawing) -> None:
+        """Adds what look-ups found, group by group, and lists what of it has no hash."""
+        first = self.look_up(one_of(data, list(self.cases)))
+        second = self.look_up(one_of(data, list(self.cases)))
+
+        def act(side: Side) -> Any:
+            return first.of(self, side)[0] + second.of(self, side)[0]
+
+        self.call("<what the two look-ups found>, added", act, "MAN-2", self.page_lists)
+        self.call("<the same>.new_empty()", lambda side: act(side).new_empty(), "MAN-2", self.page_lists)
+        self.call(
+            "<the same>.get_page_ids()",
+            lambda side: act(side).get_page_ids(),
+            "MAN-2",
+            lambda found, _: [list(map(int, group)) for group in found],
+        )
+        self.call(
+            "<the same>.get_unhashed_page_ids()",
+            lambda side: act(side).get_unhashed_page_ids(),
+            "POOL-1",
+            lambda found, _: list(map(int, found)),
+        )

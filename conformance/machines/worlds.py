@@ -1,0 +1,199 @@
+"""The worlds that the manager machines draw: which cache groups, how many pages, which options."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import lcm
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from ..backends import Backend
+from .draws import token_lists
+
+__all__ = ["ATTENTION", "KINDS", "STATES", "Group", "World", "worlds"]
+
+_CLASSES = {
+    "full": "FullAttentionSpec",
+    "window": "SlidingWindowSpec",
+    "chunk": "ChunkedLocalAttentionSpec",
+    "mla": "MLAAttentionSpec",
+    "state": "MambaSpec",
+    "aligned": "MambaSpec",
+}
+_EXTENTS = {"window": "sliding_window", "chunk": "attention_chunk_size"}
+
+KINDS = tuple(_CLASSES)
+"""Every kind of cache group; ``state`` is of mode none, ``aligned`` of mode align."""
+
+ATTENTION = ("full", "window", "chunk", "mla")
+"""The kinds that keep something for every token."""
+
+STATES = ("state", "aligned")
+"""The kinds that keep a state (MAN-13)."""
+
+_MOST_LENGTH = 14
+
+
+@dataclass(frozen=True)
+class Group:
+    """A cache group that was drawn.
+
+    Attributes:
+        kind: one of `KINDS`.
+        page_size: tokens in a page.
+        extent: the window or the chunk, in tokens.
+        flagged: whether it is flagged as an Eagle group.
+    """
+
+    kind: str
+    page_size: int
+    extent: int = 1
+    flagged: bool = False
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether it is a state group."""
+        return self.kind in STATES
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether it gives pages back while a request is live."""
+        return self.kind in ("window", "chunk", "aligned")
+
+    def first_place(self, computed: int) -> int:
+        """The first place whose page a step that begins after ``computed`` tokens can read (MAN-8)."""
+        if self.kind == "window":
+            return max(computed - self.extent + 1, 0) // self.page_size
+        if self.kind == "chunk":
+            return computed // self.extent * self.extent // self.page_size
+        if self.kind == "aligned":
+            return max(-(-computed // self.page_size) - 1, 0)
+        return 0
+
+    def declared(self, number: int, names: Backend, others: Backend) -> Any:
+        """The declaration of it, with the classes of a backend, or of another where it lacks them.
+
+        Args:
+            number: the group's number.
+            names: the backend.
+            others: the other.
+        """
+        offered = names.offers("CacheGroupSpec") and names.offers(_CLASSES[self.kind])
+        classes = names if offered else others
+        if self.keeps_states:
+            mode = "align" if self.kind == "aligned" else "none"
+            shape: dict[str, Any] = {"shapes": ((2, 2),), "dtypes": ("float32",), "mamba_cache_mode": mode}
+        else:
+            shape = {"num_kv_heads": 1, "head_size": 8, "dtype": "float32"}
+            shape |= {_EXTENTS[self.kind]: self.extent} if self.kind in _EXTENTS else {}
+        spec = classes.get(_CLASSES[self.kind])(page_size=self.page_size, **shape)
+        flag = {"is_eagle_group": True} if self.flagged else {}
+        return classes.get("CacheGroupSpec")(spec, (f"layer {number}",), **flag)
+
+    def __str__(self) -> str:
+        more = f", {_EXTENTS[self.kind]}={self.extent}" if self.kind in _EXTENTS else ""
+        return f"{self.kind}({self.page_size}{more}{', is_eagle_group' if self.flagged else ''})"
+
+
+@dataclass(frozen=True)
+class World:
+    """What a sequence of calls begins with.
+
+    Attributes:
+        num_pages: pages of the pool.
+        groups: the cache groups.
+        max_model_len: the most tokens of a request.
+        caching: whether prefixes are cached and found.
+        use_eagle: whether an Eagle draft model runs.
+        options: the manager's keywords, as far as a backend knows them.
+        alphabet: the tokens of prompts.
+        text: tokens of the longest prompt; others begin like it.
+        probing: whether every waiting request is looked up after every change, where anything can be found.
+    """
+
+    num_pages: int
+    groups: tuple[Group, ...]
+    max_model_len: int
+    caching: bool = True
+    use_eagle: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    alphabet: tuple[int, int] = (0, 1)
+    text: tuple[int, ...] = ()
+    probing: bool = False
+
+    @property
+    def unit(self) -> int:
+        """Tokens of which every hit is a multiple."""
+        return lcm(*(group.page_size for group in self.groups))
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there is a state group."""
+        return any(group.keeps_states for group in self.groups)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether there is a group that gives pages back while a request is live."""
+        return any(group.gives_back for group in self.groups)
+
+    @property
+    def eagle_groups(self) -> list[int]:
+        """The groups that must hold the page after a hit (MAN-9)."""
+        flagged = [place for place, group in enumerate(self.groups) if group.flagged]
+        attention = [place for place, group in enumerate(self.groups) if not group.keeps_states]
+        return (flagged or attention) if self.use_eagle else []
+
+
+def _sizes(count: int) -> list[tuple[int, ...]]:
+    """Page sizes of so many groups whose common multiple a prompt can reach twice; equal ones are the simplest."""
+    every = sorted(product(range(1, 5), repeat=count), key=lambda sizes: (len(set(sizes)), sizes))
+    return [sizes for most in (4, 4, 6) for sizes in every if lcm(*sizes) <= most]
+
+
+@st.composite
+def worlds(
+    draw: DrawFn,
+    kinds: Sequence[str],
+    counts: Sequence[int] = (1,),
+    ample: bool = False,
+    eagle: bool = False,
+    options: Sequence[dict[str, Any]] = ({},),
+) -> World:
+    """Draws a world: few pages, short requests, windows and chunks smaller and larger than the page.
+
+    Args:
+        draw: Hypothesis'.
+        kinds: the kinds of the groups, each as often as it is among them.
+        counts: numbers of groups, one of them is drawn.
+        ample: whether prompts may be as long as a request can be, and a few of them fit into the pool.
+        eagle: whether an Eagle draft model may run.
+        options: the manager's keywords, one of them is drawn.
+    """
+    sizes = draw(st.sampled_from(_sizes(draw(st.sampled_from(counts)))))
+    use_eagle = eagle and draw(st.sampled_from([False, False, True]))
+    groups = []
+    for size in sizes:
+        kind = draw(st.sampled_from(kinds))
+        extent = draw(st.integers(1, 2 * size + 2)) if kind in _EXTENTS else 1
+        flagged = use_eagle and kind in ATTENTION and draw(st.sampled_from([False, False, True]))
+        groups.append(Group(kind, size, extent, flagged))
+    unit = lcm(*sizes)
+    length = draw(st.integers(max(unit + 2, 4), max(min(3 * unit + 3, _MOST_LENGTH), 8)))
+    whole = sum(2 if group.keeps_states else -(-length // group.page_size) for group in groups)
+    alphabet = draw(token_lists)
+    text = draw(st.tuples(*[st.sampled_from(alphabet)] * (length if ample else 0)))
+    cached = draw(st.sampled_from([True] * 11 + [False]))
+    serves_hits = cached and all(group.kind != "state" for group in groups)
+    return World(
+        draw(st.integers(max(whole // 2, 2) + 1, max((3 if ample else 2) * whole, 4) + 2)),
+        tuple(groups),
+        length,
+        cached,
+        use_eagle,
+        dict(draw(st.sampled_from(options))),
+        alphabet,
+        text,
+        serves_hits and draw(st.sampled_from([False] * (3 if ample else 1) + [True])),
+    )
