@@ -1,7 +1,8 @@
 """MAN: which pages a request holds, from its first look-up to its end."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count as numbers_from
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,13 +10,16 @@ from numpy.typing import NDArray
 from .arguments import flag, integer, listed, refusal
 from .batch import SlotBatch, batch_of, read_counts, read_rows, require_room
 from .cache_pages import CachePages
-from .declarations import EngineRequest, PageCopy
+from .declarations import EngineRequest, HashFunction, PageCopy
 from .demand import Demand, read_hits
+from .hashing import sha256
 from .live_requests import Live, is_running, read_computed, read_tokens, request_id_of
 from .manager_check import check_manager
 from .page_table import MultiGroupPageTable
 from .pages import CachePage
 from .prefix_manager import PinnedPrefix, PrefixManager
+from .restore import restored
+from .snapshot import snapshot_of
 
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix", "SlotBatch"]
 
@@ -344,6 +348,39 @@ class CacheManager(PrefixManager):
         if count != len(running):
             return [0 for _ in self.kv_cache_groups]
         return self.coordinator.get_num_common_prefix_pages(request.request_id, running)
+
+    # -- Snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state, ready for JSON; its format stands in `snapshot` (MAN-14).
+
+        It has token ids and no salts. The requests' objects are the engine's to keep.
+
+        Raises:
+            ValueError: a page is held by calls on the pool, which no request or pinned prefix tells of.
+        """
+        return snapshot_of(self)
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: Mapping[str, Any],
+        requests: Iterable[EngineRequest] = (),
+        *,
+        hash_function: HashFunction = sha256,
+    ) -> Self:
+        """A manager that goes on from a snapshot and behaves alike in every later call (MAN-14).
+
+        Args:
+            snapshot: what `snapshot` gave, of this package or another one.
+            requests: the engine's objects of the requests that were live, or known by their keys, at least.
+            hash_function: the one that the manager had.
+
+        Raises:
+            TypeError: ``snapshot`` is no mapping, or ``requests`` are none.
+            ValueError: the snapshot is damaged, or does not fit the requests.
+        """
+        return restored(cls, snapshot, requests, hash_function)
 
     # -- Inside -----------------------------------------------------------------------------------
 

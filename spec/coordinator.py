@@ -72,6 +72,8 @@ class CacheCoordinator:
     Attributes:
         page_pool: the pool that all groups share.
         rules: what each group needs.
+        held: each live request's pages, for each group.
+        noted_copies: the copies of states that were not handed out yet, each with its request's id (MAN-13).
     """
 
     def __init__(
@@ -87,8 +89,8 @@ class CacheCoordinator:
         self.max_model_len = max_model_len
         self.rules = rules_of(self.kv_cache_groups, use_eagle)
         self.page_pool = PagePool(num_pages, enable_caching, **options)
-        self._held: dict[str, list[GroupPages]] = {}
-        self._copies: list[tuple[str, PageCopy]] = []
+        self.held: dict[str, list[GroupPages]] = {}
+        self.noted_copies: list[tuple[str, PageCopy]] = []
 
     # -- Finding ----------------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class CacheCoordinator:
     def save_new_computed_pages(self, request_id: str, hits: Sequence[Sequence[CachePage]]) -> None:
         """Begins a request's page lists with its hits, which are held from now on."""
         self.page_pool.touch(hits)
-        self._held[request_id] = [
+        self.held[request_id] = [
             GroupPages(list(pages), len(pages), len(pages), self._states_of_hits(rules, pages))
             for rules, pages in zip(self.rules, hits, strict=True)
         ]
@@ -193,7 +195,7 @@ class CacheCoordinator:
         """
         places = self.get_num_new_places(request_id, promised, slots, [[] for _ in self.rules])
         added: list[list[CachePage]] = []
-        for rules, held, lacking in zip(self.rules, self._held[request_id], places, strict=True):
+        for rules, held, lacking in zip(self.rules, self.held[request_id], places, strict=True):
             taken = self.page_pool.get_new_pages(rules.num_pages(lacking))
             added.append([self.page_pool.null_page] * (lacking - len(taken)) + taken)
             held.pages += added[-1]
@@ -201,14 +203,14 @@ class CacheCoordinator:
                 if taken and reached > 0:
                     source = held.pages[rules.first_place(reached)]
                     copy = PageCopy(rules.group_id, source.page_id, taken[0].page_id)
-                    self._copies.append((request_id, copy))
+                    self.noted_copies.append((request_id, copy))
                 held.states[len(held.pages) - 1] = promised
         return added
 
     def take_page_copies(self) -> list[PageCopy]:
         """The copies noted since the last call, in order; they are to be run before the step (MAN-13)."""
-        copies = [copy for _, copy in self._copies]
-        self._copies.clear()
+        copies = [copy for _, copy in self.noted_copies]
+        self.noted_copies.clear()
         return copies
 
     def cache_pages(self, request_id: str, chains: Chains, num_tokens: int) -> None:
@@ -216,7 +218,7 @@ class CacheCoordinator:
 
         Null pages are passed over, and so are states that are not at the end of their place (MAN-13).
         """
-        for rules, held in zip(self.rules, self._held[request_id], strict=True):
+        for rules, held in zip(self.rules, self.held[request_id], strict=True):
             first, end = held.num_published, rules.num_publishable(num_tokens)
             if end > first:
                 pages = [
@@ -235,7 +237,7 @@ class CacheCoordinator:
 
         They go group by group, the last one of each group first, and null pages take their places.
         """
-        for rules, held in zip(self.rules, self._held[request_id], strict=True):
+        for rules, held in zip(self.rules, self.held[request_id], strict=True):
             skipped = held.pages[: rules.first_place(num_computed)]
             self.page_pool.free_pages(reversed(skipped))
             held.pages[: len(skipped)] = [self.page_pool.null_page] * len(skipped)
@@ -252,7 +254,7 @@ class CacheCoordinator:
             The pages.
         """
         withdrawn: list[CachePage] = []
-        for rules, held in zip(self.rules, self._held[request_id], strict=True):
+        for rules, held in zip(self.rules, self.held[request_id], strict=True):
             first = max(held.num_hits, num_written // rules.page_size)
             withdrawn += [page for page in held.pages[first : held.num_published] if not page.is_null]
         self.page_pool.withdraw(withdrawn)
@@ -263,25 +265,17 @@ class CacheCoordinator:
 
         Its copies that were not handed out are dropped: nobody will advance those states.
         """
-        for held in self._held.pop(request_id):
+        for held in self.held.pop(request_id):
             self.page_pool.free_pages(reversed(held.pages))
-        self._copies = [(other, copy) for other, copy in self._copies if other != request_id]
+        self.noted_copies = [(other, copy) for other, copy in self.noted_copies if other != request_id]
 
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_pages(self, request_id: str) -> list[list[CachePage]]:
         """A request's page list in each group; empty lists if it is not live."""
-        if request_id not in self._held:
+        if request_id not in self.held:
             return [[] for _ in self.rules]
-        return [list(held.pages) for held in self._held[request_id]]
-
-    def held_ids(self) -> set[str]:
-        """The ids of the requests that have page lists."""
-        return set(self._held)
-
-    def get_held(self, request_id: str) -> list[GroupPages]:
-        """What is known of a live request's pages, for each group."""
-        return self._held[request_id]
+        return [list(held.pages) for held in self.held[request_id]]
 
     def get_num_common_prefix_pages(self, request_id: str, running: Iterable[str]) -> list[int]:
         """How many leading pages a live request shares with all that run, for each group (MAN-10).

@@ -1,7 +1,7 @@
 """What must hold between live requests, their pages and the pool, whatever was called."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from .coordinator import CacheCoordinator, GroupPages
 from .group_rules import GroupRules
@@ -13,7 +13,7 @@ __all__ = ["check_manager"]
 
 
 def check_manager(
-    coordinator: CacheCoordinator, live_requests: Mapping[str, Live], pinned: Iterable[PinnedPrefix]
+    coordinator: CacheCoordinator, live_requests: Mapping[str, Live], pinned: Collection[PinnedPrefix]
 ) -> None:
     """Verifies every redundancy of a manager's state; O(pages held).
 
@@ -26,21 +26,20 @@ def check_manager(
         AssertionError: one does not hold; the message shows the whole state.
     """
     try:
-        assert coordinator.held_ids() == set(live_requests), "MAN-5: pages are held by requests that are not live"
+        assert coordinator.held.keys() == live_requests.keys(), "MAN-5: pages are held by requests that are not live"
         slots = [live.slot for live in live_requests.values()]
         assert len(set(slots)) == len(slots), "MAN-11: two requests in one slot"
         for request_id, live in live_requests.items():
             assert live.request.request_id == request_id, "MAN-6: a live request changed its id"
             assert live.num_computed <= live.num_slots, "MAN-8: computed tokens without slots"
             assert live.num_promised <= live.num_slots <= coordinator.max_model_len, "MAN-2: slots"
-            for rules, held in zip(coordinator.rules, coordinator.get_held(request_id), strict=True):
+            for rules, held in zip(coordinator.rules, coordinator.held[request_id], strict=True):
                 _check_list(rules, held, live)
         _check_counts(coordinator, live_requests)
         _check_pins(coordinator, pinned)
     except AssertionError as error:
         state = "\n".join(
-            f"{request_id}: {live}, {coordinator.get_held(request_id) if request_id in coordinator.held_ids() else []}"
-            for request_id, live in live_requests.items()
+            f"{request_id}: {live}, {coordinator.held.get(request_id)}" for request_id, live in live_requests.items()
         )
         raise AssertionError(f"{error}\n{state}") from None
 
@@ -82,15 +81,18 @@ def _check_counts(coordinator: CacheCoordinator, live_requests: Mapping[str, Liv
         pins = coordinator.page_pool.pins_of(page.page_id)
         assert page.ref_cnt == holders[page.page_id] + pins, f"POOL-2: page {page.page_id} is not held as counted"
     for request_id in live_requests:
-        for rules, held in zip(coordinator.rules, coordinator.get_held(request_id), strict=True):
+        for rules, held in zip(coordinator.rules, coordinator.held[request_id], strict=True):
             for place, page in enumerate(held.pages):
                 is_private = place >= held.num_published or not rules.is_publishable(place, held.states)
                 if is_private and not page.is_null:
                     assert page.ref_cnt == 1, f"R2: page {page.page_id} is written and shared"
 
 
-def _check_pins(coordinator: CacheCoordinator, pinned: Iterable[PinnedPrefix]) -> None:
+def _check_pins(coordinator: CacheCoordinator, pinned: Collection[PinnedPrefix]) -> None:
     """Every pinned prefix pins its pages (PIN-1); the pool may have other pins, from calls of its own."""
+    for prefix in pinned:
+        for rules, pages in zip(coordinator.rules, prefix.pages.pages, strict=True):
+            assert len(pages) * rules.page_size == prefix.num_tokens > 0, f"PIN-1: tokens and pages of {prefix}"
     pins = Counter(
         page.page_id for prefix in pinned for pages in prefix.pages.pages for page in pages if not page.is_null
     )

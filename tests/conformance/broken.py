@@ -213,7 +213,7 @@ class FreesHeadFirst(CacheManager):
     def free(self, request: Any, num_written: int | None = None) -> list[str]:
         live = self._live.get(getattr(request, "request_id", ""))
         if live is not None and live.request is request and num_written is None:
-            for held in self.coordinator.get_held(request.request_id):
+            for held in self.coordinator.held[request.request_id]:
                 held.pages.reverse()
         return super().free(request, num_written)
 

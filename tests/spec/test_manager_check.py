@@ -36,7 +36,7 @@ def _manager() -> Any:
 
 
 def _held(manager: Any, request_id: str, group: int) -> Any:
-    return manager.coordinator._held[request_id][group]
+    return manager.coordinator.held[request_id][group]
 
 
 def _set(request_id: str, group: int | None, name: str, value: object) -> Callable[[Any], object]:
