@@ -12,12 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .backends import DEFAULT_BACKEND, BackendError, load_backend
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
-from .replay import Replay, sizes_for
-from .replay_engine import DeviationError, Engine, Sizes
+from .replay import Replay
+from .replay_engine import DeviationError, Engine
+from .replay_groups import GroupsError, copies_states, read_groups
 from .replay_lockstep import LockstepEngine
 from .replay_report import deviation_text, report_json, report_table
+from .replay_sizes import Sizes, sizes_for
 from .synthetic import synthetic_trace, write_trace
-from .traces import TraceError, TraceRequest, read_trace
+from .traces import BLOCK_TOKENS, TraceError, TraceRequest, read_trace
 
 __all__ = ["add_parser", "run"]
 
@@ -33,6 +35,16 @@ A step gives every live request one more token, admits waiting ones, brings the 
 finishes those that are done. Where pages run out, the request that was admitted last gives way. A request that
 no empty pool could hold is refused.
 
+--groups names the model's cache groups, with commas between them, each as kind[:page_size[:argument]]:
+
+  full:16          full attention                       mla:16           multi-head latent attention
+  window:16:4096   sliding window of 4096 tokens        mamba:16         states, one page a request
+  chunk:16:8192    local attention, chunks of 8192      mamba:16:align   states kept at page boundaries
+
+With --eagle every step has slots for 3 tokens more, which a draft model proposes; from none to all of them are
+accepted, by a hash of the request's name and the position. States can't be taken back: beside a group of them
+none is accepted.
+
 A trace has a line for each request, in the order of arrival; a hash id names a block of 512 input tokens:
 
   {"timestamp": 0, "input_length": 1000, "output_length": 50, "hash_ids": [0, 1]}
@@ -43,6 +55,7 @@ examples:
   kvproof replay trace.jsonl                               how the default backend does
   kvproof replay --synthetic --lockstep --num-pages 500    does it what the specification does, short of pages
   kvproof replay --synthetic 1000 --seed 7 --save t.jsonl  make a trace up, keep it, replay it
+  kvproof replay --synthetic --groups full:16,window:16:4096,mamba --eagle
 
 exit status: 0 fine; 1 the backend differs from the specification, raises, or keeps pages; 2 could not run
 """
@@ -85,8 +98,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add("--save", type=Path, metavar="FILE", help="write the synthetic trace to a file, which replays as any other")
     add("--limit", type=int, metavar="R", help="serve the first R requests only")
     add("--backend", default=DEFAULT_BACKEND, metavar="M[:A]", help="module, or object in it (default %(default)s)")
-    add("--page-size", type=int, default=16, metavar="P", help="tokens in a page (default 16)")
-    add("--num-pages", type=int, metavar="N", help="pages of the pool (default: for 3,200,000 tokens)")
+    add("--groups", default="full", metavar="SPEC", help="cache groups, see above (default full)")
+    add("--page-size", type=int, default=16, metavar="P", help="tokens in a page of groups that don't say (default 16)")
+    add("--num-pages", type=int, metavar="N", help="pages of the pool (default: for 3,200,000 tokens in every group)")
+    add("--eagle", action="store_true", help="serve with an Eagle draft model of 3 tokens a step")
+    add(
+        "--prefill-chunk",
+        type=int,
+        metavar="C",
+        help="a step ends at a prompt's next multiple of C tokens (default: whole prompts; with mamba:..:align 512, "
+        "since states are found only where a step ended)",
+    )
     add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
     add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
     add("--json", type=Path, metavar="FILE", help="write the report to a file as well")
@@ -101,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         job = _prepare(args)
-    except (_BadInputError, BackendError, TraceError) as error:
+    except (_BadInputError, BackendError, GroupsError, TraceError) as error:
         return _could_not_run(str(error))
     except DeviationError as error:  # it could not even be built
         _print_plain(deviation_text(error, args.backend))
@@ -137,15 +159,21 @@ def _print_plain(text: str) -> None:
 
 def _prepare(args: argparse.Namespace) -> _Job:
     """Reads everything that can be wrong before the first step is taken."""
-    page_size = _at_least("--page-size", args.page_size, 1)
-    num_pages = max(_POOL_TOKENS // page_size, 2) if args.num_pages is None else args.num_pages
-    _at_least("--num-pages", num_pages, 2)
-    if num_pages * page_size > 2**31:
-        raise _BadInputError(f"--num-pages {num_pages} of {page_size} tokens have more slots than an int32 counts")
+    groups = read_groups(args.groups, _at_least("--page-size", args.page_size, 1))
+    page_sizes = [group.kv_cache_spec.page_size for group in groups]
+    enough = sum(max(_POOL_TOKENS // page_size, 2) for page_size in page_sizes)
+    num_pages = _at_least("--num-pages", enough if args.num_pages is None else args.num_pages, 2)
+    if num_pages * max(page_sizes) > 2**31:
+        raise _BadInputError(
+            f"--num-pages {num_pages} of {max(page_sizes)} tokens have more slots than an int32 counts"
+        )
     most_live = _at_least("--live", args.live, 1)
+    chunk = BLOCK_TOKENS if args.prefill_chunk is None and copies_states(groups) else args.prefill_chunk
+    if chunk is not None:
+        _at_least("--prefill-chunk", chunk, 1)
     backend = load_backend(args.backend)
     trace = _trace(args)
-    sizes = sizes_for(trace, page_size, num_pages, most_live)
+    sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=args.eagle)
     engine_class = LockstepEngine if args.lockstep else Engine
     try:
         engine = engine_class(backend, sizes, hash_seed=f"kvproof replay {args.seed}".encode())

@@ -6,17 +6,20 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import CacheGroupSpec, FullAttentionSpec, Request
+from kvproof.spec.declarations import PageCopy, Request
 
 from .backends import Backend
+from .replay_groups import copies_states
+from .replay_sizes import LOOKAHEAD, Sizes
 
-__all__ = ["DeviationError", "Engine", "Part", "Sizes", "Timings", "described"]
+__all__ = ["DeviationError", "Engine", "Part", "Timings", "described"]
 
 Part = Literal["look_up", "admit", "decode", "free", "tables"]
 
@@ -47,23 +50,6 @@ def described(error: Exception) -> str:
     """An error as one line: its type and the first line of its message."""
     first_line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large an engine's pool and tables are.
-
-    Attributes:
-        page_size: tokens in a page.
-        num_pages: pages of the pool, the null page included.
-        most_live: requests that can be live at once: rows of the table.
-        max_model_len: the most tokens of a request.
-    """
-
-    page_size: int
-    num_pages: int
-    most_live: int
-    max_model_len: int
 
 
 @dataclass
@@ -99,26 +85,32 @@ class Engine:
 
     Attributes:
         timings: the time inside the library so far.
+        num_groups: how many cache groups it serves.
     """
 
     def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes) -> None:
         self.timings = Timings()
         manager_class, tables_class = backend.get("CacheManager"), backend.get("MultiGroupPageTable")
-        group = CacheGroupSpec(FullAttentionSpec(sizes.page_size, 1, 1, np.float32), ("layer",))
-        seed = {"hash_seed": hash_seed} if backend.accepts("CacheManager", "hash_seed") else {}
+        options: dict[str, Any] = {"use_eagle": True} if sizes.use_eagle else {}
+        if backend.accepts("CacheManager", "hash_seed"):
+            options["hash_seed"] = hash_seed
+        length = sizes.max_model_len
         try:
-            self.manager = manager_class(sizes.num_pages, [group], sizes.max_model_len, **seed)
+            self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)
             # no slot mappings are made here: the most tokens of a step are as good as any number
-            self.tables = tables_class(sizes.most_live, sizes.max_model_len, sizes.max_model_len, [sizes.page_size])
+            self.tables = tables_class(sizes.most_live, length, length, sizes.page_sizes)
         except MemoryError:
             raise
         except Exception as error:
             raise DeviationError("CacheManager, MultiGroupPageTable", None, "both built", described(error)) from error
         with self._library(None, "a first commit"):
             # programs are compiled now, so that they don't count as time of the requests that happen to be first
-            self.tables.add_row([[1]], 0)
+            self.tables.add_row([[1] for _ in sizes.groups], 0)
             self.tables.commit(1)
             self.tables.clear()
+        self.num_groups = len(sizes.groups)
+        self._lookahead = LOOKAHEAD if sizes.use_eagle else 0
+        self._copies_states = copies_states(sizes.groups)
 
     def open(self, request_id: str, tokens: NDArray[np.int32], num_tokens: int) -> Request:
         """The object that stands for a request.
@@ -141,38 +133,61 @@ class Engine:
             pages, num_tokens = self.manager.get_computed_pages(request)
         return pages, num_tokens
 
-    def admit(self, request: Request, hits: Pages, num_hit_tokens: int) -> Pages | None:
-        """Slots for all tokens of a request at once, behind those that it hit; None for want of pages."""
+    def admit(self, request: Request, num_new_tokens: int, hits: Pages, num_hit_tokens: int) -> Pages | None:
+        """Slots for the first new tokens of a request, behind those that it hit; None for want of pages."""
         with self._library("admit", "allocate_slots at admission", request.request_id):
-            return self.manager.allocate_slots(request, request.num_tokens - num_hit_tokens, num_hit_tokens, hits)
+            return self._allocate_slots()(request, num_new_tokens, num_hit_tokens, hits)
 
-    def decode(self, requests: Sequence[Request]) -> list[Pages]:
-        """A slot for one more token of each request, in order, up to the first that gets none.
+    def advance(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> list[Pages]:
+        """Slots for more tokens of live requests, in order, up to the first that gets none.
+
+        Args:
+            requests: the requests.
+            num_new_tokens: how many tokens each is to have more.
 
         Returns:
-            What those were given that got one.
+            What those were given that got theirs.
         """
         granted: list[Pages] = []
-        allocate_slots, grant = self.manager.allocate_slots, granted.append
+        allocate_slots, grant = self._allocate_slots(), granted.append
         start = perf_counter_ns()
         try:
-            for request in requests:
-                pages = allocate_slots(request, 1)
+            for request, num_tokens in zip(requests, num_new_tokens, strict=True):
+                pages = allocate_slots(request, num_tokens)
                 if pages is None:
                     break
                 grant(pages)
         except Exception as error:
-            request_id = requests[len(granted)].request_id
-            raise DeviationError("allocate_slots(request, 1)", request_id, "pages or None", described(error)) from error
+            place = len(granted)
+            call, request_id = self.advance_call(num_new_tokens[place]), requests[place].request_id
+            raise DeviationError(call, request_id, "pages or None", described(error)) from error
         self.timings.decode += perf_counter_ns() - start
         return granted
 
+    def advance_call(self, num_new_tokens: int) -> str:
+        """What `advance` calls for one request, as verdicts name it."""
+        lookahead = f", num_lookahead_tokens={self._lookahead}" if self._lookahead else ""
+        return f"allocate_slots(request, {num_new_tokens}{lookahead})"
+
+    def _allocate_slots(self) -> Any:
+        if self._lookahead:
+            return partial(self.manager.allocate_slots, num_lookahead_tokens=self._lookahead)
+        return self.manager.allocate_slots
+
     def new_page_ids(self, granted: Sequence[Pages]) -> list[tuple[int, Sequence[Sequence[int]]]]:
-        """The pages among what `decode` gave: (place, a list of ids a group) where there are any."""
+        """The pages among what `advance` gave: (place, a list of ids a group) where there are any."""
         with self._library(None, "CachePages.pages"):
-            grown = [place for place, pages in enumerate(granted) if len(pages.pages[0])]
+            grown = [place for place, pages in enumerate(granted) if any(map(len, pages.pages))]
         with self._library("decode", "CachePages.get_page_ids"):
             return [(place, granted[place].get_page_ids()) for place in grown]
+
+    def take_copies(self) -> list[PageCopy]:
+        """The copies of states that must be run before the step; none are asked for where no group makes any."""
+        if not self._copies_states:
+            return []
+        with self._library("decode", "take_page_copies"):
+            copies: list[PageCopy] = self.manager.take_page_copies()
+        return copies
 
     def free(self, request: Request, *, finished: bool) -> list[str]:
         """Gives a request's pages back; a finished one's keys are dropped as well. Returns what `free` did."""
@@ -218,6 +233,19 @@ class Engine:
         with self._library(None, "page_pool.get_num_free_pages"):
             return int(self.manager.page_pool.get_num_free_pages())
 
+    def page_ids(self, request_id: str) -> Sequence[Sequence[int]]:
+        """The ids of the pages that a request holds, a list for each group. O(pages)."""
+        with self._library(None, "get_page_ids", request_id):
+            held: Sequence[Sequence[int]] = self.manager.get_page_ids(request_id)
+        return held
+
+    def num_evictions(self) -> int | None:
+        """How many pages lost their hash because they were handed out; None if the manager does not count."""
+        if not hasattr(self.manager, "counters"):
+            return None
+        with self._library(None, "counters"):
+            return int(self.manager.counters.evictions)
+
     def num_cached_pages(self) -> int:
         """How many pages carry a hash. O(pages)."""
         with self._library(None, "page_pool.cached_page_hash_to_page"):
@@ -228,15 +256,15 @@ class Engine:
         with self._library(None, "page_pool.free_page_queue.get_all_free_pages"):
             return [page.page_id for page in self.manager.page_pool.free_page_queue.get_all_free_pages()]
 
-    def host_table(self) -> NDArray[np.int32]:
-        """The host's rows, `i32[most_live, pages of max_model_len]`."""
+    def host_tables(self) -> list[NDArray[np.int32]]:
+        """The host's rows in each group, `i32[most_live, pages of max_model_len]`."""
         with self._library(None, "get_cpu_tensor"):
-            return np.asarray(self.tables[0].get_cpu_tensor())
+            return [np.asarray(self.tables[group].get_cpu_tensor()) for group in range(self.num_groups)]
 
-    def device_table(self) -> NDArray[np.int32]:
-        """The device's rows, `i32[most_live, pages of max_model_len]`."""
+    def device_tables(self) -> list[NDArray[np.int32]]:
+        """The device's rows in each group, `i32[most_live, pages of max_model_len]`."""
         with self._library(None, "get_device_tensor"):
-            return np.asarray(self.tables[0].get_device_tensor())
+            return [np.asarray(self.tables[group].get_device_tensor()) for group in range(self.num_groups)]
 
     def check(self) -> None:
         """Has the manager and the tables verify themselves, as far as they offer to. O(pages)."""

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import Request
+from kvproof.spec.declarations import PageCopy, Request
 
 from .backends import Backend, load_backend
-from .replay_engine import DeviationError, Engine, Pages, Sizes
+from .replay_engine import DeviationError, Engine, Pages
+from .replay_sizes import Sizes
 
 __all__ = ["LockstepEngine"]
 
@@ -27,8 +28,9 @@ class LockstepEngine(Engine):
     """An engine that holds its backend to the specification.
 
     The specification has request objects of its own, brought up to date before each call, and is asked first.
-    After every call pages, counts and usage are compared; after every step the tables' host rows; now and then,
-    and at the end, the eviction order, the pages cached, the device's rows and what each side's ``check()`` says.
+    After every call pages of all groups, counts and usage are compared; before every step the copies of states;
+    after it the tables' host rows; now and then, and at the end, what each request holds, the eviction order, the
+    pages cached and evicted, the device's rows and what each side's ``check()`` says.
 
     Args:
         backend: the backend.
@@ -61,30 +63,30 @@ class LockstepEngine(Engine):
             spec_hits, spec_tokens = spec.look_up(self._mirror(request))
         hits, num_tokens = super().look_up(request)
         self._compare_pages(call, request, spec_hits, hits)
-        self._compare(f"{call}: tokens", request, spec_tokens, num_tokens)
+        self._compare(f"{call}: tokens", request.request_id, spec_tokens, num_tokens)
         self._compare_pool(call, request)
         self._spec_hits[request.request_id] = spec_hits
         return hits, num_tokens
 
-    def admit(self, request: Request, hits: Pages, num_hit_tokens: int) -> Pages | None:
+    def admit(self, request: Request, num_new_tokens: int, hits: Pages, num_hit_tokens: int) -> Pages | None:
         """Admits on both sides: the same pages, or None from both."""
         call = "allocate_slots at admission"
         spec_hits = self._spec_hits.pop(request.request_id)
         with self._specification() as spec:
-            expected = spec.admit(self._mirror(request), spec_hits, num_hit_tokens)
-        observed = super().admit(request, hits, num_hit_tokens)
+            expected = spec.admit(self._mirror(request), num_new_tokens, spec_hits, num_hit_tokens)
+        observed = super().admit(request, num_new_tokens, hits, num_hit_tokens)
         self._compare_pages(call, request, expected, observed)
         self._compare_pool(call, request)
         return observed
 
-    def decode(self, requests: Sequence[Request]) -> list[Pages]:
-        """One more token for each request, compared call by call."""
-        call = "allocate_slots(request, 1)"
+    def advance(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> list[Pages]:
+        """More tokens for each request, compared call by call."""
         granted: list[Pages] = []
-        for request in requests:
+        for request, num_tokens in zip(requests, num_new_tokens, strict=True):
+            call = self.advance_call(num_tokens)
             with self._specification() as spec:
-                expected = spec.decode([self._mirror(request)])
-            observed = super().decode([request])
+                expected = spec.advance([self._mirror(request)], [num_tokens])
+            observed = super().advance([request], [num_tokens])
             self._compare_pages(call, request, expected[0] if expected else None, observed[0] if observed else None)
             self._compare_pool(call, request)
             if not observed:
@@ -92,12 +94,21 @@ class LockstepEngine(Engine):
             granted += observed
         return granted
 
+    def take_copies(self) -> list[PageCopy]:
+        """Takes the copies on both sides: the same ones in the same order."""
+        with self._specification() as spec:
+            expected = spec.take_copies()
+        observed = super().take_copies()
+        if expected or observed:
+            self._compare("take_page_copies", None, list(map(tuple, expected)), list(map(tuple, observed)))
+        return observed
+
     def free(self, request: Request, *, finished: bool) -> list[str]:
         """Frees on both sides: the same requests, none, lose what they hold."""
         with self._specification() as spec:
             expected = spec.free(self._mirror(request), finished=finished)
         observed = super().free(request, finished=finished)
-        self._compare("free", request, expected, observed)
+        self._compare("free", request.request_id, expected, observed)
         self._compare_pool("free", request)
         if finished:
             del self._mirrors[request.request_id]
@@ -133,7 +144,7 @@ class LockstepEngine(Engine):
 
     def end_step(self) -> None:
         """Compares the tables' host rows, and now and then everything."""
-        self._compare_tables("get_cpu_tensor", self._spec.host_table(), self.host_table())
+        self._compare_tables("get_cpu_tensor", self._spec.host_tables(), self.host_tables())
         self._steps += 1
         if self._steps % _COMPARE_EVERY == 0:
             self._compare_state()
@@ -147,12 +158,17 @@ class LockstepEngine(Engine):
         super().end_replay()
 
     def _compare_state(self) -> None:
+        for request_id in self._mirrors:
+            self._compare_groups("get_page_ids", request_id, self._spec.page_ids(request_id), self.page_ids(request_id))
         call = "page_pool.free_page_queue.get_all_free_pages"
         self._compare_ids(call, None, self._spec.free_order(), self.free_order())
-        self._compare_tables("get_device_tensor", self._spec.device_table(), self.device_table())
+        self._compare_tables("get_device_tensor", self._spec.device_tables(), self.device_tables())
 
     def _check_both(self) -> None:
         self._compare("cached_page_hash_to_page: pages", None, self._spec.num_cached_pages(), self.num_cached_pages())
+        evictions = self.num_evictions()
+        if evictions is not None:
+            self._compare("counters.evictions", None, self._spec.num_evictions(), evictions)
         with self._specification() as spec:
             spec.check()
         self.check()
@@ -175,25 +191,31 @@ class LockstepEngine(Engine):
         mirror.status = request.status
         return mirror
 
-    def _compare(self, call: str, request: Request | None, expected: object, observed: object) -> None:
+    def _compare(self, call: str, request_id: str | None, expected: object, observed: object) -> None:
         self.comparisons += 1
         if expected != observed:
-            raise DeviationError(call, _id(request), repr(expected), repr(observed))
+            raise DeviationError(call, request_id, repr(expected), repr(observed))
 
     def _compare_pages(self, call: str, request: Request, expected: Pages | None, observed: Pages | None) -> None:
         """Compares what a call gave: pages of the same ids in every group, or None."""
         if expected is None or observed is None:
             shown = [None if pages is None else pages.get_page_ids() for pages in (expected, observed)]
-            self._compare(call, request, *shown)
-            return
-        expected_groups, observed_groups = expected.get_page_ids(), observed.get_page_ids()
-        self._compare(f"{call}: groups", request, len(expected_groups), len(observed_groups))
-        for expected_ids, observed_ids in zip(expected_groups, observed_groups, strict=True):
-            self._compare_ids(call, request, expected_ids, observed_ids)
+            self._compare(call, request.request_id, *shown)
+        else:
+            self._compare_groups(call, request.request_id, expected.get_page_ids(), observed.get_page_ids())
 
-    def _compare_ids(
-        self, call: str, request: Request | None, expected: Sequence[int], observed: Sequence[int]
+    def _compare_groups(
+        self, call: str, request_id: str, expected: Sequence[Sequence[int]], observed: Sequence[Sequence[int]]
     ) -> None:
+        """Compares page ids by group."""
+        self._compare(f"{call}: groups", request_id, len(expected), len(observed))
+        for group, (expected_ids, observed_ids) in enumerate(zip(expected, observed, strict=True)):
+            self._compare_ids(self._of_group(call, group), request_id, expected_ids, observed_ids)
+
+    def _of_group(self, call: str, group: int) -> str:
+        return call if self.num_groups == 1 else f"{call}, group {group}"
+
+    def _compare_ids(self, call: str, request_id: str | None, expected: Sequence[int], observed: Sequence[int]) -> None:
         """Compares lists of page ids; where they differ, only what stands around the first difference is shown."""
         self.comparisons += 1
         expected, observed = list(expected), list(observed)
@@ -201,31 +223,32 @@ class LockstepEngine(Engine):
             common = zip(expected, observed, strict=False)
             shorter = min(len(expected), len(observed))
             place = next((place for place, (one, other) in enumerate(common) if one != other), shorter)
-            raise DeviationError(call, _id(request), _excerpt(expected, place), _excerpt(observed, place))
+            raise DeviationError(call, request_id, _excerpt(expected, place), _excerpt(observed, place))
 
     def _compare_pool(self, call: str, request: Request) -> None:
         """Compares the free count and the usage after a call, and holds the backend to leaving the request alone."""
-        self._compare(f"free pages after {call}", request, self._spec.num_free_pages(), self.num_free_pages())
+        request_id = request.request_id
+        self._compare(f"free pages after {call}", request_id, self._spec.num_free_pages(), self.num_free_pages())
         expected, observed = self._spec.usage(), self.usage()
         # one rounding is due, the last bit is not
         if not math.isclose(expected, observed, abs_tol=1e-12):
-            self._compare(f"usage after {call}", request, expected, observed)
-        mirror = self._mirrors[request.request_id]
+            self._compare(f"usage after {call}", request_id, expected, observed)
+        mirror = self._mirrors[request_id]
         expected_counts = (mirror.num_tokens, mirror.num_computed_tokens)
         observed_counts = (request.num_tokens, request.num_computed_tokens)
-        self._compare(f"the request's token counts after {call}", request, expected_counts, observed_counts)
+        self._compare(f"the request's token counts after {call}", request_id, expected_counts, observed_counts)
 
-    def _compare_tables(self, call: str, expected: NDArray[np.int32], observed: NDArray[np.int32]) -> None:
-        """Compares tables; of those that differ, the first row that does is shown."""
-        self._compare(f"{call}: shape", None, expected.shape, observed.shape)
-        self._compare(f"{call}: dtype", None, str(expected.dtype), str(observed.dtype))
-        if not np.array_equal(expected, observed):
-            row = int(np.nonzero((expected != observed).any(axis=1))[0][0])
-            self._compare_ids(f"{call}, row {row}", None, expected[row].tolist(), observed[row].tolist())
-
-
-def _id(request: Request | None) -> str | None:
-    return None if request is None else request.request_id
+    def _compare_tables(
+        self, call: str, expected_tables: Sequence[NDArray[np.int32]], observed_tables: Sequence[NDArray[np.int32]]
+    ) -> None:
+        """Compares the groups' tables; of those that differ, the first row that does is shown."""
+        for group, (expected, observed) in enumerate(zip(expected_tables, observed_tables, strict=True)):
+            name = self._of_group(call, group)
+            self._compare(f"{name}: shape", None, expected.shape, observed.shape)
+            self._compare(f"{name}: dtype", None, str(expected.dtype), str(observed.dtype))
+            if not np.array_equal(expected, observed):
+                row = int(np.nonzero((expected != observed).any(axis=1))[0][0])
+                self._compare_ids(f"{name}, row {row}", None, expected[row].tolist(), observed[row].tolist())
 
 
 def _excerpt(ids: Sequence[int], place: int) -> str:

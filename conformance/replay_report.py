@@ -5,7 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
-from .replay_engine import DeviationError, Sizes, Timings
+from .replay_engine import DeviationError, Timings
+from .replay_groups import copies_states, named
+from .replay_sizes import Sizes
 
 __all__ = ["Report", "deviation_text", "report_json", "report_table"]
 
@@ -22,9 +24,10 @@ class Report:
         output_tokens: tokens that they generated.
         looked_up_tokens: tokens looked up at admissions, those after a preemption included.
         hit_tokens: how many of them were found.
-        published_pages: pages that got a hash.
-        evictions: pages that lost theirs: every page published is cached at the end or was evicted, since
-            nothing else takes a hash away here. None where the replay did not come to its end.
+        accepted_drafts: tokens of a draft model among those generated.
+        page_copies: states copied onto the page of another (MAN-13).
+        published_pages: pages that got a hash; None where the replay did not come to its end, or nobody counts.
+        evictions: pages that lost theirs because they were handed out again; None as above.
         peak_usage: the largest share of the pool in use at a step's end.
         steps: steps.
         wall_seconds: time from the first step to the last, the driver's own included.
@@ -38,7 +41,9 @@ class Report:
     output_tokens: int = 0
     looked_up_tokens: int = 0
     hit_tokens: int = 0
-    published_pages: int = 0
+    accepted_drafts: int = 0
+    page_copies: int = 0
+    published_pages: int | None = None
     evictions: int | None = None
     peak_usage: float = 0.0
     steps: int = 0
@@ -87,17 +92,24 @@ def report_table(report: Report, backend_name: str, sizes: Sizes, *, lockstep: b
         sizes: the engine's.
         lockstep: whether the specification was at work beside it; then the library's share says nothing.
     """
-    title = f"{backend_name}: {sizes.num_pages:,} pages of {sizes.page_size}, at most {sizes.most_live} live"
+    size = _page_size(sizes)
+    pages = f"{sizes.num_pages:,} pages" + ("" if size is None else f" of {size}")
+    title = f"{backend_name}: {pages}, at most {sizes.most_live} live"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
+    table.add_row("groups", "\n".join(map(named, sizes.groups)), end_section=True)
     table.add_row("requests", f"{report.requests:,}")
     table.add_row("  refused, too large for the pool", f"{report.refused:,}")
     table.add_row("input tokens", f"{report.input_tokens:,}")
     table.add_row("output tokens", f"{report.output_tokens:,}")
+    if sizes.use_eagle:
+        table.add_row("  of them drafts", f"{report.accepted_drafts:,}")
     table.add_row("hit rate", f"{report.hit_rate:.2%}")
-    table.add_row("pages published", f"{report.published_pages:,}")
-    table.add_row("pages evicted", "not counted" if report.evictions is None else f"{report.evictions:,}")
+    table.add_row("pages published", _counted(report.published_pages))
+    table.add_row("pages evicted", _counted(report.evictions))
+    if copies_states(sizes.groups):
+        table.add_row("states copied", f"{report.page_copies:,}")
     table.add_row("preemptions", f"{report.preemptions:,}")
     table.add_row("peak usage", f"{report.peak_usage:.2%}")
     table.add_row("steps", f"{report.steps:,}", end_section=True)
@@ -109,6 +121,16 @@ def report_table(report: Report, backend_name: str, sizes: Sizes, *, lockstep: b
     for part, microseconds in times.items():
         table.add_row(f"  {part.replace('_', ' ')}", f"{microseconds:,.1f} us")
     return table
+
+
+def _counted(number: int | None) -> str:
+    return "not counted" if number is None else f"{number:,}"
+
+
+def _page_size(sizes: Sizes) -> int | None:
+    """Tokens in a page, if they are as many in every group."""
+    page_sizes = set(sizes.page_sizes)
+    return page_sizes.pop() if len(page_sizes) == 1 else None
 
 
 def deviation_text(deviation: DeviationError, backend_name: str) -> str:
@@ -135,7 +157,10 @@ def report_json(
         "kvproof": "replay report",
         "version": 1,
         "backend": backend_name,
-        "page_size": sizes.page_size,
+        "groups": list(map(named, sizes.groups)),
+        "eagle": sizes.use_eagle,
+        "prefill_chunk": sizes.prefill_chunk,
+        "page_size": _page_size(sizes),
         "num_pages": sizes.num_pages,
         "live": sizes.most_live,
         "lockstep": lockstep,

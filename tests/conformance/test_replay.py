@@ -9,37 +9,13 @@ from typing import Any
 import pytest
 
 from kvproof import spec
-from kvproof.conformance.backends import Backend
-from kvproof.conformance.replay import Replay, num_slots, sizes_for
 from kvproof.conformance.replay_command import add_parser
-from kvproof.conformance.replay_engine import DeviationError, Engine
+from kvproof.conformance.replay_engine import DeviationError
 from kvproof.conformance.replay_lockstep import LockstepEngine
-from kvproof.conformance.replay_report import Report
+from kvproof.conformance.replay_sizes import num_slots
 from kvproof.conformance.synthetic import synthetic_trace, write_trace
-from kvproof.conformance.traces import TraceRequest
 
-SEED = b"seed"
-
-
-def request(input_length: int, output_length: int, first_id: int = 0) -> TraceRequest:
-    return TraceRequest(0, input_length, output_length, tuple(range(first_id, first_id - (-input_length // 512))))
-
-
-def replayed(
-    trace: list[TraceRequest],
-    *,
-    num_pages: int,
-    live: int = 8,
-    page_size: int = 16,
-    backend: object = spec,
-    engine: type[Engine] = Engine,
-) -> Report:
-    sizes = sizes_for(trace, page_size, num_pages, live)
-    replay = Replay(engine(Backend("backend", backend), sizes, SEED), sizes, trace)
-    replay.run(lambda *_: None)
-    replay.close()
-    return replay.report
-
+from .replays import Backends, replayed, request
 
 # -- Counting -------------------------------------------------------------------------------------
 
@@ -132,7 +108,7 @@ def with_pool(pool_class: type[spec.PagePool]) -> type[spec.CacheManager]:
     class Manager(spec.CacheManager):
         def __init__(self, *args: Any, hash_seed: bytes) -> None:
             super().__init__(*args, hash_seed=hash_seed)
-            self.page_pool = pool_class(self.num_pages, True, hash_seed=hash_seed)
+            self.page_pool.__class__ = pool_class  # the coordinator has it already
 
     return Manager
 
@@ -201,13 +177,6 @@ class LazyTables(spec.MultiGroupPageTable):
 
     def commit(self, num_reqs: int) -> None:
         pass
-
-
-class Backends:
-    """What ``--backend module:attribute`` names: a namespace of both classes."""
-
-    def __init__(self, manager: type = spec.CacheManager, tables: type = spec.MultiGroupPageTable) -> None:
-        self.CacheManager, self.MultiGroupPageTable = manager, tables
 
 
 REVERSED = Backends(with_pool(ReversedPool))

@@ -1,0 +1,45 @@
+"""Replays in tests: short traces, and backends made of two classes."""
+
+from kvproof import spec
+from kvproof.conformance.backends import Backend
+from kvproof.conformance.replay import Replay
+from kvproof.conformance.replay_engine import Engine
+from kvproof.conformance.replay_groups import read_groups
+from kvproof.conformance.replay_report import Report
+from kvproof.conformance.replay_sizes import sizes_for
+from kvproof.conformance.traces import TraceRequest
+
+__all__ = ["Backends", "replayed", "request"]
+
+SEED = b"seed"
+
+
+class Backends:
+    """What ``--backend module:attribute`` names: a namespace of both classes."""
+
+    def __init__(self, manager: type = spec.CacheManager, tables: type = spec.MultiGroupPageTable) -> None:
+        self.CacheManager, self.MultiGroupPageTable = manager, tables
+
+
+def request(input_length: int, output_length: int, first_id: int = 0) -> TraceRequest:
+    return TraceRequest(0, input_length, output_length, tuple(range(first_id, first_id - (-input_length // 512))))
+
+
+def replayed(
+    trace: list[TraceRequest],
+    *,
+    num_pages: int,
+    live: int = 8,
+    page_size: int = 16,
+    groups: str = "full",
+    prefill_chunk: int | None = None,
+    use_eagle: bool = False,
+    backend: object = spec,
+    engine: type[Engine] = Engine,
+) -> Report:
+    """A trace served to its end."""
+    sizes = sizes_for(trace, read_groups(groups, page_size), num_pages, live, prefill_chunk, use_eagle=use_eagle)
+    replay = Replay(engine(Backend("backend", backend), sizes, SEED), sizes, trace)
+    replay.run(lambda *_: None)
+    replay.close()
+    return replay.report
