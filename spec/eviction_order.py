@@ -26,7 +26,7 @@ class EvictionOrder:
         self.free_page_queue = PoolFreeQueue(self._free)
         self.now: float | None = None
         self._priority: dict[int, tuple[int, float | None]] = {}
-        """Priority and end of it, of the pages whose priority is not 0 or has an end."""
+        """Priority and the end of it, of the pages whose priority is not 0."""
 
     def get_priority(self, page_id: int) -> int:
         """The priority of a page (PIN-2).
@@ -47,7 +47,8 @@ class EvictionOrder:
         Args:
             pages: the pages.
             priority: an int32; the pages of the lowest are taken first. 0 is what every page has at first.
-            expires_at: the time at which it ends, in the unit of `advance_time`; None: never by time.
+            expires_at: the time at which it ends, in the unit of `advance_time`; None: never by time. Priority 0,
+                to which a page would fall back, ends never.
 
         Raises:
             ValueError: a page is not cached, or ``expires_at`` does not lie after ``now``; nothing changes.
@@ -84,9 +85,9 @@ class EvictionOrder:
 
     def _prioritise(self, page: CachePage, priority: int, end: float | None) -> None:
         before = self.get_priority(page.page_id)
-        self._priority[page.page_id] = (priority, end)
-        if (priority, end) == (0, None):
-            del self._priority[page.page_id]
+        self._priority.pop(page.page_id, None)
+        if priority != 0:
+            self._priority[page.page_id] = (priority, end)
         if priority != before and page._queue is self._free:
             self._free.remove(page)
             self._free._insert_n(self._num_free_below(priority + 1), [page])
@@ -109,7 +110,7 @@ class EvictionOrder:
     def _num_free_below(self, priority: int) -> int:
         """How many free pages have a lower priority; O(pages that have one)."""
         given = [value for page_id, (value, _) in self._priority.items() if self.pages[page_id]._queue is self._free]
-        if priority <= 0:
+        if priority <= 0:  # the others are of priority 0
             return sum(value < priority for value in given)
         return self._free.num_free_pages - sum(value >= priority for value in given)
 
@@ -134,7 +135,7 @@ class EvictionOrder:
         assert self.null_page.ref_cnt == 0, "POOL-1: the null page is held"
         for page_id, (priority, end) in self._priority.items():
             assert 0 < page_id < self.num_pages, f"PIN-2: page {page_id} has a priority"
-            assert (priority, end) != (0, None), f"PIN-2: page {page_id} is noted for a priority that all have"
+            assert priority != 0, f"PIN-2: page {page_id} is noted for the priority that all have"
             assert end is None or self.now is None or end > self.now, f"PIN-2: the priority of page {page_id} has ended"
         priorities = [self.get_priority(page.page_id) for page in free]
         assert priorities == sorted(priorities), "PIN-2: a page stands before one of a lower priority"

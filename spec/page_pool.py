@@ -178,8 +178,8 @@ class PagePool(EvictionOrder, CachedMap):
         self._release(mentioned)
 
     def pins_of(self, page_id: int) -> int:
-        """How many pins hold a page."""
-        return self._pins[page_id]
+        """How many pins hold a page; IndexError where there is no such page."""
+        return self._pins[index("page_id", page_id, self.num_pages)]
 
     @property
     def num_pinned_pages(self) -> int:
