@@ -1,6 +1,7 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
 from .base import Machine
+from .batch import Batch
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
 from .manager import Manager
@@ -15,7 +16,7 @@ __all__ = ["MACHINES", "Machine"]
 MACHINES: dict[str, type[Machine]] = {
     machine.name: machine
     for machine in (
-        *(Queue, Pool, Hash, Manager, Window, Chunk, Latent, State, Hybrid),
+        *(Queue, Pool, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch),
         *(Table, MultiTable, Programs),
     )
 }

@@ -64,7 +64,7 @@ class Window(GroupSteps):
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels
 
-    @start(world=worlds(["window"], ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(["window"], room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one sliding-window group."""
         self.build_managers(world)
@@ -79,7 +79,7 @@ class Chunk(GroupSteps):
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels
 
-    @start(world=worlds(["chunk"], ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(["chunk"], room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one group of chunked local attention."""
         self.build_managers(world)
@@ -94,7 +94,7 @@ class Latent(GroupSteps):
     labels = frozenset({"MAN-7", "MAN-9"})
     always = GroupSteps.always | labels
 
-    @start(world=worlds(["mla"], ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(["mla"], room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one group of latent attention."""
         self.build_managers(world)
@@ -109,7 +109,7 @@ class State(GroupSteps):
     labels = frozenset({"MAN-7"})
     always = GroupSteps.always | labels | {"MAN-13"}
 
-    @start(world=worlds(["state", "aligned", "aligned", "aligned"], ample=True, options=_OPTIONS))
+    @start(world=worlds(["state", "aligned", "aligned", "aligned"], room=(0, 3), ample=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one state group, of either mode."""
         self.build_managers(world)
@@ -124,7 +124,7 @@ class Hybrid(GroupSteps):
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels | {"MAN-13"}
 
-    @start(world=worlds(MIXED, counts=(2, 2, 3), ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(MIXED, counts=(2, 2, 3), room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of several groups."""
         self.build_managers(world)

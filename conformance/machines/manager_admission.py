@@ -1,6 +1,6 @@
 """How requests of the manager machines come and are admitted; other steps admit one where they need one."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
@@ -17,7 +17,13 @@ IDS = ("a", "b", "c", "d")
 
 
 class Admission(ManagerMachine):
-    """Brings requests, looks them up and admits them."""
+    """Brings requests, looks them up and admits them.
+
+    Attributes:
+        extra_keys: those of a request are drawn from these.
+    """
+
+    extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (4 * len(EXTRA_KEYS)) + EXTRA_KEYS
 
     def arrived(self, data: Drawing) -> str:
         """A request comes; returns its id."""
@@ -36,8 +42,7 @@ class Admission(ManagerMachine):
         if prefix and odd:  # alike but for one token: only the keys' chain tells
             place = data.draw(st.integers(0, len(tokens) - 1))
             tokens[place] = self.world.alphabet[tokens[place] == self.world.alphabet[0]]
-        extra_keys = one_of(data, EXTRA_KEYS) if one_of(data, [False] * 4 + [True]) else ()
-        self.bring(name, tokens, extra_keys, 1 if rarely(data) and rarely(data) else None)
+        self.bring(name, tokens, one_of(data, self.extra_keys), 1 if rarely(data) and rarely(data) else None)
         if one_of(data, [True, True, False]):
             self.look_up(name)
         return name

@@ -32,7 +32,8 @@ class Case:
         given: tokens up to which it was given slots, look-ahead left out.
         slots: tokens up to which it was given slots, look-ahead included.
         hits: tokens that it found in the cache at its admission.
-        computed: computed tokens at the last call.
+        computed: computed tokens at the last call that gave slots, those found then included.
+        told: what the request itself said at the last call.
         void: whether it holds a page whose content was withdrawn, and should have been scheduled anew (MAN-4).
         found: the last look-up's result.
         earlier: what the id stood for before: tokens and extra keys.
@@ -44,6 +45,7 @@ class Case:
     slots: int = 0
     hits: int = 0
     computed: int = 0
+    told: int = 0
     void: bool = False
     found: Both | None = None
     earlier: list[tuple[list[int], tuple[ExtraKey, ...]]] = field(default_factory=list)
@@ -97,13 +99,17 @@ class ManagerMachine(Machine):
         def act(side: Side) -> dict[str, Any]:
             groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
             manager = side.names.get("CacheManager")(world.num_pages, groups, world.max_model_len, *flags, **options)
-            made = {"manager": manager, "pool": manager.page_pool, "pages": page_views(manager.page_pool)}
-            return made | (follow(side) if "enable_events" in options else {})
+            return self.parts(side, manager)
 
         line = f"{world.num_pages}, [{', '.join(map(str, world.groups))}], max_model_len={world.max_model_len}"
         named = ", ".join(f"{name}={flag}" for name, flag in zip(("caching", "use_eagle"), flags, strict=False))
         self.build(f"manager = CacheManager({line}, {named}{shown})", "MAN-2", act)
         self.watch(*self.state_fields())
+
+    def parts(self, side: Side, manager: Any) -> dict[str, Any]:
+        """What a side has, beside its names."""
+        made = {"manager": manager, "pool": manager.page_pool, "pages": page_views(manager.page_pool)}
+        return made | (follow(side) if "enable_events" in self.options else {})
 
     def state_fields(self) -> list[Field]:
         """What the managers show."""
@@ -255,6 +261,8 @@ class ManagerMachine(Machine):
         )
         if not allocated.refused and allocated.spec is not None:
             self.grant(name, int(computed), int(tokens), int(new), options.get("num_lookahead_tokens", 0))
+        if not allocated.refused:
+            case.told = int(computed)
         return allocated
 
     def page_lists(self, pages: Any, side: Any) -> Any:

@@ -157,6 +157,7 @@ def worlds(
     draw: DrawFn,
     kinds: Sequence[str],
     counts: Sequence[int] = (1,),
+    room: tuple[int, int] = (0, 2),
     ample: bool = False,
     eagle: bool = False,
     options: Sequence[dict[str, Any]] = ({},),
@@ -167,7 +168,8 @@ def worlds(
         draw: Hypothesis'.
         kinds: the kinds of the groups, each as often as it is among them.
         counts: numbers of groups, one of them is drawn.
-        ample: whether prompts may be as long as a request can be, and a few of them fit into the pool.
+        room: at least and at most how many of the longest requests fit into the pool; it may be a little more.
+        ample: whether prompts may be as long as a request can be.
         eagle: whether an Eagle draft model may run.
         options: the manager's keywords, one of them is drawn.
     """
@@ -187,7 +189,7 @@ def worlds(
     cached = draw(st.sampled_from([True] * 11 + [False]))
     serves_hits = cached and all(group.kind != "state" for group in groups)
     return World(
-        draw(st.integers(max(whole // 2, 2) + 1, max((3 if ample else 2) * whole, 4) + 2)),
+        draw(st.integers(max(room[0] * whole, whole // 2, 2) + 1, max(room[1] * whole, 4) + 2)),
         tuple(groups),
         length,
         cached,

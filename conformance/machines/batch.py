@@ -1,0 +1,135 @@
+"""The batch machine: batched steps among single calls, good ones and ones with a fault, which change nothing."""
+
+from typing import Any, ClassVar
+
+from ..deviation import SpecificationError
+from ..properties import start, step
+from .base import Nothing, Side
+from .batch_steps import BatchSteps, Step
+from .draws import Drawing, one_of
+from .groups import MIXED
+from .worlds import World, worlds
+
+__all__ = ["Batch"]
+
+_TELLING = {"enable_events": True, "counter_sampling": 1}
+_OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {"unhashed_first": True}, _TELLING)
+
+
+class Batch(BatchSteps):
+    """Up to four requests of one to three groups go on at a time."""
+
+    name = "batch"
+    examples = 60
+    needs: ClassVar[tuple[str, ...]] = (
+        *BatchSteps.needs,
+        *("CacheManager.allocate_slots_batch", "CacheManager.slot_of", "MultiGroupPageTable"),
+    )
+    labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
+    always = BatchSteps.always | labels | {"MAN-11", "MAN-12", "MAN-13"}
+
+    @start(world=worlds(MIXED, counts=(1, 2, 3), room=(1, 3), ample=True, eagle=True, options=_OPTIONS))
+    def construct(self, world: World) -> None:
+        """A manager of one to three groups, and tables of them."""
+        self.build_managers(world)
+
+    @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=2)
+    def misuse_batch(self, data: Drawing) -> None:
+        """One fault in one of several requests, in the numbers or in the tables: none of them gets anything."""
+        asked = self.draw_step(data)
+        if not asked.names:
+            raise Nothing
+        good: dict[str, Any] = {
+            "slots": [self.spec.manager.slot_of(name) for name in asked.names],
+            "num_computed_tokens": asked.computed,
+            "num_new_tokens": asked.new,
+            "num_lookahead_tokens": asked.lookahead,
+            "rows": list(map(self.row, asked.names)),
+            "tables": "table",
+        }
+        faults = [self.numbers, self.slots_and_lengths, self.rows_and_tables, self.rows_and_tables]
+        given = good | one_of(data, one_of(data, faults)(asked, good))
+        numbers = [given.pop(name) for name in ("slots", "num_computed_tokens", "num_new_tokens")]
+
+        def act(side: Side) -> Any:
+            more = given | {"tables": self.given_tables(side, asked, given["tables"])}
+            return side.manager.allocate_slots_batch(*numbers, **more)
+
+        shown = ", ".join([*map(repr, numbers), *(f"{name}={value!r}" for name, value in given.items())])
+        tried = self.call(f"manager.allocate_slots_batch({shown})", act, "MAN-11")
+        if not tried.refused:
+            raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+
+    def numbers(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """A number that is impossible for the last request, those before it being fine."""
+        case = self.cases[asked.names[-1]]
+        beyond = self.max_model_len - asked.computed[-1] + 1
+        wrong: dict[str, list[Any]] = {
+            "num_new_tokens": [0, -1, True, 1.0, beyond, beyond],
+            "num_computed_tokens": [-1, True, case.slots + 1, case.slots + 1],
+            "num_lookahead_tokens": [-1, "1"],
+        }
+        if self.world.has_states:
+            wrong["num_computed_tokens"] += [case.given - 1] * 2
+        elif case.told:
+            wrong["num_computed_tokens"] += [case.told - 1] * 2
+        return [{name: [*good[name][:-1], number]} for name, numbers in wrong.items() for number in numbers]
+
+    def slots_and_lengths(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """A slot of no request, a slot twice, lists of unlike lengths, no lists, a flag that is none."""
+        lists = ("num_computed_tokens", "num_new_tokens", "num_lookahead_tokens")
+        twice = {name: [*good[name], good[name][0]] for name in ("slots", *lists)}
+        return [
+            twice | {"rows": None, "tables": None},
+            twice | {"rows": None, "tables": None},
+            *({"slots": [*good["slots"][:-1], wrong]} for wrong in (99, -1, True, 1.0)),
+            *({name: good[name][:-1]} for name in lists),
+            *({name: [*good[name], 1]} for name in lists),
+            {"slots": None},
+            {"num_computed_tokens": asked.computed[0]},
+            {"num_new_tokens": 0},
+            {"delay_cache_pages": 1},
+        ]
+
+    def rows_and_tables(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """Rows that do not exist, are another request's or too short; tables of other groups, or none."""
+        rows = good["rows"]
+        faults: list[dict[str, Any]] = [
+            *({"rows": [*rows[:-1], wrong]} for wrong in (0, 0, len(self.cases) + 9, -1, True)),
+            {"rows": rows[:-1]},
+            {"rows": None},
+            {"tables": None},
+            {"tables": "no table"},
+        ]
+        if len(rows) > 1:
+            faults.append({"rows": [*rows[:-1], rows[0]]})
+        if len(self.world.groups) > 1:
+            faults.append({"tables": "tables of fewer groups"})
+        if self.would_be_short(asked):
+            far = {"num_lookahead_tokens": [*asked.lookahead[:-1], self.max_model_len]}
+            faults += [far | {"tables": "short tables"}] * 4
+        return faults
+
+    def shortest(self, asked: Step) -> int:
+        """The length of tables that have just room for what the requests of a step have slots for."""
+        return max(self.cases[name].slots for name in asked.names)
+
+    def would_be_short(self, asked: Step) -> bool:
+        """Whether such tables have no room for the longest request."""
+        length = self.shortest(asked)
+        return any(
+            -(-self.max_model_len // group.page_size) > -(-length // group.page_size)
+            for group in self.world.groups
+            if not group.keeps_states
+        )
+
+    def given_tables(self, side: Side, asked: Step, tables: str | None) -> Any:
+        """The tables that a drawn word stands for."""
+        if tables == "short tables":
+            made = self.tables(side, self.shortest(asked))
+            for name in asked.names:
+                made.add_row(side.manager.get_page_ids(name), self.row(name))
+            return made
+        if tables == "tables of fewer groups":
+            return self.tables(side, self.max_model_len, len(self.world.groups) - 1)
+        return side.table if tables == "table" else tables
