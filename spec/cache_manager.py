@@ -247,7 +247,7 @@ class CacheManager(PrefixManager):
         taken = {live.slot for live in self._live.values()}
         slot = next(number for number in numbers_from() if number not in taken)
         request_id = demand.request.request_id
-        self._live[request_id] = Live(demand.request, slot)
+        self._live[request_id] = Live(demand.request, slot, num_computed=demand.found)
         self._remember(demand.request)
         self._count_admission(demand.request, demand.num_tokens, demand.found)
         self.coordinator.save_new_computed_pages(request_id, demand.hits)

@@ -99,7 +99,7 @@ _SENTENCES = {
     "mix and number, each with a page size of its own, which governs its hashes.",
     "MAN-8": "Each allocate_slots first gives back, tail first, the pages that lie wholly before what the mask of "
     "position num_computed_tokens can read (a window's or a chunk's), null pages taking their places; the group "
-    "holds the rest up to the allocated end. Computed tokens count accepted tokens only: they never exceed the "
+    "holds the rest up to the allocated end. Computed tokens are hits and accepted tokens only: they never exceed the "
     "slots that the request was given and never fall while it is live.",
     "MAN-9": "With Eagle a hit is the longest length for which each Eagle group also holds the request's page after "
     "it; decided once. Look-ahead slots are allocated and never published.",

@@ -17,7 +17,7 @@ class Live:
         slot: its number, for the batched step: the lowest that no live request had at its admission (MAN-11).
         num_promised: tokens up to which pages may be published: the most computed + new tokens so far.
         num_slots: tokens that have a slot, look-ahead included.
-        num_computed: computed tokens at the last call (MAN-8).
+        num_computed: computed tokens at the last call, at its admission those that it hit (MAN-8).
     """
 
     request: EngineRequest

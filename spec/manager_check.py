@@ -48,15 +48,13 @@ def _check_list(rules: GroupRules, held: GroupPages, live: Live) -> None:
     """One request's page list in one group: as long as its slots need, null pages where nothing is read."""
     assert held.num_hits <= held.num_published <= len(held.pages), "MAN-3: more published than held"
     assert len(held.pages) >= rules.num_places(live.num_promised, live.num_slots), "MAN-2: a slot without a page"
-    first = rules.first_place(max(live.num_computed, held.num_hits * rules.page_size))
+    first = rules.first_place(live.num_computed)
     for place, page in enumerate(held.pages):
         if rules.copies_states:
             is_held = place in held.states
         else:
             is_held = place >= first
         assert page.is_null != is_held, f"MAN-8: page {page.page_id} at place {place} of group {rules.group_id}"
-        group_id = rules.group_id if page.page_hash is None else page.page_hash.group_id
-        assert group_id == rules.group_id, f"MAN-7: page {page.page_id} of group {rules.group_id} is of {group_id}"
         if place >= held.num_published or not rules.is_publishable(place, held.states):
             assert page.page_hash is None, f"MAN-3: page {page.page_id} has a hash and is not published"
     if rules.copies_states:

@@ -71,7 +71,6 @@ MANAGER: dict[str, tuple[Callable[[Any], object], str]] = {
     "a hash on an unpublished page": (_set("a", 0, "num_published", 1), "MAN-3"),
     "a null page where one is read": (_put("a", 1, 1, 0), "MAN-8"),
     "a page where none is read": (_put("a", 1, 0, 2), "MAN-8"),
-    "a page of another group": (_put("b", 0, 0, 3), "MAN-7"),
     "a page held and not counted": (_put("a", 0, 2, 12), "POOL-2"),
     "a page counted and not held": (lambda manager: _held(manager, "b", 0).pages.pop(), "MAN-2"),
     "an unpublished page shared": (_share, "R2"),
