@@ -21,6 +21,7 @@ from kvproof.spec.declarations import (
 )
 
 from .cache_manager import CacheManager, CachePages
+from .follower import CacheFollower
 from .free_queue import FreeCachePageQueue
 from .hashing import (
     NONE_HASH,
@@ -38,6 +39,7 @@ from .pages import CachePage, PageList
 
 __all__ = [
     "NONE_HASH",
+    "CacheFollower",
     "CacheGroupSpec",
     "CacheManager",
     "CachePage",

@@ -115,7 +115,7 @@ class FreeLog:
             self._pack()
         places = np.arange(self._tail, self._tail + count)
         self._position[pages] = places
-        return bool((self._position[pages] == places).all())
+        return bool(np.count_nonzero(self._position[pages] == places) == count)  # half the price of ``all``
 
     def put_noted(self, pages: NDArray[np.int64]) -> None:
         """`put` for distinct pages whose places were just noted. O(pages)."""

@@ -7,6 +7,7 @@ chain costs one digest and two concatenations a page.
 
 import hashlib
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -24,12 +25,15 @@ __all__ = [
     "PageHash",
     "PageHashWithGroupId",
     "PageHashes",
+    "digest_chain",
     "hash_page_tokens",
     "hash_request_tokens",
     "init_none_hash",
     "page_digest",
+    "read_page_hash",
     "sha256",
     "token_tuple",
+    "token_tuples",
 ]
 
 _DOMAIN = b"kvproof page key 2"
@@ -100,6 +104,44 @@ def page_digest(hash_function: HashFunction, parent: bytes, extra: bytes, tokens
     return _digest(hash_function, parent + (extra or b"\x00") + tokens)
 
 
+def digest_chain(
+    hash_function: HashFunction,
+    digest: bytes,
+    page_bytes: int,
+    tokens: bytes,
+    segments: Sequence[ExtraSegment],
+    start: int = 0,
+) -> list[bytes]:
+    """The digests of pages in a row (HASH-1). One digest a page.
+
+    Args:
+        hash_function: bytes in, bytes out.
+        digest: that of the page before the first, or the root.
+        page_bytes: bytes of a page's tokens.
+        tokens: the token bytes of whole pages.
+        segments: the request's extra keys over its pages.
+        start: the place of the first page in the request.
+    """
+    digests: list[bytes] = []
+    add = digests.append
+    place, stop = start, start + len(tokens) // page_bytes
+    for segment in segments:
+        end = min(segment.end, stop)
+        extra = segment.extra or b"\x00"
+        offsets = range((place - start) * page_bytes, (end - start) * page_bytes, page_bytes)
+        if hash_function is sha256:  # a call less a page: 5% of the whole
+            sha = hashlib.sha256
+            for offset in offsets:
+                digest = sha(digest + extra + tokens[offset : offset + page_bytes]).digest()
+                add(digest)
+        else:
+            for offset in offsets:
+                digest = _digest(hash_function, digest + extra + tokens[offset : offset + page_bytes])
+                add(digest)
+        place = max(place, end)
+    return digests
+
+
 def hash_page_tokens(
     hash_function: HashFunction,
     parent_page_hash: bytes | None,
@@ -152,23 +194,7 @@ class PageHashes(Sequence[PageHash]):
         size = 4 * page_size
         num_pages = len(tokens) // size
         self.tokens = tokens[: num_pages * size]
-        self.digests: list[bytes] = []
-        add = self.digests.append
-        digest = none_hash
-        place = 0
-        for segment in segments:
-            end = min(segment.end, num_pages)
-            extra = segment.extra or b"\x00"
-            if hash_function is sha256:  # a call less a page: 5% of the whole
-                sha = hashlib.sha256
-                for start in range(place * size, end * size, size):
-                    digest = sha(digest + extra + tokens[start : start + size]).digest()
-                    add(digest)
-            else:
-                for start in range(place * size, end * size, size):
-                    digest = _digest(hash_function, digest + extra + tokens[start : start + size])
-                    add(digest)
-            place = max(place, end)
+        self.digests = digest_chain(hash_function, none_hash, size, self.tokens, segments)
 
     def agrees(self, other_tokens: bytes, segments: Sequence[ExtraSegment], num_pages: int) -> bool:
         """Whether the first keys, ``num_pages`` at most, are of these tokens and extra keys. O(tokens), no digest."""
@@ -241,3 +267,21 @@ def token_tuple(tokens: bytes) -> tuple[int, ...]:
     """The token ids in token bytes."""
     values: NDArray[np.int32] = np.frombuffer(tokens, "<i4")
     return tuple(values.tolist())
+
+
+def token_tuples(tokens: bytes, num_pages: int) -> list[tuple[int, ...]]:
+    """The token ids in the token bytes of as many pages, a tuple for each."""
+    return list(struct.iter_unpack(f"<{len(tokens) // 4 // num_pages}i", tokens)) if num_pages else []
+
+
+def read_page_hash(name: str, value: object) -> PageHash:
+    """Reads a key, which may be of another package (R1).
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not (
+        isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], bytes) and isinstance(value[1], tuple)
+    ):
+        raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")
+    return PageHash(*value)

@@ -5,19 +5,21 @@ look-up by key first happens, and kept up from then on: an engine that finds its
 pays for it.
 """
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
-from typing import TYPE_CHECKING
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvproof.spec.declarations import HashFunction
 
-from .hashing import PageHash, PageHashWithGroupId, page_digest, token_tuple
+from .arguments import listed, refusal
+from .extra_keys import ExtraSegment
+from .hashing import PageHash, PageHashes, PageHashWithGroupId, page_digest, read_page_hash, token_tuple, token_tuples
 from .pages import PageList
 from .runs import Run
 
 if TYPE_CHECKING:
     from .page_pool import PagePool
 
-__all__ = ["CachedMap", "KeyMap", "page_key"]
+__all__ = ["CachedMap", "KeyMap", "KeyStretch", "page_key", "require_own_keys"]
 
 
 def page_key(hash_function: HashFunction, none_hash: bytes, run: Run, place: int) -> PageHashWithGroupId:
@@ -45,6 +47,74 @@ def _digest(hash_function: HashFunction, none_hash: bytes, run: Run, place: int)
             digest = page_digest(hash_function, digest, step.extra, step.page_tokens(inner))
             known.append(digest)
     return known[place]
+
+
+class KeyStretch(NamedTuple):
+    """The keys of pages in a row of one request, worked out before the pages are published.
+
+    Attributes:
+        group_id: the cache group.
+        before: the digest of the page before the first, cached or not; None if there is none.
+        digests: the pages' digests.
+        tokens: their token bytes.
+        segments: the request's extra keys over its pages.
+        start: the place of the first page in the request.
+    """
+
+    group_id: int
+    before: bytes | None
+    digests: list[bytes]
+    tokens: bytes
+    segments: Sequence[ExtraSegment]
+    start: int
+
+    def extra_keys(self) -> list[tuple[Any, ...] | None]:
+        """The extra keys that touch each page."""
+        place, end = self.start, self.start + len(self.digests)
+        extra_keys: list[tuple[Any, ...] | None] = []
+        for segment in self.segments:
+            extra_keys += [segment.extra_keys] * (min(segment.end, end) - place)
+            place = max(place, min(segment.end, end))
+        return extra_keys
+
+    def keys(self) -> list[PageHashWithGroupId]:
+        """The keys. O(tokens)."""
+        parts = zip(self.digests, token_tuples(self.tokens, len(self.digests)), self.extra_keys(), strict=True)
+        return [PageHashWithGroupId(PageHash(*part), self.group_id) for part in parts]
+
+
+def require_own_keys(
+    page_hashes: object,
+    hash_function: HashFunction,
+    none_hash: bytes,
+    tokens: bytes,
+    segments: Sequence[ExtraSegment],
+    page_size: int,
+) -> None:
+    """Refuses keys that are not those of the tokens (R2): by their own tokens where they tell, else by digests.
+
+    Args:
+        page_hashes: keys of the tokens' first pages.
+        hash_function: the hash of the keys.
+        none_hash: the root of the chain.
+        tokens: token bytes of whole pages.
+        segments: the request's extra keys over its pages.
+        page_size: tokens in a page.
+    """
+    if (
+        type(page_hashes) is PageHashes
+        and page_hashes.hash_function is hash_function
+        and page_hashes.none_hash == none_hash
+        and page_hashes.page_size == page_size
+    ):
+        if not page_hashes.agrees(tokens, segments, len(tokens) // (4 * page_size)):
+            raise refusal(ValueError, "R2", "page_hashes are not the keys of the request's pages")
+        return
+    given = listed("page_hashes", page_hashes)[: len(tokens) // (4 * page_size)]
+    own = PageHashes(hash_function, none_hash, page_size, tokens[: len(given) * 4 * page_size], segments)
+    for place, (known, key) in enumerate(zip(given, own, strict=True)):
+        if read_page_hash(f"page_hashes[{place}]", known) != key:
+            raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
 
 
 class KeyMap:

@@ -1,11 +1,13 @@
-"""POOL: the pages, who holds them, which of them are free, and which can be found again by their content.
+"""POOL, PIN: the pages, who holds them, which of them are free, and which can be found again by their content.
 
 State lies in arrays with one entry a page: the reference count, the place in the free order (`FreeLog`) and the
-place in the index of cached pages (`PrefixIndex`); 36 bytes a page in all. Calls read their pages as ids, refuse,
+place in the index of cached pages (`PrefixIndex`); 37 bytes a page in all. Calls read their pages as ids, refuse,
 and then change whole arrays; a call about one page takes a scalar path through the same structures.
+
+Pins and priorities cost those nothing who don't use them: while no page is pinned and freed pages go to the back,
+one flag says so, and the free order is the bare log until a priority is first given (`PriorityOrder`).
 """
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -13,21 +15,20 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, HashFunction
 
-from .arguments import attribute, flag, id_array, integer, listed, refusal
-from .extra_keys import ExtraSegment, extra_segments
-from .free_log import FreeLog
+from .arguments import attribute, id_array, index, integer, listed, refusal
+from .extra_keys import extra_segments
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashes, PageHashWithGroupId, init_none_hash, page_digest, sha256, token_tuple
-from .page_keys import CachedMap, KeyMap, page_key
+from .hashing import PageHash, PageHashWithGroupId, read_page_hash, sha256
+from .held_pages import HeldPages
+from .page_keys import CachedMap, require_own_keys
 from .pages import CachePage, PageList, PageView
-from .prefix_index import PrefixIndex
-from .runs import RunTree
+from .priorities import PriorityOrder, finite
 from .tokens import token_bytes
 
 __all__ = ["PagePool"]
 
 
-class PagePool:
+class PagePool(HeldPages):
     """A pool of pages: hands them out, counts who holds them, takes them back, and finds cached ones again.
 
     Not thread-safe: calls come from one thread at a time.
@@ -39,15 +40,19 @@ class PagePool:
         hash_function: the hash of the keys, bytes in, bytes out. Another than SHA-256 makes the pool keep keys
             from the start.
         unhashed_first: freed pages that carry no hash go to the front of the queue (POOL-13).
+        enable_events: whether events are kept for `take_events` (MAN-12). They are kept until they are taken, and
+            caching a page computes its digest.
+        counter_sampling: one page in so many is followed for the histograms of `counters`.
+        max_pinned_pages: the most pages that may be pinned (PIN-1).
+        max_pinned_pages_per_salt: the most that may be for one cache salt, pages without one counting as those of a
+            salt of their own; None: no bound but ``max_pinned_pages``.
 
     Attributes:
         pages: every page, the null page first.
         null_page: page 0.
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
         cached_page_hash_to_page: the cached map, read-only (POOL-7).
-        index: the index of cached pages.
-        num_withdrawals: how often a page in use lost its hash: what was published before it may since have been
-            published anew, with other content.
+        now: the time last told by `advance_time`; None before.
     """
 
     def __init__(
@@ -58,21 +63,22 @@ class PagePool:
         hash_seed: bytes | None = None,
         hash_function: HashFunction = sha256,
         unhashed_first: bool = False,
+        enable_events: bool = False,
+        counter_sampling: int = 64,
+        max_pinned_pages: int = 0,
+        max_pinned_pages_per_salt: int | None = None,
     ) -> None:
-        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1")
-        self.enable_caching = flag("enable_caching", enable_caching)
-        self.unhashed_first = flag("unhashed_first", unhashed_first)
-        self.hash_function = hash_function
-        self.none_hash = init_none_hash(hash_seed, hash_function)
-        self.index = PrefixIndex(self.num_pages)
-        self._run_cell = self.index.run_cell
-        self._free = FreeLog(self.num_pages, front_room=self.unhashed_first)
-        self._count_cell = array("i", bytes(4 * self.num_pages))
-        self._count_of: NDArray[np.int32] = np.frombuffer(self._count_cell, np.int32)
-        self.num_withdrawals = 0
-        # Keys that collide are told apart by the order in which their pages were cached: only a map that was
-        # there from the start knows it.
-        self._keys: KeyMap | None = None if hash_function is sha256 else KeyMap()
+        super().__init__(
+            num_pages,
+            enable_caching,
+            hash_seed,
+            hash_function,
+            unhashed_first,
+            enable_events,
+            counter_sampling,
+            max_pinned_pages,
+            max_pinned_pages_per_salt,
+        )
         self.free_page_queue = PoolFreeQueue(self)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(self)
 
@@ -88,52 +94,6 @@ class PagePool:
         """Page 0 (POOL-1)."""
         return PageView(self, 0)
 
-    def get_num_free_pages(self) -> int:
-        """How many pages can be handed out. O(1)."""
-        return self._free.num_free
-
-    def get_usage(self) -> float:
-        """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10). O(1)."""
-        return (self.num_pages - 1 - self._free.num_free) / (self.num_pages - 1)
-
-    def num_free_of(self, pages: NDArray[np.int64]) -> int:
-        """How many of ``pages`` are free. O(pages)."""
-        return len(pages) - int(np.count_nonzero(self._count_of[pages]))
-
-    def free_order(self) -> NDArray[np.int64]:
-        """The ids of the free pages in eviction order, `i64[free]` (POOL-3). O(free pages)."""
-        return self._free.order()
-
-    def ref_count(self, page_id: int) -> int:
-        """A page's reference count. O(1)."""
-        return self._count_cell[page_id]
-
-    def set_ref_count(self, page_id: int, count: int) -> None:
-        """Sets the count of a page in use; one that would leave or enter the free queue is refused (POOL-2)."""
-        if page_id == 0:
-            return  # POOL-1
-        held = self._count_cell[page_id]
-        if (count == 0) != (held == 0):
-            raise refusal(ValueError, "POOL-2", f"ref_cnt={count} on page {page_id} at {held}: use touch or free_pages")
-        self._count_cell[page_id] = count
-
-    def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
-        """A page's key; None if it is not cached. A digest for each page before it that has none yet."""
-        if self._keys is not None:
-            return self._keys.key_of.get(page_id)
-        place = self.index.place(page_id)
-        if place is None:
-            return None
-        return page_key(self.hash_function, self.none_hash, *place)
-
-    def pages_by_key(self) -> dict[PageHashWithGroupId, list[int]]:
-        """The cached map, by ids (POOL-7). O(cached pages)."""
-        if self._keys is not None:
-            return self._keys.pages
-        return {
-            page_key(self.hash_function, self.none_hash, run, place): pages for run, place, pages in self.index.places()
-        }
-
     def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
         """The first page cached under a key, for each of several groups (POOL-7).
 
@@ -147,15 +107,10 @@ class PagePool:
         Returns:
             One page a group, or None if any group has none.
         """
-        key = _page_hash("page_hash", page_hash)
+        key = read_page_hash("page_hash", page_hash)
         groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
-        if self._keys is None:
-            keys = KeyMap()
-            for same, pages in self.pages_by_key().items():
-                for page in pages:
-                    keys.add(same, page)
-            self._keys = keys
-        found = [self._keys.pages.get(PageHashWithGroupId(key, group)) for group in groups]
+        cached = self.key_map().pages
+        found = [cached.get(PageHashWithGroupId(key, group)) for group in groups]
         return PageList(self, tuple(pages[0] for pages in found if pages)) if all(found) else None
 
     # -- Handing out and taking back --------------------------------------------------------------
@@ -181,24 +136,10 @@ class PagePool:
             page = free.take_one()
             self._count_cell[page] = 1
             if self._run_cell[page]:
-                self._evict_one(page)
+                self._evict_taken(page)
+            self.clock += 1
             return PageList(self, (page,))
         return PageList(self, self.take(num_pages))
-
-    def take_one(self) -> int:
-        """`get_new_pages(1)` for a caller that has looked at the free count: the page's id."""
-        page = self._free.take_one()
-        self._count_cell[page] = 1
-        if self._run_cell[page]:
-            self._evict_one(page)
-        return page
-
-    def take(self, count: int) -> NDArray[np.int64]:
-        """`get_new_pages(count)` for a caller that has looked at the free count: the pages' ids, `i64[count]`."""
-        pages = self._free.take(count)
-        self._count_of[pages] = 1
-        self._evict(pages)
-        return pages
 
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Raises the count of each page once per mention, taking free ones out of the queue (POOL-6).
@@ -209,24 +150,12 @@ class PagePool:
         Raises:
             ValueError: a page is free and has no hash, so that it holds nothing.
         """
-        groups = [self.read_pages("pages", group) for group in listed("pages", pages)]
-        ids = np.concatenate(groups) if groups else np.empty(0, np.int64)
-        ids = ids[ids != 0]  # POOL-1
+        ids = self._read_groups(pages)
         free = ids[self._count_of[ids] == 0]
-        if len(free):
-            empty = free[~self.index.cached(free)]
-            if len(empty):
-                raise refusal(ValueError, "POOL-6", f"pages: page {empty[0]} is free and has no hash")
-            self._free.remove(np.unique(free))
-        np.add.at(self._count_of, ids, 1)
-
-    def hold(self, pages: NDArray[np.int64]) -> None:
-        """`touch` for distinct cached pages that the caller has checked. O(pages)."""
-        counts = self._count_of[pages]
-        free = pages[counts == 0]
-        if len(free):
-            self._free.remove(free)
-        self._count_of[pages] = counts + 1
+        empty = free[~self.index.cached(free)]
+        if len(empty):
+            raise refusal(ValueError, "POOL-6", f"pages: page {empty[0]} is free and has no hash")
+        self.hold_mentioned(ids)
 
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
         """Lowers the count of each page once per mention; a page at 0 goes to the back (POOL-3, POOL-5).
@@ -235,7 +164,8 @@ class PagePool:
             ordered_pages: the pages, the one to be evicted first in front. O(pages), in array operations.
 
         Raises:
-            ValueError: a page is mentioned more often than it is held; nothing changes.
+            ValueError: a page is mentioned more often than it is held, its pins left out of account; nothing
+                changes.
         """
         if type(ordered_pages) is PageList and ordered_pages._pool is self:
             items = ordered_pages._items
@@ -244,66 +174,139 @@ class PagePool:
                 return
         pages = self.read_pages("ordered_pages", ordered_pages)
         counts = self._count_of[pages]
-        if len(pages) and counts.min() < 1:
-            held = pages != 0  # POOL-1
-            pages, counts = pages[held], counts[held]
-            if len(pages) and counts.min() < 1:
-                worst = int(pages[counts.argmin()])
-                raise refusal(ValueError, "POOL-5", f"ordered_pages: page {worst} mentioned once, its count is 0")
-        if not len(pages):
-            return
-        if not self._free.note_places(pages):
-            self._release_repeated(pages)
-        elif counts.max() == 1 and not self.unhashed_first:
+        if self._is_plain and np.count_nonzero(counts == 1) == len(pages) and self._free.note_places(pages):
             self._count_of[pages] = 0
             self._free.put_noted(pages)
-        else:
-            self._lower(pages, counts)
+            self._sampling.freed(pages, self.clock)
+            return
+        pages = pages[pages != 0]  # POOL-1
+        mentions: NDArray[np.int64] | int = 1
+        self._require_held(pages, mentions)
+        if not self._free.note_places(pages):
+            pages, mentions = _mentions(pages)
+            self._require_held(pages, mentions)
+        self._lower(pages, mentions)
 
     def _free_one(self, page: int) -> None:
         count = self._count_cell[page]
-        if count > 1:
-            self._count_cell[page] = count - 1
-        elif count == 1:
+        if count == 1 and self._is_plain:
             self._count_cell[page] = 0
-            if self.unhashed_first and not self._run_cell[page]:
-                self._free.put_front(np.array((page,)))
-            else:
-                self._free.put_one(page)
+            self._free.put_one(page)
+            if not page % self.counter_sampling:
+                self._freed_cell[page // self.counter_sampling] = self.clock
+        elif count > 1 and not self._pins.num_pinned:
+            self._count_cell[page] = count - 1
         elif page:  # POOL-1
-            raise refusal(ValueError, "POOL-5", f"ordered_pages: page {page} mentioned once, its count is 0")
+            self._require_held(np.array((page,)), 1)
+            self.release(np.array((page,)))
 
-    def release(self, pages: NDArray[np.int64]) -> None:
-        """`free_pages` for distinct held pages. O(pages)."""
-        self._lower(pages, self._count_of[pages])
-
-    def _lower(self, pages: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
-        counts = counts - 1
-        self._count_of[pages] = counts
-        self._put_back(pages[counts == 0] if counts.any() else pages)
-
-    def _release_repeated(self, pages: NDArray[np.int64]) -> None:
-        # read backwards, the first mention is the last one, which decides the order (POOL-3)
-        distinct, last, mentions = np.unique(pages[::-1], return_index=True, return_counts=True)
-        left = self._count_of[distinct] - mentions
-        if left.min() < 0:
-            worst = int(left.argmin())
+    def _require_held(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int) -> None:
+        """Refuses to free distinct pages more often than they are held but for their pins (POOL-5)."""
+        held = self._count_of[pages].astype(np.int64)
+        if self._pins.num_pinned:
+            held -= self._pins.counts()[pages]
+        missing = mentions - held
+        if missing.size and missing.max() > 0:
+            worst = int(missing.argmax())
             raise refusal(
                 ValueError,
                 "POOL-5",
-                f"ordered_pages: page {distinct[worst]} mentioned {mentions[worst]} times, "
-                f"its count is {self._count_of[distinct[worst]]}",
+                f"ordered_pages: page {pages[worst]} mentioned {missing[worst] + held[worst]} times, "
+                f"held {held[worst]} times",
             )
-        self._count_of[distinct] = left
-        freed = left == 0
-        self._put_back(distinct[freed][np.argsort(-last[freed])])
 
-    def _put_back(self, pages: NDArray[np.int64]) -> None:
-        if self.unhashed_first:
-            cached = self.index.cached(pages)
-            self._free.put_front(pages[~cached])
-            pages = pages[cached]
-        self._free.put(pages)
+    # -- Pins and priorities ----------------------------------------------------------------------
+
+    def pin(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        """Raises the count of each page once per mention, as `touch` does, by references of the pool's (PIN-1).
+
+        Only `unpin` lowers a count by them, and a page with pins keeps its hash unless what it holds is withdrawn.
+
+        Args:
+            pages: one list of cached pages a group; null pages are passed over. O(pages log pages).
+
+        Raises:
+            ValueError: a page is not cached, or more distinct pages would be pinned than may be, of all or of one
+                salt; nothing changes.
+        """
+        ids = self._read_groups(pages)
+        uncached = ids[~self.index.cached(ids)]
+        if len(uncached):
+            raise refusal(ValueError, "PIN-1", f"pages: page {uncached[0]} is not cached")
+        self._pins.add(ids)
+        self.hold_mentioned(ids)
+        self._note_pins()
+
+    def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        """Takes one pin of each page per mention; pages at 0 are freed in the order given (PIN-1).
+
+        Args:
+            pages: one list of pages a group; null pages are passed over. O(pages log pages).
+
+        Raises:
+            ValueError: a page is mentioned more often than it is pinned; nothing changes.
+        """
+        ids, mentions = _mentions(self._read_groups(pages))
+        self._pins.remove(ids, mentions)
+        self._note_pins()
+        self._lower(ids, mentions)
+
+    def pins_of(self, page_id: int) -> int:
+        """How often a page is pinned. O(1)."""
+        return self._pins.of(index("page_id", page_id, self.num_pages))
+
+    def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
+        """Sets the priority of pages: free pages of a low one are taken before those of a high one (PIN-2).
+
+        It ends when the page is handed out, and when it is freed without a hash. A free page whose priority changes
+        goes to the back of its new one.
+
+        Args:
+            pages: cached pages; null pages are passed over. O(pages).
+            priority: an int32; a page has priority 0 until it is told otherwise.
+            expires_at: the time at which the pages get priority 0 again; None: never.
+
+        Raises:
+            ValueError: a page is not cached, or the priority would end at once; nothing changes.
+        """
+        ids = self.read_pages("pages", pages)
+        value = integer("priority", priority, minimum=None)
+        if not -(2**31) <= value < 2**31:
+            raise refusal(ValueError, "R1", f"priority={value} does not fit an int32")
+        end = None if expires_at is None else finite("expires_at", expires_at)
+        ids = ids[ids != 0]  # POOL-1
+        uncached = ids[~self.index.cached(ids)]
+        if len(uncached):
+            raise refusal(ValueError, "PIN-2", f"pages: page {uncached[0]} is not cached")
+        if end is not None and self.now is not None and end <= self.now:
+            raise refusal(ValueError, "PIN-2", f"expires_at={end} does not lie after now={self.now}")
+        if not isinstance(self._free, PriorityOrder):
+            if not value:
+                return
+            self._free = PriorityOrder(self._free, self._run_cell)
+        for page in ids.tolist():
+            self._free.set(page, value, end, not self._count_cell[page])
+
+    def get_priority(self, page_id: int) -> int:
+        """A page's priority (PIN-2). O(1)."""
+        page = index("page_id", page_id, self.num_pages)
+        return self._free.priority(page) if isinstance(self._free, PriorityOrder) else 0
+
+    def advance_time(self, now: float) -> None:
+        """Tells the time; priorities that were to last until then end, in the order of their ends (PIN-2).
+
+        Args:
+            now: the time, on any scale; not before the last one told. O(log pages) for each page that it ends for.
+
+        Raises:
+            ValueError: it goes back, or is not finite.
+        """
+        time = finite("now", now)
+        if self.now is not None and time < self.now:
+            raise refusal(ValueError, "PIN-2", f"now={time} is earlier than {self.now}")
+        self.now = time
+        if isinstance(self._free, PriorityOrder):
+            self._free.expire(time)
 
     # -- Caching ----------------------------------------------------------------------------------
 
@@ -334,8 +337,9 @@ class PagePool:
             kv_cache_group_id: the group that the pages belong to.
 
         Raises:
-            ValueError: a page is free, has a hash already (POOL-8) or is named twice; the counts exceed the pages
-                or the request's tokens; a key is not the request's own; caching is off.
+            ValueError: a page is free, has a hash already (POOL-8), is pinned for content that was withdrawn
+                (PIN-1) or is named twice; the counts exceed the pages or the request's tokens; a key is not the
+                request's own; caching is off.
         """
         ids = self.read_pages("pages", pages)
         page_size = integer("page_size", page_size, minimum=1)
@@ -353,92 +357,47 @@ class PagePool:
         if end * page_size * 4 > len(tokens):
             raise refusal(ValueError, "HASH-3", f"num_full_pages={end}: the request has only {len(tokens) // 4} tokens")
         tokens = tokens[: end * page_size * 4]
-        self._check_keys(page_hashes, tokens, segments, page_size)
+        require_own_keys(page_hashes, self.hash_function, self.none_hash, tokens, segments, page_size)
         new = ids[first:end]
-        held = new[new != 0]  # POOL-1
-        if len(held):
-            if self._count_of[held].min() == 0:
-                worst = int(held[self._count_of[held].argmin()])
-                raise refusal(ValueError, "POOL-8", f"pages: page {worst} is free, its content is nobody's")
-            if self.index.cached(held).any() or not self._free.note_places(held):
-                raise refusal(ValueError, "POOL-8", "pages: a page has a hash already or is named twice")
+        self._require_cacheable(new[new != 0])  # POOL-1
         entered = np.zeros(end, np.int64)
         entered[first:] = new
         tree = self.index.tree(group, page_size)
         keys = self.keys_to_be(tree, tokens, segments)
         self.index.publish(tree, tokens, segments, entered)
-        self.note_keys(entered.tolist(), keys)
+        self.note_keys(entered, keys)
 
-    def keys_to_be(
-        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], start: int = 0, after: int = 0
-    ) -> list[PageHashWithGroupId]:
-        """The keys of pages about to be published, if keys are kept; else none, and nothing is computed.
-
-        A hash function that fails does so here, before anything changed (R1).
-
-        Args:
-            tree: where they are going to be published.
-            tokens: their token bytes.
-            segments: the request's extra keys over its pages.
-            start: the place of the first of them in the request.
-            after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
-        """
-        if self._keys is None:
-            return []
-        digest = self._keys.key_of[after].get_hash_value() if after else self.none_hash
-        size = tree.page_bytes
-        keys: list[PageHashWithGroupId] = []
-        for offset in range(0, len(tokens), size):
-            page_tokens = tokens[offset : offset + size]
-            segment = next(segment for segment in segments if start + offset // size < segment.end)
-            digest = page_digest(self.hash_function, digest, segment.extra, page_tokens)
-            key = PageHash(digest, token_tuple(page_tokens), segment.extra_keys)
-            keys.append(PageHashWithGroupId(key, tree.group_id))
-        return keys
-
-    def note_keys(self, pages: Iterable[int], keys: Iterable[PageHashWithGroupId]) -> None:
-        """Enters pages just published under their keys, see `keys_to_be`; a page 0 enters nothing."""
-        if self._keys is not None:
-            for page, key in zip(pages, keys, strict=True):
-                if page:
-                    self._keys.add(key, page)
+    def _require_cacheable(self, pages: NDArray[np.int64]) -> None:
+        is_free, is_cached = self._count_of[pages] == 0, self.index.cached(pages)
+        is_pinned = self._pins.counts()[pages] > 0 if self._pins.num_pinned else np.zeros(len(pages), bool)
+        wrong = is_free | is_cached | is_pinned
+        if wrong.any():
+            first = int(wrong.argmax())
+            if is_free[first]:
+                raise refusal(ValueError, "POOL-8", f"pages: page {pages[first]} is free, its content is nobody's")
+            if is_cached[first]:
+                raise refusal(ValueError, "POOL-8", f"pages: page {pages[first]} has a hash already")
+            raise refusal(ValueError, "PIN-1", f"pages: page {pages[first]} is pinned, for content that was withdrawn")
+        if not self._free.note_places(pages):
+            raise refusal(ValueError, "POOL-8", f"pages={pages.tolist()} names a page twice")
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
         """Drops the hashes of pages, wherever they stand (POOL-11); the null page and unhashed pages are passed over.
 
         Args:
-            page_ids: the pages' ids. O(pages).
+            page_ids: the pages' ids; events tell of them in this order. O(pages log pages).
 
         Raises:
             IndexError: there is no such page.
+            ValueError: a page is pinned (PIN-1).
         """
-        ids = np.unique(id_array("page_ids", page_ids, self.num_pages))
-        if (self.index.cached(ids) & (self._count_of[ids] > 0)).any():
-            self.num_withdrawals += 1
-        self._evict(ids)
-
-    def _evict_one(self, page: int) -> None:
-        if self._keys is not None:
-            self._keys.remove((page,))
-        self.index.evict_one(page)
-
-    def _evict(self, pages: NDArray[np.int64]) -> None:
-        if self._keys is not None:
-            self._keys.remove(pages.tolist())
-        self.index.evict(pages)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forgets every hash, if no page is in use (POOL-9).
-
-        Returns:
-            Whether it did.
-        """
-        if self._free.num_free != self.num_pages - 1:
-            return False
-        self.index.reset()
-        if self._keys is not None:
-            self._keys = KeyMap()
-        return True
+        ids = id_array("page_ids", page_ids, self.num_pages)
+        ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
+        if self._pins.num_pinned:
+            pinned = ids[self._pins.counts()[ids] > 0]
+            if len(pinned):
+                raise refusal(ValueError, "PIN-1", f"page_ids: page {pinned[0]} is pinned")
+        self.withdraw(ids)
 
     # -- Reading arguments (R1) -------------------------------------------------------------------
 
@@ -456,55 +415,17 @@ class PagePool:
                 raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
         return np.array([page._id for page in given], np.int64)
 
-    def _check_keys(self, page_hashes: object, tokens: bytes, segments: Sequence[ExtraSegment], page_size: int) -> None:
-        """Refuses keys that are not those of the tokens (R2): by their own tokens where they tell, else by digests."""
-        if (
-            type(page_hashes) is PageHashes
-            and page_hashes.hash_function is self.hash_function
-            and page_hashes.none_hash == self.none_hash
-            and page_hashes.page_size == page_size
-        ):
-            if not page_hashes.agrees(tokens, segments, len(tokens) // (4 * page_size)):
-                raise refusal(ValueError, "R2", "page_hashes are not the keys of the request's pages")
-            return
-        given = listed("page_hashes", page_hashes)[: len(tokens) // (4 * page_size)]
-        own = PageHashes(self.hash_function, self.none_hash, page_size, tokens[: len(given) * 4 * page_size], segments)
-        for place, (known, key) in enumerate(zip(given, own, strict=True)):
-            if _page_hash(f"page_hashes[{place}]", known) != key:
-                raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
-
-    def check(self) -> None:
-        """Verifies every redundancy of the state; O(pages and cached tokens).
-
-        Raises:
-            AssertionError: one does not hold; the message shows the whole state.
-        """
-        try:
-            self._free.check()
-            self.index.check()
-            free = np.zeros(self.num_pages, bool)
-            free[self._free.order()] = True
-            assert not free[0], "POOL-1: the null page is free"
-            assert self._count_cell[0] == 0, "POOL-1: the null page is held"
-            assert not self._run_cell[0], "POOL-1: the null page is cached"
-            assert (self._count_of >= 0).all(), "POOL-5: a count below 0"
-            assert (free[1:] == (self._count_of[1:] == 0)).all(), "POOL-2: free pages and counts differ"
-            if self._keys is not None:
-                walked = {
-                    page: page_key(self.hash_function, self.none_hash, run, place)
-                    for run, place, pages in self.index.places()
-                    for page in pages
-                }
-                mapped = {page: key for key, pages in self._keys.pages.items() for page in pages}
-                assert walked == mapped, "POOL-7: keys and index differ"
-        except AssertionError as error:
-            counts = self._count_of.tolist()
-            raise AssertionError(f"{error}\nfree: {self._free.order().tolist()}\ncounts: {counts}") from None
+    def _read_groups(self, pages: object) -> NDArray[np.int64]:
+        """Reads one list of pages a group as ids of pages, null pages left out (POOL-1)."""
+        groups = [self.read_pages("pages", group) for group in listed("pages", pages)]
+        ids = np.concatenate(groups) if groups else np.empty(0, np.int64)
+        held: NDArray[np.int64] = ids[ids != 0]
+        return held
 
 
-def _page_hash(name: str, value: object) -> PageHash:
-    if not (
-        isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], bytes) and isinstance(value[1], tuple)
-    ):
-        raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")
-    return PageHash(*value)
+def _mentions(pages: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct ones of some pages in the order of their last mentions (POOL-3), and how often each is mentioned."""
+    # read backwards, the first mention is the last one
+    distinct, last, mentions = np.unique(pages[::-1], return_index=True, return_counts=True)
+    order = np.argsort(-last)
+    return distinct[order], mentions[order]

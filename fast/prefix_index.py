@@ -302,11 +302,12 @@ class PrefixIndex:
         else:
             run.cut(1)
 
-    def evict(self, pages: NDArray[np.int64]) -> None:
-        """Takes the cached ones of distinct pages out. O(pages) for the tails of leaves."""
+    def evict(self, pages: NDArray[np.int64]) -> int:
+        """Takes the cached ones of distinct pages out; returns how many. O(pages) for the tails of leaves."""
         numbers = self._run_of[pages]
-        if not numbers.any():
-            return
+        num_cached = int(np.count_nonzero(numbers))
+        if not num_cached:
+            return 0
         cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         starts = np.concatenate(([0], cuts))
         lowest = np.minimum.reduceat(self._depth_of[pages], starts).tolist()
@@ -328,6 +329,7 @@ class PrefixIndex:
             else:
                 for page in pages[start:end].tolist():
                     self._evict_page(run, page)
+        return num_cached
 
     def _evict_page(self, run: Run, page: int) -> None:
         depth = self._depth_cell[page]

@@ -36,10 +36,10 @@ def hash_kept_on_eviction(fast: ModuleType) -> SimpleNamespace:
     """An evicted page leaves the map and keeps its hash, while it is handed out anew (kvcached 362)."""
     pool = fast.PagePool
 
-    def evict(self: Any, pages: Any) -> None:
+    def evict(self: Any, pages: Any) -> Any:
         keys = {page: pool.key_of_page(self, page) for page in pages.tolist()}
         self.kept.update({page: key for page, key in keys.items() if key is not None})
-        pool._evict(self, pages)
+        return pool._evict(self, pages)
 
     def evict_one(self: Any, page: int) -> None:
         evict(self, np.array([page]))
@@ -59,12 +59,13 @@ def evicted_page_stays_in_map(fast: ModuleType) -> SimpleNamespace:
         self.get_cached_page(fast.PageHash(b"", ()), [])  # a first look-up makes the map
         return pool.keys_to_be(self, *arguments)
 
-    def evict(self: Any, pages: Any) -> None:
+    def evict(self: Any, pages: Any) -> Any:
         keys, self._keys = self._keys, None  # the map is not told
-        pool._evict(self, pages)
+        evicted = pool._evict(self, pages)
         self._keys = keys
         for page in pages.tolist() if keys is not None else ():
             keys.key_of.pop(page, None)
+        return evicted
 
     def evict_one(self: Any, page: int) -> None:
         evict(self, np.array([page]))

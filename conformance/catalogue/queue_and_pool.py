@@ -110,10 +110,10 @@ def counted_before_refusal(fast: ModuleType) -> SimpleNamespace:
 def eviction_takes_too_much(fast: ModuleType) -> SimpleNamespace:
     """The loop that evicts never counts what it has evicted and goes on to the last free page (sglang 4987)."""
 
-    def evict(self: Any, pages: Any) -> None:
+    def evict(self: Any, pages: Any) -> Any:
         if self.index.cached(pages).any():
             pages = np.union1d(pages, self.free_order())
-        fast.PagePool._evict(self, pages)
+        return fast.PagePool._evict(self, pages)
 
     def evict_one(self: Any, page: int) -> None:
         evict(self, np.array([page]))

@@ -1,0 +1,245 @@
+"""PIN-2: the free order where priorities were given.
+
+Most pages have priority 0 all their lives; those that are free stand in the `FreeLog` as before. Free pages of
+another priority stand in levels, one ordered dict for each priority. Before a priority is first given there is no
+`PriorityOrder`, and the pool works on the log itself.
+"""
+
+import math
+from array import array
+from bisect import insort
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arguments import refusal
+from .free_log import FreeLog
+
+__all__ = ["PriorityOrder", "finite"]
+
+_SPARE_ENDS = 64
+
+
+def finite(name: str, value: object) -> float:
+    """Reads a time: a finite real number (R1). O(1).
+
+    Raises:
+        TypeError: it is no number; a bool is none.
+        ValueError: it is infinite or no number at all.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise refusal(TypeError, "R1", f"{name}={value!r} must be a real number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise refusal(ValueError, "R1", f"{name}={number} must be finite")
+    return number
+
+
+class PriorityOrder:
+    """The free pages of a pool by priority, low ones first, and by arrival within one. It trusts its caller.
+
+    Offers what `FreeLog` offers, in whose place it stands.
+
+    Args:
+        log: the free pages, which all have priority 0.
+        run_cell: for each page 0 if it is not cached: a page that is freed without a hash loses its priority.
+
+    Attributes:
+        num_prioritised: how many pages, free or held, have another priority than 0.
+    """
+
+    __slots__ = (
+        "_end_of",
+        "_ends",
+        "_levels",
+        "_log",
+        "_num_in_levels",
+        "_priorities",
+        "_priority_cell",
+        "_priority_of",
+        "_run_cell",
+        "_run_of",
+        "num_prioritised",
+    )
+
+    def __init__(self, log: FreeLog, run_cell: "array[int]") -> None:
+        self._log = log
+        self._run_cell = run_cell
+        self._run_of: NDArray[np.uint32] = np.frombuffer(run_cell, np.uint32)
+        self._priority_cell = array("i", bytes(4 * len(run_cell)))
+        self._priority_of: NDArray[np.int32] = np.frombuffer(self._priority_cell, np.int32)
+        self._levels: dict[int, OrderedDict[int, None]] = {}
+        self._priorities: list[int] = []  # those of the levels, in order
+        self._num_in_levels = 0
+        self._end_of: dict[int, float] = {}
+        self._ends: list[tuple[float, int]] = []  # a heap; entries that ``_end_of`` does not confirm are void
+        self.num_prioritised = 0
+
+    # -- Priorities -------------------------------------------------------------------------------
+
+    def priority(self, page: int) -> int:
+        """A page's priority. O(1)."""
+        return self._priority_cell[page]
+
+    def set(self, page: int, priority: int, end: float | None, is_free: bool) -> None:
+        """Gives a page a priority; a free page whose priority changes goes to the back of its new one.
+
+        Args:
+            page: the page.
+            priority: its priority from now on; 0, which every page has by itself, has no end.
+            end: the time at which it ends; None: never.
+            is_free: whether the page is free.
+        """
+        changes = priority != self._priority_cell[page]
+        if changes and is_free:
+            self.remove_one(page)
+        self._note(page, priority, end)
+        if changes and is_free:
+            self._enter(page)
+
+    def _note(self, page: int, priority: int, end: float | None) -> None:
+        self.num_prioritised += (priority != 0) - (self._priority_cell[page] != 0)
+        self._priority_cell[page] = priority
+        if end is None or not priority:
+            self._end_of.pop(page, None)
+            return
+        self._end_of[page] = end
+        heappush(self._ends, (end, page))
+        if len(self._ends) > 2 * len(self._end_of) + _SPARE_ENDS:
+            self._ends = [(until, other) for other, until in self._end_of.items()]
+            heapify(self._ends)
+
+    def expire(self, now: float) -> None:
+        """Ends the priorities that last until ``now``, in the order of (end, page). O(log pages) for each."""
+        while self._ends and self._ends[0][0] <= now:
+            end, page = heappop(self._ends)
+            if self._end_of.get(page) == end:
+                is_free = page in self._levels.get(self._priority_cell[page], ())
+                self.set(page, 0, None, is_free)
+
+    # -- The order --------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        """How many pages are free."""
+        return self._log.num_free + self._num_in_levels
+
+    def take_one(self) -> int:
+        """Takes the first page, whose priority ends; there must be one. O(1), O(levels) where one becomes empty."""
+        if not self._priorities or (self._priorities[0] > 0 and self._log.num_free):
+            return self._log.take_one()
+        page = next(iter(self._levels[self._priorities[0]]))
+        self._leave(page)
+        self._note(page, 0, None)
+        return page
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Takes the first ``count`` pages, `i64[count]`, whose priorities end; there must be as many. O(count)."""
+        before: list[int] = []
+        while len(before) < count and self._priorities and self._priorities[0] < 0:
+            before.append(self.take_one())
+        middle = self._log.take(min(count - len(before), self._log.num_free))
+        behind = [self.take_one() for _ in range(count - len(before) - len(middle))]
+        return np.concatenate([np.array(before, np.int64), middle, np.array(behind, np.int64)])
+
+    def put_one(self, page: int) -> None:
+        """Puts a page behind the last of its priority, which ends if the page has no hash. O(1) amortised."""
+        if self._priority_cell[page] and not self._run_cell[page]:
+            self._note(page, 0, None)
+        self._enter(page)
+
+    def put(self, pages: NDArray[np.int64]) -> None:
+        """Puts distinct pages behind the last of their priorities, in order; see `put_one`. O(pages) amortised."""
+        in_level = self._priority_of[pages] != 0
+        if in_level.any():
+            ended = in_level & (self._run_of[pages] == 0)
+            for page in pages[ended].tolist():
+                self._note(page, 0, None)
+            in_level &= ~ended
+            for page in pages[in_level].tolist():
+                self._enter(page)
+            pages = pages[~in_level]
+        self._log.put(pages)
+
+    def note_places(self, pages: NDArray[np.int64]) -> bool:
+        """Whether no page is named twice, of pages that are not free. O(pages) amortised."""
+        return self._log.note_places(pages)
+
+    def put_noted(self, pages: NDArray[np.int64]) -> None:
+        """`put` for pages that `note_places` was asked about."""
+        self.put(pages)
+
+    def put_front(self, pages: NDArray[np.int64]) -> None:
+        """Puts distinct pages without a hash before the first of priority 0, in order. O(pages) amortised."""
+        for page in pages[self._priority_of[pages] != 0].tolist():
+            self._note(page, 0, None)
+        self._log.put_front(pages)
+
+    def remove(self, pages: NDArray[np.int64]) -> None:
+        """Takes distinct free pages out, wherever they stand. O(pages)."""
+        in_log = self._priority_of[pages] == 0
+        self._log.remove(pages[in_log])
+        for page in pages[~in_log].tolist():
+            self._leave(page)
+
+    def remove_one(self, page: int) -> None:
+        """Takes one free page out, wherever it stands. O(1)."""
+        if self._priority_cell[page]:
+            self._leave(page)
+        else:
+            self._log.remove_one(page)
+
+    def order(self) -> NDArray[np.int64]:
+        """The free pages, first the one to be taken first, `i64[num_free]`. O(free pages)."""
+        low = [page for priority in self._priorities if priority < 0 for page in self._levels[priority]]
+        high = [page for priority in self._priorities if priority > 0 for page in self._levels[priority]]
+        return np.concatenate([np.array(low, np.int64), self._log.order(), np.array(high, np.int64)])
+
+    def _enter(self, page: int) -> None:
+        priority = self._priority_cell[page]
+        if not priority:
+            self._log.put_one(page)
+            return
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = OrderedDict()
+            insort(self._priorities, priority)
+        level[page] = None
+        self._num_in_levels += 1
+
+    def _leave(self, page: int) -> None:
+        priority = self._priority_cell[page]
+        level = self._levels[priority]
+        del level[page]
+        if not level:
+            del self._levels[priority]
+            self._priorities.remove(priority)
+        self._num_in_levels -= 1
+
+    def check(self) -> None:
+        """Verifies that levels, priorities and their ends agree.
+
+        Raises:
+            AssertionError: they don't; the message shows them.
+        """
+        self._log.check()
+        priorities = {int(page): int(self._priority_of[page]) for page in self._priority_of.nonzero()[0]}
+        state = (
+            f"priorities {priorities}, ends {self._end_of}, levels { {p: list(v) for p, v in self._levels.items()} }"
+        )
+        assert self.num_prioritised == len(priorities), f"PIN-2: {self.num_prioritised} prioritised: {state}"
+        assert self._priorities == sorted(self._levels), f"PIN-2: {self._priorities}: {state}"
+        assert all(self._levels.values()), f"PIN-2: an empty level: {state}"
+        assert self._num_in_levels == sum(map(len, self._levels.values())), f"PIN-2: {self._num_in_levels}: {state}"
+        for priority, level in self._levels.items():
+            assert all(priorities.get(page) == priority for page in level), f"PIN-2: {state}"
+        assert not self._priority_of[self._log.order()].any(), f"PIN-2: a page in the log has a priority: {state}"
+        assert self._end_of.keys() <= priorities.keys(), f"PIN-2: an end of priority 0: {state}"
+        ends = {(end, page) for page, end in self._end_of.items()}
+        assert ends <= set(self._ends), f"PIN-2: heap {self._ends}: {state}"
+        assert 0 not in priorities, f"PIN-2: the null page has a priority: {state}"
