@@ -2,11 +2,14 @@
 
 from .base import Machine
 from .batch import Batch
+from .events import Events
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
 from .manager import Manager
 from .multi_table import MultiTable
+from .pins import Pins
 from .pool import Pool
+from .pool_pins import PoolPins
 from .programs import Programs
 from .queue import Queue
 from .table import Table
@@ -16,7 +19,7 @@ __all__ = ["MACHINES", "Machine"]
 MACHINES: dict[str, type[Machine]] = {
     machine.name: machine
     for machine in (
-        *(Queue, Pool, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch),
+        *(Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Pins),
         *(Table, MultiTable, Programs),
     )
 }

@@ -30,7 +30,7 @@ class GroupSteps(ManagerSteps):
         """Whether states are copied."""
         return any(group.kind == "aligned" for group in self.world.groups)
 
-    @step("MAN-3", "MAN-5", "MAN-8", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=2)
+    @step("MAN-3", "MAN-5", "MAN-8", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=4)
     def serve(self, data: Drawing) -> None:
         """A request is served from its admission to its end, step by step, while others wait or run."""
         name = self.admitted(data)

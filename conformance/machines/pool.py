@@ -32,7 +32,7 @@ class Pool(PoolFaults):
     )
     def construct(self, num_pages: int, caching: bool, unhashed_first: bool) -> None:
         """A fresh pool: its free pages stand in the order of their ids."""
-        self.build_pool(num_pages, caching, unhashed_first)
+        self.build_pool(num_pages, caching, **({"unhashed_first": True} if unhashed_first else {}))
 
     @step("POOL-4", when=lambda self: self.spec.pool.get_num_free_pages(), weight=2)
     def get_new_pages(self, data: Drawing) -> None:

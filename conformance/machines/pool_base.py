@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
@@ -11,6 +11,7 @@ from kvproof.spec.hashing import PageHash, hash_request_tokens
 
 from .base import Machine, Side
 from .draws import EXTRA_KEYS, Drawing, one_of, rarely, some
+from .manager_fields import pin_fields
 from .pool_state import page_views, pool_fields, pool_options
 
 __all__ = ["OTHER", "STRANGER", "WRONG_DIGEST", "Caching", "PoolMachine", "names"]
@@ -67,22 +68,22 @@ def _key_name(place: int, key: Any) -> str:
 class PoolMachine(Machine):
     """Two pools side by side. A side has ``pool``, ``pages`` by id, and ``keys``: its own for each of the spec's."""
 
-    needs = ("PagePool",)
+    needs: ClassVar[tuple[str, ...]] = ("PagePool",)
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2", "HASH-3"}
     )
 
+    extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (7 * len(EXTRA_KEYS)) + EXTRA_KEYS
     seeded = False
     unhashed_first = False
     caching = True
 
-    def build_pool(self, num_pages: int, caching: bool, unhashed_first: bool) -> None:
+    def build_pool(self, num_pages: int, caching: bool, **wanted: Any) -> None:
         """Builds both pools, with those options that the backend's constructor knows."""
-        wanted = {"hash_seed": b"kvproof"} | ({"unhashed_first": True} if unhashed_first else {})
-        options = pool_options((self.spec.names, self.backend.names), "PagePool", wanted)
+        options = pool_options((self.spec.names, self.backend.names), "PagePool", {"hash_seed": b"kvproof", **wanted})
         self.sequences: list[tuple[int, ...]] = []
         self.seeded, self.caching = "hash_seed" in options, caching
-        self.unhashed_first = "unhashed_first" in options
+        self.unhashed_first = bool(options.get("unhashed_first"))
         shown = "".join(f", {name}={value!r}" for name, value in options.items())
 
         def act(side: Side) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class PoolMachine(Machine):
 
         self.build(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
         self.check("POOL-3", "pages of a fresh pool", list(range(num_pages)), lambda: sorted(self.backend.pages))
-        self.watch(*pool_fields(self.seeded, weak=False))
+        self.watch(*pool_fields(self.seeded, weak=False), *(pin_fields() if "max_pinned_pages" in options else ()))
 
     # -- What the specification's pool shows -----------------------------------------------------------
 
@@ -149,7 +150,7 @@ class PoolMachine(Machine):
         else:
             tokens = tuple(data.draw(st.lists(st.sampled_from([0, 1]), min_size=full * size, max_size=full * size + 1)))
         self.sequences.append(tokens)
-        extra_keys: tuple[ExtraKey, ...] = one_of(data, EXTRA_KEYS) if rarely(data) else ()
+        extra_keys = one_of(data, self.extra_keys)
         first = data.draw(st.integers(0, full - 1))
         fresh = some(data, self.cacheable(), most=full - first, least=1)
         behind: list[int] = list(fresh)

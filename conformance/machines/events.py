@@ -1,0 +1,86 @@
+"""The events machine: what a manager tells of its cache, who follows it, and what it counts."""
+
+from typing import Any, ClassVar
+
+from kvproof.spec.declarations import PageRemoved, PageStored
+
+from ..properties import start, step
+from .base import Side
+from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
+from .groups import MIXED, GroupSteps
+from .worlds import World, worlds
+
+__all__ = ["Events"]
+
+_TELLING = {"enable_events": True, "counter_sampling": 1}
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    _TELLING,
+    _TELLING | {"unhashed_first": True},
+    _TELLING | {"counter_sampling": 3},
+    _TELLING | {"enable_events": False},
+)
+
+
+class Events(GroupSteps):
+    """After every call events, a follower's cached map and counters are compared; in some examples events are off."""
+
+    name = "events"
+    examples = 40
+    needs: ClassVar[tuple[str, ...]] = (
+        *GroupSteps.needs,
+        *("CacheFollower", "CacheManager.take_events", "CacheManager(enable_events)", "CacheManager(counter_sampling)"),
+    )
+    labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
+    always = GroupSteps.always | labels | {"MAN-12", "MAN-13"}
+
+    @start(world=worlds(MIXED, counts=(1, 1, 2), ample=True, eagle=True, options=_OPTIONS))
+    def construct(self, world: World) -> None:
+        """A manager of one or two groups that tells what it does, or is not asked to."""
+        self.build_managers(world)
+
+    @step(when=lambda self: self.cases)
+    def ask_the_follower(self, data: Drawing) -> None:
+        """How many leading pages of a request a follower knows to be cached, in one group or in several."""
+        name = one_of(data, list(self.cases))
+        asked = one_of(data, range(len(self.world.groups)))
+        size = self.world.groups[asked].page_size
+        groups = one_of(data, [[asked], [asked], [0], list(range(len(self.world.groups))), []])
+        self.call(
+            f"follower.num_cached_pages(<keys of {name}, page size {size}>, {groups})",
+            lambda side: side.follower.num_cached_pages(self.keys(side, name, size), groups),
+            "MAN-12",
+        )
+
+    def keys(self, side: Side, name: str, size: int) -> list[Any]:
+        """A side's own keys of a request's full pages."""
+        root = side.names.get("init_none_hash")(self.options["hash_seed"])
+        hashed = side.names.get("hash_request_tokens")
+        return list(hashed(side.names.get("sha256"), size, self.cases[name].request, none_hash=root))
+
+    @step(when=lambda self: self.cases)
+    def misuse_the_follower(self, data: Drawing) -> None:
+        """Events that cannot come next, after one that can: none of them is followed. Options that make no sense."""
+        cached = [told[1:] for told in self.spec.told if told[0] == "PageStored" and self.is_cached(told[2])]
+        group, page, digest = cached[-1][:3] if cached else (0, 1, b"1")
+        new = PageStored(0, self.world.num_pages + 7, b"2", None, (0,), None)
+        wrong: list[Any] = [
+            PageRemoved(0, self.world.num_pages + 8, b"1"),
+            PageRemoved(group, page, b"another"),
+            PageRemoved(group + 1, page, digest),
+            *([PageStored(group, page, b"3", None, (0,), None)] if cached else []),
+            new,
+        ]
+        events = likely(data, [[new, event] for event in wrong], [[new, None], [new, "event"], *NO_LISTS])
+        self.call(f"follower.apply({events!r})", lambda side: side.follower.apply(events), "MAN-12")
+        option, value = one_of(
+            data, [("enable_events", 1), ("counter_sampling", 0), *(("counter_sampling", wrong) for wrong in NO_INTS)]
+        )
+        self.call(
+            f"CacheManager(4, [], 8, {option}={value!r})",
+            lambda side: side.names.get("CacheManager")(4, [], 8, **{option: value}),
+            "MAN-12",
+        )
+
+    def is_cached(self, page: int) -> bool:
+        """Whether a page is cached now."""
+        return self.spec.pages[page].page_hash is not None

@@ -1,0 +1,181 @@
+"""The pins machine: prefixes that are pinned or ranked, by a manager."""
+
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import CacheSalt, ExtraKey
+
+from ..properties import start, step
+from .base import Side
+from .draws import NO_INTS, Drawing, likely, one_of, rarely, some
+from .groups import MIXED, GroupSteps
+from .manager_base import COUNTS, HASHES
+from .worlds import World, worlds
+
+__all__ = ["BAD_TIMES", "PINNED", "PRIORITIES", "Pins"]
+
+PINNED: tuple[dict[str, Any], ...] = (
+    {"max_pinned_pages": 4},
+    {"max_pinned_pages": 12},
+    {"max_pinned_pages": 12, "max_pinned_pages_per_salt": 3},
+    {"max_pinned_pages": 3, "max_pinned_pages_per_salt": 1},
+    {"max_pinned_pages": 12, "unhashed_first": True},
+    {"max_pinned_pages": 0},
+)
+"""Bounds of what can be pinned."""
+
+PRIORITIES = (1, 1, 2, -1, 0, -(2**31), 2**31 - 1)
+"""Priorities that are drawn."""
+
+BAD_TIMES: tuple[Any, ...] = (float("nan"), float("inf"), "1", True)
+"""What is no time (R1)."""
+
+_SALTED: tuple[tuple[ExtraKey, ...], ...] = ((), (), (CacheSalt("a"),), (CacheSalt("a"),), (CacheSalt("b"),))
+_RANKED = {"priorities": "PIN-2", "free pages": "PIN-2"}
+
+
+class Pins(GroupSteps):
+    """Prefixes of requests that wait, run or are gone; few tenants, each with a bound of its own."""
+
+    name = "pins"
+    examples = 50
+    needs: ClassVar[tuple[str, ...]] = (
+        *GroupSteps.needs,
+        *("CacheManager.pin_prefix", "CacheManager.unpin_prefix", "CacheManager.set_prefix_priority"),
+        *("CacheManager.advance_time", "CacheManager.evict_pages", "CacheManager(max_pinned_pages)"),
+    )
+    labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
+    always = GroupSteps.always | labels | {"MAN-13", "PIN-1", "PIN-2"}
+    extra_keys = _SALTED
+
+    @start(world=worlds(MIXED, counts=(1, 1, 2), room=(1, 3), ample=True, options=PINNED))
+    def construct(self, world: World) -> None:
+        """A manager of one or two groups with bounds of what may be pinned."""
+        self.build_managers(world)
+        self.pins: list[int] = []
+        self.now = 0.0
+
+    def caches_any(self) -> bool:
+        """Whether any page is cached."""
+        return bool(self.spec.pool.cached_page_hash_to_page)
+
+    def ranks_any(self) -> bool:
+        """Whether any page has a priority."""
+        return any(self.spec.pool.get_priority(page) for page in self.spec.pages)
+
+    @step("PIN-1", when=caches_any, weight=5)
+    def pin_prefix(self, data: Drawing) -> None:
+        """Pins what is cached of a request, or of its first tokens; beyond the bounds it is refused.
+
+        Where several prefixes are pinned, one of them is given up first.
+        """
+        if len(self.pins) > 1 and one_of(data, [True, True, False]):
+            self.unpin(one_of(data, self.pins))
+        name = one_of(data, list(self.cases))
+        tokens = data.draw(st.integers(0, self.max_model_len)) if rarely(data) else None
+        more = () if tokens is None else (tokens,)
+        pinned = self.call(
+            f"manager.pin_prefix({name}{'' if tokens is None else f', {tokens}'})",
+            lambda side: side.manager.pin_prefix(self.cases[name].request, *more),
+            "PIN-1",
+            self.pinned_prefix,
+            "PIN-1",
+        )
+        if not pinned.refused and pinned.spec is not None:
+            self.pins.append(pinned.spec.pin_id)
+
+    def pinned_prefix(self, pinned: Any, side: Side) -> Any:
+        """A `PinnedPrefix` as it is compared."""
+        return pinned and (int(pinned.pin_id), int(pinned.num_tokens), self.page_lists(pinned.pages, side))
+
+    @step("PIN-1", when=lambda self: self.pins, weight=3)
+    def unpin_prefix(self, data: Drawing) -> None:
+        """What was pinned is given up: the last page first, group by group."""
+        self.unpin(one_of(data, self.pins))
+
+    def unpin(self, pin: int) -> None:
+        """Gives a pinned prefix up."""
+        self.pins.remove(pin)
+        self.call(
+            f"manager.unpin_prefix({pin})",
+            lambda side: side.manager.unpin_prefix(pin),
+            "PIN-1",
+            charge=dict.fromkeys(COUNTS, "PIN-1"),
+        )
+
+    @step("PIN-2", when=caches_any, weight=4)
+    def set_prefix_priority(self, data: Drawing) -> None:
+        """Ranks what is cached of a request, perhaps for some time only."""
+        name, priority = one_of(data, list(self.cases)), one_of(data, PRIORITIES)
+        options: dict[str, Any] = {}
+        if rarely(data):
+            options["num_tokens"] = data.draw(st.integers(0, self.max_model_len))
+        if one_of(data, [True, False]):
+            options["expires_at"] = self.now + one_of(data, [1, 2, 0.5])
+        shown = "".join(f", {option}={value}" for option, value in options.items())
+        self.call(
+            f"manager.set_prefix_priority({name}, {priority}{shown})",
+            lambda side: side.manager.set_prefix_priority(self.cases[name].request, priority, **options),
+            "PIN-2",
+            charge=_RANKED,
+        )
+
+    @step("PIN-2", when=ranks_any)
+    def advance_time(self, data: Drawing) -> None:
+        """Time goes on, or stands still; priorities end."""
+        self.now += one_of(data, [1, 0.5, 0, 3])
+        self.call(
+            f"manager.advance_time({self.now})",
+            lambda side: side.manager.advance_time(self.now),
+            "PIN-2",
+            charge=_RANKED,
+        )
+
+    @step("POOL-11", "PIN-1", when=caches_any)
+    def evict_pages(self, data: Drawing) -> None:
+        """Drops the hashes of some pages; a pinned one refuses the call."""
+        cached = [page for page in sorted(self.spec.pages)[1:] if self.spec.pages[page].page_hash is not None]
+        evicted = some(data, [*cached, 0], most=2, least=1)
+        self.call(
+            f"manager.evict_pages({evicted})",
+            lambda side: side.manager.evict_pages(evicted),
+            "POOL-11",
+            charge=dict.fromkeys((*HASHES, "free pages"), "POOL-11"),
+        )
+
+    @step("PIN-1", "PIN-2", when=lambda self: self.cases)
+    def misuse_pins(self, data: Drawing) -> None:
+        """Pins that there are not, priorities and times that make no sense, bounds that are none."""
+        request = self.cases[self.some_case(data)].request
+        often = [
+            ("unpin_prefix", (max([*self.pins, 6]) + 1,)),
+            ("set_prefix_priority", (request, 1, None, self.now - 1)),
+            ("advance_time", (self.now - 1,)),
+        ]
+        seldom: list[tuple[str, tuple[Any, ...]]] = [
+            *(("unpin_prefix", (wrong,)) for wrong in (-1, *NO_INTS)),
+            *(("pin_prefix", (wrong,)) for wrong in (None, "a")),
+            *(("pin_prefix", (request, wrong)) for wrong in (-1, *NO_INTS[:-1])),
+            *(("set_prefix_priority", (request, wrong)) for wrong in (2**31, -(2**31) - 1, *NO_INTS)),
+            *(("set_prefix_priority", (request, 1, wrong)) for wrong in (-1, *NO_INTS[:-1])),
+            *(("set_prefix_priority", (request, 1, None, wrong)) for wrong in BAD_TIMES),
+            *(("advance_time", (wrong,)) for wrong in (None, *BAD_TIMES)),
+            *(("evict_pages", (wrong,)) for wrong in ([-1], [self.world.num_pages], [True], 1)),
+        ]
+        method, arguments = likely(data, often, seldom)
+        self.call(
+            f"manager.{method}{arguments!r}",
+            lambda side: getattr(side.manager, method)(*arguments),
+            "PIN-1",
+            charge="R1",
+        )
+        option, value = one_of(
+            data,
+            [(name, wrong) for name in ("max_pinned_pages", "max_pinned_pages_per_salt") for wrong in (-1, 1.0, True)],
+        )
+        self.call(
+            f"CacheManager(4, [], 8, {option}={value!r})",
+            lambda side: side.names.get("CacheManager")(4, [], 8, **{option: value}),
+            "PIN-1",
+        )
