@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "all_below",
     "attribute",
     "flag",
     "id_array",
@@ -180,7 +181,8 @@ def plain_array(values: object) -> NDArray[np.int64] | None:
     return cells.astype(np.int64)
 
 
-def _all_below(numbers: NDArray[np.int64], size: int) -> bool:
+def all_below(numbers: NDArray[np.int64], size: int) -> bool:
+    """Whether numbers are all in [0, size). O(n)."""
     # A negative number is a huge one when its bits are read as unsigned: one pass instead of two.
     return not numbers.size or int(np.maximum.reduce(numbers.view(np.uint64))) < size
 
@@ -204,7 +206,7 @@ def id_array(name: str, values: object, size: int, clause: str = "R1") -> NDArra
     """
     given = materialised(name, values)
     numbers = plain_array(given)
-    if numbers is None or not _all_below(numbers, size):
+    if numbers is None or not all_below(numbers, size):
         # The first element that is wrong decides what is raised. Where none is, the kind was unusual.
         return np.array([index(name, value, size, clause) for value in given], np.int64)
     return numbers
@@ -259,7 +261,7 @@ def id_lists(
     if not lists:
         return np.empty(0, np.int64), 0, 0
     flat = _equal_lists(lists)
-    if flat is not None and _all_below(flat, size):
+    if flat is not None and all_below(flat, size):
         return flat, len(lists[0]), len(lists)
     if set(map(type, lists)) <= {list, tuple}:
         flat = id_array(name, list(chain.from_iterable(lists)), size, clause)

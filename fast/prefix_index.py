@@ -60,24 +60,27 @@ class PrefixIndex:
     # -- Finding ----------------------------------------------------------------------------------
 
     def match(self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int) -> NDArray[np.int64]:
-        """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1).
+        """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1). Arguments as for `first_pages`."""
+        pages = self.first_pages(tree, tokens, segments, limit)
+        return pages if pages.all() else pages[: pages.argmin()]
+
+    def first_pages(
+        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int
+    ) -> NDArray[np.int64]:
+        """The page cached for each place of a request, 0 where there is none, as far as the tree knows its tokens.
 
         Args:
             tree: where to look.
             tokens: the request's token bytes.
             segments: its extra keys over its pages.
             limit: the most pages wanted; the tokens cover as many.
+
+        Returns:
+            `i64[n]`, with n at most ``limit``; from place n on nothing is cached.
         """
         found = array("i")
         for run, count in self._walk(tree, tokens, segments, limit):
-            if run.holes:
-                pages = run.pages[:count]
-                if 0 in pages:
-                    found += pages[: pages.index(0)]
-                    break
-                found += pages
-            else:
-                found += run.pages if count == len(run.pages) else run.pages[:count]
+            found += run.pages if count == len(run.pages) else run.pages[:count]
         return np.frombuffer(found, np.int32).astype(np.int64) if found else np.empty(0, np.int64)
 
     def holds(
@@ -200,7 +203,7 @@ class PrefixIndex:
             self._depth_of[pages] = np.arange(depth, depth + len(pages))
         return run
 
-    def publish_next(self, page: int, after: int, depth: int, tokens: bytes) -> bool:
+    def publish_next(self, page: int, after: int, depth: int, tokens: bytes, extra: bytes) -> bool:
         """The usual case of `publish`: one page behind the last page of a leaf, in O(1).
 
         Args:
@@ -208,16 +211,22 @@ class PrefixIndex:
             after: the cached page that holds the request's page before it.
             depth: its place in the request.
             tokens: its token bytes.
+            extra: the encoding of the extra keys that touch it.
 
         Returns:
             Whether this was the case; if not, nothing has changed.
         """
         number = self.run_cell[after]
         run = self._runs[number]
-        if run.children is not None or run.pages[-1] != after or run.extra:
+        pages = run.pages
+        if run.children is not None or pages[-1] != after or run.extra != extra:
             return False
-        run.lengthen(tokens)
-        run.pages.append(page)
+        known = run.tokens
+        if type(known) is bytearray:
+            known += tokens
+        else:
+            run.lengthen(tokens)
+        pages.append(page)
         self.run_cell[page] = number
         self._depth_cell[page] = depth
         return True

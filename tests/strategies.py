@@ -8,13 +8,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvproof.spec.declarations import (
+    CacheGroupSpec,
     CacheSalt,
+    ChunkedLocalAttentionSpec,
     EngineRequestStatus,
     ExtraKey,
+    FullAttentionSpec,
     LoraAdapter,
+    MambaSpec,
+    MLAAttentionSpec,
     MultimodalItem,
     PromptEmbeddings,
     SamplingParams,
+    SlidingWindowSpec,
     WeightsVersion,
 )
 
@@ -23,6 +29,7 @@ __all__ = [
     "extra_keys",
     "few_extra_keys",
     "generic_values",
+    "group_mixes",
     "page_sizes",
     "plain_requests",
     "short_token_lists",
@@ -116,3 +123,26 @@ class PlainRequest:
 def plain_requests(draw: st.DrawFn, request_id: str = "r") -> PlainRequest:
     """An engine's own request with tokens over the whole int32 and any extra keys."""
     return PlainRequest(request_id, spelled(draw(token_lists), draw(spellings)), draw(extra_keys()))
+
+
+@st.composite
+def cache_groups(draw: st.DrawFn) -> CacheGroupSpec:
+    """A cache group of any kind, with windows and chunks below and above the page, multiples of it or not (MAN-7)."""
+    size, span = draw(page_sizes), draw(st.integers(1, 9))
+    numbers: tuple[int, int, int, str] = (size, 1, 8, "float32")
+    kind = draw(st.sampled_from(["full", "window", "chunk", "MLA", "states", "window", "chunk", "one state"]))
+    match kind:
+        case "full":
+            return CacheGroupSpec(FullAttentionSpec(*numbers))
+        case "window":
+            return CacheGroupSpec(SlidingWindowSpec(*numbers, sliding_window=span))
+        case "chunk":
+            return CacheGroupSpec(ChunkedLocalAttentionSpec(*numbers, attention_chunk_size=span))
+        case "MLA":
+            return CacheGroupSpec(MLAAttentionSpec(*numbers))
+    mode: Any = "align" if kind == "states" else "none"
+    return CacheGroupSpec(MambaSpec(size, ((2,),), ("float32",), mode))
+
+
+group_mixes = st.lists(cache_groups(), min_size=1, max_size=3)
+"""One to three cache groups, of any kinds and page sizes (MAN-7)."""

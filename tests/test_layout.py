@@ -33,8 +33,6 @@ ALSO = {"fast": "kvproof.spec.declarations"}
 
 MAX_LINES = 400
 LONG_MODULES = {
-    "spec/cache_manager.py": "one class with the contract's longest room, half of it docstrings; more groups split it",
-    "fast/cache_manager.py": "one class; its paths read the same columns, which a split would hand about",
     "fast/page_pool.py": "one class; its scalar and bulk paths stand side by side so that they are read together",
     "fast/prefix_index.py": "one tree; every operation keeps the same redundancies, listed by one check()",
 }

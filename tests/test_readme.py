@@ -17,22 +17,26 @@ def _run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_there_are_two_examples() -> None:
-    assert len(BLOCKS) == 2
+def test_there_are_three_examples() -> None:
+    assert len(BLOCKS) == 3
 
 
 def test_the_engine_example_runs() -> None:
     assert _run(BLOCKS[0])["manager"].usage == 0.0
 
 
+def test_the_example_of_mixed_layers_runs() -> None:
+    _run(BLOCKS[1])["manager"].check()
+
+
 def test_the_wrong_pool_is_caught_as_the_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """POOL-3 is what the pool of the second example breaks."""
+    """POOL-3 is what the pool of the last example breaks."""
     from kvproof.conformance.cli import main
 
-    assert isinstance(_run(BLOCKS[1])["backend"], SimpleNamespace)
-    (tmp_path / "my_engine.py").write_text(BLOCKS[1])
+    assert isinstance(_run(BLOCKS[2])["backend"], SimpleNamespace)
+    (tmp_path / "my_engine.py").write_text(BLOCKS[2])
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["check", "--backend", "my_engine:backend", "--seed", "1"]) == 1
     assert "POOL-3" in capsys.readouterr().out

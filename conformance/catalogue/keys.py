@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import backend_with, derived, with_manager
+from .patching import backend_with, derived, with_coordinator
 from .registry import seeded
 
 __all__: list[str] = []
@@ -21,10 +21,12 @@ def _python_key(parent: tuple[Any, ...] | None, tokens: tuple[int, ...], extra_k
     return hash((parent and parent[0], tokens, extra_keys)), tokens, extra_keys
 
 
-def _request_keys(fast: ModuleType, manager: Any, request: Any) -> Iterator[tuple[Any, ...]]:
+def _request_keys(tokens: bytes, segments: Any, page_size: int) -> Iterator[tuple[Any, ...]]:
+    values = np.frombuffer(tokens, "<i4").tolist()
     key = None
-    for own in fast.hash_request_tokens(fast.sha256, manager._size, request):
-        key = _python_key(key, own.token_ids, own.extra_keys)
+    for place in range(len(values) // page_size):
+        extra_keys = next(segment.extra_keys for segment in segments if place < segment.end)
+        key = _python_key(key, tuple(values[place * page_size : (place + 1) * page_size]), extra_keys)
         yield key
 
 
@@ -37,9 +39,9 @@ def _cached_key(run: Any, place: int) -> tuple[Any, ...]:
     return _python_key(parent, tuple(np.frombuffer(run.page_tokens(place), "<i4").tolist()), run.extra_keys)
 
 
-def _cached_pages(manager: Any) -> dict[tuple[Any, ...], list[int]]:
+def _cached_pages(coordinator: Any) -> dict[tuple[Any, ...], list[int]]:
     found: dict[tuple[Any, ...], list[int]] = {}
-    for run, place, pages in manager.page_pool.index.places():
+    for run, place, pages in coordinator.page_pool.index.places():
         found.setdefault(_cached_key(run, place), []).extend(pages)
     return found
 
@@ -51,38 +53,27 @@ def python_hash_keys(fast: ModuleType) -> SimpleNamespace:
     A key holds its own page's tokens, so that first pages are told apart; but below prompts that differ in a
     first page so, the second pages have one key. Hits are checked by the same keys when they are handed back.
     """
-    manager = fast.CacheManager
 
-    def get_computed_pages(self: Any, request: Any) -> Any:
-        hits, num_tokens = manager.get_computed_pages(self, request)
-        params = request.sampling_params
-        if not self.enable_caching or (params is not None and params.prompt_logprobs is not None):
-            return hits, num_tokens
+    def find(self: Any, tokens: bytes, segments: Any, most: int, *, eagle: bool = True) -> Any:  # noqa: ARG001
+        if not self.enable_caching:
+            return [np.empty(0, np.int64) for _ in self.groups], 0
+        size = self.groups[0].rule.page_size
         cached = _cached_pages(self)
         found: list[int] = []
-        for key in list(_request_keys(fast, self, request))[: max(request.num_tokens - 1, 0) // self._size]:
+        for key in list(_request_keys(tokens, segments[0], size))[: most // size]:
             if key not in cached:
                 break
             found.append(cached[key][0])
-        return self._of_ids(tuple(found)), len(found) * self._size
+        return [np.array(found, np.int64)], len(found) * size
 
-    def allocate_slots(self: Any, request: Any, *args: Any, **options: Any) -> Any:
-        self.asking = request
-        return manager.allocate_slots(self, request, *args, **options)
-
-    def read_hits(self: Any, given: Any, num_tokens: int, *content: Any) -> Any:
-        hits = self._hit_ids(given, num_tokens)
-        keys = list(_request_keys(fast, self, self.asking))
+    def check_hits(self: Any, tokens: bytes, segments: Any, hits: Any, length: int) -> None:
+        keys = list(_request_keys(tokens, segments[0], self.groups[0].rule.page_size))
         cached = _cached_pages(self)
-        if len(hits) <= len(keys) and all(
-            page in cached.get(key, ()) for page, key in zip(hits.tolist(), keys, strict=False)
-        ):
-            return hits
-        return manager._read_hits(self, given, num_tokens, *content)  # refuses
+        pages = hits[0].tolist()
+        if any(page not in cached.get(key, ()) for page, key in zip(pages, keys, strict=False)):
+            fast.CacheCoordinator.check_hits(self, tokens, segments, hits, length)  # refuses
 
-    return with_manager(
-        fast, get_computed_pages=get_computed_pages, allocate_slots=allocate_slots, _read_hits=read_hits
-    )
+    return with_coordinator(fast, find_longest_cache_hit=find, check_hits=check_hits)
 
 
 # -- The root of a chain --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from .registry import seeded
 __all__: list[str] = []
 
 
-def _new_dict(_: Any) -> dict[str, bytes]:
+def _new_dict(_: Any) -> dict[str, Any]:
     return {}
 
 
@@ -28,6 +28,27 @@ def deferred_free_reversed(fast: ModuleType) -> SimpleNamespace:
     return with_pool(fast, release=release)
 
 
+class _StandIn:
+    """A request seen through the tokens that its id was first noted with, as far as they go."""
+
+    def __init__(self, request: Any, noted: dict[str, list[int]], page_size: int) -> None:
+        self._request, self._noted, self._page_size = request, noted, page_size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        """The request's tokens, those of full pages as noted under its id."""
+        tokens = [int(token) for token in self._request.all_token_ids]
+        noted = self._noted.get(self._request.request_id, [])
+        tokens = [*noted[: len(tokens)], *tokens[len(noted) :]]
+        full = len(tokens) - len(tokens) % self._page_size
+        if full > len(noted):
+            self._noted[self._request.request_id] = tokens[:full]
+        return tokens
+
+
 @seeded(16, "MAN-6", "manager", also=("R2", "HASH-3", "MAN-1", "MAN-3"))
 def reused_id_keeps_keys(fast: ModuleType) -> SimpleNamespace:
     """Keys are kept by request id, so that a reused id has the old prompt's (EasyDeL, vLLM 10583, 15041).
@@ -36,21 +57,32 @@ def reused_id_keeps_keys(fast: ModuleType) -> SimpleNamespace:
     """
     manager = fast.CacheManager
 
-    def read_tokens(self: Any, request: Any, start: int = 0, stop: int | None = None) -> bytes:
-        tokens: bytes = manager._read_tokens(self, request)
-        noted = self.noted.get(request.request_id, b"")
-        tokens = noted[: len(tokens)] + tokens[len(noted) :]
-        full = len(tokens) - len(tokens) % (4 * self._size)
-        if full > len(noted):
-            self.noted[request.request_id] = tokens[:full]
-        return tokens[4 * start : None if stop is None else 4 * stop]
+    def stand_in(self: Any, request: Any) -> Any:
+        if not isinstance(getattr(request, "request_id", None), str):
+            return request
+        known = self.stand_ins.get(request.request_id)
+        if known is None or known._request is not request:
+            known = _StandIn(request, self.noted, self.page_size or 1)
+            self.stand_ins[request.request_id] = known
+        return known
+
+    def through(name: str) -> Any:
+        def call(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+            return getattr(manager, name)(self, stand_in(self, request), *args, **options)
+
+        return call
 
     def free_page_hashes(self: Any, request: Any) -> None:
         manager.free_page_hashes(self, request)
         self.noted.pop(request.request_id, None)
 
+    names = ("get_computed_pages", "allocate_slots", "cache_pages", "get_num_common_prefix_pages", "free")
     return with_manager(
-        fast, noted=cached_property(_new_dict), _read_tokens=read_tokens, free_page_hashes=free_page_hashes
+        fast,
+        noted=cached_property(_new_dict),
+        stand_ins=cached_property(_new_dict),
+        free_page_hashes=free_page_hashes,
+        **{name: through(name) for name in names},
     )
 
 
@@ -60,9 +92,11 @@ def smaller_count_raises(fast: ModuleType) -> SimpleNamespace:
 
     def cache_pages(self: Any, request: Any, num_computed_tokens: Any) -> None:
         fast.CacheManager.cache_pages(self, request, num_computed_tokens)
-        published = self._live.num_published[self._require_live(request)]
-        if num_computed_tokens // self._size < published:
-            raise RuntimeError(f"{published} pages are cached, num_computed_tokens={num_computed_tokens} has fewer")
+        slot = self.slot_of(request.request_id)
+        for group in self.coordinator.groups:
+            published = group.num_published[slot]
+            if num_computed_tokens // group.rule.page_size < published:
+                raise RuntimeError(f"{published} pages are cached, num_computed_tokens={num_computed_tokens} has fewer")
 
     return with_manager(fast, cache_pages=cache_pages)
 
@@ -75,13 +109,14 @@ def missing_pages_counted_as_cached(fast: ModuleType) -> SimpleNamespace:
     """
 
     def cache_pages(self: Any, request: Any, num_computed_tokens: Any) -> None:
-        live = self._live
+        live = self.coordinator.live
         slot = self._require_live(request)
         given = live.num_promised[slot]
         beyond = whole(num_computed_tokens) and num_computed_tokens > given
         fast.CacheManager.cache_pages(self, request, given if beyond else num_computed_tokens)
         if beyond and self.enable_caching:
-            live.num_published[slot] = int(num_computed_tokens) // self._size
+            for group in self.coordinator.groups:
+                group.num_published[slot] = int(num_computed_tokens) // group.rule.page_size
             self.page_pool.num_withdrawals += 1  # the page before the next is not cached: no place to go on from
 
     return with_manager(fast, cache_pages=cache_pages)

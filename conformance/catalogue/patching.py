@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["backend_with", "derived", "whole", "with_manager", "with_pool", "with_queue", "with_table"]
+__all__ = [
+    "backend_with",
+    "derived",
+    "whole",
+    "with_coordinator",
+    "with_manager",
+    "with_pool",
+    "with_queue",
+    "with_table",
+]
 
 
 def whole(value: object) -> bool:
@@ -34,6 +43,17 @@ def with_queue(fast: ModuleType, **members: Any) -> SimpleNamespace:
 def with_manager(fast: ModuleType, **members: Any) -> SimpleNamespace:
     """A backend whose manager has some members replaced."""
     return backend_with(fast, CacheManager=derived(fast.CacheManager, members))
+
+
+def with_coordinator(fast: ModuleType, **members: Any) -> SimpleNamespace:
+    """A backend whose manager's coordinator, of whatever kind, has some members replaced."""
+
+    def build_manager(self: Any, *args: Any, **options: Any) -> None:
+        fast.CacheManager.__init__(self, *args, **options)
+        # The manager makes its coordinator itself: the object stays, its class changes.
+        self.coordinator.__class__ = derived(type(self.coordinator), members)
+
+    return with_manager(fast, __init__=build_manager)
 
 
 def with_pool(fast: ModuleType, **members: Any) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Rows d, e, e2 and f, and a decode step in single calls: keys and the cache manager."""
+"""Rows c, d, e, e2 and f, and decode steps in single calls: keys and the cache manager."""
 
 import hashlib
 from collections import deque
@@ -9,7 +9,7 @@ import pytest
 
 from kvproof import fast
 
-from .workloads import manager, tokens
+from .workloads import group, manager, tokens
 
 LONG = 32_769
 
@@ -86,21 +86,75 @@ def test_row_f_life_cycle(benchmark: Any) -> None:
     benchmark.pedantic(next_request, rounds=2_000, warmup_rounds=400)
 
 
-@pytest.mark.parametrize("running", [256])
-def test_decode_step_in_single_calls(benchmark: Any, running: int) -> None:
-    served = manager()
-    requests = [fast.Request(str(i), tokens(512 + i % 16, i)) for i in range(running)]
+def _running(num: int, groups: list[fast.CacheGroupSpec] | None = None) -> tuple[fast.CacheManager, list[fast.Request]]:
+    """A manager with ``num`` requests that have just been prefilled."""
+    served = manager(max(100_000, 50 * num), groups=groups)
+    requests = [fast.Request(str(i), tokens(512 + i % 16, i)) for i in range(num)]
     for request in requests:
         served.allocate_slots(request, request.num_tokens)
+    return served, requests
+
+
+def _grow(requests: list[fast.Request]) -> None:
+    """Every request has one token more, all before it being computed."""
+    for request in requests:
+        request.num_computed_tokens = request.num_tokens
+        request.append(7)
+
+
+@pytest.mark.parametrize("running", [256, 1024, 8192])
+def test_row_c_batched_decode_step(benchmark: Any, running: int) -> None:
+    served, requests = _running(running)
+    slots = np.array([served.slot_of(request.request_id) for request in requests])
+    computed = np.array([request.num_tokens for request in requests])
 
     def grow() -> None:
+        _grow(requests)
+        computed[:] = [request.num_computed_tokens for request in requests]
+
+    def step() -> None:
+        served.allocate_slots_batch(slots, computed, 1)
+
+    benchmark.pedantic(step, setup=grow, rounds=64, warmup_rounds=2)
+
+
+@pytest.mark.parametrize("running", [256])
+def test_row_c_look_ups_right_after_the_step(benchmark: Any, running: int) -> None:
+    served, requests = _running(running)
+    slots = np.array([served.slot_of(request.request_id) for request in requests])
+
+    def step() -> None:
+        _grow(requests)
+        served.allocate_slots_batch(slots, np.array([request.num_computed_tokens for request in requests]), 1)
+
+    def look_ups() -> None:
         for request in requests:
-            request.num_computed_tokens = request.num_tokens
-            request.append(7)
+            served.get_computed_pages(request)
+
+    benchmark.pedantic(look_ups, setup=step, rounds=32, warmup_rounds=2)
+
+
+HYBRID = [group(), fast.CacheGroupSpec(fast.SlidingWindowSpec(16, 8, 128, "float32", 128))]
+
+
+@pytest.mark.parametrize("groups", [[group()], HYBRID], ids=["full", "full and window"])
+def test_decode_step_in_single_calls(benchmark: Any, groups: list[fast.CacheGroupSpec]) -> None:
+    served, requests = _running(256, groups)
 
     def step() -> None:
         allocate = served.allocate_slots
         for request in requests:
             allocate(request, 1)
 
-    benchmark.pedantic(step, setup=grow, rounds=64)
+    benchmark.pedantic(step, setup=lambda: _grow(requests), rounds=64)
+
+
+def test_look_up_over_a_window_as_well(benchmark: Any) -> None:
+    served = manager(groups=HYBRID)
+    prompt = tokens(LONG)
+    first = fast.Request("first", prompt)
+    served.allocate_slots(first, LONG)
+    served.free(first)
+    second = fast.Request("second", prompt)
+    assert served.get_computed_pages(second)[1] == LONG - 1
+    benchmark.pedantic(served.get_computed_pages, args=(second,), rounds=300, warmup_rounds=5)

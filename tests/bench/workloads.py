@@ -19,9 +19,11 @@ def group(page_size: int = PAGE_SIZE) -> fast.CacheGroupSpec:
     return fast.CacheGroupSpec(fast.FullAttentionSpec(page_size, 8, 128, "float32"))
 
 
-def manager(num_pages: int = POOL, page_size: int = PAGE_SIZE) -> fast.CacheManager:
-    """A manager with one full-attention group."""
-    return fast.CacheManager(num_pages, [group(page_size)], max_model_len=1 << 20)
+def manager(
+    num_pages: int = POOL, page_size: int = PAGE_SIZE, groups: list[fast.CacheGroupSpec] | None = None
+) -> fast.CacheManager:
+    """A manager with one full-attention group, or with the groups given."""
+    return fast.CacheManager(num_pages, groups or [group(page_size)], max_model_len=1 << 20)
 
 
 def hashed_pool(own_prefixes: bool) -> fast.PagePool:

@@ -121,7 +121,7 @@ class World:
         pages = [free.pop() if free and self.source.random() < 0.85 else 0 for _ in range(len(prefixes) - start)]
         data = token_bytes("tokens", values, start * tree.page_bytes // 4)
         if len(pages) == 1 and pages[0] and after and not extra:
-            quick = self.index.publish_next(pages[0], after, start, data[: tree.page_bytes])
+            quick = self.index.publish_next(pages[0], after, start, data[: tree.page_bytes], b"")
             self.happened["quick way" if quick else "no quick way"] += 1
             if quick:
                 self.model.setdefault(prefixes[start], []).append(pages[0])

@@ -1,0 +1,300 @@
+"""MAN-11: a whole decode or mixed step in one call.
+
+Lengths, counts and page lists are columns and tables with an entry or a row a request, so that a step is arithmetic
+on arrays: who needs pages, one bulk take, one scatter into the rows and one into the page tables. Only requests
+that fill a page are looked at one by one, to publish it. Where pages may run short, or the order of single takes
+would show (pages given back that are taken again in the same step), the requests are served one by one through the
+code of the single call.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arguments import all_below, id_array, materialised, plain_array, refusal
+from .arguments import integer as read_integer
+from .batched_publishing import publish_filled, read_filled
+from .cache_group import CacheGroup
+from .coordinator import CacheCoordinator
+from .page_table import MultiGroupPageTable
+from .slot_batch import SlotBatch
+from .table_rows import Ids, PageBatch
+
+if TYPE_CHECKING:
+    from .cache_manager import CacheManager
+
+__all__ = ["allocate_batch"]
+
+_MOST = 2**40
+"""More tokens than a request can have; sums of two stay within 64 bits."""
+
+
+class Step(NamedTuple):
+    """A batched step that was read, an entry for each request, `i64[n]`.
+
+    Attributes:
+        requests: their slots.
+        computed: their computed tokens.
+        promised: these and their new tokens.
+        slots: these and their look-ahead, cut at the longest request.
+    """
+
+    requests: NDArray[np.int64]
+    computed: NDArray[np.int64]
+    promised: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+
+class Growth(NamedTuple):
+    """How a group's lists grow in a step, an entry for each request whose list does, `i64[m]`.
+
+    Attributes:
+        group: the group.
+        places: the requests' places in the step.
+        slots: their slots.
+        held: how long their lists are.
+        ends: how long they are to be.
+        taken: how many pages each takes; null pages fill the rest.
+    """
+
+    group: CacheGroup
+    places: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    held: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    taken: NDArray[np.int64]
+
+    def of(self, granted: NDArray[np.bool_]) -> "Growth":
+        """Those of the requests that were granted slots."""
+        kept = granted[self.places]
+        return Growth(self.group, *(column[kept] for column in self[1:]))
+
+
+def allocate_batch(
+    manager: "CacheManager",
+    slots: Ids,
+    num_computed_tokens: Ids,
+    num_new_tokens: Ids | int,
+    num_lookahead_tokens: Ids | int,
+    delay: bool,
+    tables: MultiGroupPageTable | None,
+    rows: Ids | None,
+) -> SlotBatch:
+    """`CacheManager.allocate_slots_batch`, whose arguments these are."""
+    coordinator = manager.coordinator
+    step = _read_step(manager, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
+    growths = [_growth(group, step) for group in coordinator.groups]
+    row_ids = _read_rows(growths, step.requests, tables, rows)
+    filled = [] if delay else read_filled(coordinator, step.requests, step.computed, step.promised)
+    total = sum(int(growth.taken.sum()) for growth in growths)
+    if total <= coordinator.page_pool.get_num_free_pages() and coordinator.takes_in_bulk():
+        _give_back_all(coordinator, step)
+        _take_all(coordinator, step, growths, total)
+        granted = np.ones(len(step.requests), bool)
+    else:
+        granted = _take_one_by_one(coordinator, step)
+        growths = [growth.of(granted) for growth in growths]
+    publish_filled(coordinator, filled, granted)
+    return _result(step, growths, granted, tables, row_ids)
+
+
+# -- Reading (R1) ---------------------------------------------------------------------------------
+
+
+def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.int64] | int:
+    """Reads a count for each of ``num`` requests, or one for all of them."""
+    if isinstance(values, int | np.integer):
+        return min(read_integer(name, values, minimum), _MOST)
+    given = materialised(name, values)
+    if len(given) != num:
+        raise refusal(ValueError, "MAN-11", f"{name} has {len(given)} entries for {num} slots")
+    numbers = plain_array(given)
+    if numbers is None or not all_below(numbers - minimum, _MOST):
+        numbers = np.array([min(read_integer(name, value, minimum), _MOST) for value in given], np.int64)
+    return numbers
+
+
+def _all_differ(numbers: NDArray[np.int64], size: int) -> bool:
+    """Whether numbers below ``size`` are all different: a scatter and a gather, a fifth of a sort's price."""
+    places = np.arange(len(numbers))
+    last = np.empty(size, np.int64)
+    last[numbers] = places
+    return bool((last[numbers] == places).all())
+
+
+def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Step:
+    live = manager.coordinator.live
+    requests = id_array("slots", slots, len(live.requests), "MAN-11")
+    num = len(requests)
+    if not live.is_live[requests].all():
+        worst = requests[live.is_live[requests].argmin()]
+        raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {worst}")
+    if not _all_differ(requests, len(live.requests)):
+        raise refusal(ValueError, "MAN-11", f"slots={requests.tolist()} names a slot twice")
+    if isinstance(computed, int | np.integer):
+        raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
+    given = np.asarray(_counts("num_computed_tokens", computed, num, 0), np.int64)
+    promised = given + _counts("num_new_tokens", new, num, 1)
+    ahead = _counts("num_lookahead_tokens", lookahead, num, 0)
+    good = (given <= live.slots[requests]) & (given >= live.computed[requests]) & (promised <= manager.max_model_len)
+    if manager.coordinator.has_states:
+        good &= given == live.promised[requests]
+    if not good.all():
+        worst = int(good.argmin())
+        manager.require_step(int(requests[worst]), int(given[worst]), int(promised[worst]))
+    return Step(requests, given, promised, np.minimum(promised + ahead, manager.max_model_len))
+
+
+def _growth(group: CacheGroup, step: Step) -> Growth:
+    held = group.lengths[step.requests]
+    ends = group.rule.end(step.promised, step.slots)
+    places = (ends > held).nonzero()[0]
+    held, ends = held[places], ends[places]
+    return Growth(
+        group, places, step.requests[places], held, ends, ends - held if not group.rule.has_states else held * 0 + 1
+    )
+
+
+def _read_rows(
+    growths: Sequence[Growth], requests: NDArray[np.int64], tables: MultiGroupPageTable | None, rows: Ids | None
+) -> NDArray[np.int64]:
+    """Reads the requests' rows and refuses those that are not theirs or too short, whoever will be granted pages."""
+    if (tables is None) != (rows is None):
+        raise refusal(ValueError, "MAN-11", "tables and rows must be given together")
+    if tables is None or rows is None:
+        return np.empty(0, np.int64)
+    if not isinstance(tables, MultiGroupPageTable):
+        raise refusal(TypeError, "R1", f"tables={tables!r} must be a MultiGroupPageTable")
+    if len(tables.page_tables) != len(growths):
+        raise refusal(ValueError, "MAN-11", f"tables has {len(tables.page_tables)} groups, the manager {len(growths)}")
+    num_rows = tables.page_tables[0].max_num_reqs
+    row_ids = id_array("rows", rows, num_rows, "TAB-2")
+    if len(row_ids) != len(requests) or not _all_differ(row_ids, num_rows):
+        raise refusal(ValueError, "MAN-11", f"rows={row_ids.tolist()} must be {len(requests)} different rows")
+    for growth, table in zip(growths, tables.page_tables, strict=True):
+        named, held = table.num_pages_per_row[row_ids], growth.group.lengths[requests]
+        if (named != held).any():
+            worst = int((named != held).argmax())
+            raise refusal(
+                ValueError,
+                "MAN-11",
+                f"rows: row {row_ids[worst]} names {named[worst]} pages, its request holds {held[worst]}",
+            )
+        if len(growth.ends) and int(growth.ends.max()) > table.max_num_pages_per_req:
+            worst = int(growth.ends.argmax())
+            raise refusal(
+                ValueError,
+                "TAB-2",
+                f"rows: row {row_ids[growth.places[worst]]} would have {growth.ends[worst]} pages "
+                f"of {table.max_num_pages_per_req}",
+            )
+    return row_ids
+
+
+# -- Taking ---------------------------------------------------------------------------------------
+
+
+def _give_back_all(coordinator: CacheCoordinator, step: Step) -> None:
+    """`remove_skipped_pages` for the requests that have such pages, in order."""
+    some = np.zeros(len(step.requests), bool)
+    for group in coordinator.groups:
+        if group.rule.gives_back:
+            some |= group.rule.first_place(step.computed) > group.given_back[step.requests]
+    for place in some.nonzero()[0].tolist():
+        coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
+
+
+def _take_all(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth], total: int) -> None:
+    """Takes all pages of a step at once and deals them out in the order of the single calls."""
+    if total:
+        pages = coordinator.page_pool.take(total)
+        for growth, begins in zip(growths, _begins(growths), strict=True):
+            if len(growth.places):
+                _deal(growth, pages, begins)
+        _note_copies(coordinator, step, growths)
+    live = coordinator.live
+    live.computed[step.requests] = step.computed
+    live.promised[step.requests] = np.maximum(live.promised[step.requests], step.promised)
+    live.slots[step.requests] = np.maximum(live.slots[step.requests], step.slots)
+
+
+def _begins(growths: Sequence[Growth]) -> list[NDArray[np.int64]]:
+    """Where each list's share of the step's pages begins: request by request, group by group."""
+    if len(growths) == 1:
+        taken = growths[0].taken
+        return [np.cumsum(taken) - taken]
+    taken = np.concatenate([growth.taken for growth in growths])
+    order = np.argsort(np.concatenate([growth.places for growth in growths]), kind="stable")
+    begins = np.empty(len(taken), np.int64)
+    begins[order] = np.cumsum(taken[order]) - taken[order]
+    return np.split(begins, np.cumsum([len(growth.taken) for growth in growths])[:-1])
+
+
+def _deal(growth: Growth, pages: NDArray[np.int64], begins: NDArray[np.int64]) -> None:
+    """Puts a group's share of the pages at the ends of its lists."""
+    group, taken = growth.group, growth.taken
+    group.widen(int(growth.ends.max()))
+    which, within = _spread(taken)
+    group.rows[growth.slots[which], (growth.ends - taken)[which] + within] = pages[begins[which] + within]
+    group.lengths[growth.slots] = growth.ends
+
+
+def _note_copies(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth]) -> None:
+    """Notes the state copies of a step, request by request."""
+    with_states = [growth for growth in growths if growth.group.rule.has_states]
+    new = [
+        (place, growth.group.group_id, slot, end)
+        for growth in with_states
+        for place, slot, end in zip(growth.places.tolist(), growth.slots.tolist(), growth.ends.tolist(), strict=True)
+    ]
+    for place, group_id, slot, end in sorted(new):
+        group = coordinator.groups[group_id]
+        coordinator.note_copy(group, slot, int(step.computed[place]), int(group.rows[slot, end - 1]))
+
+
+def _take_one_by_one(coordinator: CacheCoordinator, step: Step) -> NDArray[np.bool_]:
+    """Serves the requests in order, as single calls would; returns who was granted slots."""
+    granted = np.zeros(len(step.requests), bool)
+    for place, (slot, computed, promised, slots) in enumerate(zip(*(column.tolist() for column in step), strict=True)):
+        granted[place] = coordinator.advance(slot, computed, promised, slots) is not None
+    return granted
+
+
+# -- What came of it ------------------------------------------------------------------------------
+
+
+def _result(
+    step: Step,
+    growths: Sequence[Growth],
+    granted: NDArray[np.bool_],
+    tables: MultiGroupPageTable | None,
+    row_ids: NDArray[np.int64],
+) -> SlotBatch:
+    """Reads the new pages off the lists, and appends them to the table rows."""
+    all_pages, all_offsets = [], []
+    for number, growth in enumerate(growths):
+        lengths = growth.ends - growth.held
+        which, within = _spread(lengths)
+        columns = growth.held[which] + within
+        pages = growth.group.rows[growth.slots[which], columns]
+        if tables is not None and pages.size:
+            table = tables.page_tables[number]
+            own_rows = row_ids[growth.places]
+            cells = own_rows[which] * table.max_num_pages_per_req + columns
+            table.write_batch(PageBatch(own_rows, growth.ends, cells, pages.astype(np.int64)))
+        offsets = np.zeros(len(step.requests) + 1, np.int64)
+        offsets[growth.places + 1] = lengths
+        all_pages.append(pages)
+        all_offsets.append(np.cumsum(offsets))
+    return SlotBatch(granted, tuple(all_pages), tuple(all_offsets))
+
+
+def _spread(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For lists of these lengths, laid end to end: the list of each entry, and the entry's place in it."""
+    num = len(lengths)
+    if int(lengths.sum()) == num and num and int(lengths.min()) == 1:  # a page each, as in every decode step
+        return np.arange(num), np.zeros(num, np.int64)
+    which = np.repeat(np.arange(num), lengths)
+    return which, np.arange(len(which)) - (np.cumsum(lengths) - lengths)[which]

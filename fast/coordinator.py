@@ -1,0 +1,332 @@
+"""The cache groups of a manager together: who holds which pages, what is hit, taken, published and given back.
+
+A decode call that crosses no page boundary reads and writes a handful of scalars a group and touches neither tokens
+nor pages; one that crosses a boundary takes a page; one that fills a page publishes it by appending its tokens to
+the run of the request's last page.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, PageCopy
+
+from .cache_group import CacheGroup
+from .cache_pages import CachePages
+from .extra_keys import PLAIN, ExtraSegment, extra_segments
+from .group_rules import rule_of
+from .live_requests import LiveRequests
+from .longest_hit import Hits, check_hits, longest_hit
+from .page_pool import PagePool
+from .pages import PageList
+from .publishing import Publisher
+from .row_check import check_rows
+
+__all__ = ["CacheCoordinator"]
+
+
+class Wanted(NamedTuple):
+    """What a group needs for a request's next tokens: ``num_pages`` at the end of a list ``end`` long."""
+
+    group: CacheGroup
+    end: int
+    num_pages: int
+
+
+class CacheCoordinator:
+    """What the manager's calls come down to, for any groups. It trusts its caller, which has read the arguments.
+
+    Args:
+        num_pages: pages of the pool, the null page included.
+        kv_cache_groups: the cache groups.
+        max_model_len: the most tokens that a request can have.
+        use_eagle: whether hits of Eagle groups must be followed by a page of the same request (MAN-9).
+        enable_caching: whether prefixes are cached and found.
+        pool_options: further keywords of `PagePool`.
+
+    Attributes:
+        page_pool: the pool.
+        kv_cache_groups: the groups as declared.
+        groups: the groups at work.
+        live: the live requests.
+        publisher: publishes their pages.
+        copies: the state copies that were not handed out yet, with the ids of their requests (MAN-13).
+        nothing: no pages, in as many groups.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        use_eagle: bool,
+        enable_caching: bool,
+        **pool_options: Any,
+    ) -> None:
+        self.kv_cache_groups = tuple(kv_cache_groups)
+        self.max_model_len = max_model_len
+        self.use_eagle = use_eagle
+        self.enable_caching = enable_caching
+        self.page_pool = PagePool(num_pages, enable_caching, **pool_options)
+        flagged = any(spec.is_eagle_group for spec in kv_cache_groups)
+        rules = [rule_of(spec.kv_cache_spec) for spec in kv_cache_groups]
+        self.groups = tuple(
+            CacheGroup(
+                number,
+                rule,
+                self.page_pool.index.tree(number, rule.page_size),
+                use_eagle and not rule.has_states and (spec.is_eagle_group or not flagged),
+            )
+            for number, (spec, rule) in enumerate(zip(kv_cache_groups, rules, strict=True))
+        )
+        self._giving_back = tuple(group for group in self.groups if group.rule.gives_back)
+        self.has_states = any(rule.has_states for rule in rules)
+        self.live = LiveRequests(self.groups)
+        self.publisher = Publisher(self.page_pool, self.groups, self.live)
+        self.copies: list[tuple[str, PageCopy]] = []
+        self.nothing = CachePages([] for _ in self.groups)
+
+    def cache_pages_of(self, ids: Sequence[tuple[int, ...] | NDArray[np.int64]]) -> CachePages:
+        """Lists of pages from ids, one a group."""
+        return CachePages([PageList(self.page_pool, own) for own in ids])
+
+    # -- Reading a request ------------------------------------------------------------------------
+
+    def segments_of(self, extra_keys: object) -> list[Sequence[ExtraSegment]]:
+        """A request's extra keys over its pages, for each group."""
+        if extra_keys is None or extra_keys == ():
+            return [PLAIN for _ in self.groups]
+        sizes = {group.rule.page_size for group in self.groups} or {1}  # they are read even without a group
+        segments = {size: extra_segments(extra_keys, size) for size in sizes}
+        return [segments[group.rule.page_size] for group in self.groups]
+
+    # -- Finding ----------------------------------------------------------------------------------
+
+    def find_longest_cache_hit(
+        self,
+        tokens: bytes,
+        segments: Sequence[Sequence[ExtraSegment]],
+        max_cache_hit_length: int,
+        *,
+        eagle: bool = True,
+    ) -> tuple[Hits, int]:
+        """The longest cached prefix that every group can serve (MAN-1).
+
+        Args:
+            tokens: the request's token bytes.
+            segments: its extra keys over its pages, for each group.
+            max_cache_hit_length: the most tokens that may be hit.
+            eagle: whether Eagle groups demand the page after it (MAN-9).
+
+        Returns:
+            For each group its pages, and how many tokens they hold. O(tokens compared).
+        """
+        return longest_hit(self.page_pool.index, self.groups, tokens, segments, max_cache_hit_length, eagle)
+
+    def check_hits(self, tokens: bytes, segments: Sequence[Sequence[ExtraSegment]], hits: Hits, length: int) -> None:
+        """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared)."""
+        check_hits(self.page_pool.index, self.groups, tokens, segments, hits, length)
+
+    # -- Allocating -------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        request: EngineRequest,
+        tokens: bytes,
+        segments: Sequence[Sequence[ExtraSegment]],
+        hits: Hits,
+        promised: int,
+        slots: int,
+        delay: bool,
+    ) -> CachePages | None:
+        """Gives a request its first pages behind its hits, and publishes those that it fills unless ``delay`` (MAN-2).
+
+        Args:
+            request: the request.
+            tokens: its token bytes.
+            segments: its extra keys over its pages, for each group.
+            hits: what was found, checked.
+            promised: its hit and new tokens.
+            slots: these and its look-ahead.
+            delay: whether nothing is to be published yet.
+
+        Returns:
+            The new pages, or None, with nothing changed, if the free pages don't suffice.
+        """
+        pool, publisher = self.page_pool, self.publisher
+        wanted, total = self.get_num_pages_to_allocate(promised, slots, list(map(len, hits)))
+        free = pool.get_num_free_pages()
+        if total + sum(map(len, hits)) > free and total + sum(pool.num_free_of(own[own != 0]) for own in hits) > free:
+            return None
+        found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
+        bound = 0 if delay else min(promised, len(tokens) // 4)
+        publishings = [
+            publisher.read_group(
+                group,
+                own,
+                lambda start, stop: tokens[4 * start : 4 * stop],
+                (len(pages), int(pages[-1]) if len(pages) else 0, bound // group.rule.page_size),
+                (found, promised),
+            )
+            for group, own, pages in zip(self.groups, segments, hits, strict=True)
+            if publisher.publishes(group) and bound // group.rule.page_size > len(pages)
+        ]
+        live = self.live
+        slot = live.admit(request, segments)
+        self.save_new_computed_pages(slot, hits)
+        new = self.allocate_new_pages(slot, wanted, found)
+        live.num_computed[slot] = found
+        live.num_promised[slot] = promised
+        live.num_slots[slot] = slots
+        live.num_withdrawals[slot] = pool.num_withdrawals
+        for publishing in publishings:
+            publisher.publish(slot, publishing)
+        return new
+
+    def advance(self, slot: int, computed: int, promised: int, slots: int) -> CachePages | None:
+        """Gives a live request pages for its next tokens (MAN-2, MAN-8); publishing is left to the caller.
+
+        Returns:
+            The new pages, or None if the free pages don't suffice; what is no longer needed is given back first.
+        """
+        live = self.live
+        live.num_computed[slot] = computed  # whatever comes of the call: what lies before is given back
+        if self._giving_back:
+            self.remove_skipped_pages(slot, computed)
+        new = self.nothing
+        wanted, total = self.get_num_pages_to_allocate(
+            promised, slots, [group.num_pages[slot] for group in self.groups]
+        )
+        if wanted:
+            if total > self.page_pool.get_num_free_pages():
+                return None
+            new = self.allocate_new_pages(slot, wanted, computed)
+        if promised > live.num_promised[slot]:
+            live.num_promised[slot] = promised
+        if slots > live.num_slots[slot]:
+            live.num_slots[slot] = slots
+        return new
+
+    def takes_in_bulk(self) -> bool:
+        """Whether pages given back in a step always queue up behind those that the step takes, if it finds enough."""
+        return not self._giving_back or self.page_pool.appends_only
+
+    def remove_skipped_pages(self, slot: int, num_computed_tokens: int) -> None:
+        """Gives back the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8)."""
+        for group in self._giving_back:
+            first = group.rule.first_place(num_computed_tokens)
+            if first > group.num_given_back[slot]:
+                pages = group.give_back(slot, first)
+                if len(pages):
+                    self.page_pool.release(pages)
+
+    def get_num_pages_to_allocate(self, promised: int, slots: int, held: Sequence[int]) -> tuple[list[Wanted], int]:
+        """What a request needs of each group, groups that need nothing left out, and how many pages in all.
+
+        Args:
+            promised: its computed and new tokens.
+            slots: these and its look-ahead.
+            held: how long its lists are already, for each group.
+        """
+        wanted, total = [], 0
+        for group, length in zip(self.groups, held, strict=True):
+            end = group.rule.end(promised, slots)
+            if end > length:
+                count = 1 if group.rule.has_states else end - length
+                wanted.append(Wanted(group, end, count))
+                total += count
+        return wanted, total
+
+    def save_new_computed_pages(self, slot: int, hits: Hits) -> None:
+        """Makes hits the first pages of a request (MAN-2)."""
+        for group, pages in zip(self.groups, hits, strict=True):
+            if len(pages):
+                self.page_pool.hold(pages[pages != 0] if group.rule.gives_back else pages)
+                group.add_pages(slot, pages, len(pages))
+                group.num_hits[slot] = group.num_published[slot] = len(pages)
+                if group.rule.gives_back:
+                    group.num_given_back[slot] = int((pages != 0).argmax()) if pages.any() else len(pages)
+
+    def allocate_new_pages(self, slot: int, wanted: Sequence[Wanted], computed: int) -> CachePages:
+        """Takes what was found wanted, group by group, notes state copies, and returns what came to each list."""
+        new: dict[int, tuple[int, ...] | NDArray[np.int64]] = {}
+        for group, end, count in wanted:
+            held = group.num_pages[slot]
+            if group.rule.has_states:
+                page = self.page_pool.take_one()
+                new[group.group_id] = (0,) * (end - held - 1) + (page,)
+                self.note_copy(group, slot, computed, page)
+                group.add_page(slot, page, end)
+            elif count == 1:
+                page = self.page_pool.take_one()
+                new[group.group_id] = (page,)
+                group.add_page(slot, page, end)
+            else:
+                pages = self.page_pool.take(count)
+                new[group.group_id] = pages
+                group.add_pages(slot, pages, end)
+        return self.cache_pages_of([new.get(group.group_id, ()) for group in self.groups])
+
+    def note_copy(self, group: CacheGroup, slot: int, computed: int, page: int) -> None:
+        """Notes that a state is to be copied onto its request's new page before the step (MAN-13)."""
+        request = self.live.requests[slot]
+        if computed and request is not None:
+            source = int(group.rows[slot, group.rule.first_place(computed)])
+            self.copies.append((request.request_id, PageCopy(group.group_id, source, page)))
+
+    def cache_pages(self, request: EngineRequest, slot: int, num_computed_tokens: int) -> None:
+        """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3)."""
+        computed, promised = self.live.num_computed[slot], self.live.num_promised[slot]
+        for publishing in self.publisher.read(request, slot, computed, promised, num_computed_tokens):
+            self.publisher.publish(slot, publishing)
+
+    # -- Giving back ------------------------------------------------------------------------------
+
+    def free(self, slot: int, request_id: str, num_written: int | None) -> list[str]:
+        """Gives a request's pages back and withdraws what was not written; returns who holds that (MAN-4, MAN-5)."""
+        pool, withdrawn = self.page_pool, []
+        for group in self.groups:
+            if num_written is not None and group.rule.publishes:
+                first = max(group.num_hits[slot], num_written // group.rule.page_size)
+                pages = group.pages(slot)[first : group.num_published[slot]]
+                withdrawn.append(pages[pages != 0])
+        held = [group.held(slot)[::-1] for group in self.groups]
+        self.live.dismiss(slot, request_id)
+        self.copies = [noted for noted in self.copies if noted[0] != request_id]
+        lost = np.concatenate(withdrawn) if withdrawn else np.empty(0, np.int64)
+        if len(lost):
+            pool.withdraw(lost)
+        for pages in held:
+            pool.release(pages)
+        return self.live.holders(lost) if len(lost) else []
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    def get_pages(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids of the pages that a request holds, a list for each group; empty lists if it is not live."""
+        slot = self.live.slot_of.get(request_id, -1)
+        return tuple(group.pages(slot).tolist() if slot >= 0 else [] for group in self.groups)
+
+    def get_num_common_prefix_pages(self, slot: int, num_requests: int, runs: Callable[[Any], bool]) -> list[int]:
+        """How many leading pages all running requests share, for each group (MAN-10).
+
+        Args:
+            slot: a running request's.
+            num_requests: how many the engine has running.
+            runs: tells whether a request runs.
+        """
+        running = [other for other in self.live.slot_of.values() if runs(self.live.requests[other])]
+        if num_requests != len(running):
+            return [0 for _ in self.groups]
+        return [group.common_pages(slot, running) for group in self.groups]
+
+    def check(self) -> None:
+        """Verifies every redundancy of the state; O(pages and cached tokens).
+
+        Raises:
+            AssertionError: one does not hold; the message shows the whole state.
+        """
+        self.page_pool.check()
+        check_rows(self.page_pool, self.groups, self.live, self.max_model_len)

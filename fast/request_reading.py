@@ -1,0 +1,55 @@
+"""R1: what the manager's calls read of a request, and what they refuse one for."""
+
+from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
+
+from .arguments import attribute, refusal
+from .tokens import token_bytes
+
+__all__ = ["another", "is_running", "never_slotted", "read_id", "read_request_id", "read_tokens", "too_long"]
+
+
+def read_id(request_id: object) -> str:
+    """Reads the id of a request that was given alone (R1)."""
+    if not isinstance(request_id, str):
+        raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
+    return request_id
+
+
+def read_request_id(request: EngineRequest) -> str:
+    """Reads a request's id (R1)."""
+    try:
+        request_id = request.request_id
+    except AttributeError:
+        request_id = attribute(request, "request_id")
+    if type(request_id) is not str and not isinstance(request_id, str):
+        raise refusal(TypeError, "R1", f"request.request_id={request_id!r} must be a str")
+    return request_id
+
+
+def another(request: EngineRequest) -> Exception:
+    """The error for a request whose id is live for another object (MAN-6)."""
+    return refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
+
+
+def never_slotted(computed: int, slots: int) -> Exception:
+    """The error for computed tokens beyond the slots given (MAN-8)."""
+    return refusal(ValueError, "MAN-8", f"request.num_computed_tokens={computed}: only {slots} have slots")
+
+
+def too_long(promised: int, most: int) -> Exception:
+    """The error for more tokens than a request can have (MAN-2)."""
+    return refusal(ValueError, "MAN-2", f"computed + num_new_tokens={promised} tokens exceed max_model_len={most}")
+
+
+def is_running(request: EngineRequest | None) -> bool:
+    """Whether a request's status is called RUNNING (MAN-10)."""
+    return request is not None and getattr(request.status, "name", None) == EngineRequestStatus.RUNNING.name
+
+
+def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None) -> bytes:
+    """The bytes of a request's tokens ``[start, stop)`` (R1)."""
+    tokens, num_tokens = attribute(request, "all_token_ids"), attribute(request, "num_tokens")
+    data = token_bytes("request.all_token_ids", tokens, start, stop)
+    if num_tokens != len(tokens):
+        raise refusal(ValueError, "R1", f"request.num_tokens={num_tokens}, but all_token_ids has {len(tokens)}")
+    return data

@@ -1,0 +1,252 @@
+"""MAN-11: the batched step is the single calls in order, over any groups, with pages enough or not."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproof import fast, spec
+
+from ..strategies import group_mixes
+
+MAX_LEN = 20
+
+
+class Twins:
+    """Two managers that live alike: one takes its steps in one call, the other request by request.
+
+    Args:
+        seed: of the calls.
+        mix: the cache groups.
+        options: of the managers.
+    """
+
+    def __init__(self, seed: int, mix: list[Any], num_pages: int, options: dict[str, Any]) -> None:
+        self.source = random.Random(seed)
+        self.mix = mix
+        self.states = any(isinstance(group.kv_cache_spec, spec.MambaSpec) for group in mix)
+        self.batched, self.single = (
+            fast.CacheManager(num_pages, mix, MAX_LEN, hash_seed=b"s", **options) for _ in range(2)
+        )
+        sizes = [group.kv_cache_spec.page_size for group in mix]
+        self.tables = fast.MultiGroupPageTable(8, MAX_LEN, 64, sizes)
+        self.live: dict[str, fast.Request] = {}
+        self.given: dict[str, int] = {}
+        self.num_requests = 0
+        self.happened: Counter[str] = Counter()
+
+    def admit(self) -> None:
+        """A request comes, often with the beginning of another."""
+        source = self.source
+        known = source.choice(list(self.live.values())).all_token_ids.tolist() if self.live else []
+        tokens = [*known[: source.randint(0, MAX_LEN)], *(source.randint(0, 1) for _ in range(source.randint(1, 9)))]
+        self.num_requests += 1
+        salted = (spec.CacheSalt("a"),) if source.random() < 0.2 else ()
+        request = fast.Request(f"r{self.num_requests}", tokens[:MAX_LEN], salted)
+        outcomes = []
+        new, delay = source.randint(1, MAX_LEN), source.random() < 0.2
+        for manager in (self.batched, self.single):
+            pages, hit = manager.get_computed_pages(request)
+            count = min(new, request.num_tokens - hit)
+            outcomes.append(manager.allocate_slots(request, count, hit, pages, 0, delay) is not None)
+        assert outcomes[0] == outcomes[1]
+        self.happened["hit"] += hit > 0
+        if outcomes[0]:
+            self.live[request.request_id] = request
+            self.given[request.request_id] = hit + count
+
+    def step(self) -> None:
+        """Some requests go on, in any order."""
+        source = self.source
+        going = [request for request in self.live.values() if source.random() < 0.8]
+        source.shuffle(going)
+        asked = []
+        for request in going:
+            most = self.given[request.request_id]
+            least = most if self.states else max(request.num_computed_tokens, most - 1)
+            computed = source.randint(least, most)
+            if computed < MAX_LEN:
+                while request.num_tokens <= computed:
+                    request.append(source.randint(0, 1))
+                new = source.randint(1, max(min(request.num_tokens, MAX_LEN) - computed, 1))
+                asked.append((request, computed, new, source.choice([0, 0, 2])))
+        delay = source.random() < 0.2
+        self.tables.clear()
+        for row, (request, *_) in enumerate(asked):
+            self.tables.add_row(self.batched.get_page_ids(request.request_id), row)
+        slots = [self.batched.slot_of(request.request_id) for request, *_ in asked]
+        _, computed_counts, new_counts, ahead = zip(*asked, strict=True) if asked else ((), (), (), ())
+        rows = np.arange(len(asked))
+        batch = self.batched.allocate_slots_batch(
+            slots,
+            list(computed_counts),
+            np.array(new_counts, np.int64),
+            list(ahead),
+            delay_cache_pages=delay,
+            tables=self.tables,
+            rows=rows,
+        )
+        for place, (request, computed, new, lookahead) in enumerate(asked):
+            request.num_computed_tokens = computed
+            pages = self.single.allocate_slots(request, new, 0, None, lookahead, delay)
+            assert bool(batch.granted[place]) == (pages is not None)
+            none: tuple[list[int], ...] = tuple([] for _ in self.mix)
+            assert batch.get_page_ids(place) == (none if pages is None else pages.get_page_ids())
+            if pages is not None:
+                self.given[request.request_id] = computed + new
+        for group, table in enumerate(self.tables.page_tables):
+            for row, (request, *_) in enumerate(asked):
+                named = table.page_table_cpu[row, : table.num_pages_per_row[row]].tolist()
+                assert len(named) == len(held := self.batched.get_page_ids(request.request_id)[group])
+                assert all(own in (0, page) for page, own in zip(named, held, strict=True)), "but for pages given back"
+        assert batch.num_granted == int(batch.granted.sum())
+        self.happened["some did not fit"] += batch.num_granted < len(asked)
+        self.happened["all fit"] += batch.num_granted == len(asked) > 1
+
+    def leave(self) -> None:
+        """A request goes, perhaps before its last step was dispatched."""
+        if self.live:
+            request = self.live.pop(self.source.choice(list(self.live)))
+            written = self.source.choice([None, self.source.randint(0, self.given[request.request_id])])
+            assert self.batched.free(request, written) == self.single.free(request, written)
+
+    def compare(self) -> None:
+        """Everything that the two show is the same."""
+        assert self.batched.take_page_copies() == self.single.take_page_copies()
+        for request_id in self.live:
+            assert self.batched.get_page_ids(request_id) == self.single.get_page_ids(request_id)
+        states = [
+            (
+                manager.page_pool.free_order().tolist(),
+                {
+                    key: [page.page_id for page in pages]
+                    for key, pages in manager.page_pool.cached_page_hash_to_page.items()
+                },
+            )
+            for manager in (self.batched, self.single)
+        ]
+        assert states[0] == states[1]
+        self.batched.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    mix=group_mixes,
+    num_pages=st.integers(4, 30),
+    eagle=st.booleans(),
+    unhashed_first=st.sampled_from([False, False, True]),
+)
+def test_man_11_a_batch_is_the_single_calls_in_order(
+    seed: int, mix: list[Any], num_pages: int, eagle: bool, unhashed_first: bool
+) -> None:
+    twins = Twins(seed, mix, num_pages, {"use_eagle": eagle, "unhashed_first": unhashed_first})
+    for _ in range(30):
+        twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
+        twins.compare()
+
+
+def test_the_twins_meet_what_matters() -> None:
+    happened: Counter[str] = Counter()
+    full = spec.CacheGroupSpec(spec.FullAttentionSpec(2, 1, 8, "float32"))
+    for seed in range(20):
+        twins = Twins(seed, [full], 12, {})
+        for _ in range(30):
+            twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
+        happened += twins.happened
+    assert all(happened[what] > 10 for what in ("hit", "some did not fit", "all fit"))
+
+
+# -- Refusals (R1) --------------------------------------------------------------------------------
+
+
+class Ready:
+    """Two live requests of 4 and 3 tokens, pages of 2, with their rows."""
+
+    def __init__(self, package: Any) -> None:
+        group = spec.CacheGroupSpec(spec.FullAttentionSpec(2, 1, 8, "float32"))
+        self.manager = package.CacheManager(10, [group], 8)
+        self.tables = package.MultiGroupPageTable(3, 8, 8, [2])
+        self.short = package.MultiGroupPageTable(3, 4, 8, [2])
+        self.other = package.MultiGroupPageTable(3, 8, 8, [2, 2])
+        for row, tokens in enumerate(([1, 2, 3, 4], [1, 2, 9])):
+            request = spec.Request("ab"[row], tokens)
+            self.manager.allocate_slots(request, len(tokens))
+            for table in (self.tables, self.short):
+                table.add_row(self.manager.get_page_ids(request.request_id), row)
+
+    def seen(self) -> Any:
+        """What must not change."""
+        manager = self.manager
+        return (
+            [manager.get_page_ids(name) for name in "ab"],
+            [page.page_id for page in manager.page_pool.free_page_queue.get_all_free_pages()],
+            self.tables[0].get_cpu_tensor().tolist(),
+            self.tables[0].num_pages_per_row.tolist(),
+        )
+
+
+@pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "clause"),
+    [
+        (([0, 2], [4, 3], 1), {}, IndexError, "MAN-11"),
+        (([0, -1], [4, 3], 1), {}, IndexError, "MAN-11"),
+        (([0, 1_000], [4, 3], 1), {}, IndexError, "MAN-11"),
+        (([0, 0], [4, 4], 1), {}, ValueError, "MAN-11"),
+        (([0, 1.0], [4, 3], 1), {}, TypeError, "R1"),
+        (([0, True], [4, 3], 1), {}, TypeError, "R1"),
+        ((0, [4], 1), {}, TypeError, "R1"),
+        (([0, 1], 4, 1), {}, TypeError, "R1"),
+        (([0, 1], [4], 1), {}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], [1]), {}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 1, [0, 0, 0]), {}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 0), {}, ValueError, "R1"),
+        (([0, 1], [4, 3], [1, 0]), {}, ValueError, "R1"),
+        (([0, 1], [4, 3], True), {}, TypeError, "R1"),
+        (([0, 1], [4, 3], 1, -1), {}, ValueError, "R1"),
+        (([0, 1], [-1, 3], 1), {}, ValueError, "R1"),
+        (([0, 1], [4, 4], 1), {}, ValueError, "MAN-8"),
+        (([0, 1], [4, 2**70], 1), {}, ValueError, "MAN-8"),
+        (([0, 1], [4, 3], [1, 6]), {}, ValueError, "MAN-2"),
+        (([0, 1], [4, 3], [1, 2**70]), {}, ValueError, "MAN-2"),
+        (([0, 1], [4, 3], 1), {"delay_cache_pages": 1}, TypeError, "R1"),
+        (([0, 1], [4, 3], 1), {"tables": "tables"}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 1), {"rows": [0, 1]}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 1), {"tables": "tables", "rows": [0]}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 1), {"tables": "tables", "rows": [0, 0]}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 1), {"tables": "tables", "rows": [0, 3]}, IndexError, "TAB-2"),
+        (([0, 1], [4, 3], 1), {"tables": "tables", "rows": [0, 2]}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 1), {"tables": "other", "rows": [0, 1]}, ValueError, "MAN-11"),
+        (([0, 1], [4, 3], 1), {"tables": "short", "rows": [0, 1]}, ValueError, "TAB-2"),
+        (([0, 1], [4, 3], 1), {"tables": "manager", "rows": [0, 1]}, TypeError, "R1"),
+    ],
+)
+def test_r1_a_faulty_batch_changes_nothing(
+    package: Any, arguments: Any, options: dict[str, Any], kind: type[Exception], clause: str
+) -> None:
+    at = Ready(package)
+    if "tables" in options:
+        options = {**options, "tables": getattr(at, options["tables"])}
+    before = at.seen()
+    with pytest.raises(kind, match=rf"\[{clause}\]"):
+        at.manager.allocate_slots_batch(*arguments, **options)
+    assert at.seen() == before
+    at.manager.check()
+
+
+@pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+def test_man_11_an_empty_batch_and_an_empty_place(package: Any) -> None:
+    at = Ready(package)
+    batch = at.manager.allocate_slots_batch([], [], 1, tables=at.tables, rows=[])
+    assert (batch.num_granted, [pages.tolist() for pages in batch.page_ids]) == (0, [[]])
+    with pytest.raises(IndexError, match="MAN-11"):
+        batch.get_page_ids(0)
+    with pytest.raises(ValueError, match="R1"):
+        at.manager.slot_of("nobody")
+    with pytest.raises(TypeError, match="R1"):
+        at.manager.slot_of(1)
