@@ -1,16 +1,17 @@
 """MAN-11: the batched step: how its arguments are read, and what it gives."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import index, integer, listed, refusal
+from .declarations import EngineRequest
 from .page_table import MultiGroupPageTable
 from .pages import CachePage
 
-__all__ = ["SlotBatch", "batch_of", "read_counts", "read_rows", "require_room"]
+__all__ = ["SlotBatch", "batch_of", "read_counts", "read_rows", "read_slots", "require_room"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,22 @@ def batch_of(pages: Sequence[Sequence[Sequence[CachePage]] | None], num_groups: 
         page_ids.append(np.array([page_id for own in ids for page_id in own], np.int32))
         offsets.append(np.array([0, *np.cumsum([len(own) for own in ids])], np.int64))
     return SlotBatch(np.array([lists is not None for lists in pages], bool), tuple(page_ids), tuple(offsets))
+
+
+def read_slots(slots: object, request_in: Mapping[int, EngineRequest]) -> list[EngineRequest]:
+    """Reads the slots of different live requests (R1, MAN-11).
+
+    Args:
+        slots: the slots.
+        request_in: the request that has each slot.
+    """
+    numbers = [integer("slots", slot, minimum=None) for slot in listed("slots", slots)]
+    for number in numbers:
+        if number not in request_in:
+            raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {number}")
+    if len(set(numbers)) < len(numbers):
+        raise refusal(ValueError, "MAN-11", f"slots={numbers} names a slot twice")
+    return [request_in[number] for number in numbers]
 
 
 def read_counts(name: str, values: object, num: int, minimum: int, one_for_all: bool = True) -> list[int]:

@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import flag, integer, listed, refusal
-from .batch import SlotBatch, batch_of, read_counts, read_rows, require_room
+from .arguments import flag, integer, refusal
+from .batch import SlotBatch, batch_of, read_counts, read_rows, read_slots, require_room
 from .cache_pages import CachePages
 from .declarations import EngineRequest, HashFunction, PageCopy
 from .demand import Demand, read_hits
@@ -116,7 +116,8 @@ class CacheManager(PrefixManager):
         """`allocate_slots` for n live requests, in order; one that does not fit keeps none from going on (MAN-11).
 
         All is read before anything changes: one faulty request refuses the whole call. Pages are published when
-        all have been taken, so that events tell of the step's removals first (MAN-12).
+        all have been taken, so that events tell of the step's removals first, and a page's age counts from there
+        (MAN-12).
 
         Args:
             slots: the requests' slots, each once, `i64[n]`; see `slot_of`.
@@ -136,7 +137,7 @@ class CacheManager(PrefixManager):
             ValueError: a slot or row is named twice, lengths differ, tables and rows don't go together or with the
                 requests, a row has no room (TAB-2), or what `allocate_slots` refuses.
         """
-        requests = self._read_slots(slots)
+        requests = read_slots(slots, {live.slot: live.request for live in self._live.values()})
         computed = read_counts("num_computed_tokens", num_computed_tokens, len(requests), 0, one_for_all=False)
         new = read_counts("num_new_tokens", num_new_tokens, len(requests), 1)
         lookahead = read_counts("num_lookahead_tokens", num_lookahead_tokens, len(requests), 0)
@@ -175,17 +176,6 @@ class CacheManager(PrefixManager):
         if request_id not in self._live:
             raise refusal(ValueError, "R1", f"request_id={request_id!r} is not live")
         return self._live[request_id].slot
-
-    def _read_slots(self, slots: object) -> list[EngineRequest]:
-        """Reads the slots of different live requests (R1, MAN-11)."""
-        request_in = {live.slot: live.request for live in self._live.values()}
-        numbers = [integer("slots", slot, minimum=None) for slot in listed("slots", slots)]
-        for number in numbers:
-            if number not in request_in:
-                raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {number}")
-        if len(set(numbers)) < len(numbers):
-            raise refusal(ValueError, "MAN-11", f"slots={numbers} names a slot twice")
-        return [request_in[number] for number in numbers]
 
     def _read_demand(
         self,
