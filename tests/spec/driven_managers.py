@@ -135,6 +135,9 @@ class DrivenManagers(RuleBasedStateMachine):
         """Only pins can be one too many; all else is an engine's that keeps its word."""
         return error.endswith("[PIN-1]")
 
+    def admitted(self, request: PlainRequest, found: int) -> None:
+        """What a test does when a request was admitted with so many tokens found."""
+
     def after_call(self) -> None:
         """What a test does after every call."""
 
@@ -161,6 +164,7 @@ class DrivenManagers(RuleBasedStateMachine):
         if self.call(act) is not None:
             self.promised[name] = found + new
             request.num_computed_tokens = found
+            self.admitted(request, found)
 
     def draw_request(self, data: st.DataObject, name: str) -> PlainRequest:
         """A request that goes on where an earlier one stood at some time, or begins anew."""
@@ -239,7 +243,10 @@ class DrivenManagers(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(list(self.promised)))
         self.let_go(name, None if all_written else data.draw(st.integers(0, self.promised[name])))
         if drops:
-            self.call(lambda manager: manager.free_page_hashes(self.requests[name]))
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        self.call(lambda manager: manager.free_page_hashes(self.requests[name]))
 
     def let_go(self, name: str, written: int | None) -> None:
         del self.promised[name]
