@@ -4,7 +4,7 @@ A call notes what it did in one entry, whatever the number of pages; the events 
 What can't be known later is worked out at once: the digests, which the pool has anyway when it comes here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
@@ -37,7 +37,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self.key_of: dict[int, tuple[int, bytes]] = {}
-        self._entries: list[_Stored | _Removed | CacheCleared] = []
+        self._entries: list[_Stored | _Removed | CacheEvent] = []
 
     def stored(self, pages: list[int], keys: KeyStretch) -> None:
         """Notes that pages were cached, null pages among them passed over. O(pages)."""
@@ -61,22 +61,54 @@ class EventLog:
 
     def take(self) -> list[CacheEvent]:
         """The events since the last call, in order. O(events)."""
-        entries, self._entries = self._entries, []
-        return [event for entry in entries for event in _events(entry)]
+        events = self.waiting()
+        self._entries = []
+        return events
+
+    def waiting(self) -> list[CacheEvent]:
+        """What `take` would give, which goes on waiting. O(events)."""
+        events: list[CacheEvent] = []
+        for entry in self._entries:
+            if isinstance(entry, _Stored):
+                _tell_stored(*entry, events.append)
+            elif isinstance(entry, list):
+                _tell_removed(entry, events.append)
+            else:
+                events.append(entry)
+        return events
+
+    def restore(self, events: Sequence[CacheEvent]) -> None:
+        """Takes over events that wait to be taken (MAN-14)."""
+        self._entries = list(events)
 
 
-def _events(entry: _Stored | _Removed | CacheCleared) -> Iterable[CacheEvent]:
-    if isinstance(entry, _Stored):
-        return _stored_events(*entry)
-    if isinstance(entry, CacheCleared):
-        return (entry,)
-    return [PageRemoved(group, page, digest) for page, (group, digest) in entry]
+# A frozen dataclass's own constructor goes through its guards, field by field: 0.76 us for a stored page and 0.47
+# for a removed one, where filling in the fields takes 0.24 and 0.17. A request of row r comes to 1,400 events.
 
 
-def _stored_events(pages: list[int], keys: KeyStretch) -> Iterator[PageStored]:
-    group, parent = keys.group_id, keys.before
+def _tell_stored(pages: list[int], keys: KeyStretch, tell: Callable[[CacheEvent], None]) -> None:
+    new, group, parent = object.__new__, keys.group_id, keys.before
     tokens = token_tuples(keys.tokens, len(pages))
     for page, digest, token_ids, extra_keys in zip(pages, keys.digests, tokens, keys.extra_keys(), strict=True):
         if page:
-            yield PageStored(group, page, digest, parent, token_ids, extra_keys)
+            event = new(PageStored)
+            fields = event.__dict__
+            fields["group_id"] = group
+            fields["page_id"] = page
+            fields["page_hash"] = digest
+            fields["parent_hash"] = parent
+            fields["token_ids"] = token_ids
+            fields["extra_keys"] = extra_keys
+            tell(event)
         parent = digest
+
+
+def _tell_removed(gone: _Removed, tell: Callable[[CacheEvent], None]) -> None:
+    new = object.__new__
+    for page, (group, digest) in gone:
+        event = new(PageRemoved)
+        fields = event.__dict__
+        fields["group_id"] = group
+        fields["page_id"] = page
+        fields["page_hash"] = digest
+        tell(event)
