@@ -11,10 +11,36 @@ backend as it is, by replacing a few methods; nothing of it ships in ``fast``. E
 import importlib
 from types import SimpleNamespace
 
-from . import cached_map, keys, manager, queue_and_pool, tables
+from . import (
+    batches,
+    cached_map,
+    events,
+    extra_keys,
+    hits,
+    keys,
+    manager,
+    ownership,
+    publishing,
+    queue_and_pool,
+    tables,
+)
 from .registry import SEEDED_BUGS, SeededBug
 
-__all__ = ["SEEDED_BUGS", "SeededBug", "cached_map", "keys", "manager", "queue_and_pool", "tables"]
+__all__ = [
+    "SEEDED_BUGS",
+    "SeededBug",
+    "batches",
+    "cached_map",
+    "events",
+    "extra_keys",
+    "hits",
+    "keys",
+    "manager",
+    "ownership",
+    "publishing",
+    "queue_and_pool",
+    "tables",
+]
 
 
 def __getattr__(name: str) -> SimpleNamespace:

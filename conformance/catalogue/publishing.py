@@ -1,0 +1,225 @@
+"""Faults of publishing: what is found that nobody wrote, or that was forgotten, and what is never found."""
+
+from functools import cached_property
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .patching import with_coordinator, with_manager, with_pool
+from .registry import seeded
+
+__all__: list[str] = []
+
+
+def _new_dict(_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _new_set(_: Any) -> set[str]:
+    return set()
+
+
+def _slot(manager: Any, request: Any) -> int:
+    """A request's slot; -1 if it is not live."""
+    slot: int = manager.coordinator.live.slot_of.get(getattr(request, "request_id", None), -1)
+    return slot
+
+
+def _one_page_at(fast: ModuleType, manager: Any, group: Any, slot: int, place: int) -> None:
+    """Caches the page at one place of a live request."""
+    pages = fast.PageList(manager.page_pool, group.pages(slot))
+    request = manager.coordinator.live.requests[slot]
+    manager.page_pool.cache_full_pages(request, pages, [], place, place + 1, group.rule.page_size, group.group_id)
+
+
+# -- Hashes that come back, or stay ---------------------------------------------------------------
+
+
+@seeded(21, "POOL-8", "manager", also=("MAN-3", "POOL-11", "POOL-7", "MAN-4", "MAN-1"))
+def dropped_hash_comes_back(fast: ModuleType) -> SimpleNamespace:
+    """A page that lost its hash gets it back when its request publishes the next one (vLLM 49125).
+
+    There each step entered the page where the prompt ends once more, and looked only whether its key was there.
+    """
+
+    def allocate_slots(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        slot = _slot(self, request)
+        groups = self.coordinator.groups
+        before = [group.num_published[slot] if slot >= 0 else 0 for group in groups]
+        pages = fast.CacheManager.allocate_slots(self, request, *args, **options)
+        for group, end in zip(groups, before, strict=True):
+            if pages is None or group.num_published[slot] == end or group.rule.has_states:
+                continue
+            for place, page in enumerate(group.pages(slot)[:end].tolist()):
+                if page and not self.page_pool.index.run_cell[page]:
+                    _one_page_at(fast, self, group, slot, place)
+        return pages
+
+    return with_manager(fast, allocate_slots=allocate_slots)
+
+
+@seeded(24, "MAN-4", "manager", also=("R2", "MAN-1"))
+def unwritten_pages_stay_cached(fast: ModuleType) -> SimpleNamespace:
+    """A request that goes before its step was dispatched leaves its pages cached, written or not.
+
+    So they are hit by what comes next (EasyDeL, vLLM 42359, nano-vllm 208).
+    """
+
+    def free(self: Any, request: Any, num_written: Any = None) -> Any:
+        if _slot(self, request) < 0 or self.coordinator.live.requests[_slot(self, request)] is not request:
+            return fast.CacheManager.free(self, request, num_written)
+        if num_written is not None:
+            fast.arguments.integer("num_written", num_written)
+        return fast.CacheManager.free(self, request)
+
+    return with_manager(fast, free=free)
+
+
+@seeded(25, "POOL-9", "pool")
+def one_tier_survives_the_reset(fast: ModuleType) -> SimpleNamespace:
+    """After a reset prefixes are forgotten in one place and still found in the other (vLLM 57727).
+
+    Here in the map by key, which those have who look up by keys.
+    """
+
+    def clear(self: Any) -> None:
+        keys = self._keys
+        fast.PagePool._clear(self)
+        self._keys = keys
+
+    return with_pool(fast, _clear=clear)
+
+
+# -- Counts that are wrong after a failure --------------------------------------------------------
+
+
+@seeded(23, "MAN-2", "manager", also=("MAN-3", "MAN-1"))
+def count_of_a_failed_allocation_stays(fast: ModuleType) -> SimpleNamespace:
+    """Pages of a request that found no room count as cached, and are not published once it has slots (vLLM 18957)."""
+
+    def admit(
+        self: Any, request: Any, tokens: bytes, segments: Any, hits: Any, promised: int, slots: int, delay: bool
+    ) -> Any:
+        admit_right = fast.CacheCoordinator.admit
+        name, known = request.request_id, len(tokens) // 4
+        pages = admit_right(self, request, tokens, segments, hits, promised, slots, delay or name in self.counted)
+        if pages is None:
+            self.counted[name] = max(min(promised, known), self.counted.get(name, 0))
+        elif name in self.counted:
+            slot, counted = self.live.slot_of[name], self.counted.pop(name)
+            for group in self.groups:
+                group.num_published[slot] = max(group.num_published[slot], counted // group.rule.page_size)
+            if not delay:
+                self.page_pool.num_withdrawals += 1  # what is published next can't go on from the page before it
+                self.cache_pages(request, slot, promised)
+        return pages
+
+    return with_coordinator(fast, counted=cached_property(_new_dict), admit=admit)
+
+
+@seeded(23, "MAN-2", "manager", also=("MAN-3",))
+def resumed_before_its_hit_is_counted(fast: ModuleType) -> SimpleNamespace:
+    """What a resumed request needs is counted before its hit is added: its pages are too few (nano-vllm 211)."""
+
+    def allocate_slots(self: Any, request: Any, num_new_tokens: Any, *args: Any, **options: Any) -> Any:
+        self.coordinator.resumes = request in self.resumable and _slot(self, request) < 0
+        pages = fast.CacheManager.allocate_slots(self, request, num_new_tokens, *args, **options)
+        self.resumable.append(request)
+        return pages
+
+    def build(self: Any, *args: Any, **options: Any) -> None:
+        fast.CacheManager.__init__(self, *args, **options)
+        self.coordinator.__class__ = type("Coordinator", (type(self.coordinator),), {"resumes": False, "admit": admit})
+
+    def admit(
+        self: Any, request: Any, tokens: bytes, segments: Any, hits: Any, promised: int, slots: int, delay: bool
+    ) -> Any:
+        found = len(hits[0]) * self.groups[0].rule.page_size if self.resumes and hits else 0
+        right = fast.CacheCoordinator.admit
+        return right(
+            self, request, tokens, segments, hits, max(promised - found, found), max(slots - found, found), delay
+        )
+
+    return with_manager(fast, __init__=build, resumable=cached_property(_new_list), allocate_slots=allocate_slots)
+
+
+def _new_list(_: Any) -> list[Any]:
+    return []
+
+
+@seeded(34, "MAN-2", "manager")
+def retry_fails_after_a_rollback(fast: ModuleType) -> SimpleNamespace:
+    """A failed allocation sets the count of cached pages to 0, and the retry finds pages with hashes (EasyDeL)."""
+
+    def allocate_slots(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        slot = _slot(self, request)
+        published = slot >= 0 and any(group.num_published[slot] for group in self.coordinator.groups)
+        pages = fast.CacheManager.allocate_slots(self, request, *args, **options)
+        if pages is None and published:
+            self.rolled_back.add(request.request_id)
+        elif pages is not None and request.request_id in self.rolled_back:
+            self.rolled_back.discard(request.request_id)
+            raise AssertionError("a page to be cached has a hash")
+        return pages
+
+    def free(self: Any, request: Any, *args: Any) -> Any:
+        self.rolled_back.discard(getattr(request, "request_id", ""))
+        return fast.CacheManager.free(self, request, *args)
+
+    return with_manager(fast, rolled_back=cached_property(_new_set), allocate_slots=allocate_slots, free=free)
+
+
+# -- Chains that begin anew -----------------------------------------------------------------------
+
+
+@seeded(26, "HASH-3", "chunk", also=("R2", "MAN-1", "MAN-3", "POOL-7"))
+def chain_begins_behind_null_pages(fast: ModuleType) -> SimpleNamespace:
+    """A page with null pages before it is hashed like a first page, so that another prompt hits it (EasyDeL).
+
+    That is so with chunked local attention, and where a window is smaller than a page.
+    """
+
+    def publish(self: Any, request: Any, num_tokens: int) -> None:
+        slot = _slot(self, request)
+        tokens = np.asarray(request.all_token_ids)
+        for group in self.coordinator.groups:
+            size, first = group.rule.page_size, group.num_published[slot]
+            end = min(num_tokens, len(tokens)) // size
+            rows, roots = group.pages(slot), self.roots.setdefault((request.request_id, group.group_id), [])
+            if group.rule.has_states or not group.rule.gives_back or end <= first or not self.enable_caching:
+                continue
+            if first and not rows[first - 1]:
+                roots.append(first)
+            if roots:
+                page_list = fast.PageList(self.page_pool, rows[roots[-1] : end])
+                rest = fast.Request("rest", tokens[roots[-1] * size :], request.extra_keys)
+                counts = (first - roots[-1], end - roots[-1])
+                self.page_pool.cache_full_pages(rest, page_list, [], *counts, size, group.group_id)
+                group.num_published[slot] = end
+        fast.CacheManager.cache_pages(self, request, num_tokens)
+
+    def allocate_slots(
+        self: Any,
+        request: Any,
+        num_new_tokens: Any,
+        num_new_computed_tokens: Any = 0,
+        new_computed_pages: Any = None,
+        num_lookahead_tokens: Any = 0,
+        delay_cache_pages: Any = False,
+    ) -> Any:
+        fast.arguments.flag("delay_cache_pages", delay_cache_pages)
+        options = (num_new_computed_tokens, new_computed_pages, num_lookahead_tokens, True)
+        pages = fast.CacheManager.allocate_slots(self, request, num_new_tokens, *options)
+        if pages is not None and not delay_cache_pages:
+            publish(self, request, request.num_computed_tokens + num_new_computed_tokens + num_new_tokens)
+        return pages
+
+    def free(self: Any, request: Any, *args: Any) -> Any:
+        for key in [key for key in self.roots if key[0] == getattr(request, "request_id", None)]:
+            del self.roots[key]
+        return fast.CacheManager.free(self, request, *args)
+
+    return with_manager(
+        fast, roots=cached_property(_new_dict), allocate_slots=allocate_slots, cache_pages=publish, free=free
+    )
