@@ -71,8 +71,8 @@ class Batch(BatchSteps):
         }
         if self.world.has_states:
             wrong["num_computed_tokens"] += [case.given - 1] * 2
-        elif case.told:
-            wrong["num_computed_tokens"] += [case.told - 1] * 2
+        elif case.least:
+            wrong["num_computed_tokens"] += [case.least - 1] * 2
         return [{name: [*good[name][:-1], number]} for name, numbers in wrong.items() for number in numbers]
 
     def slots_and_lengths(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:

@@ -57,30 +57,30 @@ class Ghost:
         return self.content(group, (place + 1) * self.groups[group].page_size, tokens, extra_keys)
 
     def write(self, pages: Pages, start: int, end: int, request: Request) -> None:
-        """A step writes a request's tokens ``[start, end)``, drafts among them, which are nobody's content.
+        """A request's pages hold its tokens ``[start, end)`` from now on, and nothing that is known beyond.
 
         Args:
-            pages: the pages that the request holds, the ones allocated for the step included.
-            start: tokens that were written, and known to be the request's, before.
-            end: tokens that are written after it.
+            pages: the pages that the request holds.
+            start: tokens that they held before, and that are not written any more.
+            end: tokens that are written, none of them a draft.
             request: the request.
         """
         tokens = request.all_token_ids.tolist()
         for group_id, held in enumerate(pages):
             for place, end_of_page in self._written(group_id, held, start, end):
-                if held[place] and end_of_page <= len(tokens):
-                    self.contents[held[place]] = self.content(group_id, end_of_page, tokens, request.extra_keys)
-                else:
+                if end_of_page is None:
                     self.contents.pop(held[place], None)
+                elif held[place]:
+                    self.contents[held[place]] = self.content(group_id, end_of_page, tokens, request.extra_keys)
 
-    def _written(self, group_id: int, held: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The places that a step writes, each with the tokens that its page is about then; look-ahead: all of none."""
+    def _written(self, group_id: int, held: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int | None]]:
+        """The places that are written, each with the tokens that its page is about then; None for look-ahead."""
         size = self.groups[group_id].page_size
         if self.groups[group_id].keeps_states:
             yield len(held) - 1, end
             return
         for place in range(start // size, len(held)):
-            yield place, min((place + 1) * size, end) if place * size < end else 2**31
+            yield place, min((place + 1) * size, end) if place * size < end else None
 
     def unread(self, pages: Pages, start: int, request: Request) -> list[tuple[int, int]]:
         """Where a step that begins after ``start`` tokens would read what is not the request's: (group, place).

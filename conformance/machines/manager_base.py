@@ -32,6 +32,7 @@ class Case:
         given: tokens up to which it was given slots, look-ahead left out.
         slots: tokens up to which it was given slots, look-ahead included.
         hits: tokens that it found in the cache at its admission.
+        written: tokens that its pages hold, or will when the steps so far are dispatched.
         computed: computed tokens at the last call that gave slots, those found then included.
         told: what the request itself said at the last call.
         void: whether it holds a page whose content was withdrawn, and should have been scheduled anew (MAN-4).
@@ -44,11 +45,17 @@ class Case:
     given: int = 0
     slots: int = 0
     hits: int = 0
+    written: int = 0
     computed: int = 0
     told: int = 0
     void: bool = False
     found: Both | None = None
     earlier: list[tuple[list[int], tuple[ExtraKey, ...]]] = field(default_factory=list)
+
+    @property
+    def least(self) -> int:
+        """Below this its computed tokens can't fall."""
+        return max(self.computed, self.told)
 
     @property
     def tokens(self) -> list[int]:
@@ -274,20 +281,27 @@ class ManagerMachine(Machine):
         case = self.cases[name]
         if not case.live:
             case.given = case.slots = 0
-            case.hits, case.computed, case.void = found, found, False
+            case.hits = case.written = case.computed = found
+            case.void = False
         case.live = True
         start, promised = computed + found, computed + found + new
         case.given = max(case.given, promised)
         case.slots = max(case.slots, min(promised + lookahead, self.max_model_len))
+        self.write(name, start)  # a draft may have been accepted, so that what it wrote is known now
         pages = self.spec.manager.get_page_ids(name)
-        if not self.world.has_states:  # a draft may have been accepted, so that what it wrote is known now
-            self.ghost.write(pages, case.computed, start, case.request)
         wrong = [] if case.void else self.ghost.unread(pages, start, case.request)
         self.compared("R2")
         if wrong:
             self.differ("R2", f"{name} reads its own pages", f"others at (group, place) {wrong} of {pages}")
-        self.ghost.write(pages, start, promised, case.request)
+        self.write(name, promised)
         case.computed = start
+
+    def write(self, name: str, end: int) -> None:
+        """Notes that a request's pages hold its tokens up to ``end``, as far as they are known."""
+        case = self.cases[name]
+        if end > case.written or not self.world.has_states:
+            case.written = max(case.written, min(end, case.request.num_tokens))
+            self.ghost.write(self.spec.manager.get_page_ids(name), case.computed, case.written, case.request)
 
     def giving_back(self, name: str, computed: Any) -> tuple[str, ...]:
         """The clauses by which a live request's next call gives pages back (MAN-8, MAN-13)."""

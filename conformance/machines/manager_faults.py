@@ -57,7 +57,11 @@ class ManagerFaults(Admission):
     def allocate_badly(self, data: Drawing) -> None:
         """Numbers of tokens that are none, negative, or beyond the longest request; a flag that is none."""
         name = self.some_case(data)
-        request = self.cases[name].request
+        case = self.cases[name]
+        request = case.request
+        if case.live:  # else that were a fault as well
+            least = max(case.least, int(request.num_computed_tokens))
+            request.num_computed_tokens = case.given if self.world.has_states else least
         beyond = self.max_model_len - int(request.num_computed_tokens) + 1
         new, options = likely(
             data,
@@ -79,7 +83,7 @@ class ManagerFaults(Admission):
         name = self.some_live(data)
         case = self.cases[name]
         computed = case.request.num_computed_tokens
-        gaps: list[Any] = [self.max_model_len + 1, case.slots + 1, *([0] if computed else [])]
+        gaps: list[Any] = [self.max_model_len + 1, case.slots + 1, *([case.least - 1] if case.least else [])]
         if self.world.has_states and case.given > computed:
             gaps += [case.given - 1] * 2  # a state that would be rolled back (MAN-13)
         wrong = likely(data, [*gaps, "another object"], [-1, *NO_INTS[:2]])

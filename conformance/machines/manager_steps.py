@@ -83,7 +83,7 @@ class ManagerSteps(ManagerFaults):
         request = case.request
         drafts = max(case.given - request.num_tokens, 0)
         known = min(case.given, request.num_tokens)
-        least = known if self.world.has_states else max(case.computed, int(request.num_computed_tokens))
+        least = known if self.world.has_states else max(case.least, int(request.num_computed_tokens))
         computed = data.draw(st.integers(least, max(known, least))) if rarely(data) else max(known, least)
         if computed == request.num_tokens:
             alphabet = st.sampled_from(self.world.alphabet)
@@ -106,9 +106,7 @@ class ManagerSteps(ManagerFaults):
         name = self.some_live(data)
         case = self.cases[name]
         count = data.draw(st.integers(0, case.given)) if rarely(data) else case.given
-        if not self.world.has_states:  # what drafts wrote may be known to be the request's now
-            pages = self.spec.manager.get_page_ids(name)
-            self.ghost.write(pages, case.computed, case.given, case.request)
+        self.write(name, count)  # drafts may have been accepted
         self.call(
             f"manager.cache_pages({name}, {count})",
             lambda side: side.manager.cache_pages(case.request, count),
@@ -158,7 +156,6 @@ class ManagerSteps(ManagerFaults):
             written = None
         after = one_of(data, ["preempted", "finished", "finished, keys dropped"])
         self.free_request(name, written)
-        case.request.num_computed_tokens = 0
         case.request.status = EngineRequestStatus.PREEMPTED if after == "preempted" else EngineRequestStatus.FINISHED
         if after == "finished, keys dropped":
             self.drop_keys(name)
@@ -186,6 +183,7 @@ class ManagerSteps(ManagerFaults):
             for holder in freed.spec:
                 self.cases[holder].void = True
         case.live = False
+        case.request.num_computed_tokens = 0
 
     def drop_keys(self, name: str) -> None:
         """Drops the keys computed for a request; nothing else changes."""
