@@ -1,28 +1,73 @@
 """MAN-3, MAN-11: publishing the pages that a batched step fills.
 
-Most requests that fill a page fill one, right behind the page that they published last, and the index has that page
-at the end of a run. Which requests these are is worked out on arrays; for each of them a slice of its tokens is
-read, and one entry made. Everything else goes the way of the single call.
+In most steps every request that fills a page fills one, right behind the page that it published last, and its tokens
+lie in an int32 array. Which page that is, is worked out on arrays; for each request a slice of its tokens is read,
+and one call extends the run that holds the page before. Where any request of the step needs more than that, all of
+them go the way of the single call, in its order.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from kvproof.spec.declarations import EngineRequest
 
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
 from .publishing import Publishing
 
-__all__ = ["Filled", "publish_filled", "read_filled"]
+__all__ = ["Filled", "NextPages", "publish_filled", "read_filled"]
+
+_INT32 = np.dtype(np.int32)
+"""The one object that numpy has for it, so that arrays of that type are told by identity."""
 
 
-Filled = tuple[int, int, int, Publishing]
-"""One request's pages of one group about to be published: its place in the step, the group's number, the request's
-slot, and what was read. Entries sort in the order of the single calls. Plain tuples for the reason of `Publishing`.
-"""
+class NextPages(NamedTuple):
+    """Pages of one group about to be published, each the next of its request; an entry for each request.
+
+    Attributes:
+        group: the group.
+        places: the requests' places in the step, `i64[m]`.
+        slots: their slots, `i64[m]`.
+        first: the places of the pages, `i64[m]`.
+        after: the cached pages before them.
+        tokens: their token bytes.
+        extra: the encodings of the extra keys that touch them.
+    """
+
+    group: CacheGroup
+    places: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    first: NDArray[np.int64]
+    after: list[int]
+    tokens: list[bytes]
+    extra: list[bytes]
+
+
+class Filled(NamedTuple):
+    """What a step publishes: either ``next_pages`` of each group, or entries in the order of the single calls.
+
+    Attributes:
+        next_pages: the usual case, by groups.
+        entries: a request's place in the step, its slot, and what was read of its pages.
+    """
+
+    next_pages: list[NextPages]
+    entries: list[tuple[int, int, Publishing]]
+
+    def of(self, granted: NDArray[np.bool_]) -> "Filled":
+        """What of it is due to requests that were granted slots; one by one, since some were not."""
+        entries = [
+            (int(place), int(slot), (group, int(start), after, int(start) + 1, tokens, None))
+            for group, places, slots, first, after_all, tokens_all, _ in self.next_pages
+            for place, slot, start, after, tokens in zip(places, slots, first, after_all, tokens_all, strict=True)
+        ]
+        entries = [entry for entry in [*entries, *self.entries] if granted[entry[0]]]
+        return Filled([], sorted(entries, key=_in_order))
+
+
+def _in_order(entry: tuple[int, int, Publishing]) -> tuple[int, int]:
+    place, _, (group, *_) = entry
+    return place, group.group_id
 
 
 def read_filled(
@@ -30,7 +75,7 @@ def read_filled(
     slots: NDArray[np.int64],
     computed: NDArray[np.int64],
     promised: NDArray[np.int64],
-) -> list[Filled]:
+) -> Filled:
     """Reads what publishing takes, for the requests of a step that fill a page; changes nothing (R1).
 
     Args:
@@ -39,64 +84,96 @@ def read_filled(
         computed: their computed tokens, `i64[n]`.
         promised: these and their new tokens, `i64[n]`.
     """
-    filled: list[Filled] = []
-    publishing_groups = [group for group in coordinator.groups if group.rule.publishes]
-    if not coordinator.enable_caching:
-        return filled
-    for group in publishing_groups:
+    pages: list[NextPages] = []
+    usual = not coordinator.page_pool.keeps_keys
+    for group in coordinator.groups if coordinator.enable_caching else ():
+        if not group.rule.publishes:
+            continue
         first = group.published[slots]
-        places = (promised // group.rule.page_size > first).nonzero()[0]
-        if places.size:
-            filled += _read_group(coordinator, group, places, slots[places], computed[places], promised[places])
-    if len(publishing_groups) > 1:
-        filled.sort(key=_in_order)
-    return filled
+        full = promised // group.rule.page_size
+        places = (full > first).nonzero()[0]
+        if not places.size:
+            continue
+        first = first[places]
+        usual = usual and not group.rule.has_states and bool((full[places] == first + 1).all())
+        next_pages = _next_pages(coordinator, group, places, slots[places], first, computed) if usual else None
+        if next_pages is None:
+            return Filled([], _entries(coordinator, slots, computed, promised))
+        pages.append(next_pages)
+    return Filled(pages, [])
 
 
-def _in_order(entry: Filled) -> tuple[int, int]:
-    return entry[:2]
-
-
-def _read_group(
+def _next_pages(
     coordinator: CacheCoordinator,
     group: CacheGroup,
     places: NDArray[np.int64],
     slots: NDArray[np.int64],
+    first: NDArray[np.int64],
     computed: NDArray[np.int64],
-    promised: NDArray[np.int64],
-) -> list[Filled]:
-    live, size, group_id = coordinator.live, group.rule.page_size, group.group_id
-    requests, segments = live.requests, group.segments
-    first = group.published[slots]
-    after = coordinator.publisher.anchors(group, slots, computed)
-    follows = (promised // size == first + 1) & coordinator.page_pool.index.cached(after)
-    if group.rule.has_states or coordinator.page_pool.keeps_keys:
-        follows[:] = False
-    entries: list[Filled] = []
-    columns = (places, slots, first, after, follows, computed, promised)
-    for place, slot, start, page, is_next, done, end in zip(*(column.tolist() for column in columns), strict=True):
+) -> NextPages | None:
+    """What is to be published if all of it is of the usual kind, else None; ``computed`` is of the whole step."""
+    pool = coordinator.page_pool
+    if not first.all():
+        return None  # a first page has none before it
+    if group.rule.gives_back and bool((first <= group.rule.first_place(computed[places])).any()):
+        return None  # the page before is about to be given back
+    if pool.num_withdrawals and bool((coordinator.live.withdrawals[slots] != pool.num_withdrawals).any()):
+        return None  # the page before may have lost its hash since
+    after = group.rows[slots, first - 1]
+    if not pool.index.cached(after).all():
+        return None
+    requests, segments, size = coordinator.live.requests, group.segments, group.rule.page_size
+    tokens: list[bytes] = []
+    extra: list[bytes] = []
+    for slot, begin in zip(slots.tolist(), (first * size).tolist(), strict=True):
         request = requests[slot]
         assert request is not None, "a live slot has a request"
-        if is_next and len(segments[slot]) == 1:
-            tokens = _page_tokens(request, start * size, (start + 1) * size)
-            if tokens:
-                entries.append((place, group_id, slot, (group, start, page, start + 1, tokens, None)))
-                continue
-        for publishing in coordinator.publisher.read(request, slot, done, end, end, (group,)):
-            entries.append((place, group_id, slot, publishing))
+        values = request.all_token_ids
+        if type(values) is not np.ndarray or values.dtype is not _INT32 or values.ndim != 1:
+            return None
+        stop = begin + size
+        own = segments[slot]
+        if not stop <= len(values) == request.num_tokens or len(own) > 1:
+            return None
+        tokens.append(values[begin:stop].tobytes())
+        extra.append(own[0].extra)
+    return NextPages(group, places, slots, first, after.tolist(), tokens, extra)
+
+
+def _entries(
+    coordinator: CacheCoordinator, slots: NDArray[np.int64], computed: NDArray[np.int64], promised: NDArray[np.int64]
+) -> list[tuple[int, int, Publishing]]:
+    """What is to be published, read request by request."""
+    entries = []
+    columns = (column.tolist() for column in (slots, computed, promised))
+    for place, (slot, done, end) in enumerate(zip(*columns, strict=True)):
+        request = coordinator.live.requests[slot]
+        assert request is not None, "a live slot has a request"
+        for publishing in coordinator.publisher.read(request, slot, done, end, end):
+            entries.append((place, slot, publishing))
     return entries
 
 
-def _page_tokens(request: EngineRequest, start: int, stop: int) -> bytes:
-    """The bytes of one page's tokens; none where they are not all there, or not in an int32 array."""
-    tokens = request.all_token_ids
-    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
-        return b""
-    return tokens[start:stop].tobytes() if stop <= len(tokens) == request.num_tokens else b""
+def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
+    """Publishes what was read, in order."""
+    publish = coordinator.publisher.publish
+    for next_pages in filled.next_pages:
+        _publish_next(coordinator, next_pages)
+    for _, slot, publishing in filled.entries:
+        publish(slot, publishing)
 
 
-def publish_filled(coordinator: CacheCoordinator, filled: Sequence[Filled], granted: NDArray[np.bool_]) -> None:
-    """Publishes the pages of the requests that were granted slots, in order."""
-    for place, _, slot, publishing in filled:
-        if granted[place]:
-            coordinator.publisher.publish(slot, publishing)
+def _publish_next(coordinator: CacheCoordinator, new: NextPages) -> None:
+    pool, group, publish = coordinator.page_pool, new.group, coordinator.publisher.publish
+    publish_next, sampling = pool.index.publish_next, pool.counter_sampling
+    pages = group.rows[new.slots, new.first].tolist()
+    sampled: list[int] = []
+    entries = zip(pages, new.after, new.first.tolist(), new.tokens, new.extra, strict=True)
+    for place, (page, after, first, tokens, extra) in enumerate(entries):
+        if not page or not publish_next(page, after, first, tokens, extra):
+            publish(int(new.slots[place]), (group, first, after, first + 1, tokens, None))
+        elif not page % sampling:
+            sampled.append(page)
+    group.published[new.slots] = new.first + 1
+    if sampled:
+        pool.note_keys(sampled, None)

@@ -1,10 +1,11 @@
 """MAN-11: a whole decode or mixed step in one call.
 
-Lengths, counts and page lists are columns and tables with an entry or a row a request, so that a step is arithmetic
-on arrays: who needs pages, one bulk take, one scatter into the rows and one into the page tables. Only requests
-that fill a page are looked at one by one, to publish it. Where pages may run short, or the order of single takes
-would show (pages given back that are taken again in the same step), the requests are served one by one through the
-code of the single call.
+Most requests of a step find nothing to do: they neither need a page nor fill one nor give one back. One comparison
+with a column tells (`LiveRequests.quiet`), and for these only three columns are written. For the others, lengths,
+counts and page lists are columns and tables as well: one bulk take, one scatter into the rows and one into the page
+tables. Only requests that fill a page are looked at one by one, to publish it. Where pages may run short, or the
+order of single takes would show (pages given back that are taken again in the same step), they are served one by one
+through the code of the single call.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from .arguments import all_below, id_array, materialised, plain_array, refusal
 from .arguments import integer as read_integer
-from .batched_publishing import publish_filled, read_filled
+from .batched_publishing import Filled, publish_filled, read_filled
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
 from .page_table import MultiGroupPageTable
@@ -57,6 +58,8 @@ class Growth(NamedTuple):
         held: how long their lists are.
         ends: how long they are to be.
         taken: how many pages each takes; null pages fill the rest.
+        total: how many pages they take together.
+        by_one: whether each list grows by one page, as in every decode step.
     """
 
     group: CacheGroup
@@ -65,11 +68,21 @@ class Growth(NamedTuple):
     held: NDArray[np.int64]
     ends: NDArray[np.int64]
     taken: NDArray[np.int64]
+    total: int
+    by_one: bool
 
     def of(self, granted: NDArray[np.bool_]) -> "Growth":
         """Those of the requests that were granted slots."""
         kept = granted[self.places]
-        return Growth(self.group, *(column[kept] for column in self[1:]))
+        taken = self.taken[kept]
+        return self._replace(
+            places=self.places[kept],
+            slots=self.slots[kept],
+            held=self.held[kept],
+            ends=self.ends[kept],
+            taken=taken,
+            total=int(taken.sum()),
+        )
 
 
 def allocate_batch(
@@ -85,19 +98,26 @@ def allocate_batch(
     """`CacheManager.allocate_slots_batch`, whose arguments these are."""
     coordinator = manager.coordinator
     step = _read_step(manager, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
-    growths = [_growth(group, step) for group in coordinator.groups]
-    row_ids = _read_rows(growths, step.requests, tables, rows)
-    filled = [] if delay else read_filled(coordinator, step.requests, step.computed, step.promised)
-    total = sum(int(growth.taken.sum()) for growth in growths)
+    busy = (step.slots >= coordinator.live.quiet[step.requests]).nonzero()[0]
+    some = Step(*(column[busy] for column in step))
+    growths = [_growth(group, some) for group in coordinator.groups]
+    row_ids = _read_rows(coordinator, growths, step.requests, busy, tables, rows)
+    filled = Filled([], []) if delay else read_filled(coordinator, some.requests, some.computed, some.promised)
+    total = sum(growth.total for growth in growths)
+    granted = np.ones(len(step.requests), bool)
     if total <= coordinator.page_pool.get_num_free_pages() and coordinator.takes_in_bulk():
-        _give_back_all(coordinator, step)
-        _take_all(coordinator, step, growths, total)
-        granted = np.ones(len(step.requests), bool)
+        _write_columns(coordinator, step)
+        _give_back_all(coordinator, some)
+        if total:
+            _take_all(coordinator, some, growths, total)
     else:
-        granted = _take_one_by_one(coordinator, step)
-        growths = [growth.of(granted) for growth in growths]
-    publish_filled(coordinator, filled, granted)
-    return _result(step, growths, granted, tables, row_ids)
+        granted[busy] = served = _take_one_by_one(coordinator, some)
+        _write_columns(coordinator, Step(*(np.delete(column, busy) for column in step)))
+        growths = [growth.of(served) for growth in growths]
+        filled = filled.of(served)
+    publish_filled(coordinator, filled)
+    coordinator.note_quiet_of(some.requests)
+    return _result(busy, growths, granted, tables, row_ids)
 
 
 # -- Reading (R1) ---------------------------------------------------------------------------------
@@ -117,7 +137,9 @@ def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.
 
 
 def _all_differ(numbers: NDArray[np.int64], size: int) -> bool:
-    """Whether numbers below ``size`` are all different: a scatter and a gather, a fifth of a sort's price."""
+    """Whether numbers below ``size`` are all different: told at a glance where they ascend, else by a scatter."""
+    if bool((numbers[1:] > numbers[:-1]).all()):
+        return True
     places = np.arange(len(numbers))
     last = np.empty(size, np.int64)
     last[numbers] = places
@@ -128,23 +150,31 @@ def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
     live = manager.coordinator.live
     requests = id_array("slots", slots, len(live.requests), "MAN-11")
     num = len(requests)
-    if not live.is_live[requests].all():
-        worst = requests[live.is_live[requests].argmin()]
-        raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {worst}")
     if not _all_differ(requests, len(live.requests)):
         raise refusal(ValueError, "MAN-11", f"slots={requests.tolist()} names a slot twice")
     if isinstance(computed, int | np.integer):
         raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
-    given = np.asarray(_counts("num_computed_tokens", computed, num, 0), np.int64)
-    promised = given + _counts("num_new_tokens", new, num, 1)
+    given: NDArray[np.int64]
+    if isinstance(computed, np.ndarray) and computed.dtype == np.int64 and computed.shape == (num,):
+        given = computed  # what is negative or too large is found below
+    else:
+        given = np.asarray(_counts("num_computed_tokens", computed, num, 0), np.int64)
+    promised: NDArray[np.int64] = given + _counts("num_new_tokens", new, num, 1)
     ahead = _counts("num_lookahead_tokens", lookahead, num, 0)
-    good = (given <= live.slots[requests]) & (given >= live.computed[requests]) & (promised <= manager.max_model_len)
+    # a slot without a request has -1 slots
+    bad = (given > live.slots[requests]) | (given < live.computed[requests])
     if manager.coordinator.has_states:
-        good &= given == live.promised[requests]
-    if not good.all():
-        worst = int(good.argmin())
+        bad |= given != live.promised[requests]
+    if bad.any() or (num and int(promised.max()) > manager.max_model_len):
+        if not live.is_live[requests].all():
+            worst = requests[live.is_live[requests].argmin()]
+            raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {worst}")
+        worst = int((bad | (promised > manager.max_model_len)).argmax())
         manager.require_step(int(requests[worst]), int(given[worst]), int(promised[worst]))
-    return Step(requests, given, promised, np.minimum(promised + ahead, manager.max_model_len))
+    all_slots = promised
+    if not isinstance(ahead, int) or ahead:
+        all_slots = np.minimum(promised + ahead, manager.max_model_len)
+    return Step(requests, given, promised, all_slots)
 
 
 def _growth(group: CacheGroup, step: Step) -> Growth:
@@ -152,23 +182,35 @@ def _growth(group: CacheGroup, step: Step) -> Growth:
     ends = group.rule.end(step.promised, step.slots)
     places = (ends > held).nonzero()[0]
     held, ends = held[places], ends[places]
-    return Growth(
-        group, places, step.requests[places], held, ends, ends - held if not group.rule.has_states else held * 0 + 1
-    )
+    grown = ends - held
+    by_one = int(grown.sum()) == len(places)  # none is 0
+    taken = np.ones(len(places), np.int64) if group.rule.has_states else grown
+    total = len(places) if by_one or group.rule.has_states else int(taken.sum())
+    return Growth(group, places, step.requests[places], held, ends, taken, total, by_one)
 
 
 def _read_rows(
-    growths: Sequence[Growth], requests: NDArray[np.int64], tables: MultiGroupPageTable | None, rows: Ids | None
+    coordinator: CacheCoordinator,
+    growths: Sequence[Growth],
+    requests: NDArray[np.int64],
+    busy: NDArray[np.int64],
+    tables: MultiGroupPageTable | None,
+    rows: Ids | None,
 ) -> NDArray[np.int64]:
-    """Reads the requests' rows and refuses those that are not theirs or too short, whoever will be granted pages."""
+    """Reads the requests' rows and refuses those that are not theirs or too short, whoever will be granted pages.
+
+    Returns:
+        The rows of the requests that are busy.
+    """
     if (tables is None) != (rows is None):
         raise refusal(ValueError, "MAN-11", "tables and rows must be given together")
     if tables is None or rows is None:
         return np.empty(0, np.int64)
     if not isinstance(tables, MultiGroupPageTable):
         raise refusal(TypeError, "R1", f"tables={tables!r} must be a MultiGroupPageTable")
-    if len(tables.page_tables) != len(growths):
-        raise refusal(ValueError, "MAN-11", f"tables has {len(tables.page_tables)} groups, the manager {len(growths)}")
+    num_groups = len(coordinator.groups)
+    if len(tables.page_tables) != num_groups:
+        raise refusal(ValueError, "MAN-11", f"tables has {len(tables.page_tables)} groups, the manager {num_groups}")
     num_rows = tables.page_tables[0].max_num_reqs
     row_ids = id_array("rows", rows, num_rows, "TAB-2")
     if len(row_ids) != len(requests) or not _all_differ(row_ids, num_rows):
@@ -187,10 +229,10 @@ def _read_rows(
             raise refusal(
                 ValueError,
                 "TAB-2",
-                f"rows: row {row_ids[growth.places[worst]]} would have {growth.ends[worst]} pages "
+                f"rows: row {row_ids[busy[growth.places[worst]]]} would have {growth.ends[worst]} pages "
                 f"of {table.max_num_pages_per_req}",
             )
-    return row_ids
+    return row_ids[busy]
 
 
 # -- Taking ---------------------------------------------------------------------------------------
@@ -206,25 +248,29 @@ def _give_back_all(coordinator: CacheCoordinator, step: Step) -> None:
         coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
 
 
+def _write_columns(coordinator: CacheCoordinator, step: Step) -> None:
+    """Notes the counts of requests that were granted slots."""
+    live, requests = coordinator.live, step.requests
+    live.computed[requests] = step.computed
+    live.promised[requests] = np.maximum(live.promised[requests], step.promised)
+    live.slots[requests] = np.maximum(live.slots[requests], step.slots)
+
+
 def _take_all(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth], total: int) -> None:
     """Takes all pages of a step at once and deals them out in the order of the single calls."""
-    if total:
-        pages = coordinator.page_pool.take(total)
-        for growth, begins in zip(growths, _begins(growths), strict=True):
-            if len(growth.places):
-                _deal(growth, pages, begins)
+    pages = coordinator.page_pool.take(total)
+    for growth, begins in zip(growths, _begins(growths), strict=True):
+        if len(growth.places):
+            _deal(growth, pages, begins)
+    if coordinator.has_states:
         _note_copies(coordinator, step, growths)
-    live = coordinator.live
-    live.computed[step.requests] = step.computed
-    live.promised[step.requests] = np.maximum(live.promised[step.requests], step.promised)
-    live.slots[step.requests] = np.maximum(live.slots[step.requests], step.slots)
 
 
 def _begins(growths: Sequence[Growth]) -> list[NDArray[np.int64]]:
     """Where each list's share of the step's pages begins: request by request, group by group."""
     if len(growths) == 1:
         taken = growths[0].taken
-        return [np.cumsum(taken) - taken]
+        return [np.arange(len(taken)) if growths[0].by_one else np.cumsum(taken) - taken]
     taken = np.concatenate([growth.taken for growth in growths])
     order = np.argsort(np.concatenate([growth.places for growth in growths]), kind="stable")
     begins = np.empty(len(taken), np.int64)
@@ -236,8 +282,11 @@ def _deal(growth: Growth, pages: NDArray[np.int64], begins: NDArray[np.int64]) -
     """Puts a group's share of the pages at the ends of its lists."""
     group, taken = growth.group, growth.taken
     group.widen(int(growth.ends.max()))
-    which, within = _spread(taken)
-    group.rows[growth.slots[which], (growth.ends - taken)[which] + within] = pages[begins[which] + within]
+    if growth.by_one:
+        group.rows[growth.slots, growth.held] = pages[begins]
+    else:
+        which, within = _spread(taken)
+        group.rows[growth.slots[which], (growth.ends - taken)[which] + within] = pages[begins[which] + within]
     group.lengths[growth.slots] = growth.ends
 
 
@@ -266,35 +315,33 @@ def _take_one_by_one(coordinator: CacheCoordinator, step: Step) -> NDArray[np.bo
 
 
 def _result(
-    step: Step,
+    busy: NDArray[np.int64],
     growths: Sequence[Growth],
     granted: NDArray[np.bool_],
     tables: MultiGroupPageTable | None,
     row_ids: NDArray[np.int64],
 ) -> SlotBatch:
     """Reads the new pages off the lists, and appends them to the table rows."""
-    all_pages, all_offsets = [], []
+    all_pages, all_places, all_counts = [], [], []
     for number, growth in enumerate(growths):
-        lengths = growth.ends - growth.held
-        which, within = _spread(lengths)
-        columns = growth.held[which] + within
-        pages = growth.group.rows[growth.slots[which], columns]
+        counts = growth.ends - growth.held
+        own_slots, columns, which = growth.slots, growth.held, None
+        if not growth.by_one:
+            which, within = _spread(counts)
+            own_slots, columns = own_slots[which], columns[which] + within
+        pages = growth.group.rows[own_slots, columns]
         if tables is not None and pages.size:
             table = tables.page_tables[number]
             own_rows = row_ids[growth.places]
-            cells = own_rows[which] * table.max_num_pages_per_req + columns
+            cells = (own_rows if which is None else own_rows[which]) * table.max_num_pages_per_req + columns
             table.write_batch(PageBatch(own_rows, growth.ends, cells, pages.astype(np.int64)))
-        offsets = np.zeros(len(step.requests) + 1, np.int64)
-        offsets[growth.places + 1] = lengths
         all_pages.append(pages)
-        all_offsets.append(np.cumsum(offsets))
-    return SlotBatch(granted, tuple(all_pages), tuple(all_offsets))
+        all_places.append(busy[growth.places])
+        all_counts.append(counts)
+    return SlotBatch(granted, tuple(all_pages), tuple(all_places), tuple(all_counts))
 
 
 def _spread(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For lists of these lengths, laid end to end: the list of each entry, and the entry's place in it."""
-    num = len(lengths)
-    if int(lengths.sum()) == num and num and int(lengths.min()) == 1:  # a page each, as in every decode step
-        return np.arange(num), np.zeros(num, np.int64)
-    which = np.repeat(np.arange(num), lengths)
+    which = np.repeat(np.arange(len(lengths)), lengths)
     return which, np.arange(len(which)) - (np.cumsum(lengths) - lengths)[which]

@@ -116,6 +116,7 @@ class CacheManager(PrefixManager):
         if new_computed_pages is not None or num_new_computed_tokens:
             self._refuse_hits(new_computed_pages, num_new_computed_tokens, request)
         promised = computed + num_new_tokens
+        slots = promised + num_lookahead_tokens
         if (
             computed > live.num_slots[slot]
             or computed < live.num_computed[slot]
@@ -123,7 +124,14 @@ class CacheManager(PrefixManager):
             or self.coordinator.has_states
         ):
             self.require_step(slot, computed, promised)
-        return self._advance(request, slot, computed, promised, num_lookahead_tokens, bool(delay))
+        if slots < live.num_quiet[slot]:
+            live.num_computed[slot] = computed
+            if promised > live.num_promised[slot]:
+                live.num_promised[slot] = promised
+            if slots > live.num_slots[slot]:
+                live.num_slots[slot] = slots
+            return self.coordinator.nothing
+        return self._advance(request, slot, computed, promised, min(slots, self.max_model_len), bool(delay))
 
     def require_step(self, slot: int, computed: int, promised: int) -> None:
         """Refuses computed tokens that a live request can't have, and more tokens than any can (MAN-2, MAN-8)."""
@@ -144,18 +152,16 @@ class CacheManager(PrefixManager):
             raise too_long(promised, self.max_model_len)
 
     def _advance(
-        self, request: EngineRequest, slot: int, computed: int, promised: int, lookahead: int, delay: bool
+        self, request: EngineRequest, slot: int, computed: int, promised: int, slots: int, delay: bool
     ) -> CachePages | None:
         """`allocate_slots` for a live request whose arguments have been read."""
         coordinator = self.coordinator
-        slots = promised + lookahead
-        if slots > self.max_model_len:
-            slots = self.max_model_len
         publishings = () if delay else coordinator.publisher.read(request, slot, computed, promised, promised)
         new = coordinator.advance(slot, computed, promised, slots)
         if new is not None:
             for publishing in publishings:
                 coordinator.publisher.publish(slot, publishing)
+            coordinator.note_quiet(slot)
         return new
 
     def _admit(

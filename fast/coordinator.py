@@ -6,7 +6,8 @@ the run of the request's last page.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +28,8 @@ from .row_check import check_rows
 __all__ = ["CacheCoordinator"]
 
 
-class Wanted(NamedTuple):
-    """What a group needs for a request's next tokens: ``num_pages`` at the end of a list ``end`` long."""
-
-    group: CacheGroup
-    end: int
-    num_pages: int
+Wanted = tuple[CacheGroup, int, int]
+"""What a group needs for a request's next tokens: the group, how long its list is to be, how many pages it takes."""
 
 
 class CacheCoordinator:
@@ -209,6 +206,31 @@ class CacheCoordinator:
             live.num_slots[slot] = slots
         return new
 
+    def note_quiet(self, slot: int) -> None:
+        """Works out up to how many slots a request's next steps will find nothing to do (see `LiveRequests.quiet`)."""
+        bound = self.max_model_len + 1
+        for group in self.groups:
+            rule = group.rule
+            bound = min(bound, rule.full_at(group.num_pages[slot]))
+            if rule.publishes and self.enable_caching:
+                bound = min(bound, (group.num_published[slot] + 1) * rule.page_size)
+            if rule.gives_back:
+                bound = min(bound, rule.gives_back_at(group.num_given_back[slot]))
+        self.live.num_quiet[slot] = bound
+
+    def note_quiet_of(self, slots: NDArray[np.int64]) -> None:
+        """`note_quiet` for many requests, by their slots."""
+        bounds = []
+        for group in self.groups:
+            rule = group.rule
+            bounds.append(rule.full_at(group.lengths[slots]))
+            if rule.publishes and self.enable_caching:
+                bounds.append((group.published[slots] + 1) * rule.page_size)
+            if rule.gives_back:
+                bounds.append(rule.gives_back_at(group.given_back[slots]))
+        bound = reduce(np.minimum, bounds, np.int64(self.max_model_len + 1))
+        self.live.quiet[slots] = bound
+
     def takes_in_bulk(self) -> bool:
         """Whether pages given back in a step always queue up behind those that the step takes, if it finds enough."""
         return not self._giving_back or self.page_pool.appends_only
@@ -230,12 +252,13 @@ class CacheCoordinator:
             slots: these and its look-ahead.
             held: how long its lists are already, for each group.
         """
-        wanted, total = [], 0
+        wanted: list[Wanted] = []
+        total = 0
         for group, length in zip(self.groups, held, strict=True):
             end = group.rule.end(promised, slots)
             if end > length:
                 count = 1 if group.rule.has_states else end - length
-                wanted.append(Wanted(group, end, count))
+                wanted.append((group, end, count))
                 total += count
         return wanted, total
 

@@ -23,7 +23,20 @@ from kvproof.spec.declarations import (
 
 from .arguments import flag, integer, listed, refusal
 
-__all__ = ["ChunkRule", "FullRule", "GroupRule", "OneStateRule", "StatesRule", "WindowRule", "read_groups", "rule_of"]
+__all__ = [
+    "NEVER",
+    "ChunkRule",
+    "FullRule",
+    "GroupRule",
+    "OneStateRule",
+    "StatesRule",
+    "WindowRule",
+    "read_groups",
+    "rule_of",
+]
+
+NEVER = 1 << 40
+"""More tokens than a request can have."""
 
 Number = TypeVar("Number", int, NDArray[np.int64])
 """A count of tokens or pages, or an array of them: the rules are written once for both."""
@@ -55,9 +68,17 @@ class GroupRule:
         """The first place that the mask of position ``computed`` can read (MAN-8)."""
         return computed * 0
 
+    def gives_back_at(self, given_back: Number) -> Number:
+        """How many computed tokens make `first_place` larger than ``given_back``; more than any request has: never."""
+        return given_back * 0 + NEVER
+
     def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - states look at what is promised
         """How long the list must be for ``promised`` tokens, and ``slots`` with look-ahead (MAN-2)."""
         return -(-slots // self.page_size)
+
+    def full_at(self, length: Number) -> Number:
+        """How many slots, or promised tokens in a state group, make `end` larger than ``length``."""
+        return length * self.page_size + 1
 
 
 class FullRule(GroupRule):
@@ -78,6 +99,10 @@ class WindowRule(GroupRule):
         first = computed - (self.window - 1)
         return first * (first > 0) // self.page_size
 
+    def gives_back_at(self, given_back: Number) -> Number:
+        """See `GroupRule`."""
+        return (given_back + 1) * self.page_size + (self.window - 1)
+
 
 @dataclass(frozen=True)
 class ChunkRule(GroupRule):
@@ -92,6 +117,10 @@ class ChunkRule(GroupRule):
         """See `GroupRule`."""
         return computed // self.chunk * self.chunk // self.page_size
 
+    def gives_back_at(self, given_back: Number) -> Number:
+        """See `GroupRule`."""
+        return -(-(given_back + 1) * self.page_size // self.chunk) * self.chunk
+
 
 class StatesRule(GroupRule):
     """State layers in mode ``align``: the state after c tokens stands at place ceil(c / page_size) - 1."""
@@ -103,6 +132,10 @@ class StatesRule(GroupRule):
     def first_place(self, computed: Number) -> Number:
         """See `GroupRule`: the place of the state after ``computed`` tokens."""
         return (computed - 1) * (computed > 0) // self.page_size
+
+    def gives_back_at(self, given_back: Number) -> Number:
+        """See `GroupRule`."""
+        return (given_back + 1) * self.page_size + 1
 
     def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - drafts never enter a state
         """See `GroupRule`."""
@@ -119,6 +152,10 @@ class OneStateRule(GroupRule):
     def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - whatever the tokens
         """See `GroupRule`."""
         return promised * 0 + 1
+
+    def full_at(self, length: Number) -> Number:
+        """See `GroupRule`: the one page is enough for ever."""
+        return (length > 0) * NEVER
 
 
 def rule_of(spec: object) -> GroupRule:

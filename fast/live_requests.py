@@ -19,6 +19,7 @@ from .extra_keys import ExtraSegment
 __all__ = ["LiveRequests"]
 
 _FIRST_CAPACITY = 16
+_NO_REQUEST = -1
 
 
 class LiveRequests:
@@ -33,12 +34,15 @@ class LiveRequests:
         is_live: whether a slot has a request, `bool[capacity]`.
         promised: tokens up to which pages may be published: the most computed + new tokens so far,
             `i64[capacity]`.
-        slots: tokens that have a slot, look-ahead included, `i64[capacity]`.
+        slots: tokens that have a slot, look-ahead included; -1 in a free slot, `i64[capacity]`.
         computed: computed tokens at the last call, at admission those that were hit, `i64[capacity]` (MAN-8).
+        quiet: a step whose slots are fewer needs no page, fills none and gives none back, `i64[capacity]`; 0 where
+            nobody has worked it out yet.
         withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`.
         num_promised: ``promised``, for scalar access; likewise:
         num_slots: ``slots``.
         num_computed: ``computed``.
+        num_quiet: ``quiet``.
         num_withdrawals: ``withdrawals``.
     """
 
@@ -50,9 +54,11 @@ class LiveRequests:
         "is_live",
         "num_computed",
         "num_promised",
+        "num_quiet",
         "num_slots",
         "num_withdrawals",
         "promised",
+        "quiet",
         "requests",
         "slot_of",
         "slots",
@@ -65,18 +71,19 @@ class LiveRequests:
         self.requests: list[EngineRequest | None] = []
         self._free: list[int] = []
         self.is_live: NDArray[np.bool_] = np.zeros(0, bool)
-        self._columns: NDArray[np.int64] = np.zeros((4, 0), np.int64)
+        self._columns: NDArray[np.int64] = np.zeros((5, 0), np.int64)
         self._resize(_FIRST_CAPACITY)
 
     def _resize(self, capacity: int) -> None:
         old = self._columns.shape[1]
-        columns = np.zeros((4, capacity), np.int64)
+        columns = np.zeros((5, capacity), np.int64)
         columns[:, :old] = self._columns
         self._columns = columns
-        self.promised, self.slots, self.computed, self.withdrawals = columns
+        self.promised, self.slots, self.computed, self.quiet, self.withdrawals = columns
         self.num_promised, self.num_slots, self.num_computed = self.promised.data, self.slots.data, self.computed.data
-        self.num_withdrawals = self.withdrawals.data
+        self.num_withdrawals, self.num_quiet = self.withdrawals.data, self.quiet.data
         self.is_live = np.concatenate([self.is_live, np.zeros(capacity - old, bool)])
+        self.slots[old:] = _NO_REQUEST
         self.requests += [None] * (capacity - old)
         for slot in range(old, capacity):
             heappush(self._free, slot)
@@ -93,19 +100,35 @@ class LiveRequests:
         if not self._free:
             self._resize(2 * len(self.requests))
         slot = heappop(self._free)
+        self._seat(request, slot, segments)
+        return slot
+
+    def _seat(self, request: EngineRequest, slot: int, segments: Sequence[Sequence[ExtraSegment]]) -> None:
         self._columns[:, slot] = 0
         self.requests[slot] = request
         self.is_live[slot] = True
         self.slot_of[request.request_id] = slot
         for group, own in zip(self._groups, segments, strict=True):
             group.admit(slot, own)
-        return slot
+
+    def restore(self, live: Sequence[tuple[EngineRequest, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
+        """Gives requests slots where there are none yet, their counts 0 (MAN-14).
+
+        Args:
+            live: in the order of admission, each request with its slot and its extra keys over its pages.
+        """
+        while max((slot for _, slot, _ in live), default=0) >= len(self.requests):
+            self._resize(2 * len(self.requests))
+        for request, slot, segments in live:
+            self._seat(request, slot, segments)
+        self._free = (~self.is_live).nonzero()[0].tolist()  # in order, and so a heap
 
     def dismiss(self, slot: int, request_id: str) -> None:
         """Frees a slot. O(log capacity)."""
         del self.slot_of[request_id]
         self.requests[slot] = None
         self.is_live[slot] = False
+        self.slots[slot] = _NO_REQUEST
         heappush(self._free, slot)
 
     def holders(self, pages: NDArray[np.int64]) -> list[str]:

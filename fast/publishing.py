@@ -4,9 +4,9 @@ What publishing takes is read before a call changes anything (R1), tokens and ke
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest
 
@@ -49,7 +49,6 @@ class Publisher:
         computed: int,
         promised: int,
         count: int,
-        groups: Sequence[CacheGroup] | None = None,
     ) -> list[Publishing]:
         """Reads what publishing a live request's pages up to ``count`` tokens takes; changes nothing (R1, MAN-3).
 
@@ -59,20 +58,16 @@ class Publisher:
             computed: the computed tokens of the call that publishes: what lies wholly before is given back.
             promised: tokens up to which the request's pages are or will be written.
             count: tokens up to which pages are to be published.
-            groups: whose pages; None for all.
         """
         bound = min(count, request.num_tokens)
-        return [
-            self.read_group(
-                group,
-                group.segments[slot],
-                lambda start, stop: read_tokens(request, start, stop),
-                (first, self._anchor(group, slot, computed), end),
-                (computed, promised),
-            )
-            for group in (self._groups if groups is None else groups)
-            if (end := bound // group.rule.page_size) > (first := group.num_published[slot]) and self.publishes(group)
-        ]
+        found: list[Publishing] = []
+        for group in self._groups:
+            end, first = bound // group.rule.page_size, group.num_published[slot]
+            if end > first and self.publishes(group):
+                places = first, self._anchor(group, slot, computed), end
+                tokens_of = partial(read_tokens, request)
+                found.append(self.read_group(group, group.segments[slot], tokens_of, places, (computed, promised)))
+        return found
 
     def publishes(self, group: CacheGroup) -> bool:
         """Whether a group's pages are ever published."""
@@ -87,15 +82,6 @@ class Publisher:
         if last < group.rule.first_place(computed) or self._live.num_withdrawals[slot] != self._pool.num_withdrawals:
             return 0
         return int(group.rows[slot, last])
-
-    def anchors(self, group: CacheGroup, slots: NDArray[np.int64], computed: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`_anchor` of many requests, `i64[n]`."""
-        last = group.published[slots] - 1
-        sure = (last >= group.rule.first_place(computed)) & (
-            self._live.withdrawals[slots] == self._pool.num_withdrawals
-        )
-        pages: NDArray[np.int64] = group.rows[slots, last] * sure.astype(np.int64)
-        return pages
 
     def read_group(
         self,

@@ -14,26 +14,38 @@ class SlotBatch:
     Args:
         granted: see the attribute.
         page_ids: see the attribute.
-        offsets: see the attribute.
+        places: for each group the places in the batch of the requests that have new pages, ascending, `i64[m]`.
+        counts: how many each of them has, `i64[m]`.
 
     Attributes:
         granted: whether each request was given slots, `bool[n]`.
         page_ids: for each group the new pages of all requests in order, `i32[total]`; null pages where a state
             group's list was filled up (MAN-13).
-        offsets: for each group where each request's begin, and at last the total, `i64[n + 1]`.
     """
 
-    __slots__ = ("granted", "offsets", "page_ids")
+    __slots__ = ("_counts", "_places", "granted", "page_ids")
 
     def __init__(
         self,
         granted: NDArray[np.bool_],
         page_ids: tuple[NDArray[np.int32], ...],
-        offsets: tuple[NDArray[np.int64], ...],
+        places: tuple[NDArray[np.int64], ...],
+        counts: tuple[NDArray[np.int64], ...],
     ) -> None:
         self.granted = granted
         self.page_ids = page_ids
-        self.offsets = offsets
+        self._places = places
+        self._counts = counts
+
+    @property
+    def offsets(self) -> tuple[NDArray[np.int64], ...]:
+        """For each group where each request's new pages begin, and at last the total, `i64[n + 1]`. O(n)."""
+        all_offsets = []
+        for places, counts in zip(self._places, self._counts, strict=True):
+            offsets = np.zeros(len(self.granted) + 1, np.int64)
+            offsets[places + 1] = counts
+            all_offsets.append(offsets.cumsum())
+        return tuple(all_offsets)
 
     @property
     def num_granted(self) -> int:
@@ -41,7 +53,7 @@ class SlotBatch:
         return int(np.count_nonzero(self.granted))
 
     def get_page_ids(self, place: int) -> tuple[list[int], ...]:
-        """The new pages of one request, a list for each group; empty lists where it was given none. O(its pages).
+        """The new pages of one request, a list for each group; empty lists where it was given none. O(total).
 
         Args:
             place: its place in the batch.
@@ -50,12 +62,16 @@ class SlotBatch:
             IndexError: there is no such place.
         """
         place = index("place", place, len(self.granted), "MAN-11")
-        return tuple(
-            pages[starts[place] : starts[place + 1]].tolist()
-            for pages, starts in zip(self.page_ids, self.offsets, strict=True)
-        )
+        found = []
+        for pages, places, counts in zip(self.page_ids, self._places, self._counts, strict=True):
+            at = int(places.searchsorted(place))
+            if at == len(places) or places[at] != place:
+                found.append([])
+            else:
+                start = int(counts[:at].sum())
+                found.append(pages[start : start + int(counts[at])].tolist())
+        return tuple(found)
 
     def __repr__(self) -> str:
-        return (
-            f"SlotBatch({self.num_granted} of {len(self.granted)} granted, new pages {list(map(len, self.page_ids))})"
-        )
+        taken = list(map(len, self.page_ids))
+        return f"SlotBatch({self.num_granted} of {len(self.granted)} granted, new pages {taken})"
