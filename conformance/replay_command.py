@@ -37,9 +37,12 @@ no empty pool could hold is refused.
 
 --groups names the model's cache groups, with commas between them, each as kind[:page_size[:argument]]:
 
-  full:16          full attention                       mla:16           multi-head latent attention
-  window:16:4096   sliding window of 4096 tokens        mamba:16         states, one page a request
-  chunk:16:8192    local attention, chunks of 8192      mamba:16:align   states kept at page boundaries
+  full:16            full attention
+  mla:16             multi-head latent attention
+  window:16:4096     sliding window of 4096 tokens
+  chunk:16:8192      local attention in chunks of 8192 tokens
+  mamba:16           one state a request, advanced in place: nothing is ever hit
+  mamba:16:align     states kept where a step ended on a page boundary
 
 With --eagle every step has slots for 3 tokens more, which a draft model proposes; from none to all of them are
 accepted, by a hash of the request's name and the position. States can't be taken back: beside a group of them
@@ -106,8 +109,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--prefill-chunk",
         type=int,
         metavar="C",
-        help="a step ends at a prompt's next multiple of C tokens (default: whole prompts; with mamba:..:align 512, "
-        "since states are found only where a step ended)",
+        help="a step ends at a prompt's next multiple of C tokens (default: whole prompts; with mamba:16:align and "
+        "its like 512, since states are found only where a step ended)",
     )
     add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
     add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
