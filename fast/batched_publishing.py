@@ -56,13 +56,13 @@ class Filled(NamedTuple):
 
     def of(self, granted: NDArray[np.bool_]) -> "Filled":
         """What of it is due to requests that were granted slots; one by one, since some were not."""
-        entries = [
+        entries: list[tuple[int, int, Publishing]] = [
             (int(place), int(slot), (group, int(start), after, int(start) + 1, tokens, None))
             for group, places, slots, first, after_all, tokens_all, _ in self.next_pages
             for place, slot, start, after, tokens in zip(places, slots, first, after_all, tokens_all, strict=True)
         ]
-        entries = [entry for entry in [*entries, *self.entries] if granted[entry[0]]]
-        return Filled([], sorted(entries, key=_in_order))
+        kept = [entry for entry in [*entries, *self.entries] if granted[entry[0]]]
+        return Filled([], sorted(kept, key=_in_order))
 
 
 def _in_order(entry: tuple[int, int, Publishing]) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def _next_pages(
         return None  # the page before is about to be given back
     if pool.num_withdrawals and bool((coordinator.live.withdrawals[slots] != pool.num_withdrawals).any()):
         return None  # the page before may have lost its hash since
-    after = group.rows[slots, first - 1]
+    after = group.rows[slots, first - 1].astype(np.int64)
     if not pool.index.cached(after).all():
         return None
     requests, segments, size = coordinator.live.requests, group.segments, group.rule.page_size

@@ -156,10 +156,10 @@ def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
         raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
     given: NDArray[np.int64]
     if isinstance(computed, np.ndarray) and computed.dtype == np.int64 and computed.shape == (num,):
-        given = computed  # what is negative or too large is found below
+        given = np.asarray(computed, np.int64)  # what is negative or too large is found below
     else:
         given = np.asarray(_counts("num_computed_tokens", computed, num, 0), np.int64)
-    promised: NDArray[np.int64] = given + _counts("num_new_tokens", new, num, 1)
+    promised = np.add(given, _counts("num_new_tokens", new, num, 1), dtype=np.int64)
     ahead = _counts("num_lookahead_tokens", lookahead, num, 0)
     # a slot without a request has -1 slots
     bad = (given > live.slots[requests]) | (given < live.computed[requests])
