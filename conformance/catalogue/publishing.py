@@ -4,8 +4,6 @@ from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from .patching import with_coordinator, with_manager, with_pool
 from .registry import seeded
 
@@ -168,58 +166,3 @@ def retry_fails_after_a_rollback(fast: ModuleType) -> SimpleNamespace:
         return fast.CacheManager.free(self, request, *args)
 
     return with_manager(fast, rolled_back=cached_property(_new_set), allocate_slots=allocate_slots, free=free)
-
-
-# -- Chains that begin anew -----------------------------------------------------------------------
-
-
-@seeded(26, "HASH-3", "chunk", also=("R2", "MAN-1", "MAN-3", "POOL-7"))
-def chain_begins_behind_null_pages(fast: ModuleType) -> SimpleNamespace:
-    """A page with null pages before it is hashed like a first page, so that another prompt hits it (EasyDeL).
-
-    That is so with chunked local attention, and where a window is smaller than a page.
-    """
-
-    def publish(self: Any, request: Any, num_tokens: int) -> None:
-        slot = _slot(self, request)
-        tokens = np.asarray(request.all_token_ids)
-        for group in self.coordinator.groups:
-            size, first = group.rule.page_size, group.num_published[slot]
-            end = min(num_tokens, len(tokens)) // size
-            rows, roots = group.pages(slot), self.roots.setdefault((request.request_id, group.group_id), [])
-            if group.rule.has_states or not group.rule.gives_back or end <= first or not self.enable_caching:
-                continue
-            if first and not rows[first - 1]:
-                roots.append(first)
-            if roots:
-                page_list = fast.PageList(self.page_pool, rows[roots[-1] : end])
-                rest = fast.Request("rest", tokens[roots[-1] * size :], request.extra_keys)
-                counts = (first - roots[-1], end - roots[-1])
-                self.page_pool.cache_full_pages(rest, page_list, [], *counts, size, group.group_id)
-                group.num_published[slot] = end
-        fast.CacheManager.cache_pages(self, request, num_tokens)
-
-    def allocate_slots(
-        self: Any,
-        request: Any,
-        num_new_tokens: Any,
-        num_new_computed_tokens: Any = 0,
-        new_computed_pages: Any = None,
-        num_lookahead_tokens: Any = 0,
-        delay_cache_pages: Any = False,
-    ) -> Any:
-        fast.arguments.flag("delay_cache_pages", delay_cache_pages)
-        options = (num_new_computed_tokens, new_computed_pages, num_lookahead_tokens, True)
-        pages = fast.CacheManager.allocate_slots(self, request, num_new_tokens, *options)
-        if pages is not None and not delay_cache_pages:
-            publish(self, request, request.num_computed_tokens + num_new_computed_tokens + num_new_tokens)
-        return pages
-
-    def free(self: Any, request: Any, *args: Any) -> Any:
-        for key in [key for key in self.roots if key[0] == getattr(request, "request_id", None)]:
-            del self.roots[key]
-        return fast.CacheManager.free(self, request, *args)
-
-    return with_manager(
-        fast, roots=cached_property(_new_dict), allocate_slots=allocate_slots, cache_pages=publish, free=free
-    )
