@@ -1,7 +1,9 @@
 """MAN-11: the batched step is the single calls in order, over any groups, with pages enough or not."""
 
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -250,3 +252,49 @@ def test_man_11_an_empty_batch_and_an_empty_place(package: Any) -> None:
         at.manager.slot_of("nobody")
     with pytest.raises(TypeError, match="R1"):
         at.manager.slot_of(1)
+
+
+# -- Cost (MAN-11) --------------------------------------------------------------------------------
+
+
+def _calls(act: Callable[[], object]) -> int:
+    """How many Python and C functions are called meanwhile."""
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("mix", [["full"], ["full", "window"]], ids=["full", "full and window"])
+def test_man_11_a_step_costs_what_crosses_a_boundary(mix: list[str]) -> None:
+    """Counted in calls: not the requests, nor their contexts, but those that need or fill a page."""
+    kinds = {
+        "full": spec.CacheGroupSpec(spec.FullAttentionSpec(16, 1, 8, "float32")),
+        "window": spec.CacheGroupSpec(spec.SlidingWindowSpec(16, 1, 8, "float32", 64)),
+    }
+
+    def step_calls(num_requests: int, context: int, num_crossing: int) -> int:
+        manager = fast.CacheManager(num_requests * (context // 8 + 8), [kinds[kind] for kind in mix], 1 << 16)
+        for number in range(num_requests):
+            tokens = np.arange(context + (15 if number < num_crossing else 5), dtype=np.int32) + number
+            manager.allocate_slots(fast.Request(str(number), tokens), len(tokens))
+        computed = np.array([manager.coordinator.live.num_promised[slot] for slot in range(num_requests)])
+        slots = np.arange(num_requests)
+        live = [request for request in manager.coordinator.live.requests if isinstance(request, fast.Request)]
+        manager.allocate_slots_batch(slots, computed - 1, 1)  # the columns are worked out
+        for request in live:
+            request.append(7)
+        return _calls(lambda: manager.allocate_slots_batch(slots, computed, 1))
+
+    quiet = step_calls(16, 64, 0)
+    assert step_calls(256, 64, 0) == step_calls(16, 1024, 0) == quiet
+    some, many = step_calls(256, 64, 8), step_calls(256, 64, 64)
+    assert quiet < some < many < some + 56 * 40 * len(mix)
