@@ -368,18 +368,25 @@ class PagePool(HeldPages):
         self.note_keys(entered, keys)
 
     def _require_cacheable(self, pages: NDArray[np.int64]) -> None:
-        is_free, is_cached = self._count_of[pages] == 0, self.index.cached(pages)
-        is_pinned = self._pins.counts()[pages] > 0 if self._pins.num_pinned else np.zeros(len(pages), bool)
-        wrong = is_free | is_cached | is_pinned
-        if wrong.any():
-            first = int(wrong.argmax())
-            if is_free[first]:
-                raise refusal(ValueError, "POOL-8", f"pages: page {pages[first]} is free, its content is nobody's")
-            if is_cached[first]:
-                raise refusal(ValueError, "POOL-8", f"pages: page {pages[first]} has a hash already")
-            raise refusal(ValueError, "PIN-1", f"pages: page {pages[first]} is pinned, for content that was withdrawn")
-        if not self._free.note_places(pages):
-            raise refusal(ValueError, "POOL-8", f"pages={pages.tolist()} names a page twice")
+        """Refuses pages that are free, cached or pinned, or named twice (POOL-8, PIN-1)."""
+        if (
+            np.count_nonzero(self._count_of[pages]) == len(pages)
+            and not self.index.cached(pages).any()
+            and not (self._pins.num_pinned and self._pins.counts()[pages].any())
+            and self._free.note_places(pages)
+        ):
+            return
+        seen = set()
+        for page in pages.tolist():  # the first one that is wrong is named
+            if not self._count_cell[page]:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} is free, its content is nobody's")
+            if self._run_cell[page]:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} has a hash already")
+            if page in seen:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} is named twice")
+            if self._pins.of(page):
+                raise refusal(ValueError, "PIN-1", f"pages: page {page} is pinned, for content that was withdrawn")
+            seen.add(page)
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
         """Drops the hashes of pages, wherever they stand (POOL-11); the null page and unhashed pages are passed over.

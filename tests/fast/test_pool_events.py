@@ -1,0 +1,204 @@
+"""MAN-12: fast's pool tells and counts what the specification's does; and what its log and its samples keep."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproof import fast
+from kvproof.fast.extra_keys import extra_segments
+from kvproof.fast.pool_events import EventLog
+from kvproof.fast.sampling import Sampling
+from kvproof.spec.declarations import NUM_BUCKETS, CacheCleared, PageRemoved, PageStored
+
+from ..strategies import PlainRequest
+from .pool_lockstep import PoolLockstep
+
+ON: dict[str, Any] = {"enable_events": True, "counter_sampling": 1}
+
+
+# -- Beside the specification -----------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32),
+    num_pages=st.sampled_from([2, 3, 9, 60]),
+    keys=st.sampled_from([0.0, 0.5, 1.0]),
+    weak=st.booleans(),
+    unhashed_first=st.booleans(),
+    enable_events=st.booleans(),
+    counter_sampling=st.integers(1, 4),
+)
+def test_man_12_fast_and_specification_in_lockstep(
+    seed: int, num_pages: int, keys: float, weak: bool, **options: Any
+) -> None:
+    PoolLockstep(seed, num_pages, keys, weak, **options).run(30)
+
+
+def test_man_12_in_bulk() -> None:
+    """Hundreds of pages a call, for long enough that all of what is told and counted happens."""
+    happened: Counter[str] = Counter()
+    ages: Counter[str] = Counter()
+    for seed, sampling in enumerate([1, 1, 3, 64]):
+        lockstep = PoolLockstep(seed, 400, 1.0, False, enable_events=True, counter_sampling=sampling)
+        lockstep.run(120)
+        happened += lockstep.happened
+        counters = lockstep.model.counters
+        ages += Counter(lifetimes=sum(counters.page_lifetimes), gaps=sum(counters.reuse_gaps))
+    assert [name for name in ("PageStored", "PageRemoved", "CacheCleared") if not happened[name]] == []
+    assert ages["lifetimes"] > 30
+    assert ages["gaps"] > 5
+
+
+# -- The log ----------------------------------------------------------------------------------------
+
+
+def _cache(pool: fast.PagePool, ids: list[int], tokens: list[int], extra_keys: Any = ()) -> None:
+    pages = [pool.pages[page_id] for page_id in ids]
+    pool.cache_full_pages(PlainRequest("r", tokens, extra_keys), pages, [], 0, len(ids), 2, 1)
+
+
+def test_man_12_events_are_those_of_their_own_constructors() -> None:
+    """They are filled in field by field: nothing more, nothing less, and no guard is missing afterwards."""
+    pool = fast.PagePool(4, True, hash_seed=b"s", enable_events=True)
+    pool.get_new_pages(2)
+    salt = (fast.CacheSalt("tenant"),)
+    _cache(pool, [1, 2], [1, 2, 3, 4], salt)
+    pool.evict_pages([1])
+    first, second = (page.page_hash and page.page_hash.get_hash_value() for page in _hashes_of(salt))
+    events = pool.take_events()
+    wanted = [
+        PageStored(1, 1, first or b"", None, (1, 2), salt),
+        PageStored(1, 2, second or b"", first, (3, 4), salt),
+        PageRemoved(1, 1, first or b""),
+    ]
+    assert events == wanted
+    assert [(repr(event), hash(event), list(vars(event))) for event in events] == [
+        (repr(event), hash(event), list(vars(event))) for event in wanted
+    ]
+    for event in events:
+        with pytest.raises(AttributeError):
+            event.page_id = 3  # type: ignore[misc, union-attr]
+
+
+def _hashes_of(salt: Any) -> list[fast.CachePage]:
+    pool = fast.PagePool(4, True, hash_seed=b"s")
+    pages = pool.get_new_pages(2)
+    _cache(pool, [1, 2], [1, 2, 3, 4], salt)
+    return list(pages)
+
+
+def test_man_12_a_stretch_in_the_middle_knows_the_digest_before_it() -> None:
+    """As a manager publishes: behind a cached page, over null pages and over a change of extra keys."""
+    pool = fast.PagePool(8, True, hash_seed=b"s", enable_events=True)
+    pool.get_new_pages(6)
+    item = fast.MultimodalItem(b"image", 4, 2)
+    request = PlainRequest("r", list(range(12)), (item,))
+    keys = [key.hash_value for key in fast.hash_request_tokens(fast.sha256, 2, request, none_hash=pool.none_hash)]
+    pool.cache_full_pages(request, pool.pages[1:2], [], 0, 1, 2, 0)
+    tree, tokens = pool.index.tree(0, 2), np.array(request.all_token_ids, "<i4").tobytes()
+    laid_out = extra_segments(request.extra_keys, 2)
+    pages = np.array([0, 3, 4, 0, 5])
+    stretch = pool.keys_to_be(tree, tokens[8:], laid_out, 1, 1)
+    pool.index.publish(tree, tokens[8:], laid_out, pages, 1, 1)
+    pool.note_keys(pages, stretch)
+    pool.check()
+    told = [event for event in pool.take_events() if isinstance(event, PageStored)]
+    assert [(event.page_id, event.page_hash, event.parent_hash) for event in told] == [
+        (1, keys[0], None),
+        (3, keys[2], keys[1]),
+        (4, keys[3], keys[2]),
+        (5, keys[5], keys[4]),
+    ]
+    assert [event.extra_keys for event in told] == [None, (item,), None, None]
+
+
+def test_man_12_nothing_is_computed_where_nobody_asked() -> None:
+    pool = fast.PagePool(4, True)
+    assert not pool.keeps_keys
+    assert pool.keys_to_be(pool.index.tree(0, 2), b"\x00" * 8, [], 0, 0) is None
+    assert fast.PagePool(4, True, enable_events=True).keeps_keys
+    assert fast.PagePool(4, True, hash_function=lambda message: message[:1]).keeps_keys
+    pool.get_cached_page(fast.PageHash(b"", ()), [0])
+    assert pool.keeps_keys
+
+
+def test_man_12_waiting_events_can_be_looked_at_and_put_back() -> None:
+    pool = fast.PagePool(4, True, enable_events=True)
+    pool.get_new_pages(2)
+    _cache(pool, [1, 2], [1, 2, 3, 4])
+    pool.evict_pages([2])
+    log = pool._log
+    assert log is not None
+    seen = log.waiting()
+    other = EventLog()
+    other.restore(seen)
+    other.cleared()
+    assert other.take() == [*seen, CacheCleared()]
+    assert pool.take_events() == seen
+    assert log.waiting() == []
+
+
+# -- The samples ------------------------------------------------------------------------------------
+
+
+def test_man_12_an_age_beyond_the_last_bucket_counts_in_it() -> None:
+    sampling = Sampling(3, 1)
+    pages = np.array([1, 2])
+    sampling.stored(pages, 0)
+    sampling.freed(pages, 1)
+    sampling.reused(pages, 2**60)
+    sampling.evicted(pages, 2**50)
+    last = [*[0] * (NUM_BUCKETS - 1), 2]
+    assert (sampling.lifetimes, sampling.reuse_gaps) == (last, last)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 8, 100])
+def test_man_12_only_multiples_are_sampled_and_never_the_null_page(every: int) -> None:
+    sampling = Sampling(8, every)
+    pages = np.arange(8)
+    sampling.stored(pages, 0)
+    sampling.evicted(pages, 4)
+    ages = [4 + page for page in range(1, 8) if page % every == 0]
+    assert sampling.lifetimes == [sum(age.bit_length() == bucket for age in ages) for bucket in range(NUM_BUCKETS)]
+    free = np.zeros(8, bool)
+    sampling.check(free, free, 12, len(ages))
+
+
+# -- check() ----------------------------------------------------------------------------------------
+
+
+DAMAGE: dict[str, tuple[str, Any]] = {
+    "a time lost": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(1, -1)),
+    "a time of an unhashed page": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(3, 0)),
+    "a time to come": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(1, 4)),
+    "a time before all": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(1, -2)),
+    "freed in time to come": ("_sampling", lambda sampling: sampling._freed_at.__setitem__(1, 4)),
+    "freed before all": ("_sampling", lambda sampling: sampling._freed_at.__setitem__(1, -1)),
+    "freed before it was stored": ("_sampling", lambda sampling: sampling._freed_at.__setitem__(2, 1)),
+    "a page that was never evicted": ("_sampling", lambda sampling: sampling.lifetimes.__setitem__(0, 1)),
+    "more evictions than pages": ("", lambda pool: setattr(pool, "_evictions", 4)),
+    "events unasked for": ("", lambda pool: setattr(pool, "enable_events", False)),
+    "keys not kept up": ("", lambda pool: setattr(pool, "keeps_keys", False)),
+    "a key not told": ("_log", lambda log: log.key_of.pop(2)),
+    "a key told of another group": ("_log", lambda log: log.key_of.update({2: (0, log.key_of[2][1])})),
+    "a key told of no page": ("_log", lambda log: log.key_of.update({3: log.key_of[2]})),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_check_sees(damage: str) -> None:
+    """Pages 1 and 2 were stored at 3, 2 is free again; 3 is held."""
+    pool = fast.PagePool(5, True, **ON)
+    pages = pool.get_new_pages(3)
+    _cache(pool, [1, 2], [1, 2, 3, 4])
+    pool.free_pages(pages[1:2])
+    pool.check()
+    part, change = DAMAGE[damage]
+    change(getattr(pool, part) if part else pool)
+    with pytest.raises(AssertionError, match=r"(?s)free: \[4, 2\]\ncounts: "):
+        pool.check()
