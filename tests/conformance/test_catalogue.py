@@ -28,7 +28,7 @@ LINES = {
 }
 """How many variants each line of the list of known faults has."""
 
-SEEDS = (0, 1, 2)
+SEEDS = range(8)
 """A run is a sample: what one seed misses the next may find."""
 
 MOST_CALLS = 12
