@@ -18,7 +18,7 @@ from kvproof.spec import (
 
 from ..strategies import PlainRequest, few_extra_keys
 
-__all__ = ["DrivenManagers", "cache_groups", "chunked", "full", "group_lists", "latent", "states", "window"]
+__all__ = ["DrivenManagers", "cache_groups", "chunked", "full", "group_lists", "latent", "states", "weak", "window"]
 
 IDS = "abcd"
 MAX_MODEL_LEN = 20
@@ -59,6 +59,11 @@ cache_groups: st.SearchStrategy[spec.CacheGroupSpec] = st.one_of(
 group_lists = st.lists(cache_groups, min_size=1, max_size=3)
 
 
+def weak(message: bytes) -> bytes:
+    """A hash function with four values: many contents have one key (R2)."""
+    return bytes([sum(message) % 4])
+
+
 class DrivenManagers(RuleBasedStateMachine):
     """One engine with several managers: every call is made on each, and each must answer alike.
 
@@ -72,6 +77,7 @@ class DrivenManagers(RuleBasedStateMachine):
         groups=group_lists,
         num_pages=st.integers(6, 40),
         use_eagle=st.sampled_from([False, False, True]),
+        hash_function=st.sampled_from([spec.sha256, spec.sha256, weak]),
         caching=st.sampled_from([True] * 7 + [False]),
         options=st.fixed_dictionaries(
             {
@@ -88,11 +94,13 @@ class DrivenManagers(RuleBasedStateMachine):
         groups: list[spec.CacheGroupSpec],
         num_pages: int,
         use_eagle: bool,
+        hash_function: Any,
         caching: bool,
         options: dict[str, Any],
     ) -> None:
+        options |= {"hash_seed": b"s", "hash_function": hash_function}
         self.managers = [
-            spec.CacheManager(num_pages, groups, MAX_MODEL_LEN, caching, use_eagle, hash_seed=b"s", **options)
+            spec.CacheManager(num_pages, groups, MAX_MODEL_LEN, caching, use_eagle, **options)
             for _ in range(self.num_managers)
         ]
         self.groups = groups
@@ -138,6 +146,9 @@ class DrivenManagers(RuleBasedStateMachine):
     def admitted(self, request: PlainRequest, found: int) -> None:
         """What a test does when a request was admitted with so many tokens found."""
 
+    def dispatched(self, steps: list[tuple[str, int, int]]) -> None:
+        """What a test does when requests were granted slots: each one's id, its tokens before and after the step."""
+
     def after_call(self) -> None:
         """What a test does after every call."""
 
@@ -165,6 +176,7 @@ class DrivenManagers(RuleBasedStateMachine):
             self.promised[name] = found + new
             request.num_computed_tokens = found
             self.admitted(request, found)
+            self.dispatched([(name, found, found + new)])
 
     def draw_request(self, data: st.DataObject, name: str) -> PlainRequest:
         """A request that goes on where an earlier one stood at some time, or begins anew."""
@@ -212,6 +224,7 @@ class DrivenManagers(RuleBasedStateMachine):
 
         if self.call(act) is not None:
             self.promised[name] = computed + new
+            self.dispatched([(name, computed, computed + new)])
 
     @precondition(lambda self: self.going_on())
     @rule(data=st.data(), late=st.sampled_from([False, False, True]))
@@ -223,6 +236,10 @@ class DrivenManagers(RuleBasedStateMachine):
             self.requests[name].num_computed_tokens = computed
             if given:
                 self.promised[name] = computed + new
+        run = [
+            (name, step[0], step[0] + step[1]) for name, step, given in zip(names, steps, granted, strict=True) if given
+        ]
+        self.dispatched(run)
 
     def step_many(self, names: list[str], steps: list[tuple[int, int, int]], late: bool) -> list[bool]:
         """Makes a batched step; returns who was granted slots."""

@@ -66,13 +66,13 @@ class HitsAreLongest(DrivenManagers):
     def begin(self) -> None:
         self.holds: dict[int, tuple[Any, ...]] = {}
         """What each cached page holds."""
-        self.hashes: dict[int, Any] = {}
-        """Its hash, by which one is told that was taken and cached anew in one call."""
+        self.marks: dict[int, Any] = {}
+        """What the pool knows of it, by which one is told that was taken and cached anew in one call."""
 
     def after_call(self) -> None:
         pool = self.manager.page_pool
         self.holds = {
-            page: held for page, held in self.holds.items() if pool.pages[page].page_hash == self.hashes[page]
+            page: held for page, held in self.holds.items() if pool.content_of(pool.pages[page]) == self.marks[page]
         }
         for name, request in self.requests.items():
             for group, ids in enumerate(self.manager.get_page_ids(name)):
@@ -80,7 +80,7 @@ class HitsAreLongest(DrivenManagers):
                 for place, page_id in enumerate(ids):
                     if page_id and pool.pages[page_id].page_hash is not None and page_id not in self.holds:
                         self.holds[page_id] = _content(group, request, (place + 1) * size)
-                        self.hashes[page_id] = pool.pages[page_id].page_hash
+                        self.marks[page_id] = pool.content_of(pool.pages[page_id])
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -141,7 +141,41 @@ class HitsAreLongest(DrivenManagers):
 
 
 HitsAreLongestTest = HitsAreLongest.TestCase
-HitsAreLongestTest.settings = settings(max_examples=150)
+HitsAreLongestTest.settings = settings(max_examples=100)
+
+
+class StatesAreAdvanced(DrivenManagers):
+    """An engine that runs the copies and then the step finds each state that it goes on from (MAN-13).
+
+    Published ones are those at the ends of their places, and no step changes them (R2).
+    """
+
+    def begin(self) -> None:
+        self.state: dict[tuple[int, int], Any] = {}
+        """By group and page: what the state is of that the page holds."""
+
+    def dispatched(self, steps: list[tuple[str, int, int]]) -> None:
+        for copied in self.manager.take_page_copies():
+            self.state[copied.group_id, copied.destination] = self.state[copied.group_id, copied.source]
+        for name, before, after in steps:
+            request = self.requests[name]
+            for number, group in enumerate(self.groups):
+                if isinstance(group.kv_cache_spec, MambaSpec):
+                    page = self.manager.get_page_ids(name)[number][-1]
+                    if before > 0:
+                        assert self.state[number, page] == _content(number, request, before)
+                    self.state[number, page] = _content(number, request, after)
+        for name in self.promised:
+            for number, ids in enumerate(self.manager.get_page_ids(name)):
+                kind: Any = self.groups[number].kv_cache_spec
+                for place, page in enumerate(ids if isinstance(kind, MambaSpec) else []):
+                    if self.manager.page_pool.pages[page].page_hash is not None:
+                        end = (place + 1) * kind.page_size
+                        assert self.state[number, page] == _content(number, self.requests[name], end)
+
+
+StatesAreAdvancedTest = StatesAreAdvanced.TestCase
+StatesAreAdvancedTest.settings = settings(max_examples=80)
 
 
 # -- What a step reads (MAN-8) --------------------------------------------------------------------

@@ -17,7 +17,7 @@ from kvproof import spec
 from kvproof.spec import FullAttentionSpec, MambaSpec
 
 from ..strategies import PlainRequest
-from .driven_managers import DrivenManagers, full, states, window
+from .driven_managers import DrivenManagers, full, states, weak, window
 
 
 def _objects(manager: spec.CacheManager) -> list[Any]:
@@ -40,7 +40,7 @@ class RestoredGoesOn(DrivenManagers):
 
     @rule()
     def restore(self) -> None:
-        self.managers[1] = _restored(self.managers[1])
+        self.managers[1] = _restored(self.managers[1], hash_function=self.manager.page_pool.hash_function)
         self.managers[1].check()
         assert self.managers[1].snapshot() == self.managers[0].snapshot()
         self.call(_shown)
@@ -222,17 +222,12 @@ def test_groups_come_back_with_all_their_fields() -> None:
         assert type(after.kv_cache_spec) is type(before.kv_cache_spec)
 
 
-def _weak(message: bytes) -> bytes:
-    """Four digests for all messages."""
-    return bytes([sum(message) % 4])
-
-
 def test_another_hash_function_is_given_again() -> None:
     """HASH-1, R2: also one under which different contents have one key."""
-    manager = spec.CacheManager(20, [full(1)], 12, hash_seed=b"s", hash_function=_weak)
+    manager = spec.CacheManager(20, [full(1)], 12, hash_seed=b"s", hash_function=weak)
     for name, tokens in (("a", [1, 5, 9]), ("b", [5, 1, 9]), ("c", [9, 9])):
         manager.allocate_slots(PlainRequest(name, tokens), len(tokens))
-    restored = _restored(manager, hash_function=_weak)
+    restored = _restored(manager, hash_function=weak)
     for tokens in ([1, 5, 9, 0], [5, 1, 9, 0], [9, 9, 1], [9, 1]):
         pages, found = manager.get_computed_pages(PlainRequest("d", tokens))
         again, refound = restored.get_computed_pages(PlainRequest("d", tokens))
