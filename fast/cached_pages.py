@@ -161,12 +161,27 @@ class CachedPages:
             self._log.stored(listed, keys)
 
     def _evict_one(self, page: int) -> None:
+        """Takes out a cached page that is being handed out."""
         if self.keeps_keys:
             self._drop_keys((page,))
         self.index.evict_one(page)
+        self._evictions += 1
+        if not page % self.counter_sampling:
+            self._sampling.evicted_one(page, self.clock)
 
-    def _evict(self, pages: NDArray[np.int64]) -> int:
-        """Takes the cached ones of distinct pages out; returns how many they were."""
+    def _evict(self, pages: NDArray[np.int64]) -> None:
+        """Takes out the cached ones of distinct pages that are being handed out, in this order."""
+        evicted = self._drop(pages)
+        if evicted:
+            self._evictions += evicted
+            self._sampling.evicted(pages, self.clock)
+
+    def _forget(self, pages: NDArray[np.int64]) -> None:
+        """Takes out the cached ones of distinct pages that stay where they are."""
+        self._drop(pages)
+        self._sampling.forgotten(pages)
+
+    def _drop(self, pages: NDArray[np.int64]) -> int:
         if self.keeps_keys:
             self._drop_keys(pages.tolist())
         return self.index.evict(pages)
@@ -176,11 +191,6 @@ class CachedPages:
             self._keys.remove(pages)
         if self._log is not None:
             self._log.removed(pages)
-
-    def _forget(self, pages: NDArray[np.int64]) -> None:
-        """Drops the hashes of distinct pages that are not handed out by it."""
-        self._sampling.forgotten(pages)
-        self._evict(pages)
 
     def _clear(self) -> None:
         """Drops every hash."""

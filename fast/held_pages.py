@@ -121,24 +121,15 @@ class HeldPages(CachedPages):
         page = self._free.take_one()
         self._count_cell[page] = 1
         if self._run_cell[page]:
-            self._evict_taken(page)
+            self._evict_one(page)
         self.clock += 1
         return page
-
-    def _evict_taken(self, page: int) -> None:
-        self._evict_one(page)
-        self._evictions += 1
-        if not page % self.counter_sampling:
-            self._sampling.evicted(np.array((page,)), self.clock)
 
     def take(self, count: int) -> NDArray[np.int64]:
         """`PagePool.get_new_pages`; there must be as many pages. Returns their ids, `i64[count]`."""
         pages = self._free.take(count)
         self._count_of[pages] = 1
-        evicted = self._evict(pages)
-        if evicted:
-            self._evictions += evicted
-            self._sampling.evicted(pages, self.clock)
+        self._evict(pages)
         self.clock += count
         return pages
 

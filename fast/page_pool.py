@@ -136,7 +136,7 @@ class PagePool(HeldPages):
             page = free.take_one()
             self._count_cell[page] = 1
             if self._run_cell[page]:
-                self._evict_taken(page)
+                self._evict_one(page)
             self.clock += 1
             return PageList(self, (page,))
         return PageList(self, self.take(num_pages))

@@ -79,6 +79,12 @@ class Sampling:
             _count(self.lifetimes, (clock + some - stored_at)[cached])
             self._stored_at[slots] = _NEVER
 
+    def evicted_one(self, page: int, clock: int) -> None:
+        """`evicted` for one sampled page that was cached. O(1)."""
+        slot = page // self._every
+        _count(self.lifetimes, clock - self._stored_at[slot : slot + 1])
+        self._stored_at[slot] = _NEVER
+
     def forgotten(self, pages: NDArray[np.int64]) -> None:
         """Notes that pages lost their hashes without being handed out. O(pages)."""
         some = self._places(pages)
