@@ -95,7 +95,7 @@ def read_filled(
         if not places.size:
             continue
         first = first[places]
-        usual = usual and not group.rule.has_states and bool((full[places] == first + 1).all())
+        usual = usual and not group.rule.has_states and np.count_nonzero(full[places] - first == 1) == len(first)
         next_pages = _next_pages(coordinator, group, places, slots[places], first, computed) if usual else None
         if next_pages is None:
             return Filled([], _entries(coordinator, slots, computed, promised))
@@ -113,14 +113,14 @@ def _next_pages(
 ) -> NextPages | None:
     """What is to be published if all of it is of the usual kind, else None; ``computed`` is of the whole step."""
     pool = coordinator.page_pool
-    if not first.all():
+    if np.count_nonzero(first) < len(first):
         return None  # a first page has none before it
-    if group.rule.gives_back and bool((first <= group.rule.first_place(computed[places])).any()):
+    if group.rule.gives_back and np.count_nonzero(first <= group.rule.first_place(computed[places])):
         return None  # the page before is about to be given back
-    if pool.num_withdrawals and bool((coordinator.live.withdrawals[slots] != pool.num_withdrawals).any()):
+    if pool.num_withdrawals and np.count_nonzero(coordinator.live.withdrawals[slots] != pool.num_withdrawals):
         return None  # the page before may have lost its hash since
     after = group.rows[slots, first - 1].astype(np.int64)
-    if not pool.index.cached(after).all():
+    if np.count_nonzero(pool.index.cached(after)) < len(after):
         return None
     requests, segments, size = coordinator.live.requests, group.segments, group.rule.page_size
     tokens: list[bytes] = []

@@ -62,7 +62,7 @@ class SlotBatch:
             IndexError: there is no such place.
         """
         place = index("place", place, len(self.granted), "MAN-11")
-        found = []
+        found: list[list[int]] = []
         for pages, places, counts in zip(self.page_ids, self._places, self._counts, strict=True):
             at = int(places.searchsorted(place))
             if at == len(places) or places[at] != place:
