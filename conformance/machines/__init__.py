@@ -12,6 +12,8 @@ from .pool import Pool
 from .pool_pins import PoolPins
 from .programs import Programs
 from .queue import Queue
+from .shards import Shards
+from .snapshots import Snapshots
 from .table import Table
 
 __all__ = ["MACHINES", "Machine"]
@@ -19,7 +21,23 @@ __all__ = ["MACHINES", "Machine"]
 MACHINES: dict[str, type[Machine]] = {
     machine.name: machine
     for machine in (
-        *(Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Pins),
+        *(
+            Queue,
+            Pool,
+            PoolPins,
+            Hash,
+            Manager,
+            Window,
+            Chunk,
+            Latent,
+            State,
+            Hybrid,
+            Batch,
+            Events,
+            Pins,
+            Shards,
+            Snapshots,
+        ),
         *(Table, MultiTable, Programs),
     )
 }

@@ -1,10 +1,8 @@
 """The batched step, held against single calls or against the specification's batched step."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
-from ..deviation import attempt
 from ..properties import step
 from .base import Field, Nothing, Side
 from .draws import Drawing, one_of, rarely, some
@@ -64,13 +62,8 @@ class BatchSteps(GroupSteps):
         return [
             *super().state_fields(),
             Field("table rows", "MAN-11", _rows),
-            Field("slots", "MAN-11", self.slots),
+            Field("slots", "MAN-11", self.read_slots),
         ]
-
-    def slots(self, side: Any) -> dict[str, Any]:
-        """The slot of every live request; the kind of error for the others, which have none."""
-        tried = {name: attempt(functools.partial(side.manager.slot_of, name)) for name in self.cases}
-        return {name: type(slot.error).__name__ if slot.error else int(slot.value) for name, slot in tried.items()}
 
     def row(self, name: str) -> int:
         """The table row of a request: another number than its slot, as a rule."""

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from ..properties import start, step
+from .base import Side
 from .draws import Drawing, one_of
 from .hash import weak
 from .manager_admission import IDS
@@ -49,10 +50,14 @@ class GroupSteps(ManagerSteps):
         del data
         self.call(
             "manager.take_page_copies()",
-            lambda side: side.manager.take_page_copies(),
+            self.take_copies,
             "MAN-13",
             lambda copies, _: [tuple(map(int, copy)) for copy in copies],
         )
+
+    def take_copies(self, side: Side) -> Any:
+        """The copies that a side hands out."""
+        return side.manager.take_page_copies()
 
 
 class Window(GroupSteps):

@@ -116,6 +116,9 @@ class Admission(ManagerMachine):
 
         return Both((cut(self.spec), tokens), (cut(self.backend), tokens))
 
+    def turn(self, data: Drawing) -> None:
+        """Draws which pool is meant by a side's ``pool`` and ``pages``, where there are several."""
+
     def some_case(self, data: Drawing) -> str:
         """A request, live or not; where there is none one comes."""
         return one_of(data, list(self.cases)) if self.cases else self.arrived(data)

@@ -1,11 +1,13 @@
 """What the steps of the manager machines share: the two managers, the requests, and who is to blame for a hit."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from kvproof.spec.declarations import ExtraKey, Request
 
+from ..deviation import attempt
 from .base import Both, Field, Machine, Side
 from .ghost import Ghost
 from .hash import weak
@@ -13,7 +15,7 @@ from .manager_fields import event_fields, follow, pin_fields
 from .pool_state import page_list, page_views, pool_fields, pool_options
 from .worlds import World
 
-__all__ = ["COUNTS", "HASHES", "Case", "ManagerMachine", "found_pages", "page_lists"]
+__all__ = ["COUNTS", "HASHES", "Case", "ManagerMachine"]
 
 COUNTS = ("ref_cnt", "free pages", "numbers of free pages", "null page")
 """What shows who holds which page."""
@@ -63,16 +65,6 @@ class Case:
         return [int(token) for token in self.request.all_token_ids]
 
 
-def page_lists(pages: Any, side: Any) -> Any:
-    """What a manager returned: the ids of each group's pages, or None."""
-    return None if pages is None else [page_list(group, side) for group in pages.pages]
-
-
-def found_pages(found: Any, side: Any) -> Any:
-    """What a look-up returned: the ids of each group's pages, and how many tokens they hold."""
-    return page_lists(found[0], side), int(found[1])
-
-
 class ManagerMachine(Machine):
     """Two managers side by side. A side has ``manager``, its ``pool``, and ``pages`` by id.
 
@@ -81,10 +73,14 @@ class ManagerMachine(Machine):
         options: the managers' keywords.
         cases: the requests by id.
         ghost: what the pages hold.
+        made: the class of the managers.
+        first: its arguments before the number of pages.
         labels: beside the clauses of one full-attention group those that the groups of the machine are about.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages")
+    made: ClassVar[str] = "CacheManager"
+    first: tuple[int, ...] = ()
     labels: ClassVar[frozenset[str]] = frozenset()
     always = frozenset(
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
@@ -98,19 +94,20 @@ class ManagerMachine(Machine):
     def build_managers(self, world: World) -> None:
         """Builds both managers, with those options that the backend's constructor knows."""
         wanted = {"hash_seed": b"kvproof", **world.options}
-        options = pool_options((self.spec.names, self.backend.names), "CacheManager", wanted)
+        options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
         shown = "".join(f", {name}={getattr(value, '__name__', repr(value))}" for name, value in options.items())
 
         def act(side: Side) -> dict[str, Any]:
             groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
-            manager = side.names.get("CacheManager")(world.num_pages, groups, world.max_model_len, *flags, **options)
-            return self.parts(side, manager)
+            make = functools.partial(side.names.get(self.made), *self.first)
+            return self.parts(side, make(world.num_pages, groups, world.max_model_len, *flags, **options))
 
-        line = f"{world.num_pages}, [{', '.join(map(str, world.groups))}], max_model_len={world.max_model_len}"
+        numbers = ", ".join(map(str, (*self.first, world.num_pages)))
+        line = f"{numbers}, [{', '.join(map(str, world.groups))}], max_model_len={world.max_model_len}"
         named = ", ".join(f"{name}={flag}" for name, flag in zip(("caching", "use_eagle"), flags, strict=False))
-        self.build(f"manager = CacheManager({line}, {named}{shown})", "MAN-2", act)
+        self.build(f"manager = {self.made}({line}, {named}{shown})", "MAN-2", act)
         self.watch(*self.state_fields())
 
     def parts(self, side: Side, manager: Any) -> dict[str, Any]:
@@ -132,6 +129,15 @@ class ManagerMachine(Machine):
             *(event_fields() if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
         ]
+
+    def held(self, name: str) -> list[list[int]]:
+        """The pages that a request holds, group by group."""
+        return [list(map(int, group)) for group in self.spec.manager.get_page_ids(name)]
+
+    def read_slots(self, side: Any) -> dict[str, Any]:
+        """The slot of every live request; the kind of error for the others, which have none (MAN-11)."""
+        tried = {name: attempt(functools.partial(side.manager.slot_of, name)) for name in self.cases}
+        return {name: type(slot.error).__name__ if slot.error else int(slot.value) for name, slot in tried.items()}
 
     def read_page_ids(self, side: Any) -> dict[str, list[list[int]]]:
         """The pages of every request ever seen."""
@@ -188,11 +194,11 @@ class ManagerMachine(Machine):
 
     def found_pages(self, found: Any, side: Any) -> Any:
         """A look-up's result as it is compared."""
-        return found_pages(found, side)
+        return self.page_lists(found[0], side), int(found[1])
 
     def judge(self, case: Case, found: Both) -> None:
         """Holds a hit against what the pages hold, which no hash function and no key is asked about (R2)."""
-        pages, length = [list(map(int, group)) for group in found.backend[0].get_page_ids()], int(found.backend[1])
+        pages, length = self.found_pages(found.backend, self.backend)
         clause = self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
         if clause:
             self.differ(clause, "pages that hold the request's own prefix", f"{pages}, {length} tokens")
@@ -273,8 +279,8 @@ class ManagerMachine(Machine):
         return allocated
 
     def page_lists(self, pages: Any, side: Any) -> Any:
-        """Pages that a manager returned as they are compared."""
-        return page_lists(pages, side)
+        """Pages that a manager returned as they are compared: the ids of each group's, or None."""
+        return None if pages is None else [page_list(group, side) for group in pages.pages]
 
     def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
         """Notes that a request was given slots, and holds what its step reads against what the pages hold (R2)."""
@@ -288,7 +294,7 @@ class ManagerMachine(Machine):
         case.given = max(case.given, promised)
         case.slots = max(case.slots, min(promised + lookahead, self.max_model_len))
         self.write(name, start)  # a draft may have been accepted, so that what it wrote is known now
-        pages = self.spec.manager.get_page_ids(name)
+        pages = self.held(name)
         wrong = [] if case.void else self.ghost.unread(pages, start, case.request)
         self.compared("R2")
         if wrong:
@@ -301,14 +307,14 @@ class ManagerMachine(Machine):
         case = self.cases[name]
         if end > case.written or not self.world.has_states:
             case.written = max(case.written, min(end, case.request.num_tokens))
-            self.ghost.write(self.spec.manager.get_page_ids(name), case.computed, case.written, case.request)
+            self.ghost.write(self.held(name), case.computed, case.written, case.request)
 
     def giving_back(self, name: str, computed: Any) -> tuple[str, ...]:
         """The clauses by which a live request's next call gives pages back (MAN-8, MAN-13)."""
         if not self.cases[name].live or not isinstance(computed, int):
             return ()
         labels = []
-        for group, held in zip(self.world.groups, self.spec.manager.get_page_ids(name), strict=True):
+        for group, held in zip(self.world.groups, self.held(name), strict=True):
             if group.gives_back and any(held[: group.first_place(computed)]):
                 labels.append("MAN-13" if group.keeps_states else "MAN-8")
         return tuple(dict.fromkeys(labels))
@@ -345,7 +351,7 @@ class ManagerMachine(Machine):
         states = {
             page
             for name in self.names_of(live=True)
-            for group, held in zip(self.world.groups, self.spec.manager.get_page_ids(name), strict=True)
+            for group, held in zip(self.world.groups, self.held(name), strict=True)
             for page in held
             if group.keeps_states
         }

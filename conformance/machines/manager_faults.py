@@ -116,6 +116,7 @@ class ManagerFaults(Admission):
 
     def hit_badly(self, data: Drawing) -> None:
         """Pages as hits that are not the request's own: others, too few, of another group or pool, null pages."""
+        self.turn(data)
         name = self.some_case(data)
         case = self.cases[name]
         if case.request.num_computed_tokens or not self.world.groups:

@@ -127,13 +127,19 @@ class ManagerSteps(ManagerFaults):
         if not running:
             return
         asked = one_of(data, running)
-        count = one_of(data, [len(running), len(running), len(running), data.draw(st.integers(0, 4))])
+        right = self.num_running(asked)
+        count = one_of(data, [right, right, right, data.draw(st.integers(0, 4))])
         self.call(
             f"manager.get_num_common_prefix_pages({asked}, {count})",
             lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
             "MAN-10",
             lambda counts, _: list(map(int, counts)),
         )
+
+    def num_running(self, asked: str) -> int:
+        """How many requests run, a request among them that does."""
+        del asked
+        return len(self.running())
 
     def running(self) -> list[str]:
         """The live requests that run."""
@@ -170,7 +176,7 @@ class ManagerSteps(ManagerFaults):
         case = self.cases[name]
         clause = "MAN-5" if written is None else "MAN-4"
         more = () if written is None else (written,)
-        pages = self.spec.manager.get_page_ids(name)
+        pages = self.held(name)
         freed = self.call(
             f"manager.free({name}{'' if written is None else f', num_written={written}'})",
             lambda side: side.manager.free(case.request, *more),
@@ -209,6 +215,7 @@ class ManagerSteps(ManagerFaults):
     @step("POOL-9", "POOL-11")
     def forget(self, data: Drawing) -> None:
         """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
+        self.turn(data)
         if one_of(data, [True, False]) or not self.offers("pool", "evict_pages"):
             self.call(
                 "manager.reset_prefix_cache()",
@@ -232,7 +239,8 @@ class ManagerSteps(ManagerFaults):
     def look_around(self, data: Drawing) -> None:
         """Looks up a request, waiting or live; adds what look-ups found; reads the requests' keys."""
         acts = [self.look_up_any, self.add_pages]
-        one_of(data, [*acts, self.read_keys] if self.offers("manager", "req_to_page_hashes") else acts)(data)
+        keys = hasattr(self.spec.manager, "req_to_page_hashes") and self.offers("manager", "req_to_page_hashes")
+        one_of(data, [*acts, self.read_keys] if keys else acts)(data)
 
     def look_up_any(self, data: Drawing) -> None:
         """Looks up a request, waiting or live."""

@@ -52,9 +52,13 @@ class Pins(GroupSteps):
     @start(world=worlds(MIXED, counts=(1, 1, 2), room=(1, 3), ample=True, options=PINNED))
     def construct(self, world: World) -> None:
         """A manager of one or two groups with bounds of what may be pinned."""
-        self.build_managers(world)
+        self.begin(world)
+
+    def begin(self, world: World) -> None:
+        """Builds the managers; nothing is pinned, and it is no time."""
         self.pins: list[int] = []
         self.now = 0.0
+        self.build_managers(world)
 
     def caches_any(self) -> bool:
         """Whether any page is cached."""
@@ -64,7 +68,7 @@ class Pins(GroupSteps):
         """Whether any page has a priority."""
         return any(self.spec.pool.get_priority(page) for page in self.spec.pages)
 
-    @step("PIN-1", when=caches_any, weight=5)
+    @step("PIN-1", when=caches_any, weight=4)
     def pin_prefix(self, data: Drawing) -> None:
         """Pins what is cached of a request, or of its first tokens; beyond the bounds it is refused.
 
@@ -104,7 +108,7 @@ class Pins(GroupSteps):
             charge=dict.fromkeys(COUNTS, "PIN-1"),
         )
 
-    @step("PIN-2", when=caches_any, weight=4)
+    @step("PIN-2", when=caches_any, weight=3)
     def set_prefix_priority(self, data: Drawing) -> None:
         """Ranks what is cached of a request, perhaps for some time only."""
         name, priority = one_of(data, list(self.cases)), one_of(data, PRIORITIES)

@@ -66,12 +66,13 @@ class Pool(PoolFaults):
         mentions = [page for page in self.owned for _ in range(self.count(page))]
         freed = some(data, [*mentions, 0], most=5, least=1)
         shape = spread(data)
+        bare = any(page and not self.hashed(page) for page in freed)
         self.call(
             f"pool.free_pages({names(freed)})",
             lambda side: side.pool.free_pages(shape(self.pages_of(side, freed))),
             "POOL-5",
             charge=dict.fromkeys(("not in the queue exactly while at 0", *_HASHES), "POOL-5")
-            | {"free pages": "POOL-13" if self.unhashed_first else "POOL-3"},
+            | {"free pages": "POOL-13" if self.unhashed_first and bare else "POOL-3"},
         )
 
     @step(when=lambda self: self.caching and self.cacheable(), weight=4)

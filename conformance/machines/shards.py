@@ -1,0 +1,182 @@
+"""The shards machine: requests over the shards of data parallelism, each with a pool of its own (POOL-12)."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from ..properties import start, step
+from .base import Both, Field, Side
+from .draws import NO_INTS, Drawing, likely, one_of
+from .groups import MIXED, GroupSteps
+from .pool_state import page_list, page_views, pool_fields
+from .sides import equal
+from .worlds import World, worlds
+
+__all__ = ["Shards"]
+
+_MOST_PAGES = 1000
+"""A page of shard n is shown as its id and n times this; a null page of any shard as 0."""
+
+
+class Shards(GroupSteps):
+    """A side's ``manager`` is the sharded one; ``shards`` has, for each shard, what a side of one manager has.
+
+    A side's ``pool`` and ``pages`` are those of the shard that was turned to last.
+    """
+
+    name = "shards"
+    examples = 40
+    needs: ClassVar[tuple[str, ...]] = (*GroupSteps.needs, "ShardedCacheManager")
+    labels = frozenset({"MAN-7", "MAN-8", "POOL-12"})
+    always = GroupSteps.always | labels | {"MAN-13"}
+    made = "ShardedCacheManager"
+
+    @start(
+        world=worlds(MIXED, counts=(1, 1, 2), ample=True, options=({}, {"unhashed_first": True})),
+        num_shards=st.integers(2, 3),
+    )
+    def construct(self, world: World, num_shards: int) -> None:
+        """A manager of two or three shards."""
+        self.first = (num_shards,)
+        self.build_managers(world)
+
+    # -- What a side has, and shows -------------------------------------------------------------------------
+
+    def parts(self, side: Side, manager: Any) -> dict[str, Any]:
+        """See `ManagerMachine.parts`."""
+        shards = []
+        for shard in manager.shards:
+            shards.append(Side(side.names))
+            shards[-1].put({"manager": shard, "pool": shard.page_pool, "pages": page_views(shard.page_pool)})
+        return {"manager": manager, "shards": shards, "pool": shards[0].pool, "pages": shards[0].pages}
+
+    def state_fields(self) -> list[Field]:
+        """See `ManagerMachine.state_fields`: where requests live, and every pool."""
+        return [
+            Field("shards of requests", "POOL-12", self.read_shards),
+            Field("pages of requests", "MAN-2", self.read_page_ids, blame=self.blame_pages, also=self.of_states),
+            *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False)),
+            Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9)),
+            Field("check() of the manager", "POOL-12", lambda side: side.manager.check()),
+        ]
+
+    def read_shards(self, side: Any) -> dict[str, Any]:
+        """The shard of every request."""
+        return {name: side.manager.shard_of(name) for name in self.cases}
+
+    def turn(self, data: Drawing) -> None:
+        """See `Admission.turn`."""
+        number = data.draw(st.integers(0, self.first[0] - 1))
+        for side in (self.spec, self.backend):
+            side.put({"pool": side.shards[number].pool, "pages": side.shards[number].pages})
+
+    def held(self, name: str) -> list[list[int]]:
+        """See `ManagerMachine.held`."""
+        shard = self.spec.manager.shard_of(name) or 0
+        return [[page and page + shard * _MOST_PAGES for page in group] for group in super().held(name)]
+
+    def page_lists(self, pages: Any, side: Any) -> Any:
+        """See `ManagerMachine.page_lists`: pages are told apart by their shards too."""
+        return None if pages is None else [self.page_list(group, side) for group in pages.pages]
+
+    def page_list(self, pages: Any, side: Any) -> Any:
+        """One group's pages, with what is wrong with them as a list of views of one shard's pages."""
+        owners = [self.owner(page, side) for page in pages]
+        shown = page_list(pages, side.shards[owners[0]]) if len(set(owners)) == 1 else []
+        if isinstance(shown, str):
+            return shown
+        return [page.page_id and page.page_id + owner * _MOST_PAGES for page, owner in zip(pages, owners, strict=True)]
+
+    def owner(self, page: Any, side: Any) -> int:
+        """The number of the shard that a page is of."""
+        return next(number for number, shard in enumerate(side.shards) if shard.pages[page.page_id] == page)
+
+    def take_copies(self, side: Side) -> Any:
+        """See `GroupSteps.take_copies`: shard by shard."""
+        return [(shard, *copy) for shard in range(self.first[0]) for copy in side.manager.take_page_copies(shard)]
+
+    def num_running(self, asked: str) -> int:
+        """See `ManagerSteps.num_running`: on the same shard."""
+        shard_of = self.spec.manager.shard_of
+        return sum(shard_of(name) == shard_of(asked) for name in self.running())
+
+    # -- Who is to blame --------------------------------------------------------------------------------------
+
+    def blame_hit(self, case: Any, expected: Any, observed: Any) -> str:
+        """See `ManagerMachine.blame_hit`: right pages of the wrong shard are POOL-12's."""
+        if expected[1] == observed[1] and _shards(expected[0]) != _shards(observed[0]):
+            return self.flaw_in_content(case, observed[0]) or "POOL-12"
+        return super().blame_hit(case, expected, observed)
+
+    def blame_allocation(self, expected: Any, observed: Any, released: tuple[str, ...]) -> str:
+        """See `ManagerMachine.blame_allocation`."""
+        if expected and observed and _shards(expected) != _shards(observed):
+            return "POOL-12"
+        return super().blame_allocation(expected, observed, released)
+
+    # -- Faults -----------------------------------------------------------------------------------------------
+
+    @step("POOL-12", when=lambda self: self.cases)
+    def misuse_shards(self, data: Drawing) -> None:
+        """Hits of two shards or of another manager's, shards that there are not, ids that are none."""
+        name = one_of(data, list(self.cases))
+        mixed = not self.cases[name].live and not self.cases[name].request.num_computed_tokens
+        acts: list[Callable[[Drawing], None]] = [self.name_badly, self.count_shards_badly]
+        if mixed:
+            acts += [functools.partial(self.mix, name)] * 3
+        one_of(data, acts)(data)
+
+    def mix(self, name: str, data: Drawing) -> None:
+        """Pages of two shards at a request's admission, or of no shard."""
+        group = one_of(data, range(len(self.world.groups)))
+        length = 2 * self.unit
+        strange = one_of(data, [False, False, True])
+
+        def given(side: Side) -> Any:
+            first, second = side.shards[0].pages, side.shards[1].pages
+            pages = [[first[0]] * (length // known.page_size) for known in self.world.groups]
+            pages[group][-2:] = [self.strange_page(side) if strange else first[1], second[1]]
+            return side.names.get("CachePages")(pages), length
+
+        self.allocate(name, 1, Both(given(self.spec), given(self.backend)))
+
+    def name_badly(self, data: Drawing) -> None:
+        """A shard that there is not, or a request id that is none."""
+        method, wrong = likely(
+            data,
+            [("take_page_copies", self.first[0]), ("take_page_copies", -1)],
+            [*(("take_page_copies", wrong) for wrong in NO_INTS), *(("shard_of", wrong) for wrong in (None, 1))],
+        )
+        self.call(f"manager.{method}({wrong!r})", lambda side: getattr(side.manager, method)(wrong), "POOL-12")
+
+    def count_shards_badly(self, data: Drawing) -> None:
+        """No shard, or a number of them that is none."""
+        wrong = one_of(data, [0, -1, *NO_INTS])
+        self.call(
+            f"ShardedCacheManager({wrong!r}, 4, [], 8)",
+            lambda side: side.names.get("ShardedCacheManager")(wrong, 4, [], 8),
+            "POOL-12",
+        )
+
+
+def _shards(pages: Any) -> set[int]:
+    """The shards whose pages are among some lists, null pages left out."""
+    return {page // _MOST_PAGES for group in pages for page in group if isinstance(page, int) and page}
+
+
+def _of_all(shows: Field) -> Field:
+    """A field that shows of all shards what another one shows of a pool."""
+
+    def agree(expected: Any, observed: Any) -> bool:
+        pairs = zip(expected, observed, strict=True)
+        return all(equal(own, other, shows.agree) for own, other in pairs)
+
+    def blame(expected: Any, observed: Any) -> str:
+        pairs = zip(expected, observed, strict=True)
+        wrong = [pair for pair in pairs if not equal(*pair, shows.agree)]
+        return shows.blame(*wrong[0]) if wrong and shows.blame is not None else ""
+
+    return replace(shows, read=lambda side: [shows.read(shard) for shard in side.shards], agree=agree, blame=blame)
