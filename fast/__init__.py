@@ -54,6 +54,7 @@ from .hashing import (
 from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .pages import CachePage, PageList
+from .sharded_manager import ShardedCacheManager
 from .slot_batch import SlotBatch
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "PromptEmbeddings",
     "Request",
     "SamplingParams",
+    "ShardedCacheManager",
     "SlidingWindowSpec",
     "SlotBatch",
     "UnitaryCacheCoordinator",

@@ -234,6 +234,13 @@ class PageList(Sequence[CachePage]):
         ids.flags.writeable = False
         return ids
 
+    @property
+    def pools(self) -> "set[PagePool | None]":
+        """The pools that its pages are of, None for pages of no pool. O(1) for the pages of one pool, else O(pages)."""
+        if self._pool is not None:
+            return {self._pool} if len(self._items) else set()
+        return {page._pool if isinstance(page, PageView) else None for page in self._items}
+
     def __len__(self) -> int:
         return len(self._items)
 
