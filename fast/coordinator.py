@@ -6,7 +6,6 @@ the run of the request's last page.
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -220,15 +219,14 @@ class CacheCoordinator:
 
     def note_quiet_of(self, slots: NDArray[np.int64]) -> None:
         """`note_quiet` for many requests, by their slots."""
-        bounds = []
+        bound = np.full(len(slots), self.max_model_len + 1)
         for group in self.groups:
             rule = group.rule
-            bounds.append(rule.full_at(group.lengths[slots]))
+            np.minimum(bound, rule.full_at(group.lengths[slots]), out=bound)
             if rule.publishes and self.enable_caching:
-                bounds.append((group.published[slots] + 1) * rule.page_size)
+                np.minimum(bound, (group.published[slots] + 1) * rule.page_size, out=bound)
             if rule.gives_back:
-                bounds.append(rule.gives_back_at(group.given_back[slots]))
-        bound = reduce(np.minimum, bounds, np.int64(self.max_model_len + 1))
+                np.minimum(bound, rule.gives_back_at(group.given_back[slots]), out=bound)
         self.live.quiet[slots] = bound
 
     def takes_in_bulk(self) -> bool:
