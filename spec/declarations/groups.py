@@ -24,6 +24,18 @@ def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _key_value_bytes(spec: "FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec") -> int:
+    """Bytes of the keys and values of a page's tokens, in one layer."""
+    value_size = spec.head_size if spec.head_size_v is None else spec.head_size_v
+    return spec.page_size * spec.num_kv_heads * (spec.head_size + value_size) * np.dtype(spec.dtype).itemsize
+
+
+def _pages_of_span(page_size: int, num_tokens: int, max_model_len: int) -> int:
+    """The most pages that ``num_tokens`` consecutive positions below ``max_model_len`` touch."""
+    begun_amid_a_page = min(num_tokens, max_model_len) + page_size - 1
+    return min(_cdiv(begun_amid_a_page, page_size), _cdiv(max_model_len, page_size))
+
+
 class CacheSpec(Protocol):
     """What every kind of group declares."""
 
@@ -68,8 +80,7 @@ class FullAttentionSpec:
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one page of one layer: keys and values of ``page_size`` tokens."""
-        value_size = self.head_size if self.head_size_v is None else self.head_size_v
-        return self.page_size * self.num_kv_heads * (self.head_size + value_size) * np.dtype(self.dtype).itemsize
+        return _key_value_bytes(self)
 
     def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:  # noqa: ARG002 - see CacheSpec
         """The most pages that a request holds at once; see `CacheSpec`."""
@@ -99,14 +110,11 @@ class SlidingWindowSpec:
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one page of one layer: keys and values of ``page_size`` tokens."""
-        return FullAttentionSpec(
-            self.page_size, self.num_kv_heads, self.head_size, self.dtype, self.head_size_v
-        ).page_size_bytes
+        return _key_value_bytes(self)
 
     def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:
         """The most pages that a request holds at once: the window and a step's tokens, begun amid a page."""
-        tokens = min(self.sliding_window - 1 + max_num_batched_tokens, max_model_len)
-        return min(_cdiv(tokens + self.page_size - 1, self.page_size), _cdiv(max_model_len, self.page_size))
+        return _pages_of_span(self.page_size, self.sliding_window - 1 + max_num_batched_tokens, max_model_len)
 
 
 @dataclass(frozen=True)
@@ -132,14 +140,11 @@ class ChunkedLocalAttentionSpec:
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one page of one layer: keys and values of ``page_size`` tokens."""
-        return FullAttentionSpec(
-            self.page_size, self.num_kv_heads, self.head_size, self.dtype, self.head_size_v
-        ).page_size_bytes
+        return _key_value_bytes(self)
 
     def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:
         """The most pages that a request holds at once: a chunk's tokens and a step's, begun amid a page."""
-        tokens = min(self.attention_chunk_size - 1 + max_num_batched_tokens, max_model_len)
-        return min(_cdiv(tokens + self.page_size - 1, self.page_size), _cdiv(max_model_len, self.page_size))
+        return _pages_of_span(self.page_size, self.attention_chunk_size - 1 + max_num_batched_tokens, max_model_len)
 
 
 @dataclass(frozen=True)
