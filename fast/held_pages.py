@@ -211,6 +211,9 @@ class HeldPages(CachedPages):
             assert (free[1:] == (counts[1:] == 0)).all(), "POOL-2: free pages and counts differ"
             self._pins.check(self.index.cached(np.arange(self.num_pages)))
             assert (pins <= counts).all(), "PIN-1: more pins than references"
+            if isinstance(self._free, PriorityOrder) and self.now is not None:
+                ended = self._free.have_ended(self.now)
+                assert not ended, f"PIN-2: priorities of pages {ended} have ended by {self.now}"
             assert self._is_plain == (not self.unhashed_first and not self._pins.num_pinned), "PIN-1: plain or not"
         except AssertionError as error:
             order = self._free.order().tolist()

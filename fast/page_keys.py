@@ -2,7 +2,8 @@
 
 Digests are computed when they are first wanted and kept in their runs. A map from key to pages is built when a
 look-up by key first happens, and kept up from then on: an engine that finds its prefixes by `CacheManager` never
-pays for it.
+pays for it. Where keys are kept up, or events tell them, the keys of a `KeyStretch` are worked out before its pages
+are published.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView

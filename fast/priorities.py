@@ -122,6 +122,10 @@ class PriorityOrder:
                 is_free = page in self._levels.get(self._priority_cell[page], ())
                 self.set(page, 0, None, is_free)
 
+    def have_ended(self, now: float) -> list[int]:
+        """The pages whose priorities should have ended by ``now``; O(pages)."""
+        return [page for page, end in self._end_of.items() if end <= now]
+
     # -- The order --------------------------------------------------------------------------------
 
     @property

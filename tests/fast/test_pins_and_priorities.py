@@ -353,6 +353,7 @@ DAMAGE: dict[str, Any] = {
     "a priority of the null page": _order(lambda order: order._priority_of.__setitem__(0, 1)),
     "an end of priority 0": _order(lambda order: order._end_of.update({2: 9.0})),
     "an end forgotten": _order(lambda order: order._ends.clear()),
+    "an end that has passed": lambda pool: setattr(pool, "now", 8.0),
 }
 
 
