@@ -1,5 +1,7 @@
 """MAN-7: reading the fields of a cache group's declaration (R1)."""
 
+import warnings
+
 import ml_dtypes  # noqa: F401 - numpy knows the names of its types (bfloat16, float8_e4m3fn, ...) once it is imported
 import numpy as np
 
@@ -8,6 +10,7 @@ from .declarations import AttentionSpec, MambaSpec
 
 __all__ = ["read_attention", "read_layers", "read_states"]
 
+_OF_A_PACKAGE = 2  # what numpy's `dtype.isbuiltin` says of a type that a package registered
 _SIZES = ("page_size", "num_kv_heads", "head_size", "sliding_window", "attention_chunk_size")
 
 
@@ -62,9 +65,12 @@ def read_layers(layer_names: object) -> list[str]:
 
 
 def _read_dtype(name: str, value: object) -> None:
+    """Reads the type of numbers, of numpy's own or of ml_dtypes; None is no name for float64 here."""
     try:
-        if value is None:  # numpy takes it for float64
-            raise TypeError
-        np.dtype(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError, SyntaxError):
-        raise refusal(TypeError, "R1", f"kv_cache_groups {name}={value!r} is no dtype") from None
+        with warnings.catch_warnings(action="error"):  # of names that numpy is giving up
+            dtype = np.dtype(value)  # type: ignore[call-overload]
+            is_number = value is not None and (dtype.kind in "biufc" or dtype.isbuiltin == _OF_A_PACKAGE)
+    except (TypeError, ValueError, SyntaxError, Warning):
+        is_number = False
+    if not is_number:
+        raise refusal(TypeError, "R1", f"kv_cache_groups {name}={value!r} is no dtype of numbers")

@@ -12,7 +12,7 @@
     free            [page], in eviction order
     priorities      [[page, priority, expires_at]] of the pages that have one, by page
     contents        [[place of the content before in this list or -1, [token], extra keys]]
-    cached          [[group, page, place in contents]]; the pages of one key in their order
+    cached          [[group, page, place in contents]]; the pages of one key in their order, keys by their first page
     requests        [{id, slot, num_promised, num_slots, num_computed, groups}], live ones, in order of admission;
                     groups: [{pages, num_hits, num_published, states}], a null page as 0; states: [[place, tokens]]
                     of the places with a page in a group of mode align, else []
@@ -33,11 +33,14 @@ kept (SEC-2). Token ids are.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .arguments import refusal
+from .hashing import PageHashWithGroupId
 from .page_pool import PagePool
+from .pages import CachePage
 from .snapshot_fields import event_to_json, extra_keys_to_json, group_to_json
 
 if TYPE_CHECKING:
@@ -74,7 +77,7 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
         "contents": contents,
         "cached": [
             [key.group_id, page.page_id, place_of[pool._content_of[page.page_id]]]
-            for key, pages in pool.cached_page_hash_to_page.items()
+            for key, pages in _cached(pool)
             for page in pages
         ],
         "requests": [_request(manager, request_id) for request_id in manager._live],
@@ -111,12 +114,17 @@ def _require_told(manager: "CacheManager") -> None:
             )
 
 
+def _cached(pool: PagePool) -> list[tuple[PageHashWithGroupId, Sequence[CachePage]]]:
+    """The cached map, its keys by their first pages: equal maps give equal snapshots, whichever key came first."""
+    return sorted(pool.cached_page_hash_to_page.items(), key=lambda entry: entry[1][0].page_id)
+
+
 def _contents(pool: PagePool) -> tuple[list[list[Any]], dict[int, int]]:
     """The contents of the cached pages and of all that came before them, and the place of each content id."""
     content_of_id = {content_id: content for content, content_id in pool._content_ids.items()}
     contents: list[list[Any]] = []
     place_of: dict[int, int] = {}
-    for pages in pool.cached_page_hash_to_page.values():
+    for _, pages in _cached(pool):
         for page in pages:
             chain: list[int] = []
             content_id: int | None = pool._content_of[page.page_id]

@@ -458,6 +458,8 @@ GROUPS: dict[str, tuple[Any, type[Exception], str]] = {
     "values of no size": (spec.CacheGroupSpec(FullAttentionSpec(2, 1, 1, "float32", 0)), ValueError, "MAN-7"),
     "an unknown dtype": (spec.CacheGroupSpec(FullAttentionSpec(2, 1, 1, "float33")), TypeError, "R1"),
     "no dtype": (spec.CacheGroupSpec(FullAttentionSpec(2, 1, 1, None)), TypeError, "R1"),  # type: ignore[arg-type]
+    "bytes": (spec.CacheGroupSpec(FullAttentionSpec(2, 1, 1, "S4")), TypeError, "R1"),
+    "a name that numpy is giving up": (spec.CacheGroupSpec(FullAttentionSpec(2, 1, 1, "a")), TypeError, "R1"),
     "no window": (window(2, 0), ValueError, "MAN-7"),
     "no chunk": (chunked(2, 0), ValueError, "MAN-7"),
     "no layers": (spec.CacheGroupSpec(full(2).kv_cache_spec, []), ValueError, "MAN-7"),
