@@ -121,7 +121,7 @@ class BatchSteps(GroupSteps):
             act,
             "MAN-11",
             lambda batch, side: batch if isinstance(batch, tuple) else batch_result(batch, side),
-            {shows.name: "MAN-11" for shows in self.fields if shows.clause != "MAN-12"},
+            self.charged("MAN-11"),
         )
         for place, name in enumerate(asked.names):
             self.cases[name].request.num_computed_tokens = self.cases[name].told = asked.computed[place]

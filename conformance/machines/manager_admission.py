@@ -8,7 +8,8 @@ from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, Request
 
 from .base import Both, Nothing, Side
 from .draws import EXTRA_KEYS, Drawing, one_of, rarely
-from .manager_base import Case, ManagerMachine
+from .manager_base import ManagerMachine
+from .manager_blame import Case
 
 __all__ = ["IDS", "Admission"]
 

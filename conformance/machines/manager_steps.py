@@ -111,7 +111,7 @@ class ManagerSteps(ManagerFaults):
             f"manager.cache_pages({name}, {count})",
             lambda side: side.manager.cache_pages(case.request, count),
             "MAN-3",
-            charge="MAN-3",
+            charge=self.charged("MAN-3"),
         )
         self.probe()
 
@@ -198,7 +198,7 @@ class ManagerSteps(ManagerFaults):
             f"manager.free_page_hashes({name})",
             lambda side: side.manager.free_page_hashes(case.request),
             "MAN-6",
-            charge="MAN-6",
+            charge=self.charged("MAN-6"),
         )
 
     def free_a_namesake(self, name: str) -> None:
@@ -209,7 +209,7 @@ class ManagerSteps(ManagerFaults):
             lambda side: side.manager.free(stranger),
             "MAN-5",
             lambda held, _: held or [],
-            "MAN-5",
+            self.charged("MAN-5"),
         )
 
     @step("POOL-9", "POOL-11")
@@ -221,7 +221,7 @@ class ManagerSteps(ManagerFaults):
                 "manager.reset_prefix_cache()",
                 lambda side: side.manager.reset_prefix_cache(),
                 "POOL-9",
-                charge="POOL-9",
+                charge=self.charged("POOL-9"),
             )
         else:
             evicted = data.draw(st.lists(st.sampled_from(sorted(self.spec.pages)), min_size=1, max_size=2))

@@ -1,5 +1,6 @@
 """The pins machine: prefixes that are pinned or ranked, by a manager."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
 from ..properties import start, step
-from .base import Side
+from .base import Field, Side
 from .draws import NO_INTS, Drawing, likely, one_of, rarely, some
 from .groups import MIXED, GroupSteps
 from .manager_base import COUNTS, HASHES
@@ -18,7 +19,7 @@ __all__ = ["BAD_TIMES", "PINNED", "PRIORITIES", "Pins"]
 PINNED: tuple[dict[str, Any], ...] = (
     {"max_pinned_pages": 4},
     {"max_pinned_pages": 12},
-    {"max_pinned_pages": 12, "max_pinned_pages_per_salt": 3},
+    {"max_pinned_pages": 12, "max_pinned_pages_per_salt": 2},
     {"max_pinned_pages": 3, "max_pinned_pages_per_salt": 1},
     {"max_pinned_pages": 12, "unhashed_first": True},
     {"max_pinned_pages": 0},
@@ -60,6 +61,18 @@ class Pins(GroupSteps):
         self.now = 0.0
         self.build_managers(world)
 
+    def state_fields(self) -> list[Field]:
+        """See `ManagerMachine.state_fields`: free pages that are not in the order of their priorities are PIN-2's."""
+
+        def blame(_: Any, observed: list[int]) -> str:
+            priorities = [self.spec.pool.get_priority(page) for page in observed]
+            return "" if priorities == sorted(priorities) else "PIN-2"
+
+        return [
+            replace(shows, blame=blame, also=("PIN-2",)) if shows.name == "free pages" else shows
+            for shows in super().state_fields()
+        ]
+
     def caches_any(self) -> bool:
         """Whether any page is cached."""
         return bool(self.spec.pool.cached_page_hash_to_page)
@@ -72,11 +85,13 @@ class Pins(GroupSteps):
     def pin_prefix(self, data: Drawing) -> None:
         """Pins what is cached of a request, or of its first tokens; beyond the bounds it is refused.
 
-        Where several prefixes are pinned, one of them is given up first.
+        Where one is pinned already, it may be given up first.
         """
-        if len(self.pins) > 1 and one_of(data, [True, True, False]):
+        give_up: bool = one_of(data, [True, False])
+        if self.pins and give_up:
             self.unpin(one_of(data, self.pins))
-        name = one_of(data, list(self.cases))
+        gone, every = self.names_of(live=False), list(self.cases)
+        name = one_of(data, one_of(data, [gone or every, every]))
         tokens = data.draw(st.integers(0, self.max_model_len)) if rarely(data) else None
         more = () if tokens is None else (tokens,)
         pinned = self.call(
@@ -84,7 +99,7 @@ class Pins(GroupSteps):
             lambda side: side.manager.pin_prefix(self.cases[name].request, *more),
             "PIN-1",
             self.pinned_prefix,
-            "PIN-1",
+            self.charged("PIN-1"),
         )
         if not pinned.refused and pinned.spec is not None:
             self.pins.append(pinned.spec.pin_id)

@@ -41,9 +41,9 @@ class Pool(PoolFaults):
         self.call(
             f"pool.get_new_pages({count})",
             lambda side: side.pool.get_new_pages(count),
-            "POOL-3" if count else "POOL-4",
+            self.in_order() if count else "POOL-4",
             page_list,
-            dict.fromkeys((*_COUNTS, *_HASHES), "POOL-3")
+            dict.fromkeys((*_COUNTS, *_HASHES), self.in_order())
             | {"not in the queue exactly while at 0": "POOL-2", "numbers of free pages": "POOL-2"},
         )
 
@@ -72,7 +72,7 @@ class Pool(PoolFaults):
             lambda side: side.pool.free_pages(shape(self.pages_of(side, freed))),
             "POOL-5",
             charge=dict.fromkeys(("not in the queue exactly while at 0", *_HASHES), "POOL-5")
-            | {"free pages": "POOL-13" if self.unhashed_first and bare else "POOL-3"},
+            | {"free pages": "POOL-13" if self.unhashed_first and bare else self.in_order()},
         )
 
     @step(when=lambda self: self.caching and self.cacheable(), weight=4)

@@ -111,6 +111,10 @@ class PoolMachine(Machine):
         """Whether a page has a hash."""
         return self.spec.pages[page_id].page_hash is not None
 
+    def in_order(self) -> str:
+        """The clause that says in which order free pages are taken."""
+        return "POOL-3"
+
     def holds_any(self) -> bool:
         """Whether any page is held."""
         return any(self.count(page_id) for page_id in self.owned)

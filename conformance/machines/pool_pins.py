@@ -32,7 +32,7 @@ class PoolPins(Pool):
     always = Pool.always | {"PIN-1", "PIN-2"}
     extra_keys = _SALTED
 
-    @start(num_pages=st.integers(4, 9), options=st.sampled_from(PINNED))
+    @start(num_pages=st.integers(4, 9), options=st.sampled_from((*PINNED[1:4], *PINNED)))
     def construct(self, num_pages: int, options: dict[str, Any]) -> None:
         """A fresh pool with bounds of what may be pinned."""
         self.build_pool(num_pages, True, **options)
@@ -42,6 +42,10 @@ class PoolPins(Pool):
     def count(self, page_id: int) -> int:
         """See `PoolMachine.count`: pins are nobody's to free."""
         return super().count(page_id) - self.pinned.count(page_id)
+
+    def in_order(self) -> str:
+        """See `PoolMachine.in_order`."""
+        return "PIN-2" if self.ranks_any() else "POOL-3"
 
     def cached(self) -> list[int]:
         """The pages that are cached."""
@@ -75,7 +79,7 @@ class PoolPins(Pool):
             f"pool.unpin([{unpinned}])",
             lambda side: side.pool.unpin(shape([shape(self.pages_of(side, unpinned))])),
             "PIN-1",
-            charge=dict.fromkeys(_COUNTS, "PIN-1"),
+            charge=dict.fromkeys(_COUNTS, "PIN-1") | ({"free pages": "PIN-2"} if self.ranks_any() else {}),
         )
         for page in filter(None, unpinned):
             self.pinned.remove(page)
@@ -117,6 +121,7 @@ class PoolPins(Pool):
             ("unpin", [[page] * (self.pinned.count(page) + 1)], ()),
             ("unpin", [self.pinned, [one_of(data, self.owned)]], ()),
             *(("set_priority", [page, wrong], (1,)) for wrong in [*bare[:1], OTHER]),
+            *[("free_pages", [pinned] * (self.count(pinned) + 1), ()) for pinned in self.pinned[:1]] * 4,
             ("set_priority", [page], (1, self.now)),
             ("set_priority", [page], (1, self.now - 1)),
             ("advance_time", self.now - 1, ()),

@@ -57,7 +57,13 @@ class Shards(GroupSteps):
         """See `ManagerMachine.state_fields`: where requests live, and every pool."""
         return [
             Field("shards of requests", "POOL-12", self.read_shards),
-            Field("pages of requests", "MAN-2", self.read_page_ids, blame=self.blame_pages, also=self.of_states),
+            Field(
+                "pages of requests",
+                "MAN-2",
+                self.read_page_ids,
+                blame=self.blame_pages,
+                also=("MAN-8", *self.of_states),
+            ),
             *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False)),
             Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9)),
             Field("check() of the manager", "POOL-12", lambda side: side.manager.check()),
@@ -111,11 +117,12 @@ class Shards(GroupSteps):
             return self.flaw_in_content(case, observed[0]) or "POOL-12"
         return super().blame_hit(case, expected, observed)
 
-    def blame_allocation(self, expected: Any, observed: Any, released: tuple[str, ...]) -> str:
-        """See `ManagerMachine.blame_allocation`."""
-        if expected and observed and _shards(expected) != _shards(observed):
+    def blame_allocation(self, name: str, expected: Any, observed: Any, released: tuple[str, ...]) -> str:
+        """See `ManagerMachine.blame_allocation`: pages of another shard, or none where another one has some."""
+        elsewhere = expected and observed and _shards(expected) != _shards(observed)
+        if elsewhere or (not self.cases[name].live and (expected is None or observed is None)):
             return "POOL-12"
-        return super().blame_allocation(expected, observed, released)
+        return super().blame_allocation(name, expected, observed, released)
 
     # -- Faults -----------------------------------------------------------------------------------------------
 

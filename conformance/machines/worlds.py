@@ -146,10 +146,11 @@ class World:
         return (flagged or attention) if self.use_eagle else []
 
 
-def _sizes(count: int) -> list[tuple[int, ...]]:
-    """Page sizes of so many groups whose common multiple a prompt can reach twice; equal ones are the simplest."""
+def _sizes(count: int, multiples: Sequence[int]) -> list[tuple[int, ...]]:
+    """Page sizes of so many groups whose common multiple a prompt can reach; equal ones are the simplest."""
     every = sorted(product(range(1, 5), repeat=count), key=lambda sizes: (len(set(sizes)), sizes))
-    return [sizes for most in (4, 4, 6) for sizes in every if lcm(*sizes) <= most]
+    alike = [sizes for sizes in every if len(set(sizes)) <= 1]
+    return alike * 2 + [sizes for most in multiples for sizes in every if lcm(*sizes) <= most]
 
 
 @st.composite
@@ -173,8 +174,8 @@ def worlds(
         eagle: whether an Eagle draft model may run.
         options: the manager's keywords, one of them is drawn.
     """
-    sizes = draw(st.sampled_from(_sizes(draw(st.sampled_from(counts)))))
-    use_eagle = eagle and draw(st.sampled_from([False, False, True]))
+    use_eagle = eagle and draw(st.booleans())
+    sizes = draw(st.sampled_from(_sizes(draw(st.sampled_from(counts)), (2, 4) if use_eagle else (4, 4, 6))))
     groups = []
     for size in sizes:
         kind = draw(st.sampled_from(kinds))

@@ -14,6 +14,7 @@ from kvproof.conformance.backends import Backend
 from kvproof.spec import CacheManager, CachePage, CachePages, FreeCachePageQueue, PageHash, PagePool, PageTable, hashing
 from kvproof.spec.pages import PageList
 
+from . import broken_managers as managers
 from . import broken_tables as tables
 
 __all__ = ["BROKEN", "backend"]
@@ -294,6 +295,11 @@ BROKEN: list[tuple[str, Backend, str]] = [
     *(("pool", backend(pool.__name__, PagePool=pool), clause) for pool, clause in _POOLS),
     *(("manager", backend(manager.__name__, CacheManager=manager), clause) for manager, clause in _MANAGERS),
     *(("table", backend(table.__name__, PageTable=table), clause) for table, clause in _TABLES),
+    *((machine, backend(pool.__name__, PagePool=pool), clause) for machine, pool, clause in managers.POOLS),
+    *(
+        (machine, backend(next(iter(names.values())).__name__, **names), clause)
+        for machine, names, clause in managers.GROUPS
+    ),
     ("queue", backend("BackwardQueue", FreeCachePageQueue=BackwardQueue), "POOL-3"),
     ("hash", backend("drawn_root", init_none_hash=drawn_root), "HASH-1"),
     ("hash", backend("no_extra_keys", hash_request_tokens=no_extra_keys), "HASH-2"),

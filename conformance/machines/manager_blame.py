@@ -1,0 +1,208 @@
+"""Who is to blame: which clause a wrong hit, wrong new pages or a wrong state of a manager break."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kvproof.spec.declarations import ExtraKey, Request
+
+from ..deviation import attempt
+from .base import Both, Machine
+from .ghost import Content, Ghost
+from .worlds import World
+
+__all__ = ["Case", "ManagerBlame"]
+
+
+@dataclass
+class Case:
+    """A request as the machine plays it.
+
+    Attributes:
+        request: the engine's object; both managers get the same one.
+        live: whether it was given slots and not yet freed.
+        given: tokens up to which it was given slots, look-ahead left out.
+        slots: tokens up to which it was given slots, look-ahead included.
+        hits: tokens that it found in the cache at its admission.
+        written: tokens that its pages hold, or will when the steps so far are dispatched.
+        computed: computed tokens at the last call that gave slots, those found then included.
+        told: what the request itself said at the last call.
+        void: whether it holds a page whose content was withdrawn, and should have been scheduled anew (MAN-4).
+        found: the last look-up's result.
+        earlier: what the id stood for before: tokens and extra keys.
+    """
+
+    request: Request
+    live: bool = False
+    given: int = 0
+    slots: int = 0
+    hits: int = 0
+    written: int = 0
+    computed: int = 0
+    told: int = 0
+    void: bool = False
+    found: Both | None = None
+    earlier: list[tuple[list[int], tuple[ExtraKey, ...]]] = field(default_factory=list)
+
+    @property
+    def least(self) -> int:
+        """Below this its computed tokens can't fall."""
+        return max(self.computed, self.told)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The request's tokens."""
+        return [int(token) for token in self.request.all_token_ids]
+
+
+class ManagerBlame(Machine):
+    """Says it from what the pages hold and what the groups need.
+
+    Attributes:
+        world: what was drawn to begin with.
+        cases: the requests by id.
+        ghost: what the pages hold.
+        labels: beside the clauses of one full-attention group those that the groups of the machine are about.
+    """
+
+    labels: ClassVar[frozenset[str]] = frozenset()
+    world: World
+    cases: dict[str, Case]
+    ghost: Ghost
+
+    @property
+    def unit(self) -> int:
+        """Tokens of which every hit is a multiple."""
+        return self.world.unit
+
+    @property
+    def of_states(self) -> tuple[str, ...]:
+        """The clause about states, if there are any."""
+        return ("MAN-13",) if self.world.has_states else ()
+
+    def own(self, *labels: str) -> tuple[str, ...]:
+        """Those of some labels that the machine's groups are about."""
+        return tuple(label for label in labels if label in self.labels)
+
+    def held(self, name: str) -> list[list[int]]:
+        """The pages that a request holds, group by group."""
+        return [list(map(int, group)) for group in self.spec.manager.get_page_ids(name)]
+
+    def names_of(self, live: bool) -> list[str]:
+        """The ids that are live, or that are not."""
+        return [name for name, case in self.cases.items() if case.live == live]
+
+    # -- Hits ---------------------------------------------------------------------------------------------
+
+    def flaw_in_content(self, case: Case, pages: list[list[int]]) -> str:
+        """The clause that a hit breaks with pages that hold something else than the request's own; "" if none does."""
+        keys = case.request.extra_keys
+        for group, held in enumerate(pages):
+            for place, page in enumerate(held):
+                content = self.ghost.contents.get(page)
+                right = self.ghost.full(group, place, case.tokens, keys)
+                if page == 0 or content == right:
+                    continue
+                if content is not None and content.group != group and len(self.world.groups) > 1:
+                    return "MAN-7"
+                if content is not None and self.world.groups[group].keeps_states and _is_prefix(content, case.tokens):
+                    return "MAN-13"  # the request's own state, after other tokens
+                if any(content == self.ghost.full(group, place, *earlier) for earlier in case.earlier):
+                    return "MAN-6"
+                return "HASH-2" if content is not None and content.tokens == right.tokens else "R2"
+        return ""
+
+    def flaw_in_shape(self, case: Case, pages: list[list[int]], length: int) -> str:
+        """The clause that a hit breaks by its length, or by null pages where there must be none; "" if it does not."""
+        if length % self.unit or length >= case.request.num_tokens or not any(map(any, pages)):
+            return "MAN-1"
+        for group, held in zip(self.world.groups, pages, strict=True):
+            first, end = group.first_place(length), length // group.page_size
+            if [page != 0 for page in held] != [place >= first for place in range(end)]:
+                return "MAN-13" if group.keeps_states else (*self.own("MAN-7"), "MAN-1")[0]
+        return ""
+
+    def blame_hit(self, case: Case, expected: Any, observed: Any) -> str:
+        """The clause of a wrong look-up: by what its pages hold, then by where there are none, then by its length."""
+        pages, length = observed
+        if not isinstance(pages, list) or not all(isinstance(held, list) for held in pages):
+            return "MAN-1"
+        clause = self.flaw_in_content(case, pages)
+        if not clause and length >= expected[1]:
+            clause = self.flaw_in_shape(case, pages, length)
+        if clause or length == expected[1]:
+            return clause or "MAN-1"
+        eagle = ("MAN-9",) if self.world.eagle_groups else ()
+        labels: tuple[str, ...] = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
+        return labels[0]
+
+    # -- Slots ------------------------------------------------------------------------------------------
+
+    def giving_back(self, name: str, computed: Any) -> tuple[str, ...]:
+        """The clauses by which a live request's next call gives pages back (MAN-8, MAN-13)."""
+        if not self.cases[name].live or not isinstance(computed, int):
+            return ()
+        labels = []
+        for group, held in zip(self.world.groups, self.held(name), strict=True):
+            if group.gives_back and any(held[: group.first_place(computed)]):
+                labels.append("MAN-13" if group.keeps_states else "MAN-8")
+        return tuple(dict.fromkeys(labels))
+
+    def blame_allocation(self, name: str, expected: Any, observed: Any, released: tuple[str, ...]) -> str:
+        """The clause of wrong new pages: of what was given back just before, if anything was, or of states."""
+        if expected is None or observed is None:
+            return self.blame_room(name)
+        wrong = [
+            group for group, own, other in zip(self.world.groups, expected, observed, strict=False) if own != other
+        ]
+        states = wrong and all(group.keeps_states for group in wrong)
+        return (*released, "MAN-13" if states else "MAN-2")[0]
+
+    def blame_room(self, name: str) -> str:
+        """The clause by which a request gets pages on one side only: what it gave back, or how many it asks for."""
+        other: Any = attempt(lambda: self.backend.manager.get_page_ids(name)).value or ()
+        for group, held, seen in zip(self.world.groups, self.held(name), other, strict=False):
+            if group.gives_back and _unlike(held, seen):
+                return "MAN-13" if group.keeps_states else "MAN-8"
+        return "MAN-2"
+
+    # -- The state --------------------------------------------------------------------------------------
+
+    def blame_pages(self, expected: Any, observed: Any) -> str:
+        """The clause of wrong page lists: of states, of pages given back; else who called is to blame."""
+        wrong = [
+            (group, own, other)
+            for name, held in expected.items()
+            for group, own, other in zip(self.world.groups, held, observed[name], strict=False)
+            if own != other
+        ]
+        if wrong and all(group.keeps_states for group, _, _ in wrong):
+            return "MAN-13"
+        return "MAN-8" if any(group.gives_back and _unlike(own, other) for group, own, other in wrong) else ""
+
+    def blame_published(self, expected: Any, observed: Any) -> str:
+        """The clause of wrongly cached pages: about states if only these are wrong; else who called is to blame."""
+        wrong = set(_flat(expected)) ^ set(_flat(observed))
+        states = {
+            page
+            for name in self.names_of(live=True)
+            for group, held in zip(self.world.groups, self.held(name), strict=True)
+            for page in held
+            if group.keeps_states
+        }
+        return "MAN-13" if wrong and wrong <= states else ""
+
+
+def _is_prefix(content: Content, tokens: list[int]) -> bool:
+    """Whether a page is about some tokens of a request, or about all and more."""
+    length = min(len(content.tokens), len(tokens))
+    return list(content.tokens[:length]) == tokens[:length]
+
+
+def _unlike(held: list[int], other: list[int]) -> bool:
+    """Whether null pages stand at other places."""
+    return any((own == 0) != (page == 0) for own, page in zip(held, other, strict=False))
+
+
+def _flat(cached: Any) -> list[Any]:
+    """The pages of a list of hashed pages, or of a cached map."""
+    return [page for entry in cached for page in (entry[1] if isinstance(entry, tuple) else [entry])]
