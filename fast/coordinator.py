@@ -207,6 +207,9 @@ class CacheCoordinator:
 
     def note_quiet(self, slot: int) -> None:
         """Works out up to how many slots a request's next steps will find nothing to do (see `LiveRequests.quiet`)."""
+        self.live.num_quiet[slot] = self._quiet(slot)
+
+    def _quiet(self, slot: int) -> int:
         bound = self.max_model_len + 1
         for group in self.groups:
             rule = group.rule
@@ -215,7 +218,7 @@ class CacheCoordinator:
                 bound = min(bound, (group.num_published[slot] + 1) * rule.page_size)
             if rule.gives_back:
                 bound = min(bound, rule.gives_back_at(group.num_given_back[slot]))
-        self.live.num_quiet[slot] = bound
+        return bound
 
     def note_quiet_of(self, slots: NDArray[np.int64]) -> None:
         """`note_quiet` for many requests, by their slots."""
@@ -351,3 +354,6 @@ class CacheCoordinator:
         """
         self.page_pool.check()
         check_rows(self.page_pool, self.groups, self.live, self.max_model_len)
+        for request_id, slot in self.live.slot_of.items():
+            quiet, bound = self.live.num_quiet[slot], self._quiet(slot)
+            assert quiet <= bound, f"MAN-2: quiet below {quiet}, worked out {bound}: {self.live.state(request_id)}"
