@@ -20,6 +20,9 @@ from .registry import seeded
 
 __all__: list[str] = []
 
+_OTHERWISE = ("R2", "HASH-1", "MAN-1", "MAN-3", "POOL-7")
+"""By these clauses it shows where the key is seen before anybody hits its page."""
+
 Change = Callable[[Sequence[ExtraKey], int], Sequence[ExtraKey]]
 """Makes of a request's extra keys those that enter its pages' keys, for pages of so many tokens."""
 
@@ -43,7 +46,7 @@ def _reading(fast: ModuleType, change: Change) -> SimpleNamespace:
 # -- Left out -------------------------------------------------------------------------------------
 
 
-@seeded(13, "HASH-2", "manager", also=("R2", "MAN-1", "POOL-7"))
+@seeded(13, "HASH-2", "manager", also=_OTHERWISE)
 def salt_ignored(fast: ModuleType) -> SimpleNamespace:
     """A cache salt is accepted and enters no key: tenants hit each other's pages (EasyDeL, vLLM CVE-2025-46570)."""
 
@@ -53,7 +56,7 @@ def salt_ignored(fast: ModuleType) -> SimpleNamespace:
     return _reading(fast, change)
 
 
-@seeded(13, "HASH-2", "manager", also=("R2", "MAN-1", "POOL-7"))
+@seeded(13, "HASH-2", "manager", also=_OTHERWISE)
 def lora_ignored(fast: ModuleType) -> SimpleNamespace:
     """A LoRA adapter enters no key: what was computed with it is hit without it (EasyDeL)."""
 
@@ -63,7 +66,7 @@ def lora_ignored(fast: ModuleType) -> SimpleNamespace:
     return _reading(fast, change)
 
 
-@seeded(15, "HASH-2", "manager", also=("R2", "MAN-1", "MAN-3", "POOL-7"))
+@seeded(15, "HASH-2", "manager", also=_OTHERWISE)
 def generated_pages_without_keys(fast: ModuleType) -> SimpleNamespace:
     """Pages that fill up with generated tokens are hashed without the request's extra keys (EasyDeL)."""
 
@@ -86,7 +89,7 @@ def generated_pages_without_keys(fast: ModuleType) -> SimpleNamespace:
 # -- Ambiguous ------------------------------------------------------------------------------------
 
 
-@seeded(14, "HASH-2", "manager", also=("R2", "MAN-1", "POOL-7"))
+@seeded(14, "HASH-2", "manager", also=_OTHERWISE)
 def untagged_extra_keys(fast: ModuleType) -> SimpleNamespace:
     """Names enter the keys without their kinds: an adapter called like another request's salt shares its pages.
 
@@ -108,7 +111,7 @@ def untagged_extra_keys(fast: ModuleType) -> SimpleNamespace:
     return _reading(fast, change)
 
 
-@seeded(14, "HASH-2", "manager", also=("R2", "MAN-1", "POOL-7"))
+@seeded(14, "HASH-2", "manager", also=_OTHERWISE)
 def multimodal_without_offset(fast: ModuleType) -> SimpleNamespace:
     """Multimodal content enters the keys of the pages that it touches without its offset in them (vLLM 36708)."""
 
@@ -125,7 +128,7 @@ def _whole_pages(item: MultimodalItem, page_size: int) -> MultimodalItem:
     return dataclasses.replace(item, offset=start, length=end - start)
 
 
-@seeded(14, "HASH-2", "manager", also=("R2", "MAN-1", "POOL-7"))
+@seeded(14, "HASH-2", "manager", also=_OTHERWISE)
 def sixteen_bits_of_an_image(fast: ModuleType) -> SimpleNamespace:
     """Sixteen bits stand for an image, so that two of them may share pages (LMCache 3301)."""
 

@@ -78,7 +78,7 @@ def full_miss_at_some_lengths(fast: ModuleType) -> SimpleNamespace:
 # -- Several groups -------------------------------------------------------------------------------
 
 
-@seeded(30, "MAN-7", "hybrid", also=("MAN-1", "MAN-2", "R2"))
+@seeded(30, "MAN-7", "hybrid", also=("MAN-1", "MAN-2", "MAN-9", "MAN-13", "R2"))
 def hit_beyond_full_attention(fast: ModuleType) -> SimpleNamespace:
     """The hit is as long as the other groups say, a page longer than what full attention holds (vLLM 46281)."""
 
@@ -102,7 +102,7 @@ def hit_beyond_full_attention(fast: ModuleType) -> SimpleNamespace:
     return with_look_up(fast, find)
 
 
-@seeded(17, "MAN-7", "hybrid", also=("R2", "MAN-1", "MAN-2", "POOL-7"))
+@seeded(17, "MAN-7", "hybrid", also=("R2", "HASH-2", "MAN-1", "MAN-2", "MAN-6", "MAN-9", "POOL-7"))
 def coarse_pages_by_fine_keys(fast: ModuleType) -> SimpleNamespace:
     """A page is found by the key that the first group has at its place, whose pages are smaller (pegaflow, kvcached).
 

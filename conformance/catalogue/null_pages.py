@@ -18,7 +18,7 @@ def _new_dict(_: Any) -> dict[tuple[str, int], list[int]]:
     return {}
 
 
-@seeded(27, "MAN-8", "window", also=("POOL-1", "MAN-1", "MAN-7", "R2"))
+@seeded(27, "MAN-8", "window", also=("POOL-1", "MAN-1", "MAN-7", "MAN-9", "R2"))
 def null_page_is_cached(fast: ModuleType) -> SimpleNamespace:
     """Pages published late are those of the whole list, and the null page gets the keys of those given back (EasyDeL).
 
@@ -81,7 +81,7 @@ def _content(group: Any, segments: Sequence[Any], tokens: bytes, place: int) -> 
     return group.group_id, tokens[: 4 * group.rule.page_size * (place + 1)], extra
 
 
-@seeded(26, "HASH-3", "chunk", also=("R2", "MAN-1", "MAN-3", "POOL-7"))
+@seeded(26, "HASH-3", "chunk", also=("R2", "HASH-1", "MAN-1", "MAN-3", "POOL-7"))
 def chain_begins_behind_null_pages(fast: ModuleType) -> SimpleNamespace:
     """A page with null pages before it is hashed like a first page, so that another prompt hits it (EasyDeL).
 

@@ -203,18 +203,15 @@ def window_of_the_next_step(fast: ModuleType) -> SimpleNamespace:
     """
 
     def advance(self: Any, slot: int, computed: int, promised: int, slots: int) -> Any:
-        self.ends_at = promised
-        return fast.CacheCoordinator.advance(self, slot, computed, promised, slots)
-
-    def remove_skipped_pages(self: Any, slot: int, num_computed_tokens: int) -> None:
-        fast.CacheCoordinator.remove_skipped_pages(self, slot, num_computed_tokens)
+        new = fast.CacheCoordinator.advance(self, slot, computed, promised, slots)
         for group in self.groups:
-            if group.rule.gives_back and not group.rule.has_states:
-                pages = group.give_back(slot, group.rule.first_place(self.ends_at))
+            if new is not None and group.rule.gives_back and not group.rule.has_states:
+                pages = group.give_back(slot, min(group.rule.first_place(promised), group.num_pages[slot]))
                 if len(pages):
                     self.page_pool.release(pages)
+        return new
 
-    return with_coordinator(fast, ends_at=0, advance=advance, remove_skipped_pages=remove_skipped_pages)
+    return with_coordinator(fast, advance=advance)
 
 
 # -- Pages that leak, and counts that mislead -----------------------------------------------------

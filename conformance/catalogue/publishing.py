@@ -57,7 +57,7 @@ def dropped_hash_comes_back(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, allocate_slots=allocate_slots)
 
 
-@seeded(24, "MAN-4", "manager", also=("R2", "MAN-1"))
+@seeded(24, "MAN-4", "manager", also=("R2", "MAN-1", "MAN-5"))
 def unwritten_pages_stay_cached(fast: ModuleType) -> SimpleNamespace:
     """A request that goes before its step was dispatched leaves its pages cached, written or not.
 
@@ -92,7 +92,7 @@ def one_tier_survives_the_reset(fast: ModuleType) -> SimpleNamespace:
 # -- Counts that are wrong after a failure --------------------------------------------------------
 
 
-@seeded(23, "MAN-2", "manager", also=("MAN-3", "MAN-1"))
+@seeded(23, "MAN-2", "manager", also=("MAN-1", "MAN-3", "POOL-2"))
 def count_of_a_failed_allocation_stays(fast: ModuleType) -> SimpleNamespace:
     """Pages of a request that found no room count as cached, and are not published once it has slots (vLLM 18957)."""
 
