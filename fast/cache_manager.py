@@ -200,13 +200,13 @@ class CacheManager(PrefixManager):
         return pages
 
     def _count_admission(self, request: EngineRequest, num_tokens: int, found: int) -> None:
+        self._remember(request)
         if self.enable_caching:
-            self._known[request.request_id] = request
             self._num_requests += 1
             self._queried_tokens += num_tokens
             self._hit_tokens += found
-        before, promised = self._given_back.pop(request.request_id, (None, 0))
-        if before is request:
+        promised = self._given_back.pop(request.request_id, 0)
+        if promised:
             self._num_preemptions += 1
             self._preempted_tokens += promised
 
@@ -300,7 +300,8 @@ class CacheManager(PrefixManager):
         slot = self._live.slot_of.get(read_request_id(request), -1)
         if slot < 0 or self._live.requests[slot] is not request:
             return []
-        self._given_back[request.request_id] = request, self._live.num_promised[slot]
+        if request.request_id in self._known:
+            self._given_back[request.request_id] = self._live.num_promised[slot]
         return self.coordinator.free(slot, request.request_id, written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:

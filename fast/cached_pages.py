@@ -216,6 +216,41 @@ class CachedPages:
             reuse_gaps=tuple(self._sampling.reuse_gaps),
         )
 
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def alike(self) -> list[list[int]]:
+        """The cached pages: those under one key together, in the order in which they were cached (POOL-7)."""
+        if self._keys is not None:
+            return list(self._keys.pages.values())
+        return [pages for _, _, pages in self.index.places()]  # then no two contents have one key
+
+    def restore_keys(self, keys: Iterable[tuple[int, PageHashWithGroupId]]) -> None:
+        """Notes the keys of the pages that an index was filled with, in the order in which they were cached."""
+        for page, key in keys:
+            if self._keys is not None:
+                self._keys.add(key, page)
+            if self._log is not None:
+                self._log.key_of[page] = key.group_id, key.get_hash_value()
+
+    def waiting_events(self) -> list[CacheEvent]:
+        """What `take_events` would give, which goes on waiting."""
+        return [] if self._log is None else self._log.waiting()
+
+    def restore_events(self, events: list[CacheEvent]) -> None:
+        """Takes over events that wait to be taken; there are none where they are off."""
+        if self._log is not None:
+            self._log.restore(events)
+
+    def restore_counted(
+        self, counted: CacheCounters, clock: int, stored: NDArray[np.int64], freed: NDArray[np.int64]
+    ) -> None:
+        """Takes over what was counted; ``stored`` and ``freed`` are [page, time], `i64[n, 2]`."""
+        self.clock = clock
+        self._evictions = counted.evictions
+        self._sampling.lifetimes[:] = counted.page_lifetimes
+        self._sampling.reuse_gaps[:] = counted.reuse_gaps
+        self._sampling.restore(stored, freed)
+
     def check_cached(self, is_free: NDArray[np.bool_]) -> None:
         """Verifies index, keys, events and counters; O(pages and cached tokens).
 

@@ -80,6 +80,10 @@ class GroupRule:
         """How many slots, or promised tokens in a state group, make `end` larger than ``length``."""
         return length * self.page_size + 1
 
+    def states(self, computed: int, promised: int) -> list[tuple[int, int]]:  # noqa: ARG002 - see `StatesRule`
+        """Which states that may outlive a step a live request holds: (place, tokens that it is after), in order."""
+        return []
+
 
 class FullRule(GroupRule):
     """Full attention and MLA: every earlier position is read."""
@@ -140,6 +144,10 @@ class StatesRule(GroupRule):
     def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - drafts never enter a state
         """See `GroupRule`."""
         return -(-promised // self.page_size)
+
+    def states(self, computed: int, promised: int) -> list[tuple[int, int]]:
+        """See `GroupRule`: what the last step began with and what it ended with, perhaps in one page."""
+        return list({self.first_place(tokens): tokens for tokens in (computed, promised) if tokens}.items())
 
 
 class OneStateRule(GroupRule):

@@ -6,6 +6,7 @@ one about one page takes a scalar path through the same structures.
 """
 
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,6 +192,50 @@ class HeldPages(CachedPages):
             return False
         self._clear()
         return True
+
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def priorities(self) -> list[tuple[int, int, float | None]]:
+        """(page, priority, its end) of the pages that have another priority than 0, by page. O(pages)."""
+        return self._free.given() if isinstance(self._free, PriorityOrder) else []
+
+    def sampled_times(self) -> tuple[list[list[int]], list[list[int]]]:
+        """When the sampled pages that are cached were stored, and when those of them that are free became free.
+
+        Both as [page, time], by page. O(pages).
+        """
+        stored = self._sampling.stored_times()
+        pages = np.array([page for page, _ in stored], np.int64)
+        return stored, self._sampling.freed_times(pages[self._count_of[pages] == 0])
+
+    def restore_held(
+        self,
+        counts: NDArray[np.int64],
+        pins: NDArray[np.int64],
+        free: NDArray[np.int64],
+        priorities: Iterable[tuple[int, int, float | None]],
+    ) -> None:
+        """Takes over who holds the pages, where nobody does and the index is filled.
+
+        Args:
+            counts: the pages' reference counts, pins included, `i64[num_pages]`, below 2**31.
+            pins: how often each is pinned, `i64[num_pages]`.
+            free: the pages at count 0 but for the null page, in eviction order.
+            priorities: what `priorities` gave; pages of one priority keep their order.
+        """
+        self._count_of[:] = counts
+        self._pins.restore(pins, self.index.cached(np.arange(self.num_pages)))
+        self._note_pins()
+        order = FreeLog(self.num_pages, front_room=self.unhashed_first)
+        order.take(order.num_free)
+        order.put(free)
+        self._free = order
+        of_page = {page: (priority, end) for page, priority, end in priorities}
+        if of_page:
+            self._free = ranked = PriorityOrder(order, self._run_cell)
+            for page in [*free.tolist(), *counts.nonzero()[0].tolist()]:
+                if page in of_page:
+                    ranked.set(page, *of_page[page], not counts[page])
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages and cached tokens).

@@ -135,6 +135,18 @@ class Pins:
                 if not self._per_salt[salt]:
                     del self._per_salt[salt]
 
+    def restore(self, counts: NDArray[np.int64], is_cached: NDArray[np.bool_]) -> None:
+        """Takes pins over; the bounds are for `check` (MAN-14).
+
+        Args:
+            counts: how often each page is pinned, `i64[num_pages]`.
+            is_cached: which pages are cached, `bool[num_pages]`.
+        """
+        self._count_of = counts
+        self.num_pinned = int(np.count_nonzero(counts))
+        self._salts = {page: self._salt_of(page) for page in (counts.astype(bool) & is_cached).nonzero()[0].tolist()}
+        self._per_salt = Counter(self._salts.values())
+
     def check(self, is_cached: NDArray[np.bool_]) -> None:
         """Verifies counts and bounds.
 

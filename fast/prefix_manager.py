@@ -5,7 +5,7 @@ Here every call reads its arguments and refuses (R1); what it then does to the g
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from .coordinator_kinds import get_kv_cache_coordinator
 from .hashing import PageHashes, hash_request_tokens, sha256
 from .longest_hit import Hits
 from .request_reading import another, read_request_id, read_tokens
+from .restore import restored
+from .snapshot import snapshot_of
 
 __all__ = ["PinnedPrefix", "PrefixManager"]
 
@@ -99,7 +101,8 @@ class PrefixManager:
         self.page_size: int | None = self.coordinator.groups[0].rule.page_size if self.enable_caching else None
         self._live = self.coordinator.live
         self._known: dict[str, EngineRequest] = {}
-        self._given_back: dict[str, tuple[EngineRequest, int]] = {}
+        self._given_back: dict[str, int] = {}
+        """What known requests had been promised when they were freed."""
         self._num_requests = self._queried_tokens = self._hit_tokens = 0
         self._num_preemptions = self._preempted_tokens = 0
         self._pins: dict[int, tuple[int, Hits]] = {}
@@ -114,9 +117,12 @@ class PrefixManager:
     def req_to_page_hashes(self) -> Mapping[str, PageHashes]:
         """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`.
 
-        Those of the first group's page size. The manager needs none of them: they are computed when this is read.
+        Those of the first group's page size; none with caching off. The manager needs none of them: they are computed
+        when this is read.
         """
-        pool, size = self.page_pool, self.page_size or 1
+        pool, size = self.page_pool, self.page_size
+        if size is None:
+            return {}
         return {
             request_id: hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)
             for request_id, request in self._known.items()
@@ -162,9 +168,15 @@ class PrefixManager:
             raise another(request)
         if not self.enable_caching or (params is not None and params.prompt_logprobs is not None):
             return coordinator.nothing, 0
-        self._known[request.request_id] = request
+        self._remember(request)
         hits, length = coordinator.find_longest_cache_hit(tokens, segments, max(len(tokens) // 4 - 1, 0))
         return coordinator.cache_pages_of(hits), length
+
+    def _remember(self, request: EngineRequest) -> None:
+        """Notes a request as known; what was noted of another object of its id is dropped (MAN-6)."""
+        if self._known.get(request.request_id) is not request:
+            self._given_back.pop(request.request_id, None)
+            self._known[request.request_id] = request
 
     # -- Forgetting -------------------------------------------------------------------------------
 
@@ -258,6 +270,46 @@ class PrefixManager:
         """The events since the last call, in order (MAN-12); none where they are off."""
         return self.page_pool.take_events()
 
+    # -- Snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state as JSON has it (MAN-14); `restore` of either package goes on from it.
+
+        It has token ids and no salts (SEC-2). The requests' objects are the engine's to keep.
+
+        Returns:
+            What stands in the format of the module `snapshot`. O(pages and cached tokens).
+
+        Raises:
+            ValueError: a page is held or cached by calls on the pool, of which no snapshot tells.
+        """
+        return snapshot_of(self)
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: Mapping[str, Any],
+        requests: Iterable[EngineRequest] = (),
+        *,
+        hash_function: HashFunction = sha256,
+    ) -> Self:
+        """A manager that goes on from a snapshot and behaves alike in every later call (MAN-14, SEC-3).
+
+        Args:
+            snapshot: what `snapshot` of this or the other package returned; it may have gone through JSON.
+            requests: the engine's objects of the requests that were live or known, one for each id; others are
+                passed over.
+            hash_function: the one that the manager had.
+
+        Returns:
+            The manager. O(pages and cached tokens).
+
+        Raises:
+            TypeError: ``snapshot`` is no mapping, or ``requests`` has something else than requests.
+            ValueError: the snapshot is damaged, or does not fit the requests.
+        """
+        return restored(cls, snapshot, requests, hash_function)
+
     def _require_own_id(self, request: EngineRequest) -> None:
         slot = self._live.slot_of.get(read_request_id(request), -1)
         if slot >= 0 and self._live.requests[slot] is not request:
@@ -270,6 +322,9 @@ class PrefixManager:
             AssertionError: one does not hold; the message shows the whole state.
         """
         self.coordinator.check()
+        assert self._given_back.keys() <= self._known.keys() - self._live.slot_of.keys(), (
+            f"MAN-12: given back {list(self._given_back)}, known {list(self._known)}, live {list(self._live.slot_of)}"
+        )
         pinned = np.zeros(self.num_pages, np.int64)
         for _, hits in self._pins.values():
             for pages in hits:

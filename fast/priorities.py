@@ -102,6 +102,13 @@ class PriorityOrder:
         if changes and is_free:
             self._enter(page)
 
+    def given(self) -> list[tuple[int, int, float | None]]:
+        """(page, priority, its end) of the pages that have another priority than 0, by page. O(pages)."""
+        return [
+            (page, self._priority_cell[page], self._end_of.get(page))
+            for page in self._priority_of.nonzero()[0].tolist()
+        ]
+
     def _note(self, page: int, priority: int, end: float | None) -> None:
         self.num_prioritised += (priority != 0) - (self._priority_cell[page] != 0)
         self._priority_cell[page] = priority

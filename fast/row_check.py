@@ -34,7 +34,12 @@ def check_rows(pool: PagePool, groups: Sequence[CacheGroup], live: LiveRequests,
         for group in groups:
             wanted = group.rule.end(live.num_promised[slot], live.num_slots[slot])
             assert group.num_pages[slot] >= wanted, f"MAN-2: {state}"
-            _check_row(pool, group, slot, state)
+            unfrozen = [
+                place
+                for place, tokens in group.rule.states(live.num_computed[slot], live.num_promised[slot])
+                if tokens % group.rule.page_size
+            ]
+            _check_row(pool, group, slot, unfrozen, state)
             np.add.at(held, group.held(slot), 1)
     held[0] = 0
     counts = [pool.ref_count(page) for page in range(pool.num_pages)]
@@ -42,14 +47,14 @@ def check_rows(pool: PagePool, groups: Sequence[CacheGroup], live: LiveRequests,
     assert int(live.is_live.sum()) == len(live.slot_of), f"slots: {live.slot_of}"
 
 
-def _check_row(pool: PagePool, group: CacheGroup, slot: int, state: str) -> None:
+def _check_row(pool: PagePool, group: CacheGroup, slot: int, unfrozen: list[int], state: str) -> None:
     pages, published, gone = group.pages(slot), group.num_published[slot], group.num_given_back[slot]
     assert group.num_hits[slot] <= published, f"MAN-3: {state}"
     assert published <= len(pages), f"MAN-3: {state}"
     assert not group.rows[slot, len(pages) :].any(), f"a page past the list: {state}"
     assert not pages[:gone].any(), f"MAN-8: {state}"
     assert group.rule.has_states or pages[gone:].all(), f"MAN-8: a hole amid the pages: {state}"
-    private = pages[published:]
+    private = np.concatenate([pages[published:], pages[unfrozen]])  # a state amid a page is written (MAN-13)
     private = private[private != 0]
     assert not pool.index.cached(private).any(), f"MAN-3: {state}"
     assert all(pool.ref_count(page) == 1 for page in private.tolist()), f"R2: {state}"

@@ -94,6 +94,25 @@ class Sampling:
         """Notes that all pages lost their hashes."""
         self._stored_at.fill(_NEVER)
 
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def stored_times(self) -> list[list[int]]:
+        """[page, when it was stored] of the sampled pages that are cached, by page."""
+        slots = 1 + (self._stored_at[1:] != _NEVER).nonzero()[0]
+        times: list[list[int]] = np.stack([slots * self._every, self._stored_at[slots]], axis=1).tolist()
+        return times
+
+    def freed_times(self, pages: NDArray[np.int64]) -> list[list[int]]:
+        """[page, when it became free] of the sampled ones of ``pages``."""
+        some = pages[self._places(pages)]
+        times: list[list[int]] = np.stack([some, self._freed_at[some // self._every]], axis=1).tolist()
+        return times
+
+    def restore(self, stored: NDArray[np.int64], freed: NDArray[np.int64]) -> None:
+        """Takes times over: `i64[n, 2]` each, a sampled page and its time."""
+        self._stored_at[stored[:, 0] // self._every] = stored[:, 1]
+        self._freed_at[freed[:, 0] // self._every] = freed[:, 1]
+
     def check(self, is_cached: NDArray[np.bool_], is_free: NDArray[np.bool_], clock: int, evictions: int) -> None:
         """Verifies times and histograms.
 

@@ -1,0 +1,514 @@
+"""MAN-14: snapshots of managers, and managers of either package that go on from them."""
+
+import copy
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from kvproof import fast, spec
+from kvproof.spec import FullAttentionSpec, MambaSpec
+
+from ..spec.driven_managers import DrivenManagers, chunked, full, states, window
+from ..strategies import PlainRequest
+
+PACKAGES: Any = {"spec": spec.CacheManager, "fast": fast.CacheManager}
+routes = st.lists(st.sampled_from(list(PACKAGES)), max_size=2)
+
+
+def _objects(manager: Any) -> list[Any]:
+    """The engine's objects of the requests that a manager knows."""
+    live = manager._live.requests if isinstance(manager, fast.CacheManager) else manager._live.values()
+    requests = [*manager._known.values(), *(getattr(own, "request", own) for own in live if own is not None)]
+    return list({request.request_id: request for request in requests}.values())
+
+
+def _restored(manager: Any, package: str = "fast", **options: Any) -> Any:
+    """A manager of a package, from a snapshot that went through JSON."""
+    snapshot = json.loads(json.dumps(manager.snapshot()))
+    return PACKAGES[package].restore(snapshot, _objects(manager), **options)
+
+
+# -- Any calls --------------------------------------------------------------------------------------
+
+
+class RestoredGoesOn(DrivenManagers):
+    """One manager is never restored, another one again and again, by way of both packages: they answer alike."""
+
+    ends_in: tuple[str, ...] = ("fast",)
+
+    def begin(self) -> None:
+        """The managers, from the same beginning."""
+        self.managers = [_restored(self.manager) for _ in range(2)]
+
+    @rule(route=routes, data=st.data())
+    def restore(self, route: list[str], data: st.DataObject) -> None:
+        first, second = self.managers
+        for package in [*route, data.draw(st.sampled_from(self.ends_in))]:
+            second = _restored(second, package)
+            second.check()
+        self.managers = [first, second]
+        expected = first.snapshot()
+        assert second.snapshot() == expected
+
+
+class PackagesTakeTurns(RestoredGoesOn):
+    """The same, where the restored manager may be the specification's in between.
+
+    The two differ in their messages, and a batched step of theirs in when exactly a page became free within it.
+    """
+
+    ends_in = ("fast", "spec")
+
+    def call(self, act: Callable[[Any], Any]) -> Any:
+        def labelled(manager: Any) -> Any:
+            try:
+                return act(manager)
+            except ValueError as error:
+                raise ValueError(str(error)[str(error).rindex("[") :]) from None
+
+        return super().call(labelled)
+
+    def step_many(self, names: list[str], steps: list[tuple[int, int, int]], late: bool) -> list[bool]:
+        """Makes a batched step's calls one by one; returns who was granted slots."""
+        granted = []
+        for name, (computed, new, ahead) in zip(names, steps, strict=True):
+            self.requests[name].num_computed_tokens = computed
+            granted.append(self.call(_single_step(self.requests[name], new, ahead, late)) is not None)
+        return granted
+
+
+def _single_step(request: PlainRequest, new: int, ahead: int, late: bool) -> Callable[[Any], Any]:
+    def act(manager: Any) -> Any:
+        pages = manager.allocate_slots(request, new, num_lookahead_tokens=ahead, delay_cache_pages=late)
+        return pages and pages.get_page_ids()
+
+    return act
+
+
+RestoredGoesOnTest = RestoredGoesOn.TestCase
+RestoredGoesOnTest.settings = settings(max_examples=30)
+PackagesTakeTurnsTest = PackagesTakeTurns.TestCase
+PackagesTakeTurnsTest.settings = settings(max_examples=30)
+
+
+# -- One state, in every part -------------------------------------------------------------------------
+
+SALT = "a salt that nobody may read"
+
+
+def _busy(package: Any = fast, **options: Any) -> Any:
+    """Request a is live with a state amid its third page, b was preempted and its prefix pinned, c shares a's pages."""
+    manager = package.CacheManager(
+        16,
+        [full(2, is_eagle=True), states(2)],
+        12,
+        use_eagle=True,
+        hash_seed=b"s",
+        enable_events=True,
+        counter_sampling=1,
+        max_pinned_pages=2,
+        **options,
+    )
+    extra_keys = (spec.CacheSalt(SALT), spec.MultimodalItem(b"\x07", 1, 2))
+    salted, plain = PlainRequest("a", [1, 2, 3, 4, 5], extra_keys), PlainRequest("b", [1, 2, 3])
+    manager.allocate_slots(salted, 2)
+    salted.num_computed_tokens = 2
+    manager.allocate_slots(salted, 3)
+    manager.take_events()
+    manager.allocate_slots(plain, 2)
+    manager.free(plain)
+    manager.pin_prefix(plain)
+    manager.set_prefix_priority(salted, 5, None, 7)
+    manager.advance_time(3)
+    twin = PlainRequest("c", [1, 2, 3, 4, 9], extra_keys)
+    pages, hit = manager.get_computed_pages(twin)
+    assert manager.allocate_slots(twin, 3, hit, pages) is not None
+    assert hit == 2
+    return manager
+
+
+def test_the_two_packages_tell_the_same() -> None:
+    """MAN-14."""
+    ours, theirs = _busy(fast).snapshot(), _busy(spec).snapshot()
+    assert ours == theirs
+    assert _restored(_busy(spec)).snapshot() == ours == _restored(_busy(fast), "spec").snapshot()
+    assert {name for name, part in ours.items() if part in ([], None)} == {"freed_at", "max_pinned_pages_per_salt"}
+
+
+def test_no_salt_is_in_a_snapshot_or_in_what_refuses_one() -> None:
+    """SEC-2."""
+    manager = _busy()
+    assert SALT not in json.dumps(manager.snapshot())
+    for container, key in _places(manager.snapshot()):
+        fingerprint = spec.CacheSalt(SALT).fingerprint.hex()
+        if container[key] == fingerprint:
+            snapshot = json.loads(json.dumps(manager.snapshot()).replace(fingerprint, fingerprint[:-1]))
+            with pytest.raises(ValueError, match=r"\[MAN-14\]$") as refused:
+                fast.CacheManager.restore(snapshot, _objects(manager))
+            assert fingerprint[:-1] not in str(refused.value)
+            return
+    raise AssertionError("a salt's fingerprint is in the snapshot")
+
+
+def test_what_was_to_be_handed_out_is_handed_out_by_the_restored_one() -> None:
+    """MAN-12, MAN-13, PIN-1: copies, events and pins outlive the process; a preemption is counted after it."""
+    manager = _busy()
+    restored = _restored(manager)
+    assert restored.take_page_copies() == manager.take_page_copies() != []
+    assert restored.take_events() == manager.take_events() != []
+    assert restored.take_events() == []
+    restored.unpin_prefix(0)
+    assert restored.allocate_slots(manager._known["b"], 1) is not None
+    assert restored.counters.preempted_tokens == 2
+    restored.check()
+
+
+def test_groups_come_back_with_all_their_fields() -> None:
+    """MAN-7, MAN-14: dtypes by name, numpy's and narrow ones, layer names, padding."""
+    groups = [
+        spec.CacheGroupSpec(FullAttentionSpec(np.int64(2), 1, 3, ml_dtypes.bfloat16, 5), ("a", "b")),  # type: ignore[arg-type]
+        spec.CacheGroupSpec(FullAttentionSpec(2, 1, 3, np.dtype(ml_dtypes.float8_e4m3fn)), ["c"]),
+        spec.CacheGroupSpec(MambaSpec(4, ((2,), ()), (np.float32, "int8"), "none", 16), ["d"]),
+        window(2, 3),
+        chunked(2, 3),
+    ]
+    manager = fast.CacheManager(4, groups, 8)
+    restored = _restored(manager)
+    dtypes = [group["dtype"] for group in restored.snapshot()["groups"][:2]]
+    assert dtypes == ["bfloat16", "float8_e4m3fn"]
+    for before, after in zip(groups, restored.kv_cache_groups, strict=True):
+        assert type(after.kv_cache_spec) is type(before.kv_cache_spec)
+        assert after.kv_cache_spec.page_size_bytes == before.kv_cache_spec.page_size_bytes
+        assert list(after.layer_names or ()) == list(before.layer_names or ())
+    assert restored.snapshot() == manager.snapshot() == _restored(manager, "spec").snapshot()
+
+
+def _weak(message: bytes) -> bytes:
+    """Four digests for all messages."""
+    return bytes([sum(message) % 4])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_another_hash_function_is_given_again(package: str) -> None:
+    """HASH-1, R2, POOL-7: also one under which different contents have one key, their pages in their order."""
+    manager = fast.CacheManager(20, [full(1)], 12, hash_seed=b"s", hash_function=_weak)
+    for name, tokens in (("a", [5, 1, 9]), ("b", [1, 5, 9]), ("c", [9, 9]), ("d", [5, 1])):
+        manager.allocate_slots(PlainRequest(name, tokens), len(tokens))
+    restored = _restored(manager, package, hash_function=_weak)
+    for tokens in ([1, 5, 9, 0], [5, 1, 9, 0], [9, 9, 1], [9, 1]):
+        pages, found = manager.get_computed_pages(PlainRequest("e", tokens))
+        again, refound = restored.get_computed_pages(PlainRequest("e", tokens))
+        assert (again.get_page_ids(), refound) == (pages.get_page_ids(), found)
+        assert found == (1 if tokens == [9, 1] else len(tokens) - 1)
+    cached = [
+        {tuple(key.page_hash): [page.page_id for page in pages] for key, pages in each.items()}
+        for each in (own.page_pool.cached_page_hash_to_page for own in (manager, restored))
+    ]
+    assert cached[0] == cached[1]
+    if package == "fast":
+        assert restored.snapshot() == manager.snapshot()
+
+
+def test_keys_that_somebody_asked_for_change_no_snapshot() -> None:
+    """POOL-7: a pool that keeps keys from some time on is told of as one that keeps none."""
+    manager = fast.CacheManager(20, [full(1)], 12, hash_seed=b"s")
+    for name, tokens in (("a", [1, 5, 9]), ("b", [5, 1, 9]), ("c", [1, 5]), ("d", [5])):
+        manager.allocate_slots(PlainRequest(name, tokens), len(tokens))
+    before = manager.snapshot()
+    key = next(iter(manager.page_pool.cached_page_hash_to_page))
+    assert manager.page_pool.get_cached_page(key.page_hash, [0]) is not None
+    assert manager.snapshot() == before
+
+
+def test_contents_that_nothing_is_cached_of_stand_before_those_that_need_them() -> None:
+    """HASH-3: prefixes go on behind pages that were evicted, in one group and in several."""
+    manager = fast.CacheManager(60, [window(2, 3), full(2)], 30, hash_seed=b"s")
+    stem = list(range(8))
+    for name, tail in (("a", [1, 1, 1]), ("b", [2, 2, 2]), ("c", [1, 1, 2, 2])):
+        request = PlainRequest(name, [*stem, *tail])
+        assert manager.allocate_slots(request, request.num_tokens) is not None
+    lost = [pages[1] for pages in manager.get_page_ids("a")] + [pages[1] for pages in manager.get_page_ids("b")]
+    manager.evict_pages([*lost, manager.get_page_ids("c")[0][1]])
+    assert sum(run.holes for run in manager.page_pool.index._runs) == 1
+    restored = _restored(manager)
+    restored.check()
+    assert restored.snapshot() == manager.snapshot() == _restored(manager, "spec").snapshot()
+
+
+def test_what_was_done_by_hand_is_in_no_snapshot() -> None:
+    """MAN-14: nobody could tell a restored manager who holds the pages, or of which group they are."""
+    manager = _busy()
+    page = manager.page_pool.get_new_pages(1)
+    with pytest.raises(ValueError, match=r"is held 1 times, .* 0 times \[MAN-14\]$"):
+        manager.snapshot()
+    manager.page_pool.cache_full_pages(PlainRequest("d", [7]), page, [], 0, 1, 1, 5)
+    manager.page_pool.free_pages(page)
+    with pytest.raises(ValueError, match=r"is cached in group 5 for pages of 1 tokens \[MAN-14\]$"):
+        manager.snapshot()
+    manager.evict_pages(page.page_ids)
+    assert page.page_ids[0] in manager.snapshot()["free"]
+
+
+def test_an_empty_manager_comes_back_empty() -> None:
+    """MAN-14: without groups, and with caching off; a request that comes again is known all the same."""
+    for manager in (fast.CacheManager(4, [], 8), fast.CacheManager(4, [window(2, 3)], 8, enable_caching=False)):
+        request = PlainRequest("r", [1, 2, 3])
+        manager.allocate_slots(request, 3)
+        restored = _restored(manager)
+        assert restored.snapshot() == manager.snapshot()
+        restored.free(request)
+        assert restored.usage == 0
+        assert _restored(restored).allocate_slots(request, 3) is not None
+
+
+# -- What does not fit (MAN-14) -----------------------------------------------------------------------
+
+MISFITS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
+    "a live request is missing": (lambda objects: [o for o in objects if o.request_id != "a"], "'a', a request that"),
+    "a known request is missing": (lambda objects: [o for o in objects if o.request_id != "b"], "'b', a request that"),
+    "another request of its id": (
+        lambda objects: [PlainRequest("a", [9, 9, 9, 9, 9]), *objects[1:]],
+        "which is cached with other tokens",
+    ),
+    "a request that lost tokens": (
+        lambda objects: [PlainRequest("a", [1]), *objects[1:]],
+        "2 published pages, the request has 1 tokens",
+    ),
+    "a request that lost its salt": (
+        lambda objects: [PlainRequest("a", objects[0].all_token_ids), *objects[1:]],
+        "which is cached with other tokens",
+    ),
+    "two objects of one id": (lambda objects: [*objects, PlainRequest("b", [1])], "two objects of the id 'b'"),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_requests_that_do_not_fit_are_refused(misfit: str) -> None:
+    """MAN-14, MAN-6."""
+    manager = _busy()
+    choosing, message = MISFITS[misfit]
+    with pytest.raises(ValueError, match=rf"{message}.*\[MAN-14\]$"):
+        fast.CacheManager.restore(manager.snapshot(), choosing(_objects(manager)))
+
+
+def test_what_is_no_argument_is_refused() -> None:
+    """R1."""
+    manager = _busy()
+    with pytest.raises(TypeError, match=r"snapshot must be a mapping, not list \[R1\]$"):
+        fast.CacheManager.restore([])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"request has no .*\[R1\]$"):
+        fast.CacheManager.restore(manager.snapshot(), ["a"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"requests=5 must be an iterable \[R1\]$"):
+        fast.CacheManager.restore(manager.snapshot(), 5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"hash_function=5 must be callable \[R1\]$"):
+        fast.CacheManager.restore(manager.snapshot(), _objects(manager), hash_function=5)  # type: ignore[arg-type]
+
+
+DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "no header": (lambda s: s.pop("kvproof"), "must be an object with the key 'kvproof'"),
+    "another header": (lambda s: s.update(kvproof="trace"), "kvproof must be 'manager snapshot'"),
+    "a later version": (lambda s: s.update(version=2), "version must be 1"),
+    "a version that equals": (lambda s: s.update(version=True), "version must be 1"),
+    "a part too few": (lambda s: s.pop("copies"), "an object with the keys"),
+    "a part too many": (lambda s: s.update(more=1), "an object with the keys"),
+    "pages without number": (lambda s: s.update(num_pages=10**12), "num_pages must be no more than are free or held"),
+    "a page fewer": (lambda s: s.update(num_pages=15), r"must have integers in \["),
+    "a page more": (lambda s: s.update(num_pages=17), "free must name once each page that nobody holds"),
+    "a group that contradicts itself": (lambda s: s["groups"][0].update(layer_names=[]), r"no manager: .*\[MAN-7\]"),
+    "a group of no kind": (lambda s: s["groups"][0].update(kind="str"), r"groups\[0\] must be of a kind in"),
+    "a dtype that is none": (lambda s: s["groups"][0].update(dtype="f4,f4"), "dtype must be the name of a dtype"),
+    "a dtype that was none": (lambda s: s["groups"][0].update(dtype="float33"), "dtype must be the name of a dtype"),
+    "caching without groups": (
+        lambda s: _hold_nothing(s) or s.update(groups=[]),
+        "enable_caching is true without a group",
+    ),
+    "no digest": (lambda s: s.update(none_hash="x"), "none_hash must be bytes as lower-case hexadecimal digits"),
+    "a page free and held": (lambda s: s["free"].append(1), "free must name once each page that nobody holds"),
+    "a page free twice": (lambda s: s["free"].append(s["free"][0]), "free must name once each page"),
+    "the null page free": (lambda s: s["free"].append(0), r"free must have integers in \[1, 16\) only"),
+    "a page in a wrong place": (lambda s: s.update(priorities=[[s["free"][0], 1, None]]), "pages of a low priority"),
+    "a content before its parent": (lambda s: s["contents"][0].__setitem__(0, 1), r"contents\[0\]\[0\] must be in"),
+    "contents of two sizes": (lambda s: s["contents"][1].__setitem__(1, [3]), "as many tokens as the content before"),
+    "a content of another size": (lambda s: s["contents"][2].__setitem__(1, [3]), "as long as a page of a group"),
+    "a content twice": (lambda s: s["contents"].append(s["contents"][0]), "stands in the list already"),
+    "a content that nobody needs": (lambda s: s["contents"].append([-1, [8, 8], None]), "is in no cached prefix"),
+    "a token that no int32 holds": (lambda s: s["contents"][0].__setitem__(1, [3, 2**31]), "must have integers in"),
+    "a token that is none": (lambda s: s["contents"][0].__setitem__(1, [3, 1.0]), "must have integers only"),
+    "an extra key of no kind": (lambda s: s["contents"][1][2].append({"kind": "int"}), "must be of a kind in"),
+    "extra keys that touch no such page": (lambda s: s["contents"][1][2].reverse(), "that touch the page, in order"),
+    "a text that is none": (
+        lambda s: s["contents"][2].__setitem__(2, [{"kind": "LoraAdapter", "name": "\ud800"}]),
+        "must be Unicode text",
+    ),
+    "a page cached twice": (lambda s: s["cached"].append(s["cached"][0]), "must name each page once"),
+    "a page cached that is written": (
+        lambda s: (s["cached"].append([0, 4, 1]), s["stored_at"].insert(3, [4, 5])),
+        "MAN-3",
+    ),
+    "a page that holds another's tokens": (
+        lambda s: s["cached"][0].__setitem__(2, 2),
+        "page 1, which is cached with other tokens",
+    ),
+    "cached pages with caching off": (lambda s: s.update(enable_caching=False), "must be empty with caching off"),
+    "a request twice": (lambda s: s["requests"].append(s["requests"][0]), "must have different ids"),
+    "a slot twice": (lambda s: s["requests"][1].update(slot=0), "must have different slots"),
+    "a slot beyond all": (lambda s: s["requests"][1].update(slot=2**40), "slot must be in"),
+    "fewer slots than promised": (lambda s: s["requests"][0].update(num_slots=4), "num_promised must be in"),
+    "more slots than a model has": (lambda s: s["requests"][0].update(num_slots=13), "num_slots must be in"),
+    "more slots than pages": (lambda s: s["requests"][0].update(num_slots=7), "pages must be 4"),
+    "computed beyond the state": (
+        lambda s: s["requests"][0].update(num_slots=6, num_computed=6),
+        "num_computed must be in",
+    ),
+    "hits of two lengths": (
+        lambda s: s["requests"][1]["groups"][0].update(num_hits=2),
+        "as many tokens in every group",
+    ),
+    "a null page where one is read": (
+        lambda s: s["requests"][1]["groups"][0]["pages"].__setitem__(0, 0),
+        "null pages where the request's counts tell so",
+    ),
+    "a state that is elsewhere": (lambda s: s["requests"][0]["groups"][1].update(states=[[0, 2], [2, 4]]), "states"),
+    "lists of another group": (lambda s: s["requests"][0]["groups"].append({"pages": []}), "must be a list of 2"),
+    "a page written and shared": (lambda s: _share(s, 0), "R2"),
+    "a state written and shared": (lambda s: _share(s, 1), "R2"),
+    "a pin beyond the bound": (lambda s: s.update(max_pinned_pages=1), "PIN-1"),
+    "a pin of the future": (lambda s: s.update(next_pin_id=0), r"id must be in \[0, 0\)"),
+    "a pin twice": (lambda s: s["pins"].append(s["pins"][0]), "is the id of another pin"),
+    "a pin's tokens": (lambda s: s["pins"][0].update(num_tokens=4), "must be the pages that 4 tokens need"),
+    "a time that is none": (lambda s: s.update(now=float("nan")), "now must be a finite number"),
+    "a time beyond all": (lambda s: s.update(now=10**5000), "now must be a finite number"),
+    "a priority that has ended": (lambda s: s.update(now=8), "has passed"),
+    "a priority that all have": (lambda s: s["priorities"][0].__setitem__(1, 0), "must not be 0"),
+    "a known id twice": (lambda s: s["known"].append("b"), "'b', which is named twice"),
+    "given back and unknown": (lambda s: s["known"].remove("b"), "MAN-12"),
+    "given back twice": (lambda s: s["given_back"].append(["b", 1]), "'b', which is named twice"),
+    "a copy of nobody": (lambda s: s["copies"][0].__setitem__(0, "b"), "'b', which is not live"),
+    "a copy of attention": (lambda s: s["copies"][0].__setitem__(1, 0), "0, a group whose states are not copied"),
+    "an event of no kind": (lambda s: s["events"].append({"kind": "PageMoved"}), "must be of a kind in"),
+    "an event of no page": (lambda s: s["events"][0].update(page_id=16), "a group or a page that does not exist"),
+    "an event of half a page": (lambda s: s["events"][0].update(token_ids=[1]), "must have 2 tokens"),
+    "events that nobody asked for": (lambda s: s.update(enable_events=False), "events are off"),
+    "a bucket too few": (lambda s: s["counters"]["reuse_gaps"].pop(), "reuse_gaps must be a list of 48"),
+    "a counter that is no number": (lambda s: s["counters"].update(requests=True), "requests must be an integer"),
+    "a clock behind": (lambda s: s.update(clock=6), r"stored_at must have integers in"),
+    "a time of a page that is not cached": (lambda s: s["stored_at"].append([15, 1]), "must name the sampled pages"),
+    "a time of no sampled page": (lambda s: s.update(counter_sampling=2), "must name the sampled pages"),
+    "a time of no page": (lambda s: s["stored_at"].insert(0, [0, 1]), "must name the sampled pages"),
+}
+
+
+def _hold_nothing(snapshot: Any) -> bool:
+    """All pages are free and empty."""
+    for name in ("requests", "pins", "cached", "contents"):
+        snapshot[name].clear()
+    snapshot["free"] = list(range(1, 16))
+    return False
+
+
+def _share(snapshot: Any, group: int) -> None:
+    """Request c holds the last page of request a in place of its own, which becomes free."""
+    shared, own = (request["groups"][group]["pages"] for request in snapshot["requests"])
+    snapshot["free"].append(own[-1])
+    own[-1] = shared[-1]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_snapshot_is_refused(damage: str) -> None:
+    """MAN-14, SEC-3: what is wrong is named."""
+    manager = _busy()
+    snapshot = manager.snapshot()
+    damaging, message = DAMAGES[damage]
+    damaging(snapshot)
+    with pytest.raises(ValueError, match=rf"(?s)^snapshot.*{message}.*\[MAN-14\]$"):
+        fast.CacheManager.restore(snapshot, _objects(manager))
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) in JSON."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+_ANYTHING: st.SearchStrategy[Any] = st.sampled_from(
+    [None, -1, 0, 1, 2, 3, 9, 2**40, 2**63 - 1, 10**5000, True, "", "a", "b", "\ud800", 1.5, [], [0], [[0, 0]], {}]
+)
+MANAGERS = [
+    _busy(),
+    _busy(hash_function=_weak),
+]
+
+
+@given(data=st.data(), which=st.sampled_from([0, 0, 1]))
+@settings(max_examples=500)
+def test_whatever_was_changed_it_is_refused_or_holds_together(data: st.DataObject, which: int) -> None:
+    """MAN-14, SEC-3: no other error, and no manager that fails its check or can't be restored again."""
+    manager = MANAGERS[which]
+    options: dict[str, Any] = {"hash_function": _weak} if which else {}
+    snapshot = copy.deepcopy(manager.snapshot())
+    for _ in range(data.draw(st.sampled_from([1, 1, 2]))):
+        container, key = data.draw(st.sampled_from(list(_places(snapshot))))
+        match data.draw(st.sampled_from(["replace", "swap", "nudge", "remove", "repeat"])):
+            case "remove":
+                del container[key]
+            case "repeat" if isinstance(container, list):
+                container.insert(key, container[key])
+            case "swap":
+                other = data.draw(
+                    st.sampled_from(list(container if isinstance(container, dict) else range(len(container))))
+                )
+                container[key], container[other] = container[other], container[key]
+            case "nudge" if type(container[key]) is int:
+                container[key] += data.draw(st.sampled_from([-1, 1]))
+            case _:
+                container[key] = data.draw(_ANYTHING)
+    try:
+        restored: Any = fast.CacheManager.restore(snapshot, _objects(manager), **options)
+    except ValueError as error:
+        assert str(error).endswith("[MAN-14]")  # noqa: PT017 - which errors are raised is what is tested
+        return
+    restored.check()
+    assert _restored(restored, **options).snapshot() == restored.snapshot()
+    assert _restored(_restored(restored, "spec", **options), **options).snapshot() == restored.snapshot()
+
+
+def test_a_few_bytes_ask_for_no_more_memory_than_they_tell_of() -> None:
+    """SEC-3: a slot far out and lists of null pages are refused together."""
+    manager = fast.CacheManager(8, [states(1)], 2**40, hash_seed=b"s")
+    for name in "ab":
+        assert manager.allocate_slots(PlainRequest(name, [1]), 1) is not None
+    snapshot = manager.snapshot()
+    first, second = snapshot["requests"]
+    first["slot"] = 2**20 - 1
+    restored = fast.CacheManager.restore(snapshot, _objects(manager))
+    assert restored.slot_of("a") == 2**20 - 1
+    long = 1000
+    second.update(num_promised=long, num_slots=long)
+    second["groups"][0].update(pages=[0] * (long - 1) + second["groups"][0]["pages"], states=[[long - 1, long]])
+    with pytest.raises(ValueError, match=r"must need no more than 268435456 entries.*\[MAN-14\]$"):
+        fast.CacheManager.restore(snapshot, _objects(manager))
+
+
+def test_slots_are_given_as_before() -> None:
+    """MAN-11: each request has its slot, the lowest free ones are given first, also between others."""
+    manager = fast.CacheManager(80, [full(1)], 4, hash_seed=b"s")
+    requests = [PlainRequest(str(number), [number]) for number in range(40)]
+    for request in requests:
+        manager.allocate_slots(request, 1)
+    for number in (20, 3, 39):
+        manager.free(requests[number])
+    restored = _restored(manager)
+    for each, name in itertools.product((manager, restored), "abcd"):
+        each.allocate_slots(PlainRequest(name, [1]), 1)
+    slots = [[each.slot_of(name) for name in ("0", "38", *"abcd")] for each in (manager, restored)]
+    assert slots == [[0, 38, 3, 20, 39, 40]] * 2
