@@ -38,28 +38,7 @@ class PinnedPrefix(NamedTuple):
 
 
 class PrefixManager:
-    """The half of a manager that is about prefixes: finds, pins, ranks and forgets them; see `CacheManager`.
-
-    Args:
-        num_pages: pages of the pool, the null page included.
-        kv_cache_groups: the cache groups, of any kinds and page sizes (MAN-7); none turns caching off.
-        max_model_len: the most tokens that a request can have.
-        enable_caching: whether prefixes are cached and found.
-        use_eagle: whether an Eagle draft model is served (MAN-9): by the groups that are flagged as its own, or
-            by every attention group where none is.
-        hash_seed: the seed of the keys; None draws one (HASH-1).
-        hash_function: the hash of the keys, bytes in, bytes out.
-        unhashed_first: see `PagePool` (POOL-13).
-        enable_events: whether events are kept for `take_events` (MAN-12).
-        counter_sampling: one page in so many is sampled for the histograms of `counters`.
-        max_pinned_pages: the most pages that may be pinned (PIN-1).
-        max_pinned_pages_per_salt: the most that may be for one cache salt; None: no bound of its own.
-
-    Attributes:
-        page_pool: the pool.
-        page_size: tokens in a page of the first group; None with caching off.
-        coordinator: the groups at work.
-    """
+    """The half of a manager that is about prefixes: finds, pins, ranks and forgets them; see `CacheManager`."""
 
     def __init__(
         self,
