@@ -109,7 +109,8 @@ def allocate_batch(
     granted = np.ones(len(step.requests), bool)
     if total <= coordinator.page_pool.get_num_free_pages() and coordinator.takes_in_bulk():
         _write_columns(coordinator, step)
-        _give_back_all(coordinator, some)
+        if coordinator.gives_back:
+            _give_back_all(coordinator, some, growths)
         if total:
             _take_all(coordinator, some, growths, total)
     else:
@@ -240,14 +241,22 @@ def _read_rows(
 # -- Taking ---------------------------------------------------------------------------------------
 
 
-def _give_back_all(coordinator: CacheCoordinator, step: Step) -> None:
+def _give_back_all(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth]) -> None:
     """`remove_skipped_pages` for the requests that have such pages, in order."""
     some = np.zeros(len(step.requests), bool)
-    for group in coordinator.groups:
+    taken = np.zeros(len(step.requests), np.int64)
+    for growth in growths:
+        group = growth.group
+        taken[growth.places] += growth.taken
         if group.rule.gives_back:
             some |= group.rule.first_place(step.computed) > group.given_back[step.requests]
+    pool = coordinator.page_pool
+    clock = pool.clock
+    earlier = np.cumsum(taken) - taken
     for place in some.nonzero()[0].tolist():
+        pool.clock = clock + int(earlier[place])  # as if the requests before had taken theirs already (MAN-12)
         coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
+    pool.clock = clock
 
 
 def _write_columns(coordinator: CacheCoordinator, step: Step) -> None:

@@ -16,7 +16,7 @@ from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, PageCopy
 from .cache_group import CacheGroup
 from .cache_pages import CachePages
 from .extra_keys import PLAIN, ExtraSegment, extra_segments
-from .group_rules import rule_of
+from .group_rules import NEVER, rule_of
 from .live_requests import LiveRequests
 from .longest_hit import Hits, check_hits, longest_hit
 from .page_pool import PagePool
@@ -79,6 +79,7 @@ class CacheCoordinator:
         )
         self._giving_back = tuple(group for group in self.groups if group.rule.gives_back)
         self.has_states = any(rule.has_states for rule in rules)
+        self.gives_back = len(self._giving_back) > 0
         self.live = LiveRequests(self.groups)
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.copies: list[tuple[str, PageCopy]] = []
@@ -210,7 +211,7 @@ class CacheCoordinator:
         self.live.num_quiet[slot] = self._quiet(slot)
 
     def _quiet(self, slot: int) -> int:
-        bound = self.max_model_len + 1
+        bound = min(self.max_model_len + 1, NEVER)
         for group in self.groups:
             rule = group.rule
             bound = min(bound, rule.full_at(group.num_pages[slot]))
@@ -222,7 +223,7 @@ class CacheCoordinator:
 
     def note_quiet_of(self, slots: NDArray[np.int64]) -> None:
         """`note_quiet` for many requests, by their slots."""
-        bound = np.full(len(slots), self.max_model_len + 1)
+        bound = np.full(len(slots), min(self.max_model_len + 1, NEVER))
         for group in self.groups:
             rule = group.rule
             np.minimum(bound, rule.full_at(group.lengths[slots]), out=bound)
@@ -234,7 +235,7 @@ class CacheCoordinator:
 
     def takes_in_bulk(self) -> bool:
         """Whether pages given back in a step always queue up behind those that the step takes, if it finds enough."""
-        return not self._giving_back or self.page_pool.appends_only
+        return not self.gives_back or self.page_pool.appends_only
 
     def remove_skipped_pages(self, slot: int, num_computed_tokens: int) -> None:
         """Gives back the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8)."""

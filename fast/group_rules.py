@@ -170,9 +170,9 @@ def rule_of(spec: object) -> GroupRule:
     """The rule of a group that was read."""
     match spec:
         case SlidingWindowSpec():
-            return WindowRule(int(spec.page_size), int(spec.sliding_window))
+            return WindowRule(int(spec.page_size), min(int(spec.sliding_window), NEVER))
         case ChunkedLocalAttentionSpec():
-            return ChunkRule(int(spec.page_size), int(spec.attention_chunk_size))
+            return ChunkRule(int(spec.page_size), min(int(spec.attention_chunk_size), NEVER))
         case MambaSpec():
             return (StatesRule if spec.mamba_cache_mode == "align" else OneStateRule)(int(spec.page_size))
         case FullAttentionSpec() | MLAAttentionSpec():

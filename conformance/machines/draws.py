@@ -45,14 +45,15 @@ EXTRA_KEYS: tuple[tuple[ExtraKey, ...], ...] = (
     (CacheSalt(""),),
     (LoraAdapter("a"),),
     (WeightsVersion("a"),),
-    (MultimodalItem(b"a", 0, 1),),
-    (MultimodalItem(b"a", 1, 2),),
-    (MultimodalItem(b"b", 0, 2), MultimodalItem(b"a", 3, 1)),
+    (MultimodalItem(b"\0\0a", 0, 1),),
+    (MultimodalItem(b"\0\0b", 0, 1),),
+    (MultimodalItem(b"\0\0a", 1, 2),),
+    (MultimodalItem(b"\0\0b", 0, 2), MultimodalItem(b"\0\0a", 3, 1)),
     (PromptEmbeddings(b"a", 0, 1),),
     (LoraAdapter("a"), CacheSalt("a")),
     (CacheSalt("a"), LoraAdapter("a")),
 )
-"""Extra keys of every kind, with the same text under different kinds."""
+"""Extra keys of every kind, with the same text under different kinds, and contents that begin alike."""
 
 token_lists = st.sampled_from([(0, 1), (-1, -2), (0, -1)])
 """Alphabets of two tokens: few, so that prefixes are shared; 0, -1 and -2 because no value is special."""

@@ -60,10 +60,7 @@ class RestoredGoesOn(DrivenManagers):
 
 
 class PackagesTakeTurns(RestoredGoesOn):
-    """The same, where the restored manager may be the specification's in between.
-
-    The two differ in their messages, and a batched step of theirs in when exactly a page became free within it.
-    """
+    """The same, where the restored manager may be the specification's in between; the two differ in their messages."""
 
     ends_in = ("fast", "spec")
 
@@ -75,22 +72,6 @@ class PackagesTakeTurns(RestoredGoesOn):
                 raise ValueError(str(error)[str(error).rindex("[") :]) from None
 
         return super().call(labelled)
-
-    def step_many(self, names: list[str], steps: list[tuple[int, int, int]], late: bool) -> list[bool]:
-        """Makes a batched step's calls one by one; returns who was granted slots."""
-        granted = []
-        for name, (computed, new, ahead) in zip(names, steps, strict=True):
-            self.requests[name].num_computed_tokens = computed
-            granted.append(self.call(_single_step(self.requests[name], new, ahead, late)) is not None)
-        return granted
-
-
-def _single_step(request: PlainRequest, new: int, ahead: int, late: bool) -> Callable[[Any], Any]:
-    def act(manager: Any) -> Any:
-        pages = manager.allocate_slots(request, new, num_lookahead_tokens=ahead, delay_cache_pages=late)
-        return pages and pages.get_page_ids()
-
-    return act
 
 
 RestoredGoesOnTest = RestoredGoesOn.TestCase
