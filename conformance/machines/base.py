@@ -234,6 +234,7 @@ class Machine(RuleBasedStateMachine):
             charge: labels for differences, by field, or one for all fields.
             fixed: charge to these labels whatever the values are.
         """
+        Side.moment += 1
         self._after = {shows.name: shows.read(self.spec) for shows in self.fields}
         for shows in self.fields:
             clause = charge if isinstance(charge, str) else charge.get(shows.name, shows.clause)

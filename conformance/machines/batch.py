@@ -13,14 +13,14 @@ from .worlds import World, worlds
 __all__ = ["Batch"]
 
 _TELLING = {"enable_events": True, "counter_sampling": 1}
-_OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {"unhashed_first": True}, _TELLING)
+_OPTIONS: tuple[dict[str, Any], ...] = ({}, {"unhashed_first": True}, _TELLING, _TELLING)
 
 
 class Batch(BatchSteps):
     """Up to four requests of one to three groups go on at a time."""
 
     name = "batch"
-    examples = 60
+    examples = 30
     needs: ClassVar[tuple[str, ...]] = (
         *BatchSteps.needs,
         *("CacheManager.allocate_slots_batch", "CacheManager.slot_of", "MultiGroupPageTable"),

@@ -25,7 +25,7 @@ class Events(GroupSteps):
     """After every call events, a follower's cached map and counters are compared; in some examples events are off."""
 
     name = "events"
-    examples = 40
+    examples = 30
     needs: ClassVar[tuple[str, ...]] = (
         *GroupSteps.needs,
         *("CacheFollower", "CacheManager.take_events", "CacheManager(enable_events)", "CacheManager(counter_sampling)"),
@@ -33,7 +33,7 @@ class Events(GroupSteps):
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels | {"MAN-12", "MAN-13"}
 
-    @start(world=worlds(MIXED, counts=(1, 1, 2), ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(MIXED, counts=(1, 1, 2), room=(1, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one or two groups that tells what it does, or is not asked to."""
         self.build_managers(world)

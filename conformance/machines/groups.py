@@ -27,6 +27,37 @@ class GroupSteps(ManagerSteps):
 
     needs: ClassVar[tuple[str, ...]] = (*ManagerMachine.needs, "CacheGroupSpec")
 
+    def givers(self) -> list[str]:
+        """The live requests that will give pages back when they go on, and may need new ones."""
+        return [
+            name
+            for name in self.unfinished()
+            if self.cases[name].slots < self.max_model_len
+            and self.giving_back(name, min(self.cases[name].given, self.cases[name].request.num_tokens))
+        ]
+
+    @step("MAN-3", "MAN-8", when=givers, weight=3)
+    def starve(self, data: Drawing) -> None:
+        """Others take what is free: what a request gives back does not suffice for what it asks for, or just so."""
+        name = one_of(data, self.givers())
+        for _ in range(2):
+            tokens = self.most_tokens()
+            if tokens and len(self.names_of(live=True)) < len(IDS):
+                self.allocate(self.arrived(data), 1, num_lookahead_tokens=tokens - 1)
+        computed, new = self.next_chunk(data, name)
+        self.cases[name].request.num_computed_tokens = computed
+        self.allocate(name, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
+        self.probe()
+
+    def most_tokens(self) -> int:
+        """How many tokens of a request the free pages suffice for."""
+        free = self.spec.pool.get_num_free_pages()
+        for tokens in range(self.max_model_len, 0, -1):
+            needed = (1 if group.keeps_states else -(-tokens // group.page_size) for group in self.world.groups)
+            if sum(needed) <= free:
+                return tokens
+        return 0
+
     def copies_states(self) -> bool:
         """Whether states are copied."""
         return any(group.kind == "aligned" for group in self.world.groups)
@@ -64,12 +95,12 @@ class Window(GroupSteps):
     """A sliding window, of one page or several, or a part of one."""
 
     name = "window"
-    examples = 36
+    examples = 32
     needs = (*GroupSteps.needs, "SlidingWindowSpec")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels
 
-    @start(world=worlds(["window"], room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(["window"], room=(1, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one sliding-window group."""
         self.build_managers(world)
@@ -79,12 +110,12 @@ class Chunk(GroupSteps):
     """Chunked local attention, the chunk no multiple of the page or the other way round."""
 
     name = "chunk"
-    examples = 36
+    examples = 30
     needs = (*GroupSteps.needs, "ChunkedLocalAttentionSpec")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels
 
-    @start(world=worlds(["chunk"], room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(["chunk"], room=(1, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one group of chunked local attention."""
         self.build_managers(world)
@@ -94,12 +125,12 @@ class Latent(GroupSteps):
     """Multi-head latent attention: like full attention."""
 
     name = "mla"
-    examples = 12
+    examples = 10
     needs = (*GroupSteps.needs, "MLAAttentionSpec")
     labels = frozenset({"MAN-7", "MAN-9"})
     always = GroupSteps.always | labels
 
-    @start(world=worlds(["mla"], room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(["mla"], room=(1, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one group of latent attention."""
         self.build_managers(world)
@@ -109,12 +140,12 @@ class State(GroupSteps):
     """One state a request, or states at page boundaries that are kept and copied."""
 
     name = "state"
-    examples = 45
+    examples = 36
     needs = (*GroupSteps.needs, "MambaSpec", "CacheManager.take_page_copies")
     labels = frozenset({"MAN-7"})
     always = GroupSteps.always | labels | {"MAN-13"}
 
-    @start(world=worlds(["state", "aligned", "aligned", "aligned"], room=(0, 3), ample=True, options=_OPTIONS))
+    @start(world=worlds(["state", "aligned", "aligned", "aligned"], room=(1, 3), ample=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of one state group, of either mode."""
         self.build_managers(world)
@@ -124,12 +155,12 @@ class Hybrid(GroupSteps):
     """Two or three groups of any kinds, each with a page size of its own."""
 
     name = "hybrid"
-    examples = 80
+    examples = 60
     needs = (*GroupSteps.needs, "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MLAAttentionSpec", "MambaSpec")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels | {"MAN-13"}
 
-    @start(world=worlds(MIXED, counts=(2, 2, 3), room=(0, 3), ample=True, eagle=True, options=_OPTIONS))
+    @start(world=worlds(MIXED, counts=(2, 2, 3), room=(1, 4), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of several groups."""
         self.build_managers(world)

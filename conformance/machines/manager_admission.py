@@ -31,8 +31,8 @@ class Admission(ManagerMachine):
         gone = self.names_of(live=False)
         unused = [name for name in IDS if name not in self.cases]
         name = one_of(data, one_of(data, [unused or gone, gone or unused]))
-        known = [list(self.world.text), *(case.tokens for case in self.cases.values())]
-        prefix = one_of(data, [[], *known, *known])
+        text, known = list(self.world.text), [case.tokens for case in self.cases.values()]
+        prefix = one_of(data, [text, text, *known, *known, []] if text else [[], *known, *known])
         if one_of(data, [False, False, True]):
             prefix = prefix[: data.draw(st.integers(0, len(prefix)))]
         least = max(self.unit + 1 - len(prefix), 0) if self.unit > 1 and one_of(data, [True, False]) else 0
@@ -93,7 +93,7 @@ class Admission(ManagerMachine):
     def extras(self, data: Drawing) -> dict[str, Any]:
         """Now and then look-ahead, or pages published late."""
         options: dict[str, Any] = {}
-        if rarely(data) or (self.world.use_eagle and rarely(data)):
+        if rarely(data):
             options["num_lookahead_tokens"] = one_of(data, [1, 2, 3, self.max_model_len])
         if rarely(data):
             options["delay_cache_pages"] = True

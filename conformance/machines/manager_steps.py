@@ -182,7 +182,9 @@ class ManagerSteps(ManagerFaults):
             lambda side: side.manager.free(case.request, *more),
             clause,
             lambda held, _: [] if held is None and written is None else list(held),
-            dict.fromkeys(("pages of requests", *COUNTS), "MAN-5") | dict.fromkeys(HASHES, clause),
+            dict.fromkeys(("pages of requests", *COUNTS), "MAN-5")
+            | dict.fromkeys(HASHES, clause)
+            | ({"free pages": clause} if self.options.get("unhashed_first") else {}),
         )
         if case.live and written is not None and self.caching:
             self.ghost.withdraw(pages, max(case.hits, written))

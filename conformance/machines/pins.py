@@ -40,7 +40,7 @@ class Pins(GroupSteps):
     """Prefixes of requests that wait, run or are gone; few tenants, each with a bound of its own."""
 
     name = "pins"
-    examples = 50
+    examples = 45
     needs: ClassVar[tuple[str, ...]] = (
         *GroupSteps.needs,
         *("CacheManager.pin_prefix", "CacheManager.unpin_prefix", "CacheManager.set_prefix_priority"),

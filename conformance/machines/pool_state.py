@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .base import Field
+from .sides import once
 
 __all__ = ["page_list", "page_views", "pool_fields", "pool_options", "refines"]
 
@@ -115,10 +116,18 @@ def _numbers(side: Any) -> tuple[int, int]:
     return (int(side.pool.get_num_free_pages()), int(side.pool.free_page_queue.num_free_pages))
 
 
+@once
+def _hashes(side: Any) -> dict[int, Any]:
+    """The hash of every page that has one."""
+    found = {page.page_id: page.page_hash for page in _owned(side)}
+    return {page_id: key for page_id, key in found.items() if key is not None}
+
+
 def _hashed(side: Any) -> list[int]:
-    return [page.page_id for page in _owned(side) if page.page_hash is not None]
+    return list(_hashes(side))
 
 
+@once
 def _entries(side: Any) -> list[tuple[Any, list[Any]]]:
     """The cached map's keys, each with its pages: a sequence of them, or a mapping to them."""
     found = []
@@ -149,17 +158,17 @@ def refines(expected: Groups, observed: Groups) -> bool:
 
 def _misfiled(side: Any) -> list[int]:
     """Pages that are cached under a key which is not their own hash, or under two keys."""
-    entries = _entries(side)
+    entries, own = _entries(side), _hashes(side)
     cached = [page.page_id for _, pages in entries for page in pages]
     return sorted(
-        {page.page_id for key, pages in entries for page in pages if page.page_hash != key}
+        {page.page_id for key, pages in entries for page in pages if own.get(page.page_id) != key}
         | {page_id for page_id in cached if cached.count(page_id) > 1}
     )
 
 
 def _keys(seeded: bool) -> Callable[[Any], dict[int, Any]]:
     def read(side: Any) -> dict[int, Any]:
-        keys = {page.page_id: page.page_hash.page_hash for page in _owned(side) if page.page_hash is not None}
+        keys = {page_id: key.page_hash for page_id, key in _hashes(side).items()}
         return {
             page_id: (key.hash_value if seeded else None, tuple(key.token_ids), key.extra_keys)
             for page_id, key in keys.items()

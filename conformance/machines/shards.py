@@ -28,7 +28,7 @@ class Shards(GroupSteps):
     """
 
     name = "shards"
-    examples = 40
+    examples = 27
     needs: ClassVar[tuple[str, ...]] = (*GroupSteps.needs, "ShardedCacheManager")
     labels = frozenset({"MAN-7", "MAN-8", "POOL-12"})
     always = GroupSteps.always | labels | {"MAN-13"}

@@ -1,9 +1,10 @@
 """The two sides that a machine compares, and what it compares of them."""
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from ..backends import Backend
 from ..deviation import Outcome, attempt
@@ -11,7 +12,9 @@ from ..deviation import Outcome, attempt
 if TYPE_CHECKING:
     from .base import Machine
 
-__all__ = ["Both", "Field", "Side", "equal", "same", "shown"]
+__all__ = ["Both", "Field", "Side", "equal", "once", "same", "shown"]
+
+T = TypeVar("T")
 
 
 class Side:
@@ -19,10 +22,17 @@ class Side:
 
     Args:
         names: where its public names come from.
+
+    Attributes:
+        moment: grows with every comparison of states, whosever they are; see `once`.
+        read: what was read in a moment, by what read it.
     """
+
+    moment: ClassVar[int] = 0
 
     def __init__(self, names: Backend) -> None:
         self.names = names
+        self.read: dict[str, tuple[int, Any]] = {}
 
     if TYPE_CHECKING:
 
@@ -32,6 +42,20 @@ class Side:
     def put(self, made: Mapping[str, Any]) -> None:
         """Puts things there, each under its name."""
         vars(self).update(made)
+
+
+def once(read: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Makes something that is read off a side be read once for each comparison, whichever fields show it."""
+
+    @functools.wraps(read)
+    def reading(side: Side) -> T:
+        moment, found = side.read.get(read.__name__, (-1, None))
+        if moment != Side.moment:
+            found = read(side)
+            side.read[read.__name__] = Side.moment, found
+        return cast(T, found)
+
+    return reading
 
 
 @dataclass(frozen=True)

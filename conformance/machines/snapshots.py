@@ -36,7 +36,7 @@ class Snapshots(Pins):
     """
 
     name = "snapshots"
-    examples = 40
+    examples = 30
     needs: ClassVar[tuple[str, ...]] = (
         *Pins.needs,
         *("CacheManager.snapshot", "CacheManager.restore", "CacheManager.slot_of", "CacheFollower"),
@@ -45,7 +45,7 @@ class Snapshots(Pins):
     always = Pins.always | {"MAN-9", "MAN-11", "MAN-12", "MAN-14"}
 
     @start(
-        world=worlds(MIXED, counts=(1, 2, 2, 3), room=(0, 3), ample=True, eagle=True, options=_OPTIONS),
+        world=worlds(MIXED, counts=(1, 2, 2, 3), room=(1, 3), ample=True, eagle=True, options=_OPTIONS),
         restoring=st.booleans(),
     )
     def construct(self, world: World, restoring: bool) -> None:
