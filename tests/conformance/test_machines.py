@@ -1,10 +1,13 @@
+from collections.abc import Sequence
+from types import SimpleNamespace
+
 import pytest
 
 import kvproof.spec
 from kvproof.conformance.backends import Backend
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.runner import MachineReport, Report, check, run, run_machine
-from kvproof.spec import CLAUSES
+from kvproof.spec import CLAUSES, CacheGroupSpec, CacheManager, CachePages, Request
 
 from .broken import BROKEN, backend
 
@@ -87,6 +90,48 @@ def test_what_a_backend_lacks_is_not_offered() -> None:
     assert report.verdict("TAB-7") == "not offered"
     assert report.verdict("TAB-2") == "conforms"
     assert not report.deviates
+
+
+class Plain:
+    """A manager that serves what the seeds have: one group, no batches, events, pins or snapshots."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        enable_caching: bool = True,
+        *,
+        hash_seed: bytes | None = None,
+    ) -> None:
+        manager = CacheManager(num_pages, kv_cache_groups, max_model_len, enable_caching, hash_seed=hash_seed)
+        self._manager = manager
+        self.page_pool = manager.page_pool
+        self.get_computed_pages = manager.get_computed_pages
+        self.allocate_slots = manager.allocate_slots
+        self.cache_pages = manager.cache_pages
+        self.free_page_hashes = manager.free_page_hashes
+        self.reset_prefix_cache = manager.reset_prefix_cache
+        self.get_page_ids = manager.get_page_ids
+        self.get_num_common_prefix_pages = manager.get_num_common_prefix_pages
+
+    @property
+    def usage(self) -> float:
+        return self._manager.usage
+
+    def free(self, request: Request) -> None:
+        self._manager.free(request)
+
+
+def test_a_plain_manager_is_not_charged_for_what_it_lacks() -> None:
+    plain = Backend("plain", SimpleNamespace(CacheManager=Plain, CachePages=CachePages))
+    report = check(plain, seed=1, examples=20)
+    ran = {machine.name: machine.lacks for machine in report.machines if not machine.missing}
+    assert ran == {"manager": ["manager.req_to_page_hashes"]}
+    assert {machine.name: machine.missing for machine in report.machines}["batch"][-1] == "MultiGroupPageTable"
+    assert not report.deviates
+    assert report.verdict("MAN-3") == "conforms"
+    assert {report.verdict(clause) for clause in ("MAN-9", "MAN-11", "MAN-12", "MAN-13", "PIN-1")} == {"not offered"}
 
 
 def test_after_a_deviation_the_rest_is_undecided() -> None:
