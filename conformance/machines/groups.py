@@ -18,7 +18,6 @@ MIXED = ("full", "window", "chunk", "full", "window", "chunk", "aligned", "align
 
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"unhashed_first": True}, {"hash_function": weak})
 
-
 _MOST_STEPS = 4
 
 

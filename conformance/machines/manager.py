@@ -16,7 +16,7 @@ class Manager(ManagerSteps):
     """Few requests over two tokens in a small pool, so that prefixes are shared, duplicated and evicted."""
 
     name = "manager"
-    examples = 200
+    examples = 120
 
     @start(world=worlds(["full"], counts=(1,) * 9 + (0,), options=_OPTIONS))
     def construct(self, world: World) -> None:

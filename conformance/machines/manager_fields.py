@@ -8,10 +8,13 @@ from kvproof.spec.declarations import CacheCounters, PageRemoved, PageStored
 
 from .base import Field, Side
 
-__all__ = ["event", "event_fields", "follow", "pin_fields"]
+__all__ = ["TAKEN", "event", "event_fields", "follow", "pin_fields"]
 
 _LAST = 48
 """So many of the last events are shown; they are compared after every call, and no call tells of so many pages."""
+
+TAKEN = ("events", "cached map of a follower")
+"""The fields for which events are taken off a manager."""
 
 _FIELDS = {kind.__name__: [shown.name for shown in fields(kind)] for kind in (PageStored, PageRemoved)}
 
@@ -30,8 +33,8 @@ def follow(side: Side) -> dict[str, Any]:
 def event_fields() -> tuple[Field, ...]:
     """Events, a follower of them, and counters (MAN-12). A side has what `follow` makes, beside its ``manager``."""
     return (
-        Field("events", "MAN-12", _events),
-        Field("cached map of a follower", "MAN-12", _followed),
+        Field(TAKEN[0], "MAN-12", _events),
+        Field(TAKEN[1], "MAN-12", _followed),
         Field("counters", "MAN-12", lambda side: _counters(side.manager.counters)),
         Field("counters of the pool", "MAN-12", lambda side: _counters(side.pool.counters)),
     )

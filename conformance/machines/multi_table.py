@@ -17,7 +17,7 @@ class MultiTable(TableSteps):
     """A side's ``table`` is a MultiGroupPageTable; its ``tables`` are the groups' own."""
 
     name = "multi_table"
-    examples = 60
+    examples = 45
     needs = ("MultiGroupPageTable",)
 
     @start(shape=st.sampled_from([(2, 4, [1, 2]), (1, 2, [1]), (3, 3, [2, 1, 3])]), looking=st.booleans())

@@ -23,7 +23,7 @@ class Pool(PoolFaults):
     """Takes, touches, frees, caches, evicts, looks up and resets; sets what the views of pages let one set."""
 
     name = "pool"
-    examples = 150
+    examples = 110
 
     @start(
         num_pages=st.integers(3, 9),

@@ -13,6 +13,7 @@ from .base import Both, Field, Side
 from .draws import Drawing, one_of
 from .groups import MIXED, GroupSteps
 from .hash import weak
+from .manager_fields import TAKEN, event
 from .pins import Pins
 from .snapshot_faults import damages
 from .worlds import World, worlds
@@ -47,16 +48,29 @@ class Snapshots(Pins):
     @start(
         world=worlds(MIXED, counts=(1, 2, 2, 3), room=(1, 3), ample=True, eagle=True, options=_OPTIONS),
         restoring=st.booleans(),
+        waiting=st.booleans(),
     )
-    def construct(self, world: World, restoring: bool) -> None:
-        """A manager of one to three groups, with all options that it has, perhaps restored after every change."""
+    def construct(self, world: World, restoring: bool, waiting: bool) -> None:
+        """A manager of one to three groups, with all options, perhaps restored after every change; events may wait."""
         self.known: dict[str, Request] = {}
-        self.restoring = restoring
+        self.restoring, self.waiting = restoring, waiting
         self.begin(world)
 
     def state_fields(self) -> list[Field]:
-        """See `ManagerMachine.state_fields`: slots as well."""
-        return [*super().state_fields(), Field("slots", "MAN-11", self.read_slots)]
+        """See `ManagerMachine.state_fields`: slots as well; events that wait are not taken to be compared."""
+        fields = [*super().state_fields(), Field("slots", "MAN-11", self.read_slots)]
+        return [shows for shows in fields if shows.name not in TAKEN] if self.waiting else fields
+
+    @step("MAN-12", when=lambda self: self.waiting and self.options.get("enable_events"))
+    def take_events(self, data: Drawing) -> None:
+        """The events that waited, through whatever was restored meanwhile."""
+        del data
+        self.call(
+            "manager.take_events()",
+            lambda side: side.manager.take_events(),
+            "MAN-12",
+            lambda told, _: list(map(event, told)),
+        )
 
     # -- Which requests are known ---------------------------------------------------------------------------
 

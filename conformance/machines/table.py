@@ -19,7 +19,7 @@ class Table(TableFaults):
     """A side's ``table`` is a PageTable."""
 
     name = "table"
-    examples = 110
+    examples = 80
     needs = ("PageTable",)
 
     @start(
