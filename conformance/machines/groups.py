@@ -9,7 +9,7 @@ from .hash import weak
 from .manager_admission import IDS
 from .manager_base import ManagerMachine
 from .manager_steps import ManagerSteps
-from .worlds import World, worlds
+from .worlds import KINDS, STATES, Group, World, worlds
 
 __all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "State", "Window"]
 
@@ -163,3 +163,29 @@ class Hybrid(GroupSteps):
     def construct(self, world: World) -> None:
         """A manager of several groups."""
         self.build_managers(world)
+
+    @step(when=lambda self: self.cases)
+    def declare_badly(self, data: Drawing) -> None:
+        """Groups with a size, a window or a chunk that is none, a layer in two groups, an Eagle group of states."""
+        wrong: Any = one_of(data, [0, -1, True, 1.5])
+        kind = one_of(data, KINDS)
+        numbered: list[tuple[int, Any]] = one_of(
+            data,
+            [
+                [(0, Group("full", 2)), (1, Group(kind, wrong))],
+                [(0, Group("full", 2)), (1, Group(one_of(data, ["window", "chunk"]), 2, wrong))],
+                [(0, Group("full", 2)), (0, Group(kind, 2))],
+                [(0, Group("full", 2)), (1, Group(one_of(data, STATES), 2, flagged=True))],
+                [(0, Group("full", 2)), (1, "group")],
+            ],
+        )
+
+        def act(side: Side) -> Any:
+            groups = [
+                group.declared(number, side.names, self.spec.names) if isinstance(group, Group) else group
+                for number, group in numbered
+            ]
+            return side.names.get("CacheManager")(4, groups, 8, True, True)
+
+        shown = ", ".join(f"{group} of layer {number}" for number, group in numbered)
+        self.call(f"CacheManager(4, [{shown}], 8, True, True)", act, "MAN-7")
