@@ -60,6 +60,12 @@ def _content(group: int, request: PlainRequest, end: int) -> tuple[Any, ...]:
     return group, tuple(request.all_token_ids[:end]), tuple(sorted(map(repr, touching)))
 
 
+def _mark(page: spec.CachePage) -> Any:
+    """What the pool knows of a cached page: its content, and for which group it is cached."""
+    assert page._pool is not None
+    return page._pool.content_of(page), page.page_hash and page.page_hash.group_id
+
+
 class HitsAreLongest(DrivenManagers):
     """A hit is what a search through all lengths finds in what pages hold, told by the calls and not by hashes."""
 
@@ -71,16 +77,14 @@ class HitsAreLongest(DrivenManagers):
 
     def after_call(self) -> None:
         pool = self.manager.page_pool
-        self.holds = {
-            page: held for page, held in self.holds.items() if pool.content_of(pool.pages[page]) == self.marks[page]
-        }
+        self.holds = {page: held for page, held in self.holds.items() if _mark(pool.pages[page]) == self.marks[page]}
         for name, request in self.requests.items():
             for group, ids in enumerate(self.manager.get_page_ids(name)):
                 size = self.groups[group].kv_cache_spec.page_size
                 for place, page_id in enumerate(ids):
                     if page_id and pool.pages[page_id].page_hash is not None and page_id not in self.holds:
                         self.holds[page_id] = _content(group, request, (place + 1) * size)
-                        self.marks[page_id] = pool.content_of(pool.pages[page_id])
+                        self.marks[page_id] = _mark(pool.pages[page_id])
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
