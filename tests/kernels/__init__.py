@@ -1,0 +1,1 @@
+"""Tests of the device code, against dense attention in float64."""
