@@ -1,0 +1,153 @@
+"""Keys and values written into their slots by copies from HBM to HBM, in place.
+
+The vector unit sees none of it: a row that is packed like a slot (`layout.pack_rows`) is moved as it lies, which also
+zeroes the slot's padding. The scalar unit reads where each row goes and starts one copy for a row, or one for a run
+of rows that stay within a page; `in_flight.IN_FLIGHT` of them are under way at once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from .in_flight import copy_all
+
+__all__ = ["unsupported", "update", "update_slices"]
+
+Ref = Any
+Interpret = bool | pltpu.InterpretParams
+
+_shape: Callable[..., Any] = jax.ShapeDtypeStruct
+
+
+def unsupported(kv_pages: jax.Array) -> str | None:
+    """Why these pages can't be updated by copies, or None when they can.
+
+    Args:
+        kv_pages: `[P, page, ...]`.
+    """
+    if kv_pages.ndim < 4:
+        return f"{kv_pages.ndim=}: several slots of a page share a tile of its last two axes"
+    return None
+
+
+def update(
+    kv_pages: jax.Array,  # [P, page, *row], donated to be updated in place
+    rows: jax.Array,  # [T, *row]
+    slots: jax.Array,  # i32[T]
+    *,
+    interpret: Interpret = False,
+) -> jax.Array:
+    """Writes each row into a slot of its own (CACHE-3). O(T) copies.
+
+    Args:
+        kv_pages: `[P, page, *row]`, the row of at least two axes.
+        rows: `[T, *row]`, the dtype of the pages.
+        slots: `i32[T]`: page id * page + offset. A row whose slot is none (negative, or past the last) is dropped.
+            Which row wins where two name a slot is undefined.
+        interpret: what `pallas_call` takes.
+
+    Returns:
+        `[P, page, *row]`: the pages; all other slots as they were, bit for bit.
+    """
+    return _call(_rows_kernel, rows.shape[0], kv_pages, rows, (slots,), interpret)
+
+
+def update_slices(
+    kv_pages: jax.Array,  # [P, page, *row], donated to be updated in place
+    rows: jax.Array,  # [T, *row]
+    slices: jax.Array,  # i32[3, n]
+    num_slices: jax.Array,  # i32[1]
+    *,
+    interpret: Interpret = False,
+) -> jax.Array:
+    """Writes runs of rows into runs of slots (CACHE-3). O(n) copies.
+
+    Args:
+        kv_pages: `[P, page, *row]`, the row of at least two axes.
+        rows: `[T, *row]`, the dtype of the pages.
+        slices: `i32[3, n]`: first slot, first row, length. A slice that is not within one page and within the rows is
+            dropped as a whole; where two overlap it is undefined which one wins.
+        num_slices: `i32[1]`: how many slices count; the columns from there on may hold anything.
+        interpret: what `pallas_call` takes.
+
+    Returns:
+        `[P, page, *row]`: the pages; all other slots as they were, bit for bit.
+    """
+    return _call(_slices_kernel, slices.shape[1], kv_pages, rows, (num_slices, slices), interpret)
+
+
+def _call(
+    kernel: Callable[..., None],
+    num_runs: int,
+    kv_pages: jax.Array,
+    rows: jax.Array,
+    scalars: tuple[jax.Array, ...],
+    interpret: Interpret,
+) -> jax.Array:
+    if num_runs == 0 or rows.shape[0] == 0:
+        return kv_pages
+    call: Callable[..., jax.Array] = pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(1,),
+            in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)] * 2,
+            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+            scratch_shapes=[pltpu.SemaphoreType.DMA(())],
+        ),
+        out_shape=_shape(kv_pages.shape, kv_pages.dtype),
+        input_output_aliases={len(scalars) + 1: 0},
+        name="kv_update",
+        interpret=interpret,
+    )
+    return call(*scalars, rows, kv_pages)
+
+
+def _rows_kernel(slots: Ref, rows: Ref, _: Ref, kv_pages: Ref, semaphore: Ref) -> None:
+    """One copy for each row that has a slot."""
+
+    def live(token: jax.Array) -> jax.Array:
+        return is_slot(slots[token], kv_pages.shape)
+
+    def copy(token: jax.Array) -> Any:
+        return run_copy(rows, kv_pages, semaphore, slots[token], token, 1)
+
+    copy_all(slots.shape[0], live, copy)
+
+
+def _slices_kernel(num_slices: Ref, slices: Ref, rows: Ref, _: Ref, kv_pages: Ref, semaphore: Ref) -> None:
+    """One copy for each slice."""
+
+    def live(i: jax.Array) -> jax.Array:
+        return is_slice(slices[0, i], slices[1, i], slices[2, i], rows.shape[0], kv_pages.shape)
+
+    def copy(i: jax.Array) -> Any:
+        return run_copy(rows, kv_pages, semaphore, slices[0, i], slices[1, i], slices[2, i])
+
+    copy_all(jnp.clip(num_slices[0], 0, slices.shape[1]), live, copy)
+
+
+def is_slot(slot: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Whether a slot exists, in pages of this shape."""
+    return jnp.logical_and(slot >= 0, slot < shape[0] * shape[1])
+
+
+def is_slice(slot: jax.Array, row: jax.Array, length: jax.Array, num_rows: int, shape: tuple[int, ...]) -> jax.Array:
+    """Whether a slice lies within one page, and within the rows. No difference in it overflows once it has a size."""
+    page = shape[1]
+    sized = jnp.logical_and(length > 0, length <= page)
+    given = jnp.logical_and(row >= 0, row <= num_rows - length)
+    within = jnp.logical_and(is_slot(slot, shape), lax.rem(slot, page) <= page - length)
+    return jnp.logical_and(sized, jnp.logical_and(given, within))
+
+
+def run_copy(rows: Ref, kv_pages: Ref, semaphore: Ref, slot: jax.Array, row: jax.Array, length: int | jax.Array) -> Any:
+    """The copy of a run of rows into a run of slots."""
+    page = kv_pages.shape[1]
+    slots = kv_pages.at[lax.div(slot, page), pl.ds(lax.rem(slot, page), length)]
+    return pltpu.make_async_copy(rows.at[pl.ds(row, length)], slots, semaphore)

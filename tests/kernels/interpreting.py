@@ -1,0 +1,107 @@
+"""Kernels in TPU interpret mode: a TPU's memories, copies and semaphores imitated on CPU.
+
+Each kernel runs twice, for a mistake shows itself in one of two ways. With copies made as soon as they are started
+(``"eager"``) a missing wait leaves right numbers, and a race. With copies made as late as they may be, when somebody
+waits for them (``"on_wait"``), it leaves NaN in what was read too early. Memory that nobody wrote holds NaN (integers:
+their largest value), and an access outside of an array raises.
+"""
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+__all__ = ["MODES", "Interpreted", "Outcome", "interpreted"]
+
+MODES: tuple[Literal["eager", "on_wait"], ...] = ("eager", "on_wait")
+"""When copies are made: as soon as they are started, or when somebody waits for them."""
+
+_reset: Callable[[], None] = pltpu.reset_tpu_interpret_mode_state
+_ready: Callable[[Any], Any] = jax.block_until_ready
+
+Make = Callable[[pltpu.InterpretParams], Callable[..., Any]]
+
+
+class Outcome(NamedTuple):
+    """What one run left."""
+
+    output: Any
+    """What the function returned, its arrays as numpy arrays."""
+
+    races: tuple[str, ...]
+    """One report for each pair of accesses to the same memory that nothing orders."""
+
+    left_over: tuple[str, ...]
+    """One report for each kernel with a semaphore that was not at zero at its end: a copy was started and never
+    waited for, or waited for twice."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether there was neither a race nor a copy left over."""
+        return not self.races and not self.left_over
+
+
+class Interpreted:
+    """A function of arrays whose kernels run in TPU interpret mode; compiled once for each mode and shape.
+
+    Args:
+        make: takes what `pallas_call` takes as ``interpret`` and returns the function of arrays to run.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._functions = {
+            mode: jax.jit(
+                make(
+                    pltpu.InterpretParams(
+                        detect_races=True,
+                        dma_execution_mode=mode,
+                        uninitialized_memory="nan",
+                        out_of_bounds_reads="raise",
+                    )
+                )
+            )
+            for mode in MODES
+        }
+
+    def __call__(self, *args: Any) -> dict[str, Outcome]:
+        """Runs the function in both modes.
+
+        Args:
+            args: what the function takes.
+
+        Returns:
+            the outcome of each of `MODES`.
+
+        Raises:
+            jax.errors.JaxRuntimeError: a kernel read or wrote outside of an array.
+        """
+        return {mode: _run(function, args) for mode, function in self._functions.items()}
+
+
+def interpreted(make: Make, *args: Any) -> dict[str, Outcome]:
+    """Runs a function once in both modes; see `Interpreted`, which keeps what it compiled."""
+    return Interpreted(make)(*args)
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
+    # What the interpreter finds it prints, and nothing else: that is its only public trace of all kernels of a call.
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            output = jax.tree.map(np.asarray, _ready(function(*args)))
+    finally:
+        _reset()  # a kernel that raised leaves the imitated memory behind
+    races: list[str] = []
+    left_over: list[str] = []
+    for line in printed.getvalue().splitlines():
+        if line.startswith("RACE DETECTED"):
+            races.append(line)
+        elif line.startswith("Semaphore "):
+            left_over.append(line)
+        elif races:
+            races[-1] += "\n" + line
+    return Outcome(output, tuple(races), tuple(left_over))
