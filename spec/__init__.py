@@ -2,12 +2,23 @@
 
 Slow and obviously correct, in dicts, lists and numpy. Read it to learn what is right: `clauses` holds the
 contract's sentences, every other module the code that they describe, each under its label. Start with
-`page_pool`; `cache_manager` stands on it, `page_table` beside it.
+`page_pool`; `cache_manager` stands on it, `page_table` beside it. What is in the pages, and what attention makes
+of it, is in `cache_update` and `attention`.
 """
 
+from .attention import fused_ragged_paged_attention, ragged_paged_attention
 from .batch import SlotBatch
+from .cache_dtypes import ScaledPages
+from .cache_layout import (
+    align_to_multiple,
+    get_dtype_packing,
+    get_num_slices_per_kv_cache_update_page,
+    get_page_size_bytes,
+    previous_power_of_2,
+)
 from .cache_manager import CacheManager
 from .cache_pages import CachePages
+from .cache_update import kv_cache_update
 from .clauses import CLAUSES, Clause
 from .coordinator import (
     CacheCoordinator,
@@ -53,11 +64,13 @@ from .hashing import (
     init_none_hash,
     sha256,
 )
+from .mla import mla_cache_update, mla_paged_attention
 from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .pages import CachePage, PageList
 from .prefix_manager import PinnedPrefix
 from .sharded_manager import ShardedCacheManager
+from .states import copy_pages, read_states, write_states
 
 __all__ = [
     "CLAUSES",
@@ -100,15 +113,29 @@ __all__ = [
     "PromptEmbeddings",
     "Request",
     "SamplingParams",
+    "ScaledPages",
     "ShardedCacheManager",
     "SlidingWindowSpec",
     "SlotBatch",
     "UnitaryCacheCoordinator",
     "WeightsVersion",
+    "align_to_multiple",
     "cdiv",
+    "copy_pages",
+    "fused_ragged_paged_attention",
+    "get_dtype_packing",
     "get_kv_cache_coordinator",
+    "get_num_slices_per_kv_cache_update_page",
+    "get_page_size_bytes",
     "hash_page_tokens",
     "hash_request_tokens",
     "init_none_hash",
+    "kv_cache_update",
+    "mla_cache_update",
+    "mla_paged_attention",
+    "previous_power_of_2",
+    "ragged_paged_attention",
+    "read_states",
     "sha256",
+    "write_states",
 ]

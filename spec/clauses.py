@@ -136,6 +136,34 @@ _SENTENCES = {
     "row[t // page_size], offset t % page_size; padding entries are -1.",
     "TAB-8": "cpu_version grows with every call that changes the host's rows or counts; a refused call, a commit "
     "and a read leave it.",
+    # -- Cache storage ----------------------------------------------------------------------------
+    "CACHE-1": "Per device, from the shard's storage shape with padding, scales and null page counted, over all "
+    "layers: the pages of a pool fit into the budget, and one more would not; a budget below two pages is refused. "
+    "Where page bytes differ between groups that share a pool, what each group wastes is reported. Keys and values "
+    "of different head sizes are stored right.",
+    "CACHE-2": "Writing keys and values and reading them back gives the same values, for both layouts, every head "
+    "count, head size (64 and unaligned ones too) and dtype; where the cache is quantised, within CACHE-4.",
+    "CACHE-3": "An update changes exactly the named slots, whose padding becomes 0; all else stays, bit for bit. "
+    "Negative slots and slots past the cache write nothing, never somewhere else. It is done in place when the cache "
+    "is donated. concatenate_to_cache writes in both layouts.",
+    "CACHE-4": "The scale of a slot and head depends on that slot and head alone; values saturate, none becomes NaN; "
+    "the error is at most scale / 2 for int8, 2^-4 relative for e4m3 and 2^-3 for e5m2 (and half the least "
+    "subnormal).",
+    "CACHE-5": "Sharded over a mesh, by heads, by pages or by both, results equal those on one device.",
+    # -- Attention --------------------------------------------------------------------------------
+    "ATT-1": "Query t of a sequence stands at position p = kv_len - q_len + t and reads keys j <= p (all j < kv_len "
+    "if not causal); with a window only j > p - window, with chunks of c only j >= p // c * c, causal or not. Scale, "
+    "soft cap, mask, sinks, softmax, in this order; a sink is one more logit that joins the denominator only.",
+    "ATT-2": "A row with nothing to read (kv_len 0, a position below 0, everything masked) gives zeros, with sinks, "
+    "too.",
+    "ATT-3": "Nothing outside of the sequence's own live slots that its mask lets through can change a result: "
+    "poison (NaN) anywhere else is invisible.",
+    "ATT-4": "Query rows past the last sequence, table rows past it and table entries past a row's pages may hold "
+    "anything; those query rows give zeros.",
+    "ATT-5": "A fused update writes the whole batch before any read, whatever its order: a request may read in this "
+    "step what another writes in it. It equals the update followed by attention.",
+    "ATT-6": "Against float64 on the inputs as stored: f32 |error| <= 2^-17 max|v|; bf16 and f16 |error| <= "
+    "2^-8 (|ref| + max|v|).",
 }
 
 CLAUSES: dict[str, Clause] = {label: Clause(label, sentence) for label, sentence in _SENTENCES.items()}
