@@ -9,6 +9,7 @@ to name the first element that is wrong, or because the elements are of an unusu
 """
 
 import marshal
+import math
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 __all__ = [
     "all_below",
     "attribute",
+    "finite",
     "flag",
     "id_array",
     "id_lists",
@@ -26,6 +28,7 @@ __all__ = [
     "integer",
     "listed",
     "materialised",
+    "naturals",
     "plain_array",
     "refusal",
 ]
@@ -96,6 +99,24 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
+def finite(name: str, value: object) -> float:
+    """Reads a finite real number (R1). O(1).
+
+    Raises:
+        TypeError: it is no number; a bool is none.
+        ValueError: it is infinite or no number at all.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        raise refusal(TypeError, "R1", f"{name}={value!r} must be a real number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise refusal(ValueError, "R1", f"{name}={number} must be finite")
+    return number
+
+
 def attribute(request: object, name: str) -> Any:
     """Reads an attribute of what should be a request (R1). O(1).
 
@@ -143,6 +164,7 @@ def materialised(name: str, values: object) -> NDArray[Any] | list[Any]:
 _MARSHAL_VERSION = 2
 _HEADER = 5  # the tag of a list and its length
 _CELL = 5  # the tag of an int and its value
+_BEYOND = 1 << 63
 _SIX_BYTES = np.uint64(2**48 - 1)
 
 
@@ -209,6 +231,32 @@ def id_array(name: str, values: object, size: int, clause: str = "R1") -> NDArra
     if numbers is None or not all_below(numbers, size):
         # The first element that is wrong decides what is raised. Where none is, the kind was unusual.
         return np.array([index(name, value, size, clause) for value in given], np.int64)
+    return numbers
+
+
+def naturals(name: str, values: object, clause: str = "R1") -> NDArray[np.int64]:
+    """Reads numbers of at least 0, each of which fits an int64 (R1). O(n).
+
+    Args:
+        name: what the argument is called.
+        values: an integer array `[n]`, or any iterable of ints; a list of Python ints is read fast.
+        clause: the label of the clause that any other number breaks.
+
+    Returns:
+        The numbers, `i64[n]`; may share memory with an array given as ``values``.
+
+    Raises:
+        TypeError: ``values`` is no iterable, or an element is no integer.
+        ValueError: an element is negative, or too large.
+    """
+    given = materialised(name, values)
+    numbers = plain_array(given)
+    if numbers is None or not all_below(numbers, _BEYOND):
+        read = [integer(name, value, clause=clause) for value in given]
+        too_large = [value for value in read if value >= _BEYOND]
+        if too_large:
+            raise refusal(ValueError, clause, f"{name}={too_large[0]} must be below 2**63")
+        return np.array(read, np.int64)
     return numbers
 
 

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, HashFunction
 
-from .arguments import attribute, id_array, index, integer, listed, refusal
+from .arguments import attribute, finite, id_array, index, integer, listed, refusal
 from .extra_keys import extra_segments
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, read_page_hash, sha256
 from .held_pages import HeldPages
 from .page_keys import CachedMap, require_own_keys
 from .pages import CachePage, PageList, PageView
-from .priorities import PriorityOrder, finite
+from .priorities import PriorityOrder
 from .tokens import token_bytes
 
 __all__ = ["PagePool"]

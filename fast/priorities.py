@@ -5,7 +5,6 @@ another priority stand in levels, one ordered dict for each priority. Before a p
 `PriorityOrder`, and the pool works on the log itself.
 """
 
-import math
 from array import array
 from bisect import insort
 from collections import OrderedDict
@@ -14,30 +13,11 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import refusal
 from .free_log import FreeLog
 
-__all__ = ["PriorityOrder", "finite"]
+__all__ = ["PriorityOrder"]
 
 _SPARE_ENDS = 64
-
-
-def finite(name: str, value: object) -> float:
-    """Reads a time: a finite real number (R1). O(1).
-
-    Raises:
-        TypeError: it is no number; a bool is none.
-        ValueError: it is infinite or no number at all.
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise refusal(TypeError, "R1", f"{name}={value!r} must be a real number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={number} must be finite")
-    return number
 
 
 class PriorityOrder:
