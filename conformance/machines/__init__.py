@@ -1,7 +1,9 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
+from .attention import Attention
 from .base import Machine
 from .batch import Batch
+from .cache import Cache
 from .events import Events
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
@@ -39,6 +41,7 @@ MACHINES: dict[str, type[Machine]] = {
             Snapshots,
         ),
         *(Table, MultiTable, Programs),
+        *(Cache, Attention),
     )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""

@@ -18,7 +18,7 @@ from ..session import Session, TracedStep
 from .draws import Drawing
 from .sides import Both, Field, Side, equal, same, shown
 
-__all__ = ["Both", "Field", "Machine", "Nothing", "Side", "same", "shown"]
+__all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same", "shown"]
 
 Charge = Mapping[str, str] | str
 """Labels for differences of the state, by field, or one for all fields."""

@@ -1,0 +1,103 @@
+"""Attention with one fault each: both sides refuse it, instead of reading what is not meant."""
+
+from typing import Any
+
+import numpy as np
+
+from ..deviation import SpecificationError
+from ..properties import step
+from .cache_base import CacheMachine
+from .draws import Drawing, one_of
+from .ragged import SETUPS, Batch
+
+__all__ = ["AttentionFaults"]
+
+_NAMES = ("queries", "kv_pages", "kv_lens", "page_table", "cu_q_lens", "num_seqs")
+
+
+class AttentionFaults(CacheMachine):
+    """The steps of the attention machine that must be refused."""
+
+    @step()
+    def misuse(self, data: Drawing) -> None:
+        """Wrong types, shapes and options; lengths, starts and page ids that are impossible, where they are checked."""
+        batch = Batch("plain", (1, 2), (3, 5), ((1,), (2, 3)), (0, 0))
+        good = dict(zip(_NAMES, batch.arguments(), strict=True))
+        fault = one_of(data, [*self.of_types(good), *self.of_options(), *self.of_lengths(good), *self.of_pages(good)])
+        shown = ", ".join(f"{name}={_told(value)}" for name, value in fault.items())
+        tried = self.call(
+            f"ragged_paged_attention(..., {shown})  # of {batch}",
+            lambda side: side.names.get("ragged_paged_attention")(**(good | fault)),
+            "R1",
+        )
+        if not tried.refused:
+            raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+
+    def of_types(self, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """Arrays of wrong types and shapes; lengths of 64 bits would be cut to 32 by the device."""
+        layout, queries = SETUPS["plain"].layout, good["queries"]
+        return [
+            *({name: good[name].astype(np.int64)} for name in _NAMES[2:]),
+            *({name: good[name][:-1]} for name in ("kv_lens", "cu_q_lens", "page_table")),
+            *({name: good[name].tolist()} for name in ("kv_lens", "queries")),
+            {"num_seqs": np.int32(1)},
+            {"num_seqs": 1},
+            {"queries": np.zeros(queries.shape, np.int32)},
+            {"queries": queries[:, :3]},
+            {"queries": queries[:, :, 0]},
+            {"queries": np.zeros((*queries.shape[:2], 300), np.float32)},
+            {"kv_pages": good["kv_pages"][0]},
+            {"kv_pages": good["kv_pages"].view(np.int32)},
+            {"page_table": good["page_table"][0]},
+            {"sinks": np.zeros(3, np.float32)},
+            {"sinks": np.zeros(2 * layout.heads, np.int32)},
+        ]
+
+    def of_options(self) -> list[dict[str, Any]]:
+        """Options that mean nothing."""
+        return [
+            *({name: value} for name in ("window", "chunk") for value in (0, -1, True, 1.0)),
+            *({name: value} for name in ("soft_cap", "q_scale", "k_scale", "v_scale") for value in (0.0, -1.0, "1")),
+            *({"num_kv_heads": value} for value in (0, 3, True)),
+            *({"v_head_dim": value} for value in (0, -1, 1.0)),
+            {"scale": "1"},
+            {"causal": 1},
+            {"validate": 1},
+            {"kv_dtype": "bfloat16"},
+        ]
+
+    def of_lengths(self, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """Lengths and starts that contradict each other."""
+        most = SETUPS["plain"].most_keys
+        rows, starts = good["kv_lens"], good["cu_q_lens"]
+        faults = [
+            *({"kv_lens": _with(rows, 1, value)} for value in (-1, 1, most + 1, 2**31 - 1)),
+            *({"cu_q_lens": _with(starts, 1, value)} for value in (-1, 4, 2**31 - 1)),
+            {"cu_q_lens": _with(starts, 0, 1)},
+            {"cu_q_lens": _with(starts, 2, len(good["queries"]) + 1)},
+            *({"num_seqs": np.array([value], np.int32)} for value in (-1, len(rows) + 1)),
+        ]
+        return [fault | {"validate": True} for fault in faults]
+
+    def of_pages(self, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """Pages of a sequence that do not exist: neither cut off nor wrapped round."""
+        count, table = SETUPS["plain"].layout.num_pages, good["page_table"]
+        return [
+            {"page_table": _with(table, place, value), "validate": True}
+            for place in ((0, 0), (1, 1))
+            for value in (-1, count, 2**31 - 1, 65536 + 1)
+        ]
+
+
+def _with(array: Any, place: Any, value: int) -> Any:
+    """An array with one entry changed."""
+    changed = array.copy()
+    changed[place] = value
+    return changed
+
+
+def _told(value: Any) -> str:
+    """An argument as a report shows it."""
+    if isinstance(value, np.ndarray) and value.size > 32:
+        return f"{value.dtype}{list(value.shape)}"
+    return " ".join(repr(value).split())

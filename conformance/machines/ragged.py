@@ -1,0 +1,302 @@
+"""Ragged batches for attention: a few setups, each compiled once, and batches that are drawn for them.
+
+A batch is told in a line, from which its arrays are made again: ``Batch(...).arguments()``.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .arrays import FINE_BITS, Array, poisoned, signed
+from .layouts import LatentLayout, Layout
+
+__all__ = ["NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
+
+NULL = 0
+"""The null page: what tables name where a page is released."""
+
+_FAR = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a program is compiled for.
+
+    Attributes:
+        layout: the cache.
+        group: query heads for each KV head.
+        queries: the type of queries and results.
+        row: entries of a table row.
+        num_seqs: rows of the table.
+        num_tokens: rows of the queries.
+        options: keywords of the attention.
+        sinks: whether each head has a sink.
+        tall: at which position sequences begin to be drawn; their first pages are one page many times.
+        first_page: the smallest page id that sequences hold.
+    """
+
+    layout: Layout
+    group: int = 2
+    queries: str = "float32"
+    row: int = 6
+    num_seqs: int = 4
+    num_tokens: int = 12
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sinks: bool = False
+    tall: int = 0
+    first_page: int = 0
+
+    @property
+    def query_heads(self) -> int:
+        """How many query heads there are."""
+        return self.group * self.layout.heads
+
+    @property
+    def most_keys(self) -> int:
+        """The longest context that a table row has room for."""
+        return self.row * self.layout.page_size
+
+    def first_key(self, q_len: int, kv_len: int) -> int:
+        """The first token of a sequence that any of its query tokens can read."""
+        window, chunk = self.options.get("window"), self.options.get("chunk")
+        start = max(kv_len - q_len, 0)
+        return max(start - window + 1 if window else 0, start // chunk * chunk if chunk else 0, 0)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of an attention call, but for the sinks."""
+        named = dict(self.options)
+        if self.layout.dims[0] != self.layout.dims[1] and not self.is_latent:
+            named["v_head_dim"] = self.layout.dims[1]
+        return named | ({"num_kv_heads": self.layout.heads} if self.layout.is_padded else {}) | self.layout.options
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether the cache is one of latents."""
+        return isinstance(self.layout, LatentLayout)
+
+    @property
+    def function(self) -> str:
+        """The name of the function that attends."""
+        return "mla_paged_attention" if self.is_latent else "ragged_paged_attention"
+
+
+def sinks_of(setup: Setup, seed: int) -> Array:
+    """A sink for each query head, f32."""
+    return signed(seed + 3, (setup.query_heads,), scale=2.0)
+
+
+SETUPS: dict[str, Setup] = {
+    "plain": Setup(Layout()),
+    "window": Setup(Layout("v2", dims=(24, 24), page_size=3, num_pages=16), options={"window": 3, "soft_cap": 5.0}),
+    "both sides": Setup(
+        Layout("v2", "bfloat16", heads=1, dims=(80, 80)),
+        group=5,
+        queries="bfloat16",
+        sinks=True,
+        options={"causal": False, "window": 2},
+    ),
+    "chunk": Setup(
+        Layout(heads=3, page_size=2, dims=(16, 8), num_pages=20), group=1, row=9, options={"chunk": 5, "scale": 0.5}
+    ),
+    "shared rows": Setup(
+        Layout("v3", "bfloat16", heads=3, dims=(64, 64), as_bits=True),
+        group=1,
+        queries="bfloat16",
+        options={"soft_cap": 2.0},
+        sinks=True,
+    ),
+    "uneven": Setup(
+        Layout("v2", heads=1, dims=(80, 80), page_size=1, num_pages=40), group=17, row=17, options={"window": 7}
+    ),
+    "int8": Setup(Layout("v3", "int8", heads=3, scaled=True, dims=(40, 40)), options={"q_scale": 0.5}),
+    "fp8": Setup(
+        Layout("v3", "float8_e4m3fn", heads=1, scales=(0.5, 2.0), as_bits=True), options={"window": 6, "chunk": 8}
+    ),
+    "long": Setup(
+        Layout("v3", heads=1, page_size=2, num_pages=160),
+        row=70,
+        num_seqs=2,
+        options={"window": 40},
+    ),
+    "tall": Setup(
+        Layout("v2", heads=1, page_size=128, num_pages=6),
+        row=313,
+        num_seqs=2,
+        num_tokens=4,
+        options={"window": 50, "causal": False},
+        tall=32700,
+    ),
+    "wide": Setup(
+        Layout("v2", "float8_e5m2", heads=1, page_size=1, num_pages=65550, as_bits=True),
+        row=8,
+        num_seqs=2,
+        first_page=65530,
+    ),
+    "latent": Setup(
+        LatentLayout("v2", dims=(28, 20), page_size=3, num_pages=16), group=3, options={"scale": 0.25, "window": 5}
+    ),
+    "latent in bits": Setup(
+        LatentLayout("v2", "bfloat16", dims=(40, 32), as_bits=True),
+        group=4,
+        queries="bfloat16",
+        options={"scale": 0.2},
+    ),
+}
+"""The setups by name; the first is the simplest."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences for one attention call.
+
+    Attributes:
+        setup: the setup's name.
+        q_lens: query tokens of each sequence.
+        kv_lens: tokens of each sequence, its query tokens among them.
+        pages: the pages that each sequence holds, from its first token on.
+        released: how many of the first of them are released, so that the table names `NULL` there.
+        padding: what the table holds where no page is: ids in turn, live ones, impossible ones.
+        beyond: what lengths past the last sequence are.
+        content: ``normal``; ``hot``: large scores; ``cold``: scores far below zero.
+        seed: the seed of all numbers.
+    """
+
+    setup: str
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    pages: tuple[tuple[int, ...], ...]
+    released: tuple[int, ...]
+    padding: tuple[int, ...] = (-1,)
+    beyond: int = 0
+    content: str = "normal"
+    seed: int = 0
+
+    @property
+    def kind(self) -> Setup:
+        """The setup."""
+        return SETUPS[self.setup]
+
+    @property
+    def tokens(self) -> int:
+        """Query tokens of all sequences."""
+        return sum(self.q_lens)
+
+    def live_slots(self) -> Array:
+        """The slots that any query token reads, each once, in order."""
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *map(self.slots, range(len(self.q_lens)))]))
+
+    def slots(self, sequence: int) -> Array:
+        """The slots of those of one sequence's tokens that any of its query tokens reads."""
+        size, q_len, kv_len = self.kind.layout.page_size, self.q_lens[sequence], self.kv_lens[sequence]
+        places = np.arange(self.kind.first_key(q_len, kv_len) if q_len else kv_len, kv_len)
+        return np.array(self.pages[sequence], np.int64)[places // size] * size + places % size
+
+    def numbers(self) -> tuple[Array, Array, Array]:
+        """Queries `[tokens, Hq, D]`, and keys and values of the live slots, in their order, in float32."""
+        setup, count = self.kind, len(self.live_slots())
+        of_keys, of_values = setup.layout.dims
+        shapes = (
+            (self.tokens, setup.query_heads, of_keys),
+            (count, setup.layout.heads, of_keys),
+            (count, setup.layout.heads, of_values),
+        )
+        queries, keys, values = (signed(self.seed + place, shape) for place, shape in enumerate(shapes))
+        if self.content == "hot":
+            return queries * 64, keys * 64, values
+        if self.content == "cold":  # whole numbers: their products are exact, however large
+            queries, keys = np.clip(np.rint(queries), -2, 2), np.clip(np.rint(keys), -2, 2)
+            queries[..., 0], keys[..., 0] = 64, -64
+        return queries, keys, values
+
+    def written(self) -> Array:
+        """The slot of each query token."""
+        size = self.kind.layout.page_size
+        places = [np.arange(kv - q, kv) for q, kv in zip(self.q_lens, self.kv_lens, strict=True)]
+        slots = [
+            np.array(held, np.int64)[at // size] * size + at % size for held, at in zip(self.pages, places, strict=True)
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *slots])
+
+    def new_tokens(self) -> tuple[Array, Array]:
+        """The keys and values of the query tokens, `[num_tokens, H, D]`; NaN past the last sequence."""
+        order = np.searchsorted(self.live_slots(), self.written())
+        made = []
+        for numbers in self.numbers()[1:]:
+            padded = poisoned((self.kind.num_tokens, *numbers.shape[1:]), "float32")
+            padded[: self.tokens] = numbers[order]
+            made.append(padded.astype(self.kind.queries))
+        return made[0], made[1]
+
+    def kv_pages(self, clean: bool = False, before: bool = False) -> Any:
+        """The cache, of the specification: NaN wherever no query token reads.
+
+        Args:
+            clean: zeros instead of NaN.
+            before: as it is before the query tokens are written: NaN in their slots.
+        """
+        slots, (_, keys, values) = self.live_slots(), self.numbers()
+        if before:
+            kept = ~np.isin(slots, self.written())
+            slots, keys, values = slots[kept], keys[kept], values[kept]
+        layout = self.kind.layout
+        if clean:
+            rest = np.setdiff1d(np.arange(layout.num_slots), slots)
+            nothing = [np.zeros((len(rest), *part.shape[1:]), np.float32) for part in (keys, values)]
+            slots, keys, values = (
+                np.concatenate(parts) for parts in zip((slots, keys, values), (rest, *nothing), strict=True)
+            )
+        return layout.filled(slots, keys, values)
+
+    def arguments(self, clean: Iterable[str] = ()) -> list[Any]:
+        """The arguments of an attention call, in their order.
+
+        Args:
+            clean: what of this is harmless, in order to tell who minds it: ``slots``, ``padding``.
+        """
+        setup, words = self.kind, set(clean)
+        count, harmless = len(self.q_lens), "padding" in words
+        queries = poisoned((setup.num_tokens, setup.query_heads, setup.layout.dims[0]), setup.queries)
+        if harmless:
+            queries[:] = 0
+        queries[: self.tokens] = self.numbers()[0].astype(setup.queries)
+        kv_lens = np.full(setup.num_seqs, 0 if harmless else self.beyond, np.int32)
+        kv_lens[:count] = self.kv_lens
+        starts = np.full(setup.num_seqs + 1, self.tokens if harmless else self.beyond, np.int32)
+        starts[: count + 1] = np.cumsum([0, *self.q_lens])
+        table = np.zeros(setup.num_seqs * setup.row, np.int32) + (
+            0 if harmless else np.resize(np.array(self.padding, np.int32), setup.num_seqs * setup.row)
+        )
+        table = table.reshape(setup.num_seqs, setup.row).astype(np.int32)
+        for row, held in enumerate(self.pages):
+            table[row, : len(held)] = held
+            table[row, : self.released[row]] = NULL
+        pages = self.kv_pages("slots" in words)
+        first = [queries]
+        if setup.is_latent:
+            first = [queries[..., : setup.layout.dims[1]], queries[..., setup.layout.dims[1] :]]
+        return [*first, pages, kv_lens, table, starts, np.array([count], np.int32)]
+
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of the call."""
+        setup = self.kind
+        return setup.keywords | ({"sinks": sinks_of(setup, self.seed)} if setup.sinks else {})
+
+    def rows_that_read_nothing(self) -> Array:
+        """Which query rows stand at a negative position, `bool[num_tokens]`; none past the last sequence."""
+        reads_nothing = np.zeros(self.kind.num_tokens, bool)
+        reads_nothing[: self.tokens] = np.concatenate(
+            [np.zeros(0, np.int64), *(kv - q + np.arange(q) for q, kv in zip(self.q_lens, self.kv_lens, strict=True))]
+        ) < 0  # fmt: skip
+        return reads_nothing
+
+    def tolerance(self, right: Array, pages: Any) -> Array:
+        """How far off each entry of a result may be (ATT-6)."""
+        setup = self.kind
+        _, values = setup.layout.read(pages)
+        largest = float(np.abs(values[self.live_slots()]).max(initial=0.0))
+        if setup.queries == "float32" and setup.layout.dtype not in ("bfloat16", "float16"):
+            return np.full(right.shape, 2.0**-FINE_BITS * largest)
+        return 2.0**-8 * (np.abs(right) + largest)
