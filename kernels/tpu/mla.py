@@ -1,0 +1,173 @@
+"""Attention over a latent cache (MLA): one KV head for all query heads, values a part of the keys.
+
+A page is ``[page, W]``: for each token its latent, then its rotary key, both padded to 128 columns. A key is the whole
+row, its value the latent part, so that a block of the cache is copied once and serves both products.
+
+Work is a list of items: (sequence, block of its query tokens, block of its keys). A block of queries is all heads of
+a few tokens, `ROWS` rows of one matrix. The copies of the item `BUFFERS` - 1 ahead are started between the two
+products of the current one, sequence boundaries or not, so that short contexts stream like long ones. Sequences of one
+query token at the front are a call of their own with one token a block: decoding computes no dead rows.
+
+Pages that no query of the block reads are not copied; rows of the first and the last page that none reads are zeroed
+where they lie, so that NaN in them, or in memory that was never written, meets no number.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import lcm
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ..layout import round_up
+from ..options import AttentionOptions
+from .mla_kernel import LANES, kernel
+from .mla_work import BUFFERS, Blocks, Refs
+
+__all__ = ["attend", "unsupported"]
+
+Interpret = bool | pltpu.InterpretParams
+
+BLOCK = 512
+"""Keys of a block, where pages and tables allow: 0.6 MiB of a cache with 640 bfloat16 numbers a token."""
+
+ROWS = 512
+"""Rows of a block of queries when a sequence has many: what one copy of a block of keys is used for."""
+
+VMEM_BYTES = 48 * 2**20
+"""What the compiler may use; v5p and 7x have 64 MiB."""
+
+_shape: Callable[..., Any] = jax.ShapeDtypeStruct
+
+
+def unsupported(queries: jax.Array, latent_pages: jax.Array) -> str | None:
+    """Why the kernel can't do this call, or None when it can.
+
+    Args:
+        queries: `[T, Hq, R]`.
+        latent_pages: `[P, page, W]`.
+    """
+    page = latent_pages.shape[1]
+    tile = 32 // latent_pages.dtype.itemsize
+    types = (queries.dtype, latent_pages.dtype)
+    if any(dtype not in (jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2) for dtype in types):
+        return f"{queries.dtype=} {latent_pages.dtype=}: float32, bfloat16 and float8 only"
+    if queries.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"{queries.dtype=}: float32 and bfloat16 only"
+    if page % tile:
+        return f"page_size={page} must be a multiple of {tile} for {latent_pages.dtype}: pages are whole tiles"
+    if lcm(page, LANES) > 2 * BLOCK:
+        return f"page_size={page}: a block would have {lcm(page, LANES)} keys"
+    return None
+
+
+def attend(
+    queries: jax.Array,  # [T, Hq, R]
+    rotary_queries: jax.Array,  # [T, Hq, Dr]
+    latent_pages: jax.Array,  # [P, page, W]
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    *,
+    options: AttentionOptions,
+    block: int = BLOCK,
+    interpret: Interpret = False,
+) -> jax.Array:
+    """MLA attention of a ragged batch, decoding and prefill.
+
+    Args:
+        queries: `[T, Hq, R]`, absorbed: their products with latents are scores.
+        rotary_queries: `[T, Hq, Dr]`, of the same dtype.
+        latent_pages: `[P, page, align(R, 128) + align(Dr, 128)]`, the padding zero in slots that are read.
+        kv_lens: `i32[S]`.
+        page_table: `i32[S, pages_per_seq]`.
+        cu_q_lens: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+        options: mask, score scale and cap; the layout in it isn't looked at.
+        block: keys of a block, about.
+        interpret: what `pallas_call` takes.
+
+    Returns:
+        `[T, Hq, R]`, the dtype of the queries; zeros in rows of no sequence, and in rows with nothing to read.
+    """
+    num_tokens, num_heads, latent_dim = queries.shape
+    latent, heads = round_up(latent_dim, LANES), round_up(num_heads, 32 // queries.dtype.itemsize)
+    width = latent_pages.shape[2]
+    if 0 in (num_tokens, page_table.size):
+        return jnp.zeros_like(queries)
+    query_rows = jnp.concatenate(
+        [
+            jnp.pad(queries, ((0, 0), (0, heads - num_heads), (0, latent - latent_dim))),
+            jnp.pad(rotary_queries, ((0, 0), (0, heads - num_heads), (0, width - latent - rotary_queries.shape[2]))),
+        ],
+        axis=2,
+    )
+    page, pages_per_seq = latent_pages.shape[1], page_table.shape[1]
+    smallest = lcm(page, LANES) // page
+    pages = min(max(block // (smallest * page), 1) * smallest, round_up(pages_per_seq, smallest))
+    decoding = Blocks(1, pages, page, heads, latent, pages_per_seq)
+    mixed = Blocks(min(max(ROWS // heads, 1), num_tokens), pages, page, heads, latent, pages_per_seq)
+    seqs = jnp.clip(num_seqs[0], 0, kv_lens.shape[0])
+    single = leading_single(cu_q_lens, seqs)
+    shared = (kv_lens, cu_q_lens, page_table.reshape(-1), query_rows, latent_pages)
+    call = partial(_call, options=options, interpret=interpret)
+    out = jnp.zeros((num_tokens, heads, latent), queries.dtype)
+    out = call(jnp.stack([jnp.zeros_like(single), single]), *shared, out, blocks=decoding)
+    out = call(jnp.stack([single, seqs]), *shared, out, blocks=mixed)
+    return out[:, :num_heads, :latent_dim]
+
+
+def leading_single(cu_q_lens: jax.Array, num_seqs: jax.Array) -> jax.Array:
+    """How many sequences at the front have one query token, `i32[]`."""
+    lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    single = jnp.logical_and(lens == 1, jnp.arange(lens.shape[0], dtype=jnp.int32) < num_seqs)
+    return jnp.sum(jnp.cumprod(single.astype(jnp.int32)), dtype=jnp.int32)
+
+
+def _call(
+    span: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    page_table: jax.Array,
+    queries: jax.Array,
+    pages: jax.Array,
+    out: jax.Array,
+    *,
+    blocks: Blocks,
+    options: AttentionOptions,
+    interpret: Interpret,
+) -> jax.Array:
+    width = pages.shape[2]
+    by_head = (blocks.tokens, blocks.heads)
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    call: Callable[..., jax.Array] = pl.pallas_call(
+        lambda *refs: kernel(Refs(*refs), blocks, options),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=4,
+            grid=(1,),
+            in_specs=[hbm] * 3,
+            out_specs=hbm,
+            scratch_shapes=[
+                pltpu.VMEM((BUFFERS, blocks.pages, blocks.page, width), pages.dtype),
+                pltpu.VMEM((BUFFERS, *by_head, width), queries.dtype),
+                pltpu.VMEM((2, *by_head, blocks.latent), out.dtype),
+                pltpu.VMEM((blocks.rows, LANES), jnp.float32),
+                pltpu.VMEM((blocks.rows, LANES), jnp.float32),
+                pltpu.VMEM((blocks.rows, blocks.latent), jnp.float32),
+                pltpu.SMEM((2,), jnp.int32),
+                pltpu.SemaphoreType.DMA((BUFFERS,)),
+                pltpu.SemaphoreType.DMA((BUFFERS,)),
+                pltpu.SemaphoreType.DMA((2,)),
+            ],
+        ),
+        out_shape=_shape(out.shape, out.dtype),
+        input_output_aliases={6: 0},
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        name="mla_decode" if blocks.tokens == 1 else "mla_attention",
+        interpret=interpret,
+    )
+    return call(span, kv_lens, cu_q_lens, page_table, queries, pages, out)
