@@ -17,8 +17,10 @@ from .cache_layout import (
     previous_power_of_2,
 )
 from .cache_manager import CacheManager
+from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_pages import CachePages
 from .cache_update import kv_cache_update
+from .cache_view import RaggedPagesCacheView
 from .clauses import CLAUSES, Clause
 from .coordinator import (
     CacheCoordinator,
@@ -64,17 +66,24 @@ from .hashing import (
     init_none_hash,
     sha256,
 )
+from .metadata_builder import MetadataBuilder
 from .mla import mla_cache_update, mla_paged_attention
 from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .pages import CachePage, PageList
+from .partitions import AxisRules
+from .pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
 from .prefix_manager import PinnedPrefix
+from .ragged_cache import RaggedPagesCache
+from .ragged_metadata import RaggedPagesMetadata
 from .sharded_manager import ShardedCacheManager
+from .slot_quantizer import SlotQuantizer
 from .states import copy_pages, read_states, write_states
 
 __all__ = [
     "CLAUSES",
     "NONE_HASH",
+    "AxisRules",
     "CacheCleared",
     "CacheCoordinator",
     "CacheCoordinatorNoPrefixCache",
@@ -99,6 +108,7 @@ __all__ = [
     "LoraAdapter",
     "MLAAttentionSpec",
     "MambaSpec",
+    "MetadataBuilder",
     "MultiGroupPageTable",
     "MultimodalItem",
     "PageCopy",
@@ -110,13 +120,19 @@ __all__ = [
     "PageStored",
     "PageTable",
     "PinnedPrefix",
+    "PoolSize",
     "PromptEmbeddings",
+    "RaggedPagesCache",
+    "RaggedPagesCacheMetaData",
+    "RaggedPagesCacheView",
+    "RaggedPagesMetadata",
     "Request",
     "SamplingParams",
     "ScaledPages",
     "ShardedCacheManager",
     "SlidingWindowSpec",
     "SlotBatch",
+    "SlotQuantizer",
     "UnitaryCacheCoordinator",
     "WeightsVersion",
     "align_to_multiple",
@@ -133,9 +149,11 @@ __all__ = [
     "kv_cache_update",
     "mla_cache_update",
     "mla_paged_attention",
+    "per_device_hbm_budget_bytes",
     "previous_power_of_2",
     "ragged_paged_attention",
     "read_states",
     "sha256",
+    "size_pool",
     "write_states",
 ]

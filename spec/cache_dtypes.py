@@ -7,8 +7,8 @@ A cache holds one of six types, called by short codes in what is saved::
     int8                values divided by a scale, rounded to nearest even, saturated; never without a scale
 
 A scale is one static number for all keys (or all values) of a cache, or, in `ScaledPages`, one for each slot and
-head: amax / 127 for int8, amax / 448 for e4m3, amax / 57344 for e5m2, and 1.0 where that is no normal float32
-(a head of zeros, or of numbers so small that they round to zero).
+head: amax / 127 for int8, amax / 448 for e4m3, amax / 57344 for e5m2, but never less than the least normal float32;
+and 1.0 for a head of zeros.
 
 The error of a value x stored by a scale s that lets it fit, and s itself being exact (CACHE-4):
 
@@ -119,13 +119,13 @@ def stored_dtype(name: str, array: NDArray[Any], kv_dtype: object) -> np.dtype[A
         kv_dtype: required where the array is unsigned; else None or the array's own dtype.
 
     Raises:
-        TypeError: the dtype is none that a cache has.
-        ValueError: bits without ``kv_dtype``, or one that contradicts the array.
+        TypeError: the dtype is none that a cache has, or bits come without ``kv_dtype``.
+        ValueError: ``kv_dtype`` contradicts the array.
     """
     wanted = None if kv_dtype is None else read_dtype("kv_dtype", kv_dtype)
     if array.dtype in (np.dtype(np.uint8), np.dtype(np.uint16)):
         if wanted is None:
-            raise refusal(ValueError, "R1", f"kv_dtype=None must say what the bits of {name} ({array.dtype}) are")
+            raise refusal(TypeError, "R1", f"kv_dtype=None must say what the bits of {name} ({array.dtype}) are")
         if wanted.itemsize != array.dtype.itemsize or wanted == CODES["int8"]:
             raise refusal(ValueError, "R1", f"kv_dtype={wanted.name} does not fit {name} of {array.dtype}")
         return wanted
@@ -160,12 +160,12 @@ def scale_of(numbers: NDArray[np.float64], dtype: np.dtype[Any]) -> np.float32:
         dtype: a type that saturates.
 
     Returns:
-        The largest magnitude over the type's largest number, or 1.0 where that is no normal float32.
+        The largest magnitude, or the largest float32 if that is less, over the type's largest number; at least the
+        least normal float32; 1.0 for zeros.
     """
-    biggest = np.float32(np.finfo(np.float32).max)
-    amax = np.float32(min(np.max(np.abs(numbers), initial=0.0), biggest))
-    scale = np.float32(amax / np.float32(LARGEST[dtype]))
-    return scale if scale >= np.finfo(np.float32).tiny else np.float32(1.0)
+    limits = np.finfo(np.float32)
+    amax = min(np.max(np.abs(numbers), initial=0.0), float(limits.max))
+    return np.float32(max(amax / LARGEST[dtype], float(limits.tiny))) if amax else np.float32(1.0)
 
 
 def saturated(numbers: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,0 +1,91 @@
+"""The caches of all layers of a model."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from .arguments import refusal
+from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_view import RaggedPagesCacheView
+from .documents import parsed, read_document, written_document
+
+__all__ = ["RaggedPagesCache"]
+
+_KIND = "RaggedPagesCache"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RaggedPagesCache:
+    """The views of all layers.
+
+    Attributes:
+        views: a view for each layer, in order.
+    """
+
+    views: list[RaggedPagesCacheView]
+
+    @classmethod
+    def init_cache(
+        cls,
+        mesh: Any,
+        metadata: RaggedPagesCacheMetaData,
+        partition_manager: Any,
+        quantizer: Callable[..., Any] | None = None,
+    ) -> Self:
+        """The pages of all layers, all zero; see `RaggedPagesCacheView.init`, also for what is refused.
+
+        Args:
+            mesh: the devices; None: one.
+            metadata: what the cache is made of.
+            partition_manager: how the pages are split over the mesh.
+            quantizer: makes each layer's pages into others; None: they stay.
+        """
+        layers = range(read_metadata(metadata).num_hidden_layers)
+        return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
+
+    @classmethod
+    def init_empty(cls, *args: Any, **kwargs: Any) -> None:  # noqa: ARG003 - the seed's, which takes anything
+        """None: there is no cache of this kind without pages. The seed has it."""
+        return
+
+    @property
+    def metadata(self) -> RaggedPagesCacheMetaData | None:
+        """The metadata that all views share; None where there is no view."""
+        return self.views[0].metadata if self.views else None
+
+    # -- Copies and JSON --------------------------------------------------------------------------
+
+    def replace(self, **kwargs: Any) -> Self:
+        """The same cache but for the fields given."""
+        return dataclasses.replace(self, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cache as a document; see `documents`."""
+        return written_document(_KIND, {"views": [view.to_dict() for view in self.views]})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
+        """The cache from a document.
+
+        Args:
+            data: the document.
+            mesh: the devices; None: none are told.
+
+        Raises:
+            TypeError: it is no mapping, or a field is of a wrong type.
+            ValueError: it is damaged (SEC-3).
+        """
+        views = read_document(_KIND, data, ("views",))["views"]
+        if not isinstance(views, list):
+            raise refusal(ValueError, "SEC-3", f"views must be a list, not {type(views).__name__}")
+        return cls([RaggedPagesCacheView.from_dict(view, mesh) for view in views])
+
+    def to_json(self, **kwargs: Any) -> str:
+        """The document as text; ``kwargs`` go to `json.dumps`."""
+        return json.dumps(self.to_dict(), **kwargs)
+
+    @classmethod
+    def from_json(cls, json_str: str, mesh: Any = None) -> Self:
+        """The cache from a text; see `from_dict`."""
+        return cls.from_dict(parsed(json_str), mesh)
