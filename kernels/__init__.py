@@ -1,12 +1,19 @@
 """Device programs: what runs on the accelerator, apart from the bookkeeping on the host that feeds it.
 
 Nothing here knows of requests or pages: arrays in, arrays out. `table_update` holds the programs with which
-a page table's device copy is made and changed; `layout` and `storage` say where numbers stand in a cache's pages
+a page table's device copy is made and changed. `cache_update`, `attention`, `mla`, `page_copy` and `states` hold the
+functions over a cache's pages; they check their arguments, and what is lowered for a platform with kernels of its
+own (`tpu`) gets these, anything else the plain JAX of `xla`. `layout` and `storage` say where numbers stand in pages
 and what they mean, `options` and `masks` what a query reads.
 """
 
+from .attention import fused_ragged_paged_attention, ragged_paged_attention
+from .cache_update import kv_cache_update
 from .layout import CacheLayout, layout_of, pack_rows, unpack_keys, unpack_values
-from .options import AttentionOptions
+from .mla import mla_cache_update, mla_paged_attention
+from .options import AttentionOptions, MlaOptions
+from .page_copy import copy_pages
+from .states import read_states, write_states
 from .storage import ScaledPages, storage_dtype
 from .table_update import STAGING_SIZES, empty_table, staging_sizes, write_cells
 
@@ -14,13 +21,22 @@ __all__ = [
     "STAGING_SIZES",
     "AttentionOptions",
     "CacheLayout",
+    "MlaOptions",
     "ScaledPages",
+    "copy_pages",
     "empty_table",
+    "fused_ragged_paged_attention",
+    "kv_cache_update",
     "layout_of",
+    "mla_cache_update",
+    "mla_paged_attention",
     "pack_rows",
+    "ragged_paged_attention",
+    "read_states",
     "staging_sizes",
     "storage_dtype",
     "unpack_keys",
     "unpack_values",
     "write_cells",
+    "write_states",
 ]

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["CacheLayout", "layout_of", "pack_rows", "round_up", "unpack_keys", "unpack_values"]
+__all__ = ["LANES", "CacheLayout", "layout_of", "pack_rows", "round_up", "unpack_keys", "unpack_values"]
 
 LANES = 128
 """Numbers in a row of the device's vector memory: what head sizes are rounded up to."""

@@ -1,16 +1,16 @@
-"""What an attention call is compiled for, apart from its shapes."""
+"""What an attention call is compiled for, apart from its shapes: static, checked, normalised and hashable."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from .layout import CacheLayout
+from .layout import LANES, CacheLayout, round_up
 
-__all__ = ["AttentionOptions"]
+__all__ = ["AttentionOptions", "MlaOptions"]
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """The static options of an attention call, checked and normalised; hashable.
+    """The options of attention over pages of keys and values.
 
     Attributes:
         layout: how the cache's slots are laid out.
@@ -31,3 +31,38 @@ class AttentionOptions:
     chunk: int | None = None
     soft_cap: float | None = None
     value_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class MlaOptions:
+    """The options of attention over pages of latents (MLA): one KV head, whose values are the latents.
+
+    Attributes:
+        latent_dim: R, the size of a latent.
+        rotary_dim: Dr, the size of the rotary part of a key.
+        kv_dtype: what the cache's numbers mean, a numpy dtype.
+        score_scale: what the product of a query and a key is multiplied by.
+        causal: as in `AttentionOptions`, and so on.
+        window: the same.
+        chunk: the same; there is no such model yet, but masks are the same for all.
+        soft_cap: the same.
+    """
+
+    latent_dim: int
+    rotary_dim: int
+    kv_dtype: Any
+    score_scale: float
+    causal: bool = True
+    window: int | None = None
+    chunk: int | None = None
+    soft_cap: float | None = None
+
+    @property
+    def rotary_start(self) -> int:
+        """The column of a slot at which the rotary part begins: R rounded up to 128."""
+        return round_up(self.latent_dim, LANES)
+
+    @property
+    def width(self) -> int:
+        """The numbers of a slot, padding included."""
+        return self.rotary_start + round_up(self.rotary_dim, LANES)

@@ -145,7 +145,7 @@ def _place(
         begin += count
         token = np.arange(kv_len)
         slots.append(owned[token // page_size] * page_size + token % page_size)
-        read.append(mask.readable(q_len, kv_len).any(0))
+        read.append(np.asarray(mask.readable(q_len, kv_len).any(0)))
         # Pages wholly left of what any query reads were released: the table names the null page, all poison.
         first = int(np.argmax(read[-1])) if read[-1].any() else 0
         owned[: first // page_size] = 0
@@ -263,6 +263,7 @@ def make_latent_batch(
     page_size: int = 16,
     dtype: Any = np.float32,
     pages_per_seq: int | None = None,
+    num_pages: int | None = None,
     max_tokens: int | None = None,
     max_seqs: int | None = None,
     mask: Mask = FULL,
@@ -273,7 +274,7 @@ def make_latent_batch(
     the latents, for one KV head. Else as `make_batch`.
     """
     dtype = jnp.dtype(dtype)
-    pool, table, slots, read = _place(rng, q_lens, kv_lens, page_size, pages_per_seq, None, max_seqs, mask)
+    pool, table, slots, read = _place(rng, q_lens, kv_lens, page_size, pages_per_seq, num_pages, max_seqs, mask)
     at = -(-latent_dim // 128) * 128
     flat = np.full((pool * page_size, at - (-rotary_dim // 128) * 128), np.nan, dtype)
     keys, values = [], []

@@ -1,0 +1,276 @@
+"""Attention over paged keys and values: the public functions.
+
+One shape legend for all: T query tokens (rows of the ragged batch, padded), S sequences (rows of the page table,
+padded), Hq query heads, H KV heads, D the size of keys, Dv that of values. Query t of a sequence stands at position
+kv_len - q_len + t.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from . import arguments
+from .cache_update import check_new_rows, check_scales, encode, write_rows
+from .dynamic_checks import check_batch, check_slots, written_slots
+from .layout import CacheLayout, layout_of
+from .options import AttentionOptions
+from .ragged import ragged, slots_of_tokens
+from .storage import page_values, value_dtype
+from .xla import attention as xla
+
+__all__ = ["fused_ragged_paged_attention", "ragged_paged_attention"]
+
+_PAGES = "[P, page, 2H, Dp] or [P, page, groups, packing, Dp], not empty"
+
+
+def ragged_paged_attention(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Any,
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    chunk: int | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,  # f32[Hq]
+    q_scale: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    num_kv_heads: int | None = None,
+    v_head_dim: int | None = None,
+    kv_dtype: Any = None,
+    validate: bool = False,
+) -> jax.Array:
+    """Attention of a ragged batch of queries over the pages of a cache (ATT-1 to ATT-6).
+
+    Logits are (q * q_scale) . (k * k_scale) * scale, then capped, then masked; sinks join the softmax's denominator;
+    outputs are the weighted sums of v * v_scale. Rows with nothing to read give zeros, sinks or not (ATT-2). No
+    number outside of what a query may read changes its result, NaN included (ATT-3). Which rows decode and which
+    prefill is found out on the device. O(keys read * Hq * (D + Dv)).
+
+    Args:
+        queries: `[T, Hq, D]`, float32, bfloat16 or float16; rows past the last sequence may hold anything (ATT-4).
+        kv_pages: `[P, page, 2H, Dp]` (v2) or `[P, page, groups, packing, Dp]` (v3), or ScaledPages of either.
+        kv_lens: `i32[S]`: the tokens of each sequence, this step's new ones included.
+        page_table: `i32[S, pages_per_seq]`; entries past a sequence's last page may hold anything.
+        cu_q_lens: `i32[S + 1]`: the row at which each sequence's queries begin, and the end.
+        num_seqs: `i32[1]`: how many sequences there are; rows past them may hold anything.
+        scale: of the logits; None: D ** -0.5.
+        causal: whether a query at p reads keys j <= p only.
+        window: it reads keys j > p - window only, causal or not; at least 1.
+        chunk: it reads keys j >= p // chunk * chunk only; at least 1. With a window both hold.
+        soft_cap: c > 0: logits s become c * tanh(s / c).
+        sinks: `f32[Hq]`: one more logit for each head, neither scaled nor capped.
+        q_scale: of the queries; None: 1.
+        k_scale: of the stored keys; None: 1. Not with ScaledPages.
+        v_scale: of the stored values; None: 1. Not with ScaledPages.
+        num_kv_heads: H; None: as many as the rows hold, which is wrong where rows were added as padding.
+        v_head_dim: Dv; None: D.
+        kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
+        validate: whether the arrays are looked at too; they must be concrete then.
+
+    Returns:
+        `[T, Hq, Dv]` in the queries' dtype; zeros in rows past the last sequence.
+
+    Raises:
+        TypeError: on wrong types and dtypes [R1].
+        ValueError: on shapes that don't fit and options out of range; with ``validate`` on lengths that don't
+            agree, such as a kv_len below its q_len [R1].
+        IndexError: with ``validate``, on live entries of the page table that name no page; else those keys are not
+            read [R1].
+    """
+    v_dim = None if v_head_dim is None else arguments.positive_integer("v_head_dim", v_head_dim)
+    heads = None if num_kv_heads is None else arguments.positive_integer("num_kv_heads", num_kv_heads)
+    masks = _Masks(causal, window, chunk, soft_cap)
+    arguments.floats("queries", queries, 3, "[T, Hq, D]")
+    arguments.pool("kv_pages", kv_pages, (4, 5), _PAGES)
+    dtype = value_dtype(kv_pages, kv_dtype)
+    layout = layout_of(page_values(kv_pages), queries.shape[2], v_dim or queries.shape[2], heads)
+    scales = check_scales(kv_pages, dtype, layout, k_scale, v_scale)
+    lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
+    options = _options(queries, kv_pages, lengths, sinks, layout, dtype, scale, q_scale, scales, masks)
+    if arguments.flag("validate", validate):
+        num_pages, page_size = page_values(kv_pages).shape[:2]
+        check_batch(*lengths, queries.shape[0], num_pages, page_size)
+    out: jax.Array = _attend(queries, kv_pages, *lengths, sinks, options)
+    return out
+
+
+def fused_ragged_paged_attention(
+    queries: jax.Array,  # [T, Hq, D]
+    keys: jax.Array,  # [T, H, D]
+    values: jax.Array,  # [T, H, Dv]
+    kv_pages: Any,
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    *,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    chunk: int | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,  # f32[Hq]
+    q_scale: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    num_kv_heads: int | None = None,
+    v_head_dim: int | None = None,
+    kv_dtype: Any = None,
+    validate: bool = False,
+) -> tuple[jax.Array, Any]:
+    """Writes all of a batch's new keys and values, then attends (ATT-5): one sequence may read what another wrote.
+
+    Token t of a sequence goes to position kv_len - q_len + t, through the page table; rows of no sequence, and
+    positions for which the table names no page, write nothing. In place where ``kv_pages`` is donated, as
+    `kv_cache_update`. O(T * H * (D + Dv) + keys read * Hq * (D + Dv)).
+
+    Args:
+        queries: `[T, Hq, D]`, as `ragged_paged_attention` takes them, like what follows.
+        keys: `[T, H, D]`, float32, bfloat16 or float16.
+        values: `[T, H, Dv]`, of the keys' dtype.
+        kv_pages: `[P, page, ...]` or ScaledPages.
+        kv_lens: `i32[S]`, the new tokens included.
+        page_table: `i32[S, pages_per_seq]`.
+        cu_q_lens: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+        scale: of the logits; None: D ** -0.5.
+        causal: as in `ragged_paged_attention`, like the next ones.
+        window: the same.
+        chunk: the same.
+        soft_cap: the same.
+        sinks: the same.
+        q_scale: the same.
+        k_scale: what keys are divided by when they are stored, and multiplied by when they are read.
+        v_scale: the same for values.
+        num_kv_heads: H; None: that of ``keys``.
+        v_head_dim: Dv; None: that of ``values``.
+        kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
+        validate: whether the arrays are looked at too; they must be concrete then.
+
+    Returns:
+        `[T, Hq, Dv]` in the queries' dtype, and the pages, of the kind and dtype given.
+
+    Raises:
+        TypeError: as both functions do [R1].
+        ValueError: as both functions do; also where keys and queries differ in number or size [R1].
+        IndexError: as both functions do [R1].
+    """
+    arguments.floats("queries", queries, 3, "[T, Hq, D]")
+    dtype, layout, *scales = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
+    arguments.same("keys.shape[0]", keys.shape[0], "queries.shape[0]", queries.shape[0])
+    arguments.same("keys.shape[2]", keys.shape[2], "queries.shape[2]", queries.shape[2])
+    if num_kv_heads is not None:
+        arguments.same("num_kv_heads", num_kv_heads, "keys.shape[1]", keys.shape[1])
+    if v_head_dim is not None:
+        arguments.same("v_head_dim", v_head_dim, "values.shape[2]", values.shape[2])
+    masks = _Masks(causal, window, chunk, soft_cap)
+    lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
+    options = _options(queries, kv_pages, lengths, sinks, layout, dtype, scale, q_scale, scales, masks)
+    if arguments.flag("validate", validate):
+        num_pages, page_size = page_values(kv_pages).shape[:2]
+        check_batch(*lengths, queries.shape[0], num_pages, page_size)
+        slots = written_slots(*lengths, page_size)
+        check_slots(slots, num_pages * page_size, "the slots written through page_table")
+    args = (queries, keys, values, kv_pages, *lengths, sinks)
+    done: tuple[jax.Array, Any] = _update_and_attend(*args, options, *scales)
+    return done
+
+
+class _Masks(NamedTuple):
+    """The options that say what is read, as they were given."""
+
+    causal: Any
+    window: Any
+    chunk: Any
+    soft_cap: Any
+
+
+def _options(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Any,
+    lengths: tuple[Any, Any, Any, Any],
+    sinks: Any,  # f32[Hq] or None
+    layout: CacheLayout,
+    dtype: Any,
+    scale: Any,
+    q_scale: Any,
+    scales: Sequence[float | None],
+    masks: _Masks,
+) -> AttentionOptions:
+    """Checks what both functions take alike, once the cache is known. O(1)."""
+    page_size = page_values(kv_pages).shape[1]
+    _, q_heads, dim = queries.shape
+    arguments.batch(*lengths, page_size)
+    if q_heads % layout.num_kv_heads:
+        raise ValueError(f"queries have {q_heads} heads, which is no multiple of {layout.num_kv_heads} KV heads [R1]")
+    if sinks is not None:
+        arguments.array("sinks", sinks, 1, "[Hq]")
+        arguments.same("sinks.shape", tuple(sinks.shape), "queries.shape[1:2]", (q_heads,))
+        if sinks.dtype != jnp.float32:
+            raise TypeError(f"sinks must be float32, not {sinks.dtype} [R1]")
+    factor = dim**-0.5 if scale is None else arguments.number("scale", scale)
+    factor *= 1.0 if q_scale is None else arguments.number("q_scale", q_scale, positive=True)
+    k_scale, v_scale = scales
+    longest = page_size * lengths[1].shape[1]
+    return AttentionOptions(
+        layout=layout,
+        kv_dtype=dtype,
+        score_scale=factor * (1.0 if k_scale is None else k_scale),
+        causal=arguments.flag("causal", masks.causal),
+        window=arguments.option_within("window", masks.window, longest),
+        chunk=arguments.option_within("chunk", masks.chunk, longest),
+        soft_cap=None if masks.soft_cap is None else arguments.number("soft_cap", masks.soft_cap, positive=True),
+        value_scale=1.0 if v_scale is None else v_scale,
+    )
+
+
+@partial(jax.jit, static_argnames=("options", "k_scale", "v_scale"))
+def _update_and_attend(
+    queries: jax.Array,  # [T, Hq, D]
+    keys: jax.Array,  # [T, H, D]
+    values: jax.Array,  # [T, H, Dv]
+    kv_pages: Any,
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    sinks: jax.Array | None,  # f32[Hq]
+    options: AttentionOptions,
+    k_scale: float | None,
+    v_scale: float | None,
+) -> tuple[jax.Array, Any]:
+    """All rows are written before any is read: the pages that attention gets are those that the update gave (ATT-5)."""
+    tokens = queries.shape[0]
+    num_pages, page_size = page_values(kv_pages).shape[:2]
+    batch = ragged(kv_lens, cu_q_lens, num_seqs, tokens, page_size * page_table.shape[1])
+    slots = slots_of_tokens(batch, page_table, tokens, num_pages, page_size)
+    rows = encode(kv_pages, keys, values, options.kv_dtype, options.layout, k_scale, v_scale)
+    written = write_rows(kv_pages, rows, slots)
+    return _attend(queries, written, kv_lens, page_table, cu_q_lens, num_seqs, sinks, options), written
+
+
+@partial(jax.jit, static_argnames="options")
+def _attend(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Any,
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    sinks: jax.Array | None,  # f32[Hq]
+    options: AttentionOptions,
+) -> jax.Array:
+    """Attention by the platform's own kernel where it has one that takes the call."""
+    default = partial(xla.attend, options=options)
+    args = (queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs, sinks)
+    out: jax.Array = jax.lax.platform_dependent(*args, default=default)
+    return out

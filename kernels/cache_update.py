@@ -1,0 +1,204 @@
+"""Writing new keys and values into a cache: the public function, and what fused attention needs of it.
+
+Rows are made ready first, packed, scaled and rounded, in plain JAX: O(T). Moving them into their slots is what a
+platform may have a kernel for.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import arguments
+from .dynamic_checks import check_slices, check_slots
+from .layout import CacheLayout, layout_of, pack_rows
+from .storage import ScaledPages, page_values, quantise, saturated, to_bits, value_dtype
+from .xla import update as xla
+
+__all__ = ["check_new_rows", "encode", "kv_cache_update", "write_rows"]
+
+_PAGES = "[P, page, 2H, Dp] or [P, page, groups, packing, Dp], not empty"
+
+
+def kv_cache_update(
+    kv_pages: Any,
+    keys: jax.Array,  # [T, H, D]
+    values: jax.Array,  # [T, H, Dv]
+    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
+    *,
+    num_slices: jax.Array | None = None,  # i32[1]
+    kv_dtype: Any = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    validate: bool = False,
+) -> Any:
+    """Writes keys and values into the slots named; all else stays, bit for bit (CACHE-2, CACHE-3, CACHE-4).
+
+    In place where ``kv_pages`` is donated to the jitted function that calls this, but for bfloat16 and float8 on
+    CPU, which must be stored as bits for that (`storage_dtype`). O(T * H * (D + Dv)).
+
+    Args:
+        kv_pages: `[P, page, 2H, Dp]` (v2) or `[P, page, groups, packing, Dp]` (v3), or ScaledPages of either.
+        keys: `[T, H, D]`, float32, bfloat16 or float16.
+        values: `[T, H, Dv]`, of the keys' dtype.
+        slot_mapping: `i32[T]`: page * page size + offset for each token. Or, with ``num_slices``, slices
+            `i32[3, n]`: first slot, first token, length; a slice stays inside a page and no two overlap there.
+            Slots below 0 and slots that don't exist write nothing.
+        num_slices: `i32[1]`: how many columns of ``slot_mapping`` count.
+        kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
+        k_scale: what keys are divided by before they are stored; not with ScaledPages, whose slots have their own.
+        v_scale: the same for values.
+        validate: whether the arrays are looked at too; they must be concrete then.
+
+    Returns:
+        The pages, of the kind and dtype given.
+
+    Raises:
+        TypeError: on wrong types and dtypes [R1].
+        ValueError: on shapes that don't fit, int8 without scales, and with ``validate`` on slots named twice and
+            slices that leave a page [R1].
+        IndexError: with ``validate``, on slots and tokens that don't exist [R1].
+    """
+    validate = arguments.flag("validate", validate)
+    dtype, layout, k_scale, v_scale = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
+    num_pages, page_size = page_values(kv_pages).shape[:2]
+    arguments.slots(slot_mapping, num_slices, keys.shape[0])
+    if validate and num_slices is None:
+        check_slots(slot_mapping, num_pages * page_size)
+    elif validate:
+        check_slices(slot_mapping, num_slices, keys.shape[0], num_pages, page_size)
+    return _update(kv_pages, keys, values, slot_mapping, num_slices, dtype, layout, k_scale, v_scale)
+
+
+def check_new_rows(
+    kv_pages: Any,
+    keys: Any,  # [T, H, D]
+    values: Any,  # [T, H, Dv]
+    kv_dtype: Any,
+    k_scale: Any,
+    v_scale: Any,
+) -> tuple[Any, CacheLayout, float | None, float | None]:
+    """The static checks of what is to be written where. O(1).
+
+    Returns:
+        The dtype of the cache's numbers, its layout, and the scales as floats.
+    """
+    arguments.pool("kv_pages", kv_pages, (4, 5), _PAGES)
+    arguments.pair(("keys", "values"), keys, values, 3, ("[T, H, D]", "[T, H, Dv]"))
+    dtype = value_dtype(kv_pages, kv_dtype)
+    layout = layout_of(page_values(kv_pages), keys.shape[2], values.shape[2], keys.shape[1])
+    k_scale, v_scale = check_scales(kv_pages, dtype, layout, k_scale, v_scale)
+    return dtype, layout, k_scale, v_scale
+
+
+def check_scales(
+    kv_pages: Any, dtype: Any, layout: CacheLayout, k_scale: Any, v_scale: Any
+) -> tuple[float | None, float | None]:
+    """Each cache has the scales that it needs: its own, or static ones, or none. O(1).
+
+    Returns:
+        The static scales, as floats.
+    """
+    scales = [
+        None if scale is None else arguments.number(name, scale, positive=True)
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale))
+    ]
+    if isinstance(kv_pages, ScaledPages):
+        arguments.same("kv_pages.scales.shape[2]", kv_pages.scales.shape[2], "2H", 2 * layout.num_kv_heads)
+        if scales != [None, None]:
+            raise ValueError(f"{k_scale=} and {v_scale=} must be None: ScaledPages have scales of their own [R1]")
+    elif dtype == jnp.dtype(jnp.int8) and None in scales:
+        raise ValueError(f"{k_scale=} and {v_scale=} must be given for int8 pages that are no ScaledPages [R1]")
+    return scales[0], scales[1]
+
+
+@partial(jax.jit, static_argnames=("dtype", "layout", "k_scale", "v_scale"))
+def _update(
+    kv_pages: Any,
+    keys: jax.Array,  # [T, H, D]
+    values: jax.Array,  # [T, H, Dv]
+    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
+    num_slices: jax.Array | None,  # i32[1]
+    dtype: Any,
+    layout: CacheLayout,
+    k_scale: float | None,
+    v_scale: float | None,
+) -> Any:
+    rows = encode(kv_pages, keys, values, dtype, layout, k_scale, v_scale)
+    return write_rows(kv_pages, rows, slot_mapping, num_slices)
+
+
+def encode(
+    kv_pages: Any,
+    keys: jax.Array,  # [T, H, D]
+    values: jax.Array,  # [T, H, Dv]
+    dtype: Any,
+    layout: CacheLayout,
+    k_scale: float | None,
+    v_scale: float | None,
+) -> Any:
+    """Keys and values as rows for a cache's slots. O(T * C * Dp).
+
+    Args:
+        kv_pages: the cache, for its kind and dtype.
+        keys: `[T, H, D]`.
+        values: `[T, H, Dv]`.
+        dtype: what the cache's numbers are.
+        layout: its layout.
+        k_scale: what keys are divided by, or None.
+        v_scale: what values are divided by, or None.
+
+    Returns:
+        `[T, *row]` in the dtype in which the pages are stored, or ScaledPages of that and `f32[T, 2H]`.
+    """
+    stored = page_values(kv_pages).dtype
+    if not isinstance(kv_pages, ScaledPages):
+        keys, values = _divided(keys, k_scale), _divided(values, v_scale)
+        keys, values = saturated(keys, dtype), saturated(values, dtype)
+        return to_bits(pack_rows(keys, values, layout, dtype), stored)
+    keys, k_scales = quantise(keys, dtype)
+    values, v_scales = quantise(values, dtype)
+    scales = jnp.stack([k_scales, v_scales], axis=-1).reshape(keys.shape[0], -1)
+    return ScaledPages(to_bits(pack_rows(keys, values, layout, dtype), stored), scales)
+
+
+def _divided(rows: jax.Array, scale: float | None) -> jax.Array:
+    return rows if scale is None else rows.astype(jnp.float32) / scale
+
+
+def write_rows(
+    kv_pages: Any,
+    rows: Any,
+    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
+    num_slices: jax.Array | None = None,  # i32[1]
+) -> Any:
+    """Moves rows into slots, array by array, by the platform's own kernel where it has one (CACHE-3). O(T).
+
+    Args:
+        kv_pages: `[P, page, *row]`, or a pytree of such arrays.
+        rows: `[T, *row]` of the same dtype, in the same structure.
+        slot_mapping: slots or slices.
+        num_slices: `i32[1]` with slices.
+
+    Returns:
+        The pages.
+    """
+    return jax.tree.map(lambda pages, new: _write(pages, new, slot_mapping, num_slices), kv_pages, rows)
+
+
+def _write(
+    pages: jax.Array,  # [P, page, *row]
+    rows: jax.Array,  # [T, *row]
+    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
+    num_slices: jax.Array | None,  # i32[1]
+) -> jax.Array:
+    # Imported where it is needed: most processes never compile for a TPU.
+    from .tpu import update as tpu
+
+    if tpu.unsupported(pages) is not None:
+        return xla.update(pages, rows, slot_mapping, num_slices)
+    args = (pages, rows, slot_mapping) if num_slices is None else (pages, rows, slot_mapping, num_slices)
+    kernel = tpu.update if num_slices is None else tpu.update_slices
+    written: jax.Array = jax.lax.platform_dependent(*args, tpu=kernel, default=xla.update)
+    return written

@@ -1,0 +1,87 @@
+"""Copying pages onto pages: what the manager's copy orders ask for (MAN-13)."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import arguments
+from .dynamic_checks import check_copies
+from .xla import copy as xla
+
+__all__ = ["copy_pages", "num_pages_of"]
+
+
+def copy_pages(
+    pages: Any,
+    sources: jax.Array,  # i32[n]
+    destinations: jax.Array,  # i32[n]
+    *,
+    validate: bool = False,
+) -> Any:
+    """Copies whole pages, in every array alike; in place where they are donated (MAN-13). O(n pages).
+
+    Args:
+        pages: arrays `[P, ...]` of any dtype, in any pytree: a layer's pages, ScaledPages, states, or all of them.
+        sources: `i32[n]`: the pages to copy.
+        destinations: `i32[n]`: the pages to write. A pair with a negative id, or one that is no page, does nothing.
+            No page is written twice, and none that is read, else it is undefined what it holds.
+        validate: whether the ids are looked at too; they must be concrete then.
+
+    Returns:
+        The pages, in the structure given.
+
+    Raises:
+        TypeError: on wrong types and dtypes [R1].
+        ValueError: on shapes that don't fit; with ``validate`` on a destination named twice, or read as well [R1].
+        IndexError: with ``validate``, on pages that don't exist [R1].
+    """
+    num_pages = num_pages_of(pages)
+    arguments.integers("sources", sources, (None,), "[n]")
+    arguments.integers("destinations", destinations, sources.shape, f"{tuple(sources.shape)}, as sources")
+    if arguments.flag("validate", validate):
+        check_copies(sources, destinations, num_pages)
+    return _copy(pages, sources, destinations)
+
+
+def num_pages_of(pages: Any) -> int:
+    """The number of pages of arrays that belong together; 0 of no arrays. O(arrays).
+
+    Raises:
+        TypeError: if a leaf is no array [R1].
+        ValueError: if arrays have no pages, or not the same number of them [R1].
+    """
+    counts: set[int] = set()
+    for leaf in jax.tree.leaves(pages):
+        if not isinstance(leaf, (jax.Array, np.ndarray)):
+            raise TypeError(f"pages must hold arrays, not {type(leaf).__name__} [R1]")
+        if leaf.ndim < 1 or leaf.shape[0] < 1:
+            raise ValueError(f"pages must hold arrays [P, ...], not of the shape {tuple(leaf.shape)} [R1]")
+        counts.add(leaf.shape[0])
+    if len(counts) > 1:
+        raise ValueError(f"pages must hold arrays of the same number of pages, not {sorted(counts)} [R1]")
+    return max(counts, default=0)
+
+
+@jax.jit
+def _copy(
+    pages: Any,
+    sources: jax.Array,  # i32[n]
+    destinations: jax.Array,  # i32[n]
+) -> Any:
+    return jax.tree.map(lambda array: _copy_array(array, sources, destinations), pages)
+
+
+def _copy_array(
+    pages: jax.Array,  # [P, ...]
+    sources: jax.Array,  # i32[n]
+    destinations: jax.Array,  # i32[n]
+) -> jax.Array:
+    """By the platform's own kernel where it has one that takes the call."""
+    # Imported where it is needed: most processes never compile for a TPU.
+    from .tpu import copy as tpu
+
+    if tpu.unsupported(pages) is not None:
+        return xla.copy(pages, sources, destinations)
+    copied: jax.Array = jax.lax.platform_dependent(pages, sources, destinations, tpu=tpu.copy_pages, default=xla.copy)
+    return copied

@@ -1,0 +1,87 @@
+"""Where the tokens of a ragged batch stand: their sequence, their position, their slot.
+
+What callers leave past the last sequence is garbage (ATT-4), and lengths may be wrong where nobody validated
+them: everything here comes out within bounds whatever the arrays hold.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Ragged", "ragged", "slots_of_tokens"]
+
+
+class Ragged(NamedTuple):
+    """The lengths of a batch, cleaned.
+
+    Attributes:
+        starts: `i32[S + 1]`: the first query row of each sequence and the end; rising, within [0, T]. Sequences
+            that don't exist are empty and stand at the end.
+        q_lens: `i32[S]`: the query rows of each.
+        kv_lens: `i32[S]`: the tokens of each, within [0, what the table can name]; 0 where there is no sequence.
+    """
+
+    starts: jax.Array
+    q_lens: jax.Array
+    kv_lens: jax.Array
+
+
+def ragged(
+    kv_lens: jax.Array,  # i32[S]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    num_tokens: int,
+    max_kv_len: int,
+) -> Ragged:
+    """Cleans the lengths of a batch. O(S).
+
+    Args:
+        kv_lens: `i32[S]`.
+        cu_q_lens: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+        num_tokens: T.
+        max_kv_len: what a row of the page table can name.
+
+    Returns:
+        The lengths; of a batch that is in order, as they were.
+    """
+    rows = kv_lens.shape[0]
+    count = jnp.clip(num_seqs[0], 0, rows)
+    index = jnp.arange(rows + 1, dtype=jnp.int32)
+    starts = jnp.where(index <= count, cu_q_lens, cu_q_lens[count])
+    starts = jax.lax.cummax(jnp.clip(starts, 0, num_tokens))
+    lens = jnp.where(index[:-1] < count, jnp.clip(kv_lens, 0, max_kv_len), 0)
+    return Ragged(starts, starts[1:] - starts[:-1], lens)
+
+
+def slots_of_tokens(
+    batch: Ragged,
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    num_tokens: int,
+    num_pages: int,
+    page_size: int,
+) -> jax.Array:
+    """The slot of every query token, through the page table (TAB-7). O(T log S).
+
+    Args:
+        batch: the lengths; the last ``q_len`` tokens of a sequence are the query's.
+        page_table: `i32[S, pages_per_seq]`.
+        num_tokens: T.
+        num_pages: P.
+        page_size: slots of a page.
+
+    Returns:
+        `i32[T]`: page * page_size + offset; -1 for rows of no sequence, for positions below 0, and where the table
+        names no page: never clipped to another.
+    """
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    sequence = jnp.searchsorted(batch.starts[1:], token, side="right").astype(jnp.int32)
+    owned = sequence < page_table.shape[0]
+    sequence = jnp.minimum(sequence, page_table.shape[0] - 1)
+    position = batch.kv_lens[sequence] - batch.starts[sequence + 1] + token
+    owned &= position >= 0
+    position = jnp.where(owned, position, 0)
+    page = page_table[sequence, position // page_size]
+    owned &= (page >= 0) & (page < num_pages)
+    return jnp.where(owned, jnp.where(owned, page, 0) * page_size + position % page_size, -1)

@@ -1,0 +1,79 @@
+"""Paged attention in plain JAX, over every layout and dtype that a cache can have."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..options import AttentionOptions
+from ..ragged import ragged
+from ..storage import ScaledPages, from_bits, page_values
+from .flash import Cache, Read, attend_ragged
+
+__all__ = ["attend"]
+
+
+def attend(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Any,
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    sinks: jax.Array | None,  # f32[Hq]
+    *,
+    options: AttentionOptions,
+) -> jax.Array:
+    """Attention of a ragged batch over the pages of a cache (ATT-1 to ATT-6). O(keys read * Hq * (D + Dv)).
+
+    Args:
+        queries: `[T, Hq, D]`, float32, bfloat16 or float16.
+        kv_pages: `[P, page, ...]`, bits too, or ScaledPages.
+        kv_lens: `i32[S]`, new tokens included.
+        page_table: `i32[S, pages_per_seq]`. Keys on pages that don't exist are not read.
+        cu_q_lens: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+        sinks: `f32[Hq]`, or None.
+        options: the rest.
+
+    Returns:
+        `[T, Hq, Dv]` in the queries' dtype.
+    """
+    layout = options.layout
+    tokens, q_heads, dim = queries.shape
+    num_pages, page_size = page_values(kv_pages).shape[:2]
+    group = q_heads // layout.num_kv_heads
+    batch = ragged(kv_lens, cu_q_lens, num_seqs, tokens, page_size * page_table.shape[1])
+    cache = Cache(_reader(kv_pages, options), page_table, num_pages, page_size, layout.v_head_dim)
+    grouped = queries.reshape(tokens, layout.num_kv_heads, group, dim)
+    if sinks is not None:
+        sinks = sinks.reshape(layout.num_kv_heads, group)
+    return attend_ragged(grouped, batch, cache, sinks, options).reshape(tokens, q_heads, layout.v_head_dim)
+
+
+def _reader(kv_pages: Any, options: AttentionOptions) -> Read:
+    """Reads heads rather than slots: out come keys and values as the products want them, without another copy."""
+    layout = options.layout
+    stored = page_values(kv_pages)
+    scales = kv_pages.scales if isinstance(kv_pages, ScaledPages) else None
+    head = jnp.arange(layout.num_kv_heads, dtype=jnp.int32)[None, :, None]
+    step = layout.rows_per_head
+    k_columns = slice(0, layout.head_dim)
+    v_columns = slice(layout.head_dim, None) if layout.shares_rows else slice(0, layout.v_head_dim)
+
+    def rows(page: jax.Array, offset: jax.Array, part: int, columns: slice) -> jax.Array:
+        row = head * step + (part if step == 2 else 0)
+        lane = (row,) if layout.version == "v2" else (row // layout.packing, row % layout.packing)
+        block = stored.at[(page, offset, *lane)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        numbers = from_bits(block[..., columns], options.kv_dtype).astype(jnp.float32)
+        if scales is None:
+            return numbers
+        scale = scales.at[page, offset, 2 * head + part].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        return numbers * scale[..., None]
+
+    def read(page: jax.Array, offset: jax.Array, alive: jax.Array) -> tuple[jax.Array, jax.Array]:
+        page, offset = page[:, None], offset[:, None]
+        values = rows(page, offset, 1, v_columns) * options.value_scale
+        return rows(page, offset, 0, k_columns), jnp.where(alive[:, None, :, None], values, 0.0)
+
+    return read

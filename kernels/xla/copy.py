@@ -1,0 +1,43 @@
+"""Copying whole pages in plain JAX, in place where they are donated."""
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["copy", "read", "write"]
+
+
+def copy(
+    pages: jax.Array,  # [P, ...]
+    sources: jax.Array,  # i32[n]
+    destinations: jax.Array,  # i32[n]
+) -> jax.Array:
+    """Copies pages onto pages: all are read before any is written. O(n pages).
+
+    Args:
+        pages: `[P, ...]`, of any dtype.
+        sources: `i32[n]`.
+        destinations: `i32[n]`; a pair with an id that is no page does nothing.
+
+    Returns:
+        The pages.
+    """
+    exists = (sources >= 0) & (sources < pages.shape[0])
+    moved = pages.at[jnp.where(exists, sources, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return write(pages, jnp.where(exists, destinations, -1), moved)
+
+
+def read(
+    pages: jax.Array,  # [P, ...]
+    page_ids: jax.Array,  # i32[S]
+) -> jax.Array:
+    """Pages by id, `[S, ...]`; zeros for an id that is no page. O(S pages)."""
+    return pages.at[page_ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def write(
+    pages: jax.Array,  # [P, ...]
+    page_ids: jax.Array,  # i32[S]
+    states: jax.Array,  # [S, ...]
+) -> jax.Array:
+    """Pages with some of them replaced; an id that is no page writes nothing. O(S pages)."""
+    return pages.at[page_ids].set(states, mode="drop", wrap_negative_indices=False)

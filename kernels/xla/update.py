@@ -1,0 +1,75 @@
+"""Writing rows into pages in plain JAX, in place where the pages are donated."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["update"]
+
+
+def update(
+    pages: jax.Array,  # [P, page, *row]
+    rows: jax.Array,  # [T, *row]
+    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
+    num_slices: jax.Array | None = None,  # i32[1]
+) -> jax.Array:
+    """Writes rows into slots; nothing else changes (CACHE-3). O(T), or O(n + tokens in the slices).
+
+    Args:
+        pages: `[P, page, *row]`, of any dtype. On CPU, XLA writes bfloat16 and float8 in O(P): store bits there.
+        rows: `[T, *row]`, of the same dtype.
+        slot_mapping: `i32[T]`, the slot of each row, or slices, `i32[3, n]`: first slot, first row, length.
+            Slots below 0 or past the last page write nothing.
+        num_slices: `i32[1]`, how many slices there are; None with slots.
+
+    Returns:
+        The pages.
+    """
+    if num_slices is None:
+        return _scatter(pages, rows, slot_mapping)
+    return _write_slices(pages, rows, slot_mapping, num_slices)
+
+
+def _scatter(
+    pages: jax.Array,  # [P, page, *row]
+    rows: jax.Array,  # [T, *row]
+    slots: jax.Array,  # i32[T]
+) -> jax.Array:
+    num_pages, page_size = pages.shape[:2]
+    # By page and offset: the address, slot times row size, need not fit into 32 bits.
+    page = jnp.where(slots < 0, num_pages, slots // page_size)
+    return pages.at[page, slots % page_size].set(rows, mode="drop", wrap_negative_indices=False)
+
+
+class _Written(NamedTuple):
+    done: jax.Array  # i32: tokens of the slices that are written
+    pages: jax.Array
+
+
+def _write_slices(
+    pages: jax.Array,  # [P, page, *row]
+    rows: jax.Array,  # [T, *row]
+    slices: jax.Array,  # i32[3, n]
+    num_slices: jax.Array,  # i32[1]
+) -> jax.Array:
+    """T tokens of the slices a round: one round, unless rows are written to several places."""
+    tokens, page_size = rows.shape[0], pages.shape[1]
+    cache_start, new_start, length = slices
+    index = jnp.arange(slices.shape[1], dtype=jnp.int32)
+    length = jnp.where(index < num_slices[0], jnp.clip(length, 0, page_size), 0)
+    ends = jnp.cumsum(length)
+
+    def step(state: _Written) -> _Written:
+        place = state.done + jnp.arange(tokens, dtype=jnp.int32)
+        which = jnp.searchsorted(ends, place, side="right").astype(jnp.int32)
+        used = which < slices.shape[1]
+        which = jnp.where(used, which, 0)
+        ahead = place - (ends[which] - length[which])
+        row = new_start[which] + ahead
+        used &= (cache_start[which] >= 0) & (row >= 0) & (row < tokens)
+        slots = jnp.where(used, cache_start[which] + ahead, -1)
+        return _Written(state.done + tokens, _scatter(state.pages, rows[jnp.where(used, row, 0)], slots))
+
+    total = ends[-1] if slices.shape[1] else jnp.int32(0)
+    return jax.lax.while_loop(lambda state: state.done < total, step, _Written(jnp.int32(0), pages)).pages
