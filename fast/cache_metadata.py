@@ -11,13 +11,13 @@ from numpy.typing import DTypeLike
 
 from kvproof.kernels import CacheLayout
 
-from .arguments import integer, refusal
+from .arguments import flag, integer, refusal
 from .cache_dtypes import CODES, code_of, read_dtype
-from .cache_json import document, fields_of, parsed
 from .cache_layout import align_to_multiple, get_dtype_packing, get_num_slices_per_kv_cache_update_page
-from .cache_sizing import per_device_hbm_budget_bytes, utilization
+from .documents import document, fields_of, parsed
 from .page_table import cdiv
-from .partitioning import DeviceMesh, PartitionManager, num_shards
+from .partitions import DeviceMesh, PartitionManager, num_shards
+from .pool_size import per_device_hbm_budget_bytes, size_pool, utilization
 from .ragged_metadata import read_version
 
 __all__ = ["RaggedPagesCacheMetaData"]
@@ -40,6 +40,7 @@ _SIZES = (
     "num_page_shards",
 )
 _SCALE_BYTES = 4
+_MOST_SLOTS = 2**31 - 1
 _TABLE_BYTES = 1024 * 1024 // 2
 
 
@@ -65,10 +66,11 @@ class RaggedPagesCacheMetaData:
         _kvdtype_str: the cache's dtype: f32, bf16, f16, f8_e4m3, f8_e5m2 or int8; longer names become these.
         num_head_shards: devices that share the KV heads, evenly.
         num_page_shards: data shards, each with a pool of ``num_pages`` of its own (POOL-12).
+        slot_scales: whether each slot and head has a scale (`ScaledPages`); always so for int8 (CACHE-4).
 
     Raises:
         TypeError: a field is of the wrong type.
-        ValueError: one is out of its bounds, or the heads can't be shared evenly (R1).
+        ValueError: one is out of its bounds, the heads can't be shared evenly, or the dtype has no scales (R1).
     """
 
     num_hidden_layers: int
@@ -87,6 +89,7 @@ class RaggedPagesCacheMetaData:
     _kvdtype_str: str = "bf16"
     num_head_shards: int = 1
     num_page_shards: int = 1
+    slot_scales: bool = False
 
     def __post_init__(self) -> None:
         read: dict[str, Any] = {name: integer(name, getattr(self, name), minimum=1) for name in _SIZES}
@@ -97,13 +100,17 @@ class RaggedPagesCacheMetaData:
         read["hbm_utilization"] = utilization("hbm_utilization", self.hbm_utilization)
         read["version"] = read_version(self.version)
         read["_kvdtype_str"] = code_of(read_dtype("_kvdtype_str", self._kvdtype_str))
+        eight_bits = CODES[read["_kvdtype_str"]].itemsize == 1
+        read["slot_scales"] = flag("slot_scales", self.slot_scales) or read["_kvdtype_str"] == "int8"
+        if read["slot_scales"] and not eight_bits:
+            raise refusal(ValueError, "CACHE-4", f"slot_scales=True: {read['_kvdtype_str']} has no scales")
         if read["num_kv_heads"] % read["num_head_shards"]:
             raise refusal(
                 ValueError, "CACHE-5", f"num_kv_heads={self.num_kv_heads} is no multiple of {self.num_head_shards}"
             )
         for name, value in read.items():
             object.__setattr__(self, name, value)
-        if self.num_pages * self.page_size >= 2**31:
+        if self.num_pages * self.page_size > _MOST_SLOTS:
             raise refusal(ValueError, "CACHE-1", f"num_pages={self.num_pages}: not every slot fits an int32")
 
     @classmethod
@@ -125,6 +132,7 @@ class RaggedPagesCacheMetaData:
         budget_bytes: int | None = None,
         max_num_tokens: int = -1,
         max_num_reqs: int = -1,
+        slot_scales: bool = False,
     ) -> Self:
         """The metadata of a cache that takes as many pages as fit each device (CACHE-1). O(devices).
 
@@ -144,6 +152,7 @@ class RaggedPagesCacheMetaData:
             budget_bytes: bytes of each device that the cache may take; None: by ``hbm_utilization``.
             max_num_tokens: the most tokens of a step; -1: not known.
             max_num_reqs: the most requests of a step; -1: not known.
+            slot_scales: whether each slot and head has a scale; always so for int8.
 
         Raises:
             TypeError: an argument is of the wrong type.
@@ -168,19 +177,12 @@ class RaggedPagesCacheMetaData:
             _kvdtype_str=code_of(read_dtype("kvdtype", kvdtype)),
             num_head_shards=num_shards(mesh, partition_manager, "kv_heads", heads),
             num_page_shards=num_shards(mesh, partition_manager, "pages", 1),
+            slot_scales=slot_scales,
         )
-        budget = (
-            per_device_hbm_budget_bytes(unsized.hbm_utilization)
-            if budget_bytes is None
-            else integer("budget_bytes", budget_bytes)
-        )
-        num_pages = min(budget // unsized.page_bytes, (2**31 - 1) // unsized.page_size)
-        if num_pages < 2:
-            raise refusal(
-                ValueError, "CACHE-1", f"budget_bytes={budget} must hold at least 2 pages of {unsized.page_bytes} bytes"
-            )
+        budget = per_device_hbm_budget_bytes(unsized.hbm_utilization) if budget_bytes is None else budget_bytes
+        fitting = size_pool(budget, [unsized.page_bytes]).num_pages
         return unsized.replace(
-            num_pages=num_pages,
+            num_pages=min(fitting, _MOST_SLOTS // unsized.page_size),
             max_num_pages_per_req=cdiv(unsized.max_model_length, unsized.page_size),
             num_slices_per_kv_cache_update_page=get_num_slices_per_kv_cache_update_page(unsized.layer_page_bytes),
         )
@@ -256,7 +258,7 @@ class RaggedPagesCacheMetaData:
         """Bytes of one page of one layer on one device, padding and scales counted (CACHE-1)."""
         layout = self.shard_layout
         slot_bytes = layout.combined_rows * layout.storage_head_dim * self.kvdtype.itemsize
-        if self.kvdtype == np.int8:
+        if self.slot_scales:
             slot_bytes += 2 * layout.num_kv_heads * _SCALE_BYTES
         return self.page_size * slot_bytes
 
@@ -299,7 +301,7 @@ class RaggedPagesCacheMetaData:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON document; see `cache_json`. O(1)."""
+        """The fields as a JSON document; see `documents`. O(1)."""
         return document("RaggedPagesCacheMetaData", dataclasses.asdict(self))
 
     @classmethod

@@ -13,8 +13,8 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from .arguments import integer, listed, refusal
-from .cache_json import array_of, array_to_json, document, fields_of, parsed
+from .arguments import index, integer, listed, refusal
+from .documents import array_of, array_to_json, document, fields_of, parsed
 
 __all__ = ["RaggedPagesMetadata", "read_version"]
 
@@ -140,6 +140,32 @@ class RaggedPagesMetadata:
         stacked: Self = _concatenated(parts)
         return stacked
 
+    def shard(self, number: int, num_shards: int) -> Self:
+        """The metadata of one of the shards that were stacked (CACHE-5). O(its size).
+
+        Args:
+            number: which one.
+            num_shards: how many there are.
+
+        Raises:
+            TypeError: an argument is no integer.
+            IndexError: there is no such shard.
+            ValueError: an array can't be split into as many (R1).
+        """
+        shards = integer("num_shards", num_shards, minimum=1)
+        place = index("number", number, shards)
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            if array is not None and array.shape[0] % shards:
+                raise refusal(ValueError, "CACHE-5", f"{name}.shape={array.shape} must be of {shards} shards")
+
+        def part(array: jax.Array) -> jax.Array:
+            size = array.shape[0] // shards
+            return array[place * size : (place + 1) * size]
+
+        own: Self = jax.tree.map(part, self)
+        return own
+
     def replace(self, **changes: Any) -> Self:
         """The same with other values in the fields named. O(1).
 
@@ -151,7 +177,7 @@ class RaggedPagesMetadata:
     # -- JSON -------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON document; see `cache_json`. Waits for the device. O(size)."""
+        """The fields as a JSON document; see `documents`. Waits for the device. O(size)."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         return document(
             "RaggedPagesMetadata",

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kvproof.kernels.storage import KV_DTYPES, ScaledPages, is_bits
 
 from .arguments import refusal
-from .partitioning import AxisRules
+from .partitions import AxisRules
 
 __all__ = [
     "array_of",
