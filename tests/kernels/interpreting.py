@@ -7,7 +7,7 @@ their largest value), and an access outside of an array raises.
 """
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import Any, Literal, NamedTuple
 
@@ -17,11 +17,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 __all__ = ["MODES", "Interpreted", "Outcome", "interpreted"]
 
-MODES: tuple[Literal["eager", "on_wait"], ...] = ("eager", "on_wait")
+Mode = Literal["eager", "on_wait"]
+
+MODES: tuple[Mode, ...] = ("eager", "on_wait")
 """When copies are made: as soon as they are started, or when somebody waits for them."""
 
 _reset: Callable[[], None] = pltpu.reset_tpu_interpret_mode_state
 _ready: Callable[[Any], Any] = jax.block_until_ready
+
+# Compiling takes most of the time: an interpreted kernel is a large program that runs once or a few times.
+_FAST_TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 
 Make = Callable[[pltpu.InterpretParams], Callable[..., Any]]
 
@@ -50,22 +55,11 @@ class Interpreted:
 
     Args:
         make: takes what `pallas_call` takes as ``interpret`` and returns the function of arrays to run.
+        modes: which of `MODES`.
     """
 
-    def __init__(self, make: Make) -> None:
-        self._functions = {
-            mode: jax.jit(
-                make(
-                    pltpu.InterpretParams(
-                        detect_races=True,
-                        dma_execution_mode=mode,
-                        uninitialized_memory="nan",
-                        out_of_bounds_reads="raise",
-                    )
-                )
-            )
-            for mode in MODES
-        }
+    def __init__(self, make: Make, modes: Sequence[Mode] = MODES) -> None:
+        self._functions = {mode: jax.jit(make(_params(mode)), compiler_options=_FAST_TO_COMPILE) for mode in modes}
 
     def __call__(self, *args: Any) -> dict[str, Outcome]:
         """Runs the function in both modes.
@@ -74,7 +68,7 @@ class Interpreted:
             args: what the function takes.
 
         Returns:
-            the outcome of each of `MODES`.
+            the outcome of each mode.
 
         Raises:
             jax.errors.JaxRuntimeError: a kernel read or wrote outside of an array.
@@ -105,3 +99,9 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
         elif races:
             races[-1] += "\n" + line
     return Outcome(output, tuple(races), tuple(left_over))
+
+
+def _params(mode: Mode) -> pltpu.InterpretParams:
+    return pltpu.InterpretParams(
+        detect_races=True, dma_execution_mode=mode, uninitialized_memory="nan", out_of_bounds_reads="raise"
+    )
