@@ -78,6 +78,7 @@ from .ragged_cache import RaggedPagesCache
 from .ragged_metadata import RaggedPagesMetadata
 from .sharded_manager import ShardedCacheManager
 from .slot_quantizer import SlotQuantizer
+from .state_pages import StatePages
 from .states import copy_pages, read_states, write_states
 
 __all__ = [
@@ -133,6 +134,7 @@ __all__ = [
     "SlidingWindowSpec",
     "SlotBatch",
     "SlotQuantizer",
+    "StatePages",
     "UnitaryCacheCoordinator",
     "WeightsVersion",
     "align_to_multiple",

@@ -9,6 +9,8 @@ from .arguments import refusal
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_view import RaggedPagesCacheView
 from .documents import parsed, read_document, written_document
+from .state_pages import global_ids
+from .states import copy_pages
 
 __all__ = ["RaggedPagesCache"]
 
@@ -44,8 +46,7 @@ class RaggedPagesCache:
         layers = range(read_metadata(metadata).num_hidden_layers)
         return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
 
-    @classmethod
-    def init_empty(cls, *args: Any, **kwargs: Any) -> None:  # noqa: ARG003 - the seed's, which takes anything
+    def init_empty(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the seed's, which takes anything
         """None: there is no cache of this kind without pages. The seed has it."""
         return
 
@@ -53,6 +54,32 @@ class RaggedPagesCache:
     def metadata(self) -> RaggedPagesCacheMetaData | None:
         """The metadata that all views share; None where there is no view."""
         return self.views[0].metadata if self.views else None
+
+    def copy_pages(self, sources: Any, destinations: Any) -> Self:
+        """Copies pages onto others, in every layer (MAN-13).
+
+        Every source is read before any destination is written; a pair with an id that no page has does nothing.
+
+        Args:
+            sources: pages, `[n]`; with several page shards `[shards, n]`, in each row a shard's own ids.
+            destinations: the pages to write, alike; none twice, and none that is a source.
+
+        Returns:
+            The cache after it.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: an id that no int32 holds, or shapes that don't fit each other or the shards (R1).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return self
+        froms = global_ids("sources", sources, metadata.num_page_shards, metadata.num_pages)
+        tos = global_ids("destinations", destinations, metadata.num_page_shards, metadata.num_pages)
+        copied = copy_pages([view.kv_pages for view in self.views], froms, tos)
+        return self.replace(
+            views=[view.replace(kv_pages=pages) for view, pages in zip(self.views, copied, strict=True)]
+        )
 
     # -- Copies and JSON --------------------------------------------------------------------------
 
@@ -79,7 +106,10 @@ class RaggedPagesCache:
         views = read_document(_KIND, data, ("views",))["views"]
         if not isinstance(views, list):
             raise refusal(ValueError, "SEC-3", f"views must be a list, not {type(views).__name__}")
-        return cls([RaggedPagesCacheView.from_dict(view, mesh) for view in views])
+        read = [RaggedPagesCacheView.from_dict(view, mesh) for view in views]
+        if any(view.metadata != read[0].metadata or view.layer_index != layer for layer, view in enumerate(read)):
+            raise refusal(ValueError, "SEC-3", "views must be layers of one cache, in order")
+        return cls(read)
 
     def to_json(self, **kwargs: Any) -> str:
         """The document as text; ``kwargs`` go to `json.dumps`."""

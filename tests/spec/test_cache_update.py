@@ -1,0 +1,263 @@
+"""CACHE-2 to CACHE-4: what an update writes, and that it writes nothing else."""
+
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproof import spec
+from kvproof.spec.cache_dtypes import CODES, as_bits, read_dtype, saturated
+from kvproof.spec.clauses import clause_of_message
+
+from .ragged_batches import FLOAT_CODES, Heads, empty_slot, i32, placed
+
+SATURATING = ("int8", "f8_e4m3", "f8_e5m2")
+LARGEST = {"int8": 127.0, "f8_e4m3": 448.0, "f8_e5m2": 57344.0}
+
+head_sizes = st.sampled_from([(64, 64), (1, 1), (8, 8), (80, 80), (128, 128), (130, 130), (64, 5), (5, 64), (130, 8)])
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Heads:
+    size, v_size = draw(head_sizes)
+    return Heads(draw(st.integers(1, 5)), 1, size, v_size, draw(st.sampled_from(["v2", "v3"])))
+
+
+def _pages(heads: Heads, dtype: Any, shape: tuple[int, int] = (4, 3)) -> Any:
+    """Pages of random bits, NaN among them."""
+    rng = np.random.default_rng(5)
+    slot = empty_slot(heads, dtype)
+    return rng.integers(0, 256, (*shape, slot.nbytes), np.uint8).view(slot.dtype).reshape(*shape, *slot.shape)
+
+
+def _tokens(heads: Heads, num: int, seed: int = 0, scale: float = 1.0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    sizes = heads.size, heads.v_size
+    keys, values = (scale * rng.normal(size=(num, heads.num_kv, size)) for size in sizes)
+    return keys.astype(np.float32), values.astype(np.float32)
+
+
+# -- CACHE-2, CACHE-3 -----------------------------------------------------------------------------
+
+
+@given(
+    heads=layouts(),
+    code=st.sampled_from(sorted(FLOAT_CODES)),
+    slots=st.lists(st.integers(-3, 14), unique=True, max_size=8),
+    validate=st.booleans(),
+)
+def test_cache_3_exactly_the_named_slots_change(heads: Heads, code: str, slots: list[int], validate: bool) -> None:
+    """Slot by slot as the layouts are documented, padding 0; negative slots and slots past the cache write nothing."""
+    dtype = FLOAT_CODES[code]
+    pages = _pages(heads, dtype)
+    before = as_bits(pages).copy()
+    keys, values = _tokens(heads, len(slots))
+    keys[[slot < 0 for slot in slots]] = np.nan
+    if validate:
+        slots = [slot for slot in slots if slot < 12]
+        keys, values = keys[: len(slots)], values[: len(slots)]
+    after = spec.kv_cache_update(pages, keys, values, i32(*slots), validate=validate)
+    wanted = pages.copy()
+    for token, slot in enumerate(slots):
+        if 0 <= slot < 12:
+            wanted[divmod(slot, 3)] = placed(heads, keys[token].astype(dtype), values[token].astype(dtype))
+    assert np.array_equal(as_bits(after), as_bits(wanted))
+    assert np.array_equal(as_bits(pages), before), "the argument stays as it is"
+
+
+@given(heads=layouts(), starts=st.lists(st.integers(0, 3), unique=True, max_size=4), data=st.data())
+def test_cache_3_slices_write_what_slots_do(heads: Heads, starts: list[int], data: st.DataObject) -> None:
+    columns, slots, token = [], [], 0
+    for page in starts:
+        offset = data.draw(st.integers(0, 2))
+        length = data.draw(st.integers(1, 3 - offset))
+        columns.append([page * 3 + offset, token, length])
+        slots += [page * 3 + offset + place for place in range(length)]
+        token += length
+    keys, values = _tokens(heads, token)
+    garbage = [[-1, 5, 7], [2**31 - 1, 0, 1]]
+    slices = np.array([*columns, *garbage], np.int32).T
+    pages = _pages(heads, np.float32)
+    after = spec.kv_cache_update(
+        pages, keys, values, slices, num_slices=i32(len(columns)), validate=data.draw(st.booleans())
+    )
+    assert np.array_equal(as_bits(after), as_bits(spec.kv_cache_update(pages, keys, values, i32(*slots))))
+
+
+def test_cache_3_the_last_slots_of_the_last_page_are_where_they_are() -> None:
+    """A slice cut to fit moved such a write to the front of the page."""
+    pages = np.zeros((2, 4, 2, 128), np.float32)
+    ones = np.ones((2, 1, 8), np.float32)
+    after = spec.kv_cache_update(pages, ones, ones, np.array([[6], [0], [2]], np.int32), num_slices=i32(1))
+    assert after[..., 0, 0].tolist() == [[0, 0, 0, 0], [0, 0, 1, 1]]
+
+
+def test_cache_3_bits_stay_bits() -> None:
+    heads = Heads(2, 1, 8, 8, "v3")
+    pages = _pages(heads, ml_dtypes.bfloat16)
+    keys, values = _tokens(heads, 2)
+    plain = spec.kv_cache_update(pages, keys, values, i32(1, 4))
+    bits = spec.kv_cache_update(pages.view(np.uint16), keys, values, i32(1, 4), kv_dtype=ml_dtypes.bfloat16)
+    assert bits.dtype == np.uint16
+    assert np.array_equal(bits, plain.view(np.uint16))
+
+
+# -- CACHE-4 --------------------------------------------------------------------------------------
+
+
+def _bound(code: str, numbers: Any, scale: Any) -> Any:
+    if code == "int8":
+        return scale / 2
+    relative, least = {"f8_e4m3": (2.0**-4, 2.0**-10), "f8_e5m2": (2.0**-3, 2.0**-17)}[code]
+    return np.maximum(relative * np.abs(numbers), least * scale)
+
+
+@settings(max_examples=80)
+@given(
+    heads=layouts(),
+    code=st.sampled_from(SATURATING),
+    magnitude=st.sampled_from([0.0, 1e-44, 1e-30, 1e-3, 1.0, 1e5, 1e37]),
+    seed=st.integers(0, 100),
+)
+def test_cache_4_a_scale_by_slot_and_head(heads: Heads, code: str, magnitude: float, seed: int) -> None:
+    """The bound holds for every number, and neither a scale nor a number depends on what else is written."""
+    dtype = CODES[code]
+    keys, values = _tokens(heads, 3, seed, magnitude)
+    scales = np.full((4, 3, 2 * heads.num_kv), np.nan, np.float32)
+    pages = spec.ScaledPages(_pages(heads, dtype), scales)
+    after = spec.kv_cache_update(pages, keys, values, i32(7, -1, 2))
+    assert np.isnan(scales).all()
+    for token, slot in ((0, 7), (2, 2)):
+        where = divmod(slot, 3)
+        for head in range(heads.num_kv):
+            for place, numbers in ((2 * head, keys[token, head]), (2 * head + 1, values[token, head])):
+                scale = after.scales[where][place]
+                amax = np.abs(numbers).max()
+                tiny = np.finfo(np.float32).tiny
+                assert scale == (np.float32(1) if amax == 0 else max(amax / np.float32(LARGEST[code]), tiny))
+        alone = spec.kv_cache_update(pages, keys[token : token + 1], values[token : token + 1], i32(slot))
+        assert np.array_equal(as_bits(alone.values[where]), as_bits(after.values[where]))
+        assert np.array_equal(alone.scales[where], after.scales[where])
+        layout = spec.cache_layout.layout_of_shape(after.values.shape, dtype, heads.size, heads.v_size, heads.num_kv)
+        for numbers, read, first in zip((keys, values), layout.unpack(after.values[where]), (0, 1), strict=True):
+            own = after.scales[where][first::2, np.newaxis].astype(np.float64)
+            error = np.abs(read.astype(np.float64) * own - numbers[token])
+            assert (error <= _bound(code, numbers[token], own) * (1 + 1e-6)).all()
+    others = [slot for slot in range(12) if slot not in (2, 7)]
+    flat = as_bits(after.values).reshape(12, -1), as_bits(pages.values).reshape(12, -1)
+    assert np.array_equal(flat[0][others], flat[1][others])
+    assert np.isnan(after.scales.reshape(12, -1)[others]).all()
+
+
+@pytest.mark.parametrize("code", SATURATING)
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_cache_4_numbers_saturate(code: str, scale: float | None) -> None:
+    dtype = CODES[code]
+    keys = np.array([[[1e30, -1e30, np.inf, -np.inf, 0.0]]], np.float32)
+    factor = 1.0 if scale is None and code == "int8" else scale
+    after = spec.kv_cache_update(np.zeros((2, 1, 2, 128), dtype), keys, keys, i32(1), k_scale=factor, v_scale=factor)
+    top = LARGEST[code]
+    assert after[1, 0, :, :6].astype(np.float64).tolist() == [[top, -top, top, -top, 0.0, 0.0]] * 2
+    scaled = spec.ScaledPages(np.zeros((2, 1, 2, 128), dtype), np.zeros((2, 1, 2), np.float32))
+    after = spec.kv_cache_update(scaled, keys, keys, i32(1))
+    assert np.isfinite(after.scales).all()
+    assert np.isfinite(after.values.astype(np.float64)).all()
+    assert after.values[1, 0, 0, 2:4].astype(np.float64).tolist() == [top, -top]
+
+
+def test_cache_4_halves_are_rounded_to_even() -> None:
+    numbers = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, np.nan])
+    assert saturated(numbers, CODES["int8"]).tolist() == [0, 2, 2, 0, -2, 126, 127, 0]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "code"),
+    [
+        ("bf16", "bf16"),
+        ("bfloat16", "bf16"),
+        (ml_dtypes.bfloat16, "bf16"),
+        (np.dtype(np.float16), "f16"),
+        ("float8_e4m3fn", "f8_e4m3"),
+        ("f8_e5m2", "f8_e5m2"),
+        (np.int8, "int8"),
+        ("float32", "f32"),
+    ],
+)
+def test_dtypes_have_many_names_and_one_code(spelling: Any, code: str) -> None:
+    assert read_dtype("dtype", spelling) == CODES[code]
+
+
+# -- R1 -------------------------------------------------------------------------------------------
+
+_KEYS = np.zeros((2, 1, 8), np.float32)
+_PAGES = np.zeros((4, 3, 2, 128), np.float32)
+_TWO_HEADS = np.zeros((2, 2, 8), np.float32)
+
+
+def _slices(*columns: tuple[int, int, int]) -> Any:
+    return np.array(columns, np.int32).T
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"keys": _KEYS.astype(np.int32)}, TypeError, "keys.dtype=int32"),
+    ({"keys": _KEYS[0]}, ValueError, "keys.shape=(1, 8)"),
+    ({"keys": _KEYS[:, :, :0]}, ValueError, "keys.shape=(2, 1, 0)"),
+    ({"values": _KEYS[:1]}, ValueError, "values.shape=(1, 1, 8)"),
+    (
+        {"keys": np.zeros((2, 2, 8), np.float32), "values": np.zeros((2, 2, 8), np.float32)},
+        ValueError,
+        "for 2 KV heads",
+    ),
+    ({"kv_pages": None}, TypeError, "kv_pages must be an array, not NoneType"),
+    ({"kv_pages": spec.ScaledPages(_PAGES, _PAGES)}, TypeError, "kv_pages.values.dtype=float32 has no scales"),
+    (
+        {"kv_pages": spec.ScaledPages(_PAGES.astype(np.int8), np.zeros((4, 3, 3), np.float32))},
+        ValueError,
+        "kv_pages.scales.shape=(4, 3, 3)",
+    ),
+    ({"kv_pages": np.broadcast_to(_PAGES[:1, :1], (2**16, 2**15, 2, 128))}, ValueError, "too many for an int32 slot"),
+    ({"slot_mapping": np.array([0, 1])}, TypeError, "slot_mapping.dtype=int64"),
+    ({"slot_mapping": i32(0)}, ValueError, "slot_mapping.shape=(1,)"),
+    ({"slot_mapping": _slices((0, 0, 1))}, ValueError, "slot_mapping.shape=(3, 1)"),
+    ({"num_slices": i32(1)}, ValueError, "slot_mapping.shape=(2,)"),
+    ({"slot_mapping": _slices((0, 0, 1)), "num_slices": i32(1, 1)}, ValueError, "num_slices.shape=(2,)"),
+    ({"k_scale": 0}, ValueError, "k_scale=0.0 must be above 0"),
+    ({"validate": None}, TypeError, "validate=None"),
+]
+
+INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"slot_mapping": i32(3, 12)}, IndexError, "slot_mapping[1]=12 must be in [0, 12)"),
+    ({"slot_mapping": i32(3, 3)}, ValueError, "slot_mapping[1]=3 is the slot of token 0, too"),
+    ({"slot_mapping": _slices((0, 0, 1)), "num_slices": i32(2)}, ValueError, "num_slices=2 must be in [0, 1]"),
+    ({"slot_mapping": _slices((0, 0, 0)), "num_slices": i32(1)}, ValueError, "slot_mapping[:, 0]=[0, 0, 0]"),
+    ({"slot_mapping": _slices((2, 0, 2)), "num_slices": i32(1)}, ValueError, "stay within a page"),
+    ({"slot_mapping": _slices((-1, 0, 1)), "num_slices": i32(1)}, IndexError, "a slot of at least 0"),
+    ({"slot_mapping": _slices((0, 1, 2)), "num_slices": i32(1)}, IndexError, "tokens in [0, 2)"),
+    ({"slot_mapping": _slices((12, 0, 1)), "num_slices": i32(1)}, IndexError, "token 0=12 must be in [0, 12)"),
+    (
+        {"slot_mapping": _slices((0, 0, 1), (0, 1, 1)), "num_slices": i32(2)},
+        ValueError,
+        "token 1=0 is the slot of token 0, too",
+    ),
+]
+
+
+def _given(changes: dict[str, Any]) -> dict[str, Any]:
+    return {"kv_pages": _PAGES, "keys": _KEYS, "values": _KEYS, "slot_mapping": i32(0, 1), **changes}
+
+
+@pytest.mark.parametrize(("changes", "kind", "text"), WRONG)
+def test_r1_a_wrong_argument_is_refused_by_name(changes: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=re.escape(text)) as caught:
+        spec.kv_cache_update(**_given(changes))
+    assert clause_of_message(str(caught.value)) in spec.CLAUSES
+
+
+@pytest.mark.parametrize(("changes", "kind", "text"), INVALID)
+def test_r1_validate_looks_at_the_contents(changes: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=re.escape(text)):
+        spec.kv_cache_update(**_given(changes), validate=True)
