@@ -1,0 +1,180 @@
+"""What follows from the shapes of a decode call, and which calls the decode kernel takes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..layout import LANES, CacheLayout
+from ..options import AttentionOptions
+from .block_sizes import DecodeBlocks, decode_blocks, device_kind, selects_16_bits
+
+__all__ = ["DecodePlan", "plan", "unsupported"]
+
+_QUERY_BYTES = 2 * 2**20
+"""VMEM for the queries of a grid step; the outputs take half as much, and both are there twice."""
+
+_TABLE_WORDS = 40 * 2**10
+"""SMEM for the part of the page table of a grid step, in words; it is there twice."""
+
+_STEP_ROWS = 256
+"""Sequences of a grid step at most: so many hide what it costs to begin one."""
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """The static numbers of a decode call; hashable.
+
+    A *pair* is two heads whose keys fill the matrix unit side by side. A *lane row* is one query head of a pair.
+
+    Attributes:
+        layout: how the cache's slots are laid out.
+        dtype: of the cache, the queries and the output.
+        page_size: slots of a page.
+        pages_per_seq: pages in a row of the table.
+        group: query heads of a KV head.
+        steps: grid steps.
+        rows: rows of a grid step: its sequences, and a spare row for what is done past the last.
+        blocks: tokens of a block, buffers, short blocks.
+        score_scale: what products of stored queries and keys are multiplied by.
+        value_scale: what stored values are multiplied by.
+        soft_cap: of the scores, or None.
+        windowed: whether a sequence may be read from a later token than its first.
+        has_sinks: whether there are sinks.
+        select: whether the device chooses between 16-bit numbers.
+        emulated: whether the kernel is interpreted.
+    """
+
+    layout: CacheLayout
+    dtype: Any
+    page_size: int
+    pages_per_seq: int
+    group: int
+    steps: int
+    rows: int
+    blocks: DecodeBlocks
+    score_scale: float
+    value_scale: float
+    soft_cap: float | None
+    windowed: bool
+    has_sinks: bool
+    select: bool
+    emulated: bool
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of KV heads; the last may have one head only."""
+        return -(-self.layout.num_kv_heads // 2)
+
+    @property
+    def query_rows(self) -> int:
+        """Query heads of a pair."""
+        return 2 * self.group
+
+    @property
+    def stride(self) -> int:
+        """Rows of words from a token to the next in VMEM: odd, so that the rows of one group lie in all banks."""
+        return self.layout.groups | 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a block."""
+        return self.blocks.tokens
+
+    @property
+    def pages_per_block(self) -> int:
+        """Pages of a block."""
+        return self.tokens // self.page_size
+
+    @property
+    def table_words(self) -> int:
+        """Entries of the page table of a grid step: a block's more than its rows have, for the last row's reads."""
+        return self.rows * self.pages_per_seq + self.pages_per_block
+
+    @property
+    def vmem_bytes(self) -> int:
+        """What the kernel needs, and some room for what the compiler spills."""
+        block = self.tokens * self.stride * 4 * LANES
+        lines = self.pairs * -(-self.query_rows // 8) * 8
+        queries = self.rows * lines * 3 * LANES * 2
+        return self.blocks.buffers * block + 2 * queries + lines * 4 * LANES * 4 + 12 * 2**20
+
+
+def unsupported(
+    options: AttentionOptions,
+    queries: jax.Array,  # [B, Hq, D]
+    kv_pages: Any,  # [P, page, groups, packing, Dp]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+) -> str | None:
+    """Why the decode kernel doesn't take these arrays, or None when it does. O(1).
+
+    Args:
+        options: the options of the call.
+        queries: `[B, Hq, D]`, or anything with its shape and dtype.
+        kv_pages: `[P, page, groups, packing, Dp]`, or anything with its shape and dtype.
+        page_table: `i32[S, pages_per_seq]`.
+    """
+    layout = options.layout
+    half = jnp.dtype(jnp.bfloat16)
+    if layout.version != "v3":
+        return f"the layout {layout.version}: halves of a word aren't key and value of one head"
+    if getattr(kv_pages, "dtype", None) != half or jnp.dtype(options.kv_dtype) != half or queries.dtype != half:
+        return f"queries of {queries.dtype}, a cache of {jnp.dtype(options.kv_dtype)}: both must be bfloat16"
+    if layout.storage_head_dim != LANES:
+        return f"a storage head size of {layout.storage_head_dim}: rows of 128 are taken"
+    if layout.shares_rows and layout.num_kv_heads % 2:
+        return f"{layout.num_kv_heads} KV heads of size 64: the last shares its words with padding"
+    page_size, pages_per_seq = kv_pages.shape[1], page_table.shape[1]
+    if page_size & (page_size - 1):
+        return f"a page size of {page_size}: a block has a power of two tokens"
+    if 2 * pages_per_seq > _TABLE_WORDS:
+        return f"{pages_per_seq} pages a sequence: at most {_TABLE_WORDS // 2} fit into scalar memory"
+    return None
+
+
+def plan(
+    queries: jax.Array,  # [B, Hq, D]
+    kv_pages: jax.Array,  # [P, page, groups, packing, Dp]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    options: AttentionOptions,
+    has_sinks: bool,
+    emulated: bool,
+    blocks: DecodeBlocks | None = None,
+) -> DecodePlan:
+    """The plan of a call that is not `unsupported`. O(1).
+
+    Args:
+        queries: `[B, Hq, D]`.
+        kv_pages: `[P, page, groups, packing, Dp]`.
+        page_table: `i32[S, pages_per_seq]`.
+        options: the options of the call.
+        has_sinks: whether there are sinks.
+        emulated: whether the kernel is interpreted.
+        blocks: block sizes; None: those of `block_sizes`.
+    """
+    layout = options.layout
+    page_size, pages_per_seq = kv_pages.shape[1], page_table.shape[1]
+    group = queries.shape[1] // layout.num_kv_heads
+    if blocks is None:
+        blocks = decode_blocks(device_kind(), "bfloat16", layout.groups, layout.storage_head_dim, page_size)
+    row_bytes = -(-layout.num_kv_heads // 2) * -(-2 * group // 8) * 8 * 2 * LANES * 2
+    most = max(2, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq)) - 1
+    steps = -(-queries.shape[0] // most)
+    return DecodePlan(
+        layout=layout,
+        dtype=jnp.dtype(queries.dtype),
+        page_size=page_size,
+        pages_per_seq=pages_per_seq,
+        group=group,
+        steps=steps,
+        rows=-(-queries.shape[0] // steps) + 1,
+        blocks=blocks,
+        score_scale=options.score_scale,
+        value_scale=options.value_scale,
+        soft_cap=options.soft_cap,
+        windowed=options.window is not None or options.chunk is not None,
+        has_sinks=has_sinks,
+        select=selects_16_bits(),
+        emulated=emulated,
+    )
