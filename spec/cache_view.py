@@ -320,6 +320,13 @@ class RaggedPagesCacheView:
                 "R1",
                 f"cache_metadata.page_size={cache_metadata.page_size} must be {self.metadata.page_size}",
             )
+        shards = self.metadata.num_page_shards
+        if cache_metadata.num_seqs.shape != (shards,):
+            raise refusal(
+                ValueError,
+                "CACHE-5",
+                f"cache_metadata.num_seqs.shape={cache_metadata.num_seqs.shape} must be ({shards},)",
+            )
         return cache_metadata
 
     def _read_tokens(self, name: str, array: Any, head_dim: int) -> NDArray[Any]:

@@ -60,7 +60,7 @@ class MetadataBuilder:
         self.token_sizes = self._default_sizes() if token_sizes is None else self._read_sizes(token_sizes)
 
     def build(
-        self, page_table: PageTable, num_computed_tokens: Sequence[int], num_scheduled_tokens: Sequence[int]
+        self, page_table: PageTable, num_computed_tokens: Iterable[int], num_scheduled_tokens: Iterable[int]
     ) -> RaggedPagesMetadata:
         """The metadata of a step, whose sequences are the first rows of the table, which are committed (TAB-4).
 
