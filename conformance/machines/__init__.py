@@ -1,6 +1,6 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
-from .attention import Attention
+from .attention import Attention, Latents, Limits
 from .base import Machine
 from .batch import Batch
 from .cache import Cache
@@ -14,6 +14,7 @@ from .pool import Pool
 from .pool_pins import PoolPins
 from .programs import Programs
 from .queue import Queue
+from .serving import Serving
 from .shards import Shards
 from .snapshots import Snapshots
 from .table import Table
@@ -41,7 +42,7 @@ MACHINES: dict[str, type[Machine]] = {
             Snapshots,
         ),
         *(Table, MultiTable, Programs),
-        *(Cache, Attention),
+        *(Cache, Attention, Limits, Latents, Serving),
     )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""

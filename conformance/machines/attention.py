@@ -1,9 +1,9 @@
-"""The attention machine: ragged batches over poisoned pages, held against the specification's dense float64."""
+"""The attention machines: ragged batches over poisoned pages, held against the specification's dense float64."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
-from hypothesis import strategies as st
 
 from ..properties import start, step
 from .arrays import Near, worst
@@ -11,37 +11,36 @@ from .attention_blame import blame
 from .attention_faults import AttentionFaults
 from .base import Side
 from .draws import Drawing, one_of
-from .ragged import SETUPS, Batch
+from .ragged import COMMON, LATENT, LIMITS, Batch, Setup
 from .ragged_draws import draw_batch
 
-__all__ = ["Attention"]
-
-_FUSED = ("plain", "chunk", "shared rows", "int8", "window")
-"""The setups whose batches are also written by the call that attends."""
+__all__ = ["Attention", "Latents", "Limits"]
 
 
-class Attention(AttentionFaults):
-    """Calls stand alone: each makes its own cache, that of a batch, and the backend may keep nothing."""
+class RaggedMachine(AttentionFaults):
+    """Calls stand alone: each makes its own cache, that of a batch, and the backend may keep nothing.
 
-    name = "attention"
-    needs = ("ragged_paged_attention",)
-    examples, num_steps = 24, 12
+    Attributes:
+        known: the setups that are drawn; a program is compiled for each.
+        setups: the names of those that the backend offers.
+    """
 
-    @start(order=st.permutations(list(SETUPS)))
-    def construct(self, order: list[str]) -> None:
-        """Some setups: what is compiled for them is used again."""
-        names = [name for name in order if self.offered(SETUPS[name].function)]
-        self.setups = [name for name in names if not SETUPS[name].layout.scaled or self.offered("ScaledPages")][:4]
+    known: ClassVar[Mapping[str, Setup]] = COMMON
+
+    @start()
+    def construct(self) -> None:
+        """Nothing is kept from call to call."""
+        self.setups = [
+            name
+            for name, setup in self.known.items()
+            if self.offered(setup.function) and (not setup.layout.scaled or self.offered("ScaledPages"))
+        ]
 
     def offered(self, name: str) -> bool:
         """Whether the backend has a function; one that it lacks is not called."""
         if not self.backend.names.offers(name):
             self.session.lacks.add(name)
         return self.backend.names.offers(name)
-
-    def can_fuse(self) -> bool:
-        """Whether a batch can be written by the call that attends."""
-        return bool(set(self.setups) & set(_FUSED)) and self.offered("fused_ragged_paged_attention")
 
     @step("ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-6", weight=4)
     def attend(self, data: Drawing) -> None:
@@ -55,35 +54,6 @@ class Attention(AttentionFaults):
             _shape,
         )
         self.judge(batch, both.spec, both.backend, arguments[-5])
-
-    @step(
-        "ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "CACHE-2", "CACHE-3", "CACHE-4", weight=3, when=can_fuse
-    )
-    def attend_fused(self, data: Drawing) -> None:
-        """Writes the query tokens and attends in one call: what one row writes another may read."""
-        batch = draw_batch(data, one_of(data, [name for name in self.setups if name in _FUSED]), writes=True)
-        self.layout = batch.kind.layout
-        queries, _, *rest = batch.arguments()
-        before, tokens = batch.kv_pages(before=True), batch.new_tokens()
-
-        def act(side: Side) -> Any:
-            attend = side.names.get("fused_ragged_paged_attention")
-            return attend(queries, *tokens, self.layout.given_to(side.names, before), *rest, **batch.keywords())
-
-        both = self.call(
-            f"fused_ragged_paged_attention(*batch.arguments(), **batch.keywords())  # writing; batch = {batch}",
-            act,
-            "ATT-5",
-            lambda made, side: (_shape(made[0], side), self.described(made[1], side)),
-        )
-        out, pages = both.backend
-        keys, values = (part[: batch.tokens].astype(np.float32) for part in tokens)
-        self.hold_update(before, pages, batch.written().tolist(), keys, values)
-        # The backend may have rounded a stored number the other way: what counts is what it stored (ATT-6).
-        stored = self.layout.given_to(self.spec.names, _of_numpy(pages))
-        right = self.attended(self.spec, batch, [queries, stored, *rest])
-        self.compared("ATT-5")
-        self.judge(batch, right, out, stored, fused=True)
 
     def attended(self, side: Side, batch: Batch, given: list[Any], keywords: dict[str, Any] | None = None) -> Any:
         """What a side's attention gives for some arguments."""
@@ -111,10 +81,68 @@ class Attention(AttentionFaults):
         if place is None:
             return
         found = blame(batch, lambda given, named: self.attended(self.backend, batch, given, named), near, out, place)
-        clause = found or ("ATT-5" if fused else "ATT-1")
         at = f"out[{', '.join(map(str, place))}] = "
         expected = f"{at}{near.right[place]:.9g} within {near.tolerance[place]:.3g}"
-        self.differ(clause, expected, f"{at}{float(out[place]):.9g}")
+        self.differ(found or ("ATT-5" if fused else "ATT-1"), expected, f"{at}{float(out[place]):.9g}")
+
+
+class Attention(RaggedMachine):
+    """Masks, layouts and types that many models have; a batch may be written by the call that attends."""
+
+    name = "attention"
+    needs = ("ragged_paged_attention",)
+    examples, num_steps = 24, 12
+
+    def can_fuse(self) -> bool:
+        """Whether a batch can be written by the call that attends."""
+        return self.offered("fused_ragged_paged_attention")
+
+    @step(
+        "ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "CACHE-2", "CACHE-3", "CACHE-4", weight=3, when=can_fuse
+    )
+    def attend_fused(self, data: Drawing) -> None:
+        """Writes the query tokens and attends in one call: what one row writes another may read."""
+        batch = draw_batch(data, one_of(data, self.setups), writes=True)
+        self.layout = batch.kind.layout
+        queries, _, *rest = batch.arguments()
+        before, tokens = batch.kv_pages(before=True), batch.new_tokens()
+
+        def act(side: Side) -> Any:
+            attend = side.names.get("fused_ragged_paged_attention")
+            return attend(queries, *tokens, self.layout.given_to(side.names, before), *rest, **batch.keywords())
+
+        both = self.call(
+            f"fused_ragged_paged_attention(*batch.arguments(), **batch.keywords())  # writing; batch = {batch}",
+            act,
+            "ATT-5",
+            lambda made, side: (_shape(made[0], side), self.described(made[1], side)),
+        )
+        out, pages = both.backend
+        keys, values = (part[: batch.tokens].astype(np.float32) for part in tokens)
+        self.hold_update(before, pages, batch.written().tolist(), keys, values)
+        # The backend may have rounded a stored number the other way: what counts is what it stored (ATT-6).
+        stored = self.layout.given_to(self.spec.names, _of_numpy(pages))
+        right = self.attended(self.spec, batch, [queries, stored, *rest])
+        self.compared("ATT-5")
+        self.judge(batch, right, out, stored, fused=True)
+
+
+class Limits(RaggedMachine):
+    """Many query heads of an odd size, long rows, positions past 32767, page ids past 65535."""
+
+    name = "limits"
+    needs = ("ragged_paged_attention",)
+    examples, num_steps = 15, 10
+    known = LIMITS
+
+
+class Latents(RaggedMachine):
+    """Attention over latents: one head, whose value is its key but for the rotary part."""
+
+    name = "latents"
+    needs = ("mla_paged_attention",)
+    examples, num_steps = 12, 10
+    known = LATENT
 
 
 def _shape(out: Any, _: Side) -> object:

@@ -40,7 +40,6 @@ class AttentionFaults(CacheMachine):
             *({name: good[name].astype(np.int64)} for name in _NAMES[2:]),
             *({name: good[name][:-1]} for name in ("kv_lens", "cu_q_lens", "page_table")),
             *({name: good[name].tolist()} for name in ("kv_lens", "queries")),
-            {"num_seqs": np.int32(1)},
             {"num_seqs": 1},
             {"queries": np.zeros(queries.shape, np.int32)},
             {"queries": queries[:, :3]},

@@ -103,7 +103,12 @@ class Cache(CacheFaults):
         for side in (self.spec, self.backend):
             side.put({"pages": made.of(self, side)})
 
-    @step("CACHE-3", when=lambda self: hasattr(self.backend.pages, "sharding") and not self.layout.scaled)
+    @step(
+        "CACHE-2",
+        "CACHE-3",
+        "CACHE-4",
+        when=lambda self: hasattr(self.backend.pages, "sharding") and not self.layout.scaled,
+    )
     def write_in_place(self, data: Drawing) -> None:
         """A cache that is donated is written where it lies, not in a copy of it."""
         shown, keys, values = self.new_tokens(data)

@@ -99,7 +99,7 @@ class CacheMachine(Machine):
         lost = sorted(set(slots) - set(np.flatnonzero(changed).tolist()))
         if lost and not self._holds(after, lost, slots, keys, values):
             self.differ("CACHE-3", f"slots {sorted(slots)} are written", f"slots {lost} are as they were")
-        if slots and np.any(self.layout.padding(after)[list(slots)] != 0):
+        if slots and np.any(self.layout.padding(after, list(slots)) != 0):
             self.differ("CACHE-3", "padding rows and columns of a written slot are 0", "others")
         self.hold_values(after, slots, keys, values)
 

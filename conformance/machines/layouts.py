@@ -164,28 +164,28 @@ class Layout:
         nothing = [np.zeros((0, self.heads, size), np.float32) for size in self.dims]
         return self.filled(np.zeros(0, np.int64), *nothing)
 
-    def read(self, pages: Any) -> tuple[Array, Array]:
-        """The keys `[slots, heads, D]` and values `[slots, heads, Dv]` of every slot, in float64."""
-        scales = self.scales_of(pages).astype(np.float64)[..., None]
-        keys, values = self.take(self.rows_of(pages).astype(np.float64))
+    def read(self, pages: Any, slots: Any = slice(None)) -> tuple[Array, Array]:
+        """The keys `[slots, heads, D]` and values `[slots, heads, Dv]` of every slot, or of some, in float64."""
+        scales = self.scales_of(pages, slots).astype(np.float64)[..., None]
+        keys, values = self.take(self.rows_of(pages, slots).astype(np.float64))
         return keys * scales[:, 0::2], values * scales[:, 1::2]
 
-    def rows_of(self, pages: Any) -> Array:
-        """The rows of every slot, `[slots, rows, columns]`."""
+    def rows_of(self, pages: Any, slots: Any = slice(None)) -> Array:
+        """The rows of every slot, or of some, `[slots, rows, columns]`."""
         values = np.ascontiguousarray(np.asarray(pages[0] if self.scaled else pages))
-        return values.view(self.dtype).reshape(self.num_slots, self.rows, self.columns)
+        return values.view(self.dtype).reshape(self.num_slots, self.rows, self.columns)[slots]
 
-    def scales_of(self, pages: Any) -> Array:
-        """The scales of every slot, `[slots, 2 * heads]`; ones where there are none."""
+    def scales_of(self, pages: Any, slots: Any = slice(None)) -> Array:
+        """The scales of every slot, or of some, `[slots, 2 * heads]`; those of all slots where there are no others."""
         if self.scaled:
-            return np.asarray(pages[1]).reshape(self.num_slots, 2 * self.heads)
-        return np.tile(np.array(self.scales or (1.0, 1.0), np.float32), (self.num_slots, self.heads))
+            return np.asarray(pages[1]).reshape(self.num_slots, 2 * self.heads)[slots]
+        return np.tile(np.array(self.scales or (1.0, 1.0), np.float32), (self.num_slots, self.heads))[slots]
 
-    def padding(self, pages: Any) -> Array:
-        """The entries of each slot that belong to no head, `[slots, entries]`."""
+    def padding(self, pages: Any, slots: Any) -> Array:
+        """The entries of some slots that belong to no head, `[slots, entries]`."""
         used = np.zeros((1, self.rows, self.columns), bool)
         self.put(used, *(np.ones((1, self.heads, size), bool) for size in self.dims))
-        return self.rows_of(pages)[:, ~used[0]].astype(np.float64)
+        return self.rows_of(pages, slots)[:, ~used[0]].astype(np.float64)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from .arrays import FINE_BITS, Array, poisoned, signed
 from .layouts import LatentLayout, Layout
 
-__all__ = ["NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
+__all__ = ["COMMON", "LATENT", "LIMITS", "NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
 
 NULL = 0
 """The null page: what tables name where a page is released."""
@@ -88,64 +88,62 @@ def sinks_of(setup: Setup, seed: int) -> Array:
     return signed(seed + 3, (setup.query_heads,), scale=2.0)
 
 
-SETUPS: dict[str, Setup] = {
+COMMON = {
     "plain": Setup(Layout()),
     "window": Setup(Layout("v2", dims=(24, 24), page_size=3, num_pages=16), options={"window": 3, "soft_cap": 5.0}),
-    "both sides": Setup(
-        Layout("v2", "bfloat16", heads=1, dims=(80, 80)),
-        group=5,
-        queries="bfloat16",
-        sinks=True,
-        options={"causal": False, "window": 2},
-    ),
     "chunk": Setup(
-        Layout(heads=3, page_size=2, dims=(16, 8), num_pages=20), group=1, row=9, options={"chunk": 5, "scale": 0.5}
-    ),
-    "shared rows": Setup(
-        Layout("v3", "bfloat16", heads=3, dims=(64, 64), as_bits=True),
+        Layout("v3", "int8", heads=3, dims=(40, 16), scaled=True, page_size=2, num_pages=24),
         group=1,
+        row=9,
+        options={"chunk": 5, "q_scale": 0.5},
+    ),
+    "both sides": Setup(
+        Layout("v3", "bfloat16", heads=3, dims=(64, 64), as_bits=True),
         queries="bfloat16",
-        options={"soft_cap": 2.0},
+        options={"causal": False, "window": 7},
         sinks=True,
     ),
+}
+"""Masks, layouts and types that many models have; the first is the simplest."""
+
+LIMITS = {
     "uneven": Setup(
-        Layout("v2", heads=1, dims=(80, 80), page_size=1, num_pages=40), group=17, row=17, options={"window": 7}
-    ),
-    "int8": Setup(Layout("v3", "int8", heads=3, scaled=True, dims=(40, 40)), options={"q_scale": 0.5}),
-    "fp8": Setup(
-        Layout("v3", "float8_e4m3fn", heads=1, scales=(0.5, 2.0), as_bits=True), options={"window": 6, "chunk": 8}
-    ),
-    "long": Setup(
-        Layout("v3", heads=1, page_size=2, num_pages=160),
+        Layout("v2", heads=1, dims=(80, 80), page_size=2, num_pages=160),
+        group=17,
         row=70,
         num_seqs=2,
         options={"window": 40},
     ),
     "tall": Setup(
-        Layout("v2", heads=1, page_size=128, num_pages=6),
+        Layout("v2", "bfloat16", heads=1, page_size=128, num_pages=6),
+        group=3,
+        queries="bfloat16",
         row=313,
         num_seqs=2,
         num_tokens=4,
         options={"window": 50, "causal": False},
+        sinks=True,
         tall=32700,
     ),
     "wide": Setup(
-        Layout("v2", "float8_e5m2", heads=1, page_size=1, num_pages=65550, as_bits=True),
+        Layout("v2", "float8_e4m3fn", heads=1, page_size=1, num_pages=65550, as_bits=True, scales=(0.5, 2.0)),
         row=8,
         num_seqs=2,
+        options={"window": 6, "chunk": 4},
         first_page=65530,
     ),
+}
+"""Many query heads of an odd size, long rows, positions past 32767, page ids past 65535."""
+
+LATENT = {
     "latent": Setup(
         LatentLayout("v2", dims=(28, 20), page_size=3, num_pages=16), group=3, options={"scale": 0.25, "window": 5}
-    ),
-    "latent in bits": Setup(
-        LatentLayout("v2", "bfloat16", dims=(40, 32), as_bits=True),
-        group=4,
-        queries="bfloat16",
-        options={"scale": 0.2},
-    ),
+    )
 }
-"""The setups by name; the first is the simplest."""
+"""Attention over latents."""
+
+SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT}
+"""All setups by name. Each costs a program for each attention, a second or two: so there are few."""
 
 
 @dataclass(frozen=True)
@@ -295,8 +293,8 @@ class Batch:
     def tolerance(self, right: Array, pages: Any) -> Array:
         """How far off each entry of a result may be (ATT-6)."""
         setup = self.kind
-        _, values = setup.layout.read(pages)
-        largest = float(np.abs(values[self.live_slots()]).max(initial=0.0))
+        _, values = setup.layout.read(pages, self.live_slots())
+        largest = float(np.abs(values).max(initial=0.0))
         if setup.queries == "float32" and setup.layout.dtype not in ("bfloat16", "float16"):
             return np.full(right.shape, 2.0**-FINE_BITS * largest)
         return 2.0**-8 * (np.abs(right) + largest)

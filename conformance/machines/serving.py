@@ -1,0 +1,305 @@
+"""The serving machine: manager, page table, cache and attention together, as an engine uses them, step by step."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import Request
+
+from ..properties import start, step
+from .arrays import FINE_BITS, Near, worst
+from .base import Both, Nothing, Side
+from .draws import Drawing, one_of
+from .pool_state import page_list, page_views, pool_options
+from .serving_base import KITS, Served, ServingMachine, rows_of
+
+__all__ = ["Serving"]
+
+_IDS = ("a", "b", "c", "d")
+_ALPHABET = (0, 1)
+
+
+class Serving(ServingMachine):
+    """Prompts arrive and hit, several go on at a time, share pages, change rows, go; pages are used again.
+
+    What attention gives is held against dense attention over the requests' own tokens, whatever pages and tables
+    say; whatever nobody may read is NaN before every step.
+    """
+
+    name = "serving"
+    needs = ("CacheManager", "PageTable", "kv_cache_update", "ragged_paged_attention")
+    examples, num_steps = 30, 14
+    always = frozenset({"R1"})
+
+    @start("MAN-2", kit=st.sampled_from(list(KITS)), fused=st.booleans(), seed=st.integers(0, 3))
+    def construct(self, kit: str, fused: bool, seed: int) -> None:
+        """A manager, a table and a cache full of NaN; tokens are written apart or by the call that attends."""
+        self.kit, self.running, self.holds = KITS[kit], [], {}
+        self.fused = fused and self.backend.names.offers("fused_ragged_paged_attention")
+        self.text = np.random.default_rng(seed).integers(0, 2, self.kit.max_model_len).tolist()
+        setup, layout = self.kit.setup, self.layout
+        options = pool_options((self.spec.names, self.backend.names), "CacheManager", {"hash_seed": b"kvproof"})
+
+        def act(side: Side) -> dict[str, Any]:
+            groups = [self.kit.group.declared(0, side.names, self.spec.names)]
+            manager = side.names.get("CacheManager")(layout.num_pages, groups, self.kit.max_model_len, True, **options)
+            table = side.names.get("PageTable")(setup.num_seqs, setup.row, setup.num_tokens)
+            pages = page_views(manager.page_pool)
+            return {"manager": manager, "pages": pages, "table": table, "cache": layout.empty()}
+
+        self.build(f"manager, table, cache = {self.kit}", "MAN-2", act)
+
+    # -- Steps --------------------------------------------------------------------------------------------------
+
+    @step(
+        *("ATT-1", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "CACHE-2", "CACHE-3"),
+        *("MAN-1", "MAN-2", "R2", "TAB-2", "TAB-4"),
+        weight=6,
+    )
+    def serve(self, data: Drawing) -> None:
+        """Requests go on and come, in chunks, hitting what others write in this step; all are written, then read."""
+        left = self.kit.setup.num_tokens
+        for row, served in enumerate(self.running):
+            served.planned = 0
+            left -= self.go_on(data, row, served, left)
+        while left and len(self.running) < self.kit.setup.num_seqs and one_of(data, [True, True, False]):
+            admitted = self.admit(data, left)
+            if admitted is None:
+                break
+            left -= admitted
+        self.dispatch()
+
+    @step("MAN-5", "TAB-2", "TAB-3", when=lambda self: self.running)
+    def free(self, data: Drawing) -> None:
+        """A request goes; the last row takes its place."""
+        row, last = data.draw(st.integers(0, len(self.running) - 1)), len(self.running) - 1
+        self.leave(row, last)
+
+    @step("TAB-3", when=lambda self: len(self.running) > 1)
+    def swap_rows(self, data: Drawing) -> None:
+        """Two requests change rows."""
+        one, other = data.draw(st.permutations(range(len(self.running))))[:2]
+        self.call(f"table.swap_row({one}, {other})", lambda side: side.table.swap_row(one, other), "TAB-3")
+        self.running[one], self.running[other] = self.running[other], self.running[one]
+
+    @step("MAN-13", when=lambda self: self.running and self.backend.names.offers("copy_pages"))
+    def move_page(self, data: Drawing) -> None:
+        """A page is copied onto one that holds nothing, and read there: the old one may hold anything then."""
+        held = sorted({slot // self.layout.page_size for slot in self.holds})
+        unused = sorted(set(range(1, self.layout.num_pages)) - set(held))
+        if not held or not unused:
+            raise Nothing
+        source, target = one_of(data, held), one_of(data, unused)
+        pairs = [np.array([page, -1], np.int32) for page in (source, target)]
+
+        def act(side: Side) -> Any:
+            return None if side is self.spec else np.array(side.names.get("copy_pages")(side.cache, *pairs))
+
+        copied = self.call(f"cache = copy_pages(cache, [{source}, -1], [{target}, -1])", act, "MAN-13", _nothing)
+        size = self.layout.page_size
+        before = self.backend.cache
+        self.backend.put({"cache": copied.backend})
+        moved = {target * size + slot % size: tokens for slot, tokens in self.holds.items() if slot // size == source}
+        self.holds |= moved
+        self.check("MAN-13", "slots that do not hold what they did", [], self.lost)
+        self.backend.put({"cache": before})
+        self.forget({target})
+
+    # -- Requests -------------------------------------------------------------------------------------------------
+
+    def go_on(self, data: Drawing, row: int, served: Served, left: int) -> int:
+        """Gives a running request slots for its next tokens, its own or a new one; returns how many."""
+        request, name = served.request, served.request.request_id
+        if served.computed == request.num_tokens and request.num_tokens < self.kit.max_model_len:
+            token = one_of(data, _ALPHABET)
+            request.append(token)
+            self.calls.append(f"{name} grows by {token}")
+        wanted = min(request.num_tokens - served.computed, left, one_of(data, [99, 99, 1, 2, 0]))
+        if wanted < 1:
+            return 0
+        allocated = self.allocate(served, wanted)
+        if allocated.spec is None:
+            return 0
+        served.planned = wanted
+        self.fill_row("append_row", row, allocated)
+        return wanted
+
+    def admit(self, data: Drawing, left: int) -> int | None:
+        """Admits a request, whose prompt begins like others; returns how many tokens it computes; None: no room."""
+        name = next(name for name in _IDS if name not in {served.request.request_id for served in self.running})
+        length = data.draw(st.integers(1, self.kit.max_model_len))
+        tokens = self.text[:length]
+        if one_of(data, [False, False, True]):
+            place = data.draw(st.integers(0, length - 1))
+            tokens[place] = 1 - tokens[place]
+        served = Served(Request(name, tokens))
+        self.calls.append(f"{name} = Request({name!r}, {tokens})")
+        found = self.call(
+            f"manager.get_computed_pages({name})",
+            lambda side: side.manager.get_computed_pages(served.request),
+            "MAN-1",
+            lambda hit, side: (self.ids(hit[0], side), int(hit[1])),
+        )
+        served.computed = found.spec[1]
+        wanted = min(length - served.computed, left, one_of(data, [99, 99, self.layout.page_size, 1]))
+        allocated = self.allocate(served, wanted, found)
+        if allocated.spec is None:
+            return None
+        served.planned = wanted
+        self.running.append(served)
+        self.fill_row("add_row", len(self.running) - 1, allocated)
+        return wanted
+
+    def allocate(self, served: Served, new: int, found: Both | None = None) -> Both:
+        """Gives a request slots on both sides; what its new pages held is not read any more."""
+        request, name = served.request, served.request.request_id
+        request.num_computed_tokens = 0 if found is not None else served.computed
+        hits = found.spec[1] if found is not None else 0
+
+        def act(side: Side) -> Any:
+            given = [] if found is None else [hits, found.of(self, side)[0]]
+            return side.manager.allocate_slots(request, new, *given)
+
+        allocated = self.call(
+            f"manager.allocate_slots({name}, {new}{f', {hits}, found' if found else ''})",
+            act,
+            "MAN-2",
+            lambda pages, side: None if pages is None else self.ids(pages, side),
+        )
+        if allocated.spec is not None:
+            self.forget({int(page.page_id) for page in allocated.spec.pages[0]} - {0})
+        return allocated
+
+    def ids(self, pages: Any, side: Side) -> object:
+        """The pages that a manager returned, as they are compared."""
+        return [page_list(group, side) for group in pages.pages]
+
+    def fill_row(self, method: str, row: int, allocated: Both) -> None:
+        """Enters a request's pages into its row: all at admission, later the new ones."""
+        name = self.running[row].request.request_id
+
+        def act(side: Side) -> None:
+            new = [int(page.page_id) for page in allocated.of(self, side).pages[0]]
+            pages = self.page_ids(side, name) if method == "add_row" else new
+            getattr(side.table, method)(pages, row)
+
+        self.call(f"table.{method}(<pages of {name}>, {row})", act, "TAB-2")
+
+    def leave(self, row: int, last: int) -> None:
+        """Frees the request of a row, into which the last row is moved."""
+        served = self.running[row]
+        name = served.request.request_id
+        self.call(f"manager.free({name})", lambda side: side.manager.free(served.request), "MAN-5", _nothing)
+        if row != last:
+            self.call(f"table.move_row({last}, {row})", lambda side: side.table.move_row(last, row), "TAB-3")
+        self.call(f"table.add_row([], {last})", lambda side: side.table.add_row([], last), "TAB-2")
+        self.running[row] = self.running[last]
+        self.running.pop()
+
+    # -- The device -----------------------------------------------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """Writes the step's tokens and attends; holds cache and results against what they must be."""
+        setup = self.kit.setup
+        prefixes, slots, starts = [], [], [0]
+        for served in self.running:
+            pages = self.page_ids(self.spec, served.request.request_id)
+            for position in range(served.computed, served.computed + served.planned):
+                prefixes.append(served.tokens[: position + 1])
+                slots.append(self.slot(pages, position))
+            starts.append(len(slots))
+        self.scrub()
+        self.holds |= dict(zip(slots, prefixes, strict=True))
+        self.compared("R2")
+        for served in self.running:
+            places = self.strange(served)
+            if places:
+                expected = f"pages of {served.request.request_id} that hold its own tokens"
+                self.differ("R2", expected, f"others at places {places}")
+        count = len(self.running)
+        mapping = np.full(setup.num_tokens, -1, np.int32)
+        mapping[: len(slots)] = slots
+        lengths = np.full(setup.num_seqs, -1, np.int32)
+        lengths[:count] = [served.computed + served.planned for served in self.running]
+        offsets = np.full(setup.num_seqs + 1, 2**31 - 1, np.int32)
+        offsets[: count + 1] = starts
+        keys, values = (
+            np.concatenate(
+                [
+                    part.astype(setup.queries),
+                    np.full((setup.num_tokens - len(part), *part.shape[1:]), np.nan, setup.queries),
+                ]
+            )
+            for part in self.keys_values(prefixes)
+        )
+        queries = self.queries(prefixes)
+        self.call(f"table.commit({count})", lambda side: side.table.commit(count), "TAB-4")
+
+        def act(side: Side) -> Any:
+            if side is self.spec:
+                return None
+            cache, batch = side.cache, (lengths, side.table.get_device_tensor(), offsets, np.array([count], np.int32))
+            if self.fused:
+                attend = side.names.get("fused_ragged_paged_attention")
+                out, cache = attend(queries, keys, values, cache, *batch, **setup.keywords)
+            else:
+                update = side.names.get("kv_cache_update")
+                cache = update(cache, keys, values, mapping, **setup.layout.options)
+                out = side.names.get("ragged_paged_attention")(queries, cache, *batch, **setup.keywords)
+            return np.asarray(out), np.array(np.asarray(cache))
+
+        shown = [(served.request.request_id, served.computed, served.planned) for served in self.running]
+        way = "fused_ragged_paged_attention" if self.fused else "kv_cache_update, ragged_paged_attention"
+        made = self.call(f"{way}  # (request, computed, new): {shown}", act, "ATT-1", _nothing)
+        out, cache = made.backend
+        self.backend.put({"cache": cache})
+        for clause in ("ATT-3", "ATT-4", "ATT-6", "CACHE-2", *(["ATT-5"] if self.fused else [])):
+            self.compared(clause)
+        self.check("CACHE-3", "slots that do not hold what they must", [], self.lost)
+        self.judge(prefixes, out)
+        for served in self.running:
+            served.computed += served.planned
+            served.planned = 0
+
+    def judge(self, prefixes: list[Any], out: Any) -> None:
+        """Holds results against dense attention over the requests' own tokens (ATT-6)."""
+        setup = self.kit.setup
+        right = np.zeros((setup.num_tokens, setup.query_heads, self.layout.dims[1]))
+        tolerance = np.zeros(right.shape)
+        for row, prefix in enumerate(prefixes):
+            right[row], largest = self.dense(prefix)
+            fine = setup.queries == "float32"
+            tolerance[row] = 2.0**-FINE_BITS * largest if fine else 2.0**-8 * (np.abs(right[row]) + largest)
+        if out.shape != right.shape:
+            self.differ("ATT-1", f"a result of shape {right.shape}", f"{out.shape}")
+        near = Near(right, tolerance)
+        place = worst(near, out)
+        if place is None:
+            return
+        at = f"out[{', '.join(map(str, place))}] = "
+        self.differ(
+            self.blame(prefixes, near, out, place),
+            f"{at}{right[place]:.9g} within {tolerance[place]:.3g}",
+            f"{at}{float(out[place]):.9g}",
+        )
+
+    def blame(self, prefixes: list[Any], near: Near, out: Any, place: tuple[int, ...]) -> str:
+        """The clause by which a result is wrong, the cache holding what it must."""
+        rows = len(self.running)
+        host, device = (
+            rows_of(read())[:rows] for read in (self.backend.table.get_cpu_tensor, self.backend.table.get_device_tensor)
+        )
+        if not np.array_equal(host, device):
+            return "TAB-4"
+        if place[0] >= len(prefixes):
+            return "ATT-4"
+        if np.isnan(out[place]):
+            return "ATT-3"
+        error = abs(float(out[place]) - near.right[place])
+        return "ATT-6" if error < 64 * near.tolerance[place] else "ATT-1"
+
+
+def _nothing(result: Any, side: Side) -> None:
+    """Results of which nothing is compared right away."""
+    del result, side
