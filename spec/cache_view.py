@@ -147,13 +147,22 @@ class RaggedPagesCacheView:
 
     # -- Reading ----------------------------------------------------------------------------------
 
-    def attend(self, queries: Any, cache_metadata: RaggedPagesMetadata, *, sinks: Any = None, **options: Any) -> Any:
+    def attend(
+        self,
+        queries: Any,
+        cache_metadata: RaggedPagesMetadata,
+        *,
+        sinks: Any = None,
+        validate: bool = False,
+        **options: Any,
+    ) -> Any:
         """What the queries of a step attend to (ATT-1 to ATT-4).
 
         Args:
             queries: `[T, Hq, D]`.
             cache_metadata: the step.
             sinks: one more logit for each query head, `f32[Hq]`.
+            validate: whether lengths, starts and page ids are checked, too.
             options: further options of `ragged_paged_attention`.
 
         Returns:
@@ -173,6 +182,7 @@ class RaggedPagesCacheView:
                 num_kv_heads=self.metadata.shard_layout.num_kv_heads,
                 v_head_dim=self.metadata.v_headdim,
                 sinks=self._parts.sinks(sinks, part),
+                validate=validate,
                 **options,
             )
             for part in self._parts
@@ -187,6 +197,7 @@ class RaggedPagesCacheView:
         cache_metadata: RaggedPagesMetadata,
         *,
         sinks: Any = None,
+        validate: bool = False,
         **options: Any,
     ) -> tuple[Any, Self]:
         """Writes the whole step, then attends (ATT-5). Tokens go where the table has a place for their positions.
@@ -197,6 +208,7 @@ class RaggedPagesCacheView:
             value: as there.
             cache_metadata: the step.
             sinks: as in `attend`.
+            validate: as there; besides, that no two tokens go to one slot.
             options: further options of `fused_ragged_paged_attention`.
 
         Returns:
@@ -219,6 +231,7 @@ class RaggedPagesCacheView:
                 self._parts.pages(self.kv_pages, part),
                 *self._parts.batch(step, part),
                 sinks=self._parts.sinks(sinks, part),
+                validate=validate,
                 **options,
             )
         return self._parts.joined(out, axis=1), self.replace(kv_pages=self._parts.joined_pages(written))

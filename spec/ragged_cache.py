@@ -46,9 +46,9 @@ class RaggedPagesCache:
         layers = range(read_metadata(metadata).num_hidden_layers)
         return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
 
-    def init_empty(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the seed's, which takes anything
+    @classmethod
+    def init_empty(cls, *args: Any, **kwargs: Any) -> None:  # noqa: ARG003 - the seed's, which takes anything
         """None: there is no cache of this kind without pages. The seed has it."""
-        return
 
     @property
     def metadata(self) -> RaggedPagesCacheMetaData | None:

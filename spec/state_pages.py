@@ -30,8 +30,8 @@ class StatePages:
 
     pages: tuple[NDArray[Any], ...]
     dtypes: tuple[np.dtype[Any], ...]
-    num_page_shards: int = 1
-    mesh: Any = None
+    num_page_shards: int
+    mesh: Any
 
     @classmethod
     def init(
