@@ -47,7 +47,7 @@ class RaggedPagesCache:
         return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
 
     @classmethod
-    def init_empty(cls, *args: Any, **kwargs: Any) -> None:  # noqa: ARG003 - the seed's, which takes anything
+    def init_empty(cls, *args: Any, **kwargs: Any) -> None:
         """None: there is no cache of this kind without pages. The seed has it."""
 
     @property

@@ -146,7 +146,7 @@ def test_man_13_pages_are_copied_in_every_layer(pools: int) -> None:
                 own, was = mine[6 * pool : 6 * (pool + 1)], theirs[6 * pool : 6 * (pool + 1)]
                 assert np.array_equal(own, was[[5, 1, 1, 3, 4, 5]])
     assert spec.RaggedPagesCache([]).copy_pages([1], [2]).metadata is None
-    assert cache.init_empty(1, any=2) is None  # type: ignore[func-returns-value]
+    assert cache.init_empty(1, any=2) is None
 
 
 def test_a_quantizer_says_what_is_kept() -> None:
