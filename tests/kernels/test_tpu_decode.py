@@ -1,0 +1,250 @@
+"""The TPU's decode kernel (ATT-1 to 4, ATT-6), interpreted in both modes: right numbers, no race, nothing dead read."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kvproof.kernels.layout import CacheLayout, layout_of
+from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.tpu import decode_kernel, decode_plan, words
+from kvproof.kernels.tpu.block_sizes import DecodeBlocks, decode_blocks
+from kvproof.kernels.tpu.decode import decode, unsupported
+
+from . import aot
+from .interpreting import Interpreted
+from .reference import FULL, Batch, Mask, assert_close, dense_attention, make_batch
+
+HALF = jnp.dtype(jnp.bfloat16)
+SMALL = DecodeBlocks(128)
+TWO_SIZES = DecodeBlocks(256, short=(128,))
+
+Arrays = tuple[Any, ...]
+
+shape: Callable[..., Any] = jax.ShapeDtypeStruct
+
+
+def batch_of(lens: Sequence[int], q_heads: int, kv_heads: int, dim: int, page: int, mask: Mask = FULL) -> Batch:
+    """One query token a sequence, in pages of fixed number, so that lengths share a compiled kernel."""
+    return make_batch(
+        np.random.default_rng(sum(lens)),
+        [1] * len(lens),
+        lens,
+        num_q_heads=q_heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        page_size=page,
+        dtype=HALF,
+        pages_per_seq=-(-600 // page),
+        num_pages=-(-1500 // page) + 8,
+        mask=mask,
+    )
+
+
+class Kernel:
+    """The decode kernel for fixed shapes and options, interpreted; what it gives is compared with the reference."""
+
+    def __init__(
+        self,
+        q_heads: int,
+        kv_heads: int,
+        dim: int,
+        page: int,
+        *,
+        blocks: DecodeBlocks = SMALL,
+        mask: Mask = FULL,
+        soft_cap: float | None = None,
+        sinks: bool = False,
+        value_scale: float = 1.0,
+    ) -> None:
+        self.shape = (q_heads, kv_heads, dim, page, mask)
+        self.scales: dict[str, Any] = {"scale": 0.7 * dim**-0.5, "v_scale": value_scale, "soft_cap": soft_cap}
+        self.sinks = np.linspace(-3, 4, q_heads, dtype=np.float32) if sinks else None
+        options = AttentionOptions(
+            layout=CacheLayout("v3", kv_heads, dim, dim, 2),
+            kv_dtype=HALF,
+            score_scale=self.scales["scale"],
+            window=mask.window,
+            chunk=mask.chunk,
+            soft_cap=soft_cap,
+            value_scale=value_scale,
+        )
+
+        def make(interpret: pltpu.InterpretParams) -> Callable[..., Any]:
+            def run(queries: Any, pages: Any, lens: Any, table: Any, num_rows: Any) -> Any:
+                sinks = None if self.sinks is None else jnp.asarray(self.sinks)
+                return decode(
+                    queries, pages, lens, table, num_rows, sinks, options=options, interpret=interpret, blocks=blocks
+                )
+
+            return run
+
+        self.run = Interpreted(make)
+
+    def arguments(self, lens: Sequence[int], num_rows: int | None = None) -> tuple[Batch, Arrays]:
+        """A batch, and the kernel's arguments; rows that aren't decoded hold garbage."""
+        batch = batch_of(lens, *self.shape)
+        rows = len(lens) if num_rows is None else num_rows
+        queries, kv_lens = batch.queries.copy(), batch.kv_lens.copy()
+        queries[rows:] = np.nan
+        kv_lens[rows:] = 10**9
+        table = batch.page_table.copy()
+        table[rows:] = -7
+        return batch, (queries, batch.kv_pages, kv_lens, table, np.array([rows], np.int32))
+
+    def check(self, lens: Sequence[int], num_rows: int | None = None) -> None:
+        """Both modes are clean and within ATT-6; rows that aren't decoded are zero."""
+        batch, arguments = self.arguments(lens, num_rows)
+        expected, largest = dense_attention(batch, sinks=self.sinks, **self.scales)
+        expected[len(lens) if num_rows is None else num_rows :] = 0
+        for mode, outcome in self.run(*arguments).items():
+            assert outcome.clean, (mode, outcome.races, outcome.left_over)
+            assert_close(outcome.output, (expected, largest))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Kernel:
+    """Blocks of two sizes: rounds of short blocks, of long ones, of both."""
+    return Kernel(8, 2, 128, 32, blocks=TWO_SIZES)
+
+
+EDGES = (0, 1, 31, 32, 33, 127, 128, 129, 255, 256, 257, 512, 513)
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    lens=st.lists(st.sampled_from(EDGES), min_size=5, max_size=5).filter(lambda lens: sum(lens) < 1300), data=st.data()
+)
+def test_sequences_of_any_length_against_the_reference(plain: Kernel, lens: list[int], data: st.DataObject) -> None:
+    """ATT-1, 2, 3, 6: any lengths, any leading rows; dead slots, unowned pages and the table's rest are poison."""
+    plain.check(lens, data.draw(st.integers(0, 5)))
+
+
+def test_every_option_at_once_over_several_grid_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATT-1: window, soft cap, sinks, scales; an odd number of KV heads; more sequences than a grid step takes."""
+    monkeypatch.setattr(decode_plan, "_STEP_ROWS", 4)
+    mask = Mask(window=150)
+    kernel = Kernel(9, 3, 96, 64, mask=mask, soft_cap=3.0, sinks=True, value_scale=0.5)
+    kernel.check((0, 1, 150, 151, 600, 389, 64), 6)
+
+
+def test_heads_of_64_share_rows_within_chunks() -> None:
+    """ATT-1, CACHE-2: key and value of a head in one row, two heads in a word; queries read their chunk only."""
+    Kernel(4, 2, 64, 32, mask=Mask(chunk=100)).check((0, 99, 100, 101, 333))
+
+
+def test_a_page_of_one_token() -> None:
+    """More copies than are written out are a loop."""
+    Kernel(2, 1, 128, 1).check((5, 0, 130))
+
+
+def test_a_missing_wait_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof proves: without the wait there is a race if copies are made at once, and NaN if they are made late."""
+    monkeypatch.setattr(decode_kernel, "wait_block", lambda *_: None)
+    kernel = Kernel(2, 2, 128, 128)
+    _, arguments = kernel.arguments((140, 20))
+    outcomes = kernel.run(*arguments)
+    assert outcomes["eager"].races
+    assert np.isnan(outcomes["on_wait"].output.astype(np.float32)).any()
+
+
+def test_a_missing_mask_of_values_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The poison is poison: values of dead tokens that aren't zeroed are NaN in the output."""
+
+    def all_live(_first: Any, _end: Any, tokens: int) -> jax.Array:
+        return jnp.full((tokens // 2, 128), 2**32 - 1, jnp.uint32)
+
+    monkeypatch.setattr(decode_kernel, "live_words", all_live)
+    kernel = Kernel(2, 2, 128, 128)
+    _, arguments = kernel.arguments((140, 20))
+    assert np.isnan(kernel.run(*arguments)["eager"].output.astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("select", [False, True])
+def test_words_come_apart_alike_in_both_forms(select: bool) -> None:
+    """The hardware's form (but for its packing, which has no interpretation) gives what the interpreted form gives."""
+    rng = np.random.default_rng(0)
+    rows = jnp.asarray(rng.standard_normal((32, 2, 128)), HALF)
+    as_words = jax.lax.bitcast_convert_type(jnp.swapaxes(rows, 1, 2), jnp.uint32)
+
+    def kernel(block: Any, numbers: Any, upper: Any, lower: Any, masked: Any) -> None:
+        loaded = block[0::2], block[1::2]
+        live = words.live_words(jnp.int32(3), jnp.int32(30), 32)
+        upper[...] = words.upper_halves(loaded, HALF, None, select, emulated=False)
+        masked[...] = words.upper_halves(loaded, HALF, live, select, emulated=False)
+        lower[...] = words.lower_halves(words.load_words(numbers, 0, 32, True), HALF, None, emulated=True)
+
+    out_shape = (shape((32, 128), HALF),) * 3
+    upper, lower, masked = pl.pallas_call(kernel, out_shape=out_shape, interpret=pltpu.InterpretParams())(
+        as_words, rows[:, None]
+    )
+    live = (np.arange(32) >= 3) & (np.arange(32) < 30)
+    np.testing.assert_array_equal(np.asarray(lower), np.asarray(rows[:, 0]))
+    np.testing.assert_array_equal(np.asarray(upper), np.asarray(rows[:, 1]))
+    np.testing.assert_array_equal(np.asarray(masked), np.where(live[:, None], np.asarray(rows[:, 1]), 0))
+
+
+def test_what_is_not_supported_is_said() -> None:
+    """Each shape that another kernel has to do has its reason."""
+
+    def reason(
+        page: int = 16, heads: int = 2, dim: int = 128, width: int = 8, version: str = "v3", dtype: Any = HALF
+    ) -> str | None:
+        layout = CacheLayout(version, heads, dim, dim, 4 // jnp.dtype(dtype).itemsize if version == "v3" else 1)
+        pages = shape((4, page, *layout.row_shape), dtype)
+        assert layout_of(pages, dim, dim, heads) == layout
+        options = AttentionOptions(layout=layout, kv_dtype=jnp.dtype(dtype), score_scale=1.0)
+        return unsupported(options, shape((3, 2 * heads, dim), HALF), pages, shape((3, width), jnp.int32))
+
+    assert [reason(page=page, heads=heads) for page in (1, 16, 128) for heads in (1, 2, 7)] == [None] * 9
+    assert [reason(dim=dim) for dim in (64, 80, 128)] == [None] * 3
+    assert "v2" in str(reason(version="v2"))
+    assert "page size of 33" in str(reason(page=33))
+    assert "float32" in str(reason(dtype=jnp.float32))
+    assert "256" in str(reason(dim=192))
+    assert "3 KV heads" in str(reason(dim=64, heads=3))
+    assert "pages a sequence" in str(reason(width=10**6))
+
+
+@given(
+    kind=st.sampled_from(["", "v5e", "7x"]),
+    groups=st.integers(1, 64),
+    page_size=st.integers(0, 9).map(lambda power: 2**power),
+)
+def test_block_sizes_hold_whole_pages(kind: str, groups: int, page_size: int) -> None:
+    """Blocks are powers of two of at least 128 tokens, whole pages, small enough for three of them in VMEM."""
+    blocks = decode_blocks(kind, "bfloat16", groups, 128, page_size)
+    assert blocks.tokens >= 128
+    assert blocks.tokens & (blocks.tokens - 1) == 0
+    assert blocks.tokens % page_size == 0
+    assert blocks.tokens * groups * 512 <= max(2**21, max(page_size, 128) * groups * 512)
+    assert list(blocks.short) == sorted(set(blocks.short))
+    assert all(size < blocks.tokens for size in blocks.short)
+
+
+def test_a_batch_of_1024_sequences_compiles() -> None:
+    """Neither the queries nor the table of a batch need fit into the device's memories at once."""
+    aot.require()
+    layout = CacheLayout("v3", 8, 128, 128, 2)
+    options = AttentionOptions(layout=layout, kv_dtype=HALF, score_scale=0.1)
+
+    def run(queries: Any, pages: Any, lens: Any, table: Any, num_rows: Any) -> jax.Array:
+        return decode(queries, pages, lens, table, num_rows, None, options=options, blocks=SMALL)
+
+    compiled = aot.compile_for(
+        "v5e",
+        run,
+        shape((1024, 32, 128), HALF),
+        shape((4096, 16, *layout.row_shape), HALF),
+        shape((1024,), jnp.int32),
+        shape((1024, 512), jnp.int32),
+        shape((1,), jnp.int32),
+    )
+    assert aot.kernels_in(compiled) == 1
