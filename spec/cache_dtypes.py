@@ -15,6 +15,8 @@ The error of a value x stored by a scale s that lets it fit, and s itself being 
 - int8: at most s / 2;
 - e4m3: at most 2^-4 |x|, or half the least subnormal, 2^-10 s;
 - e5m2: at most 2^-3 |x|, or half the least subnormal, 2^-17 s.
+
+Devices take subnormal float32 numbers for zeros, so that nothing is promised of values below 2^-126.
 """
 
 from typing import Any, NamedTuple

@@ -128,7 +128,7 @@ def _require_once(name: str, ids: list[int], num_pages: int) -> None:
 
 
 def _num_pages(pages: Any) -> int:
-    """P, which all arrays of the pytree share (R1)."""
+    """P, which all arrays of the pytree share; 0 where there are none (R1)."""
     counts: list[int] = []
 
     def count(array: NDArray[Any]) -> NDArray[Any]:
@@ -138,9 +138,9 @@ def _num_pages(pages: Any) -> int:
         return array
 
     _mapped(count, "pages", pages)
-    if len(set(counts)) != 1:
-        raise refusal(ValueError, "R1", f"pages: arrays of {counts} pages must be some, and of as many each")
-    return counts[0]
+    if len(set(counts)) > 1:
+        raise refusal(ValueError, "R1", f"pages: arrays of {counts} pages must be of as many each")
+    return counts[0] if counts else 0
 
 
 def _mapped(function: Callable[..., NDArray[Any]], name: str, tree: Any, *others: Any) -> Any:
