@@ -1,0 +1,237 @@
+"""How the general kernel folds a block of keys into what a block of queries knows: flash attention, head by head.
+
+Logits are kept in units of log 2. A row's maximum stands in all of 128 lanes; its sum is kept lane by lane, and added
+up once at the end. A block that all queries read as a whole is not masked; of the others the scores are masked, and
+the values of slots that nobody reads, which may be NaN, are zeroed.
+"""
+
+from functools import partial, reduce
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from ..layout import LANES
+from ..masks import end_key, first_key
+from .prefill_memory import Kernel
+from .prefill_schedule import Field
+from .prefill_words import load_words, numbers_in
+
+__all__ = ["LOG2_E", "LOWEST", "fold_in", "number_slots"]
+
+LOG2_E = 1.4426950408889634
+
+LOWEST = -1.0e38
+"""What maxima begin with: no logit is lower, and what is masked is lower by as much again."""
+
+_MASKED = 2 * LOWEST
+
+_NOWHERE = 2**30
+"""The slot that stands for one that isn't there: behind the end of all blocks."""
+
+
+def fold_in(kernel: Kernel, block: jax.Array, keys: jax.Array, buffer: jax.Array) -> None:
+    """Folds a key block that has arrived into a query block: into few of its rows if it has few queries."""
+    if kernel.refs.words is not None:
+        regroup(kernel, buffer)
+    pl.when(kernel.refs.counts[2] != 0)(partial(number_slots, kernel, block, keys))
+    masked = needs_mask(kernel, block, keys)
+    for rows, right in row_choices(kernel, block):
+        for mask, wanted in ((True, masked), (False, jnp.logical_not(masked))):
+            fold = partial(fold_heads, kernel, block, keys, buffer, rows, masked=mask)
+            pl.when(jnp.logical_and(right, wanted))(fold)
+
+
+def row_choices(kernel: Kernel, block: jax.Array) -> tuple[tuple[int, jax.Array], ...]:
+    """The numbers of rows that there is code for, each with whether it is the one for a query block."""
+    geometry = kernel.geometry
+    if geometry.small_rows == geometry.rows:
+        return ((geometry.rows, jnp.bool_(True)),)
+    few = kernel.of(Field.COUNT, block) * geometry.group <= geometry.small_rows
+    return (geometry.small_rows, few), (geometry.rows, jnp.logical_not(few))
+
+
+def needs_mask(kernel: Kernel, block: jax.Array, keys: jax.Array) -> jax.Array:
+    """Whether a key block holds anything that one of the queries doesn't read, `bool[]`."""
+    geometry = kernel.geometry
+    first = keys * geometry.block_keys
+    partly = jnp.logical_or(
+        first < kernel.of(Field.WHOLE_FIRST, block), first + geometry.columns > kernel.of(Field.WHOLE_END, block)
+    )
+    return jnp.logical_or(partly, kernel.refs.counts[2] + (geometry.columns - geometry.block_keys) > 0)
+
+
+def number_slots(kernel: Kernel, block: jax.Array | None = None, keys: jax.Array | None = None) -> None:
+    """Writes which slot each column and row of a key block stands for: none, where the table names no page.
+
+    Args:
+        kernel: the kernel.
+        block: the query block; None: every entry of the table names a page.
+        keys: its key block.
+    """
+    geometry, refs = kernel.geometry, kernel.refs
+    column = lax.broadcasted_iota(jnp.int32, refs.column_slots.shape, 1)
+    row = lax.broadcasted_iota(jnp.int32, refs.row_slots.shape, 0)
+    refs.column_slots[...] = column
+    refs.row_slots[...] = row
+    if block is None or keys is None:
+        return
+    first = keys * geometry.blocks.pages
+    entry = kernel.of(Field.SEQUENCE, block) * geometry.pages_per_seq + first
+
+    def page(i: jax.Array, _: None) -> None:
+        begin = i * geometry.page_size
+
+        @pl.when(refs.table[entry + i] < 0)
+        def blank() -> None:
+            for slots, number in ((refs.column_slots, column), (refs.row_slots, row)):
+                here = (number >= begin) & (number < begin + geometry.page_size)
+                slots[...] = jnp.where(here, _NOWHERE, slots[...])
+
+    lax.fori_loop(0, jnp.minimum(geometry.blocks.pages, geometry.pages_per_seq - first), page, None)
+
+
+def regroup(kernel: Kernel, buffer: jax.Array) -> None:
+    """Sorts a v2 block's words by word row: in its tiles only rows known at compile time can be found."""
+    geometry, refs = kernel.geometry, kernel.refs
+    assert refs.words is not None
+    for tile in range(geometry.column_tiles):
+        for row in range(geometry.word_rows):
+            refs.words[tile, row] = load_words(refs.kv_buffer.at[buffer], tile, row, geometry, kernel.emulated)
+
+
+def fold_heads(
+    kernel: Kernel, block: jax.Array, keys: jax.Array, buffer: jax.Array, rows: int, *, masked: bool
+) -> None:
+    """Folds a key block into the first ``rows`` rows of all heads.
+
+    A few heads are unrolled, and the products of each are asked for before the weights of the one before it: the matrix
+    unit then works on the one while the vector units work on the other.
+    """
+    geometry = kernel.geometry
+    unrolled = geometry.unrolled_steps(masked, rows)
+
+    def turn(i: jax.Array, _: None) -> None:
+        live = live_slots(kernel, block, keys) if masked else None
+        mask = readable(kernel, block, keys, rows) if masked else None
+        pending = None
+        for further in range(unrolled):
+            for at in range(geometry.heads_per_step):
+                step = i * unrolled + further
+                head = step * geometry.heads_per_step + at
+                k, v = keys_and_values(kernel, step, at, buffer, live)
+                x = scores(kernel, head, rows, k)
+                if mask is not None:
+                    x = jnp.where(mask, x, _MASKED)
+                if pending is not None:
+                    accumulate(kernel, *pending)
+                pending = head, x, v
+        assert pending is not None
+        accumulate(kernel, *pending)
+
+    lax.fori_loop(0, geometry.steps // unrolled, turn, None)
+
+
+def live_slots(kernel: Kernel, block: jax.Array, keys: jax.Array) -> jax.Array:
+    """Which slots of a key block any query of a block reads, `bool[columns, 128]`: the others may hold anything."""
+    slot: jax.Array = kernel.refs.row_slots[...]
+    first = kernel.of(Field.FIRST_KEY, block) - keys * kernel.geometry.block_keys
+    end = kernel.of(Field.END_KEY, block) - keys * kernel.geometry.block_keys
+    return (slot >= first) & (slot < jnp.minimum(end, kernel.geometry.block_keys))
+
+
+def readable(kernel: Kernel, block: jax.Array, keys: jax.Array, rows: int) -> jax.Array:
+    """Which keys of a key block each row reads: `bool[rows, columns]`."""
+    geometry = kernel.geometry
+    position = kernel.of(Field.POSITION, block) + token_of_row(rows, geometry.group)
+    first = first_key(position, kernel.options) - keys * geometry.block_keys
+    end = end_key(position, kernel.of(Field.KV_LEN, block), kernel.options) - keys * geometry.block_keys
+    end = jnp.minimum(end, geometry.block_keys)
+    column = jnp.broadcast_to(kernel.refs.column_slots[...], (rows, geometry.columns))
+    return (column >= first) & (column < end)
+
+
+def token_of_row(rows: int, group: int) -> jax.Array:
+    """The token of each row, `i32[rows, 1]`: row // group, by a multiplication that is exact for so few rows."""
+    factor = -(-(2**20) // group)
+    assert rows * max(group, factor) < 2**31
+    assert rows * group <= 2**20
+    return lax.broadcasted_iota(jnp.int32, (rows, 1), 0) * factor >> 20
+
+
+def keys_and_values(
+    kernel: Kernel, step: jax.Array, at: int, buffer: jax.Array, live: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """The keys and values of one head, `[columns, n]` each.
+
+    Args:
+        kernel: the kernel.
+        step: whose word rows the head lies in.
+        at: which head of the step.
+        buffer: the key block's buffer.
+        live: `bool[columns, 128]`: the values of all other slots are zeros; None: all are live.
+    """
+    geometry = kernel.geometry
+    row = geometry.layout.rows_per_head * at
+
+    def numbers(row: int, tiles: int, live: jax.Array | None) -> jax.Array:
+        word, lane = divmod(row, geometry.packing)
+        parts = []
+        for tile in range(tiles):
+            words = words_of(kernel, buffer, tile, step * geometry.words_per_step + word)
+            words = words if live is None else jnp.where(live, words, 0)
+            parts.append(numbers_in(words, lane, geometry.kv_dtype, geometry.compute_dtype))
+        return jnp.concatenate(parts, axis=1)
+
+    keys = numbers(row, geometry.key_tiles, None)
+    return keys, numbers(row + geometry.layout.rows_per_head - 1, geometry.value_tiles, live)
+
+
+def words_of(kernel: Kernel, buffer: jax.Array, tile: int, row: jax.Array) -> jax.Array:
+    """A word row of a key block: `i32[columns, 128]`."""
+    refs = kernel.refs
+    if refs.words is not None:
+        words: jax.Array = refs.words[tile, row]
+        return words
+    return load_words(refs.kv_buffer.at[buffer], tile, row, kernel.geometry, kernel.emulated)
+
+
+def scores(kernel: Kernel, head: jax.Array, rows: int, keys: jax.Array) -> jax.Array:
+    """The logits of a head's first rows, unmasked, in units of log 2: `f32[rows, columns]`."""
+    x = lax.dot_general(
+        kernel.refs.rows[head, :rows],
+        keys,
+        (((1,), (1,)), ((), ())),
+        precision=_precision(keys),
+        preferred_element_type=jnp.float32,
+    )
+    scale, cap = kernel.options.score_scale, kernel.options.soft_cap
+    if cap is None:
+        return x * (scale * LOG2_E)
+    return jnp.tanh(x * (scale / cap)) * (cap * LOG2_E)
+
+
+def accumulate(kernel: Kernel, head: jax.Array, x: jax.Array, values: jax.Array) -> None:
+    """Folds logits `f32[rows, columns]`, and the values they weigh, into a head's maxima, sums and accumulators."""
+    refs, rows = kernel.refs, x.shape[0]
+    parts = [x[:, at : at + LANES] for at in range(0, x.shape[1], LANES)]
+    before = refs.maxima[head, :rows]
+    maxima = jnp.maximum(before, jnp.max(reduce(jnp.maximum, parts), axis=1, keepdims=True))
+    shrink = jnp.exp2(before - maxima)
+    weights = [jnp.exp2(part - maxima) for part in parts]
+    refs.maxima[head, :rows] = maxima
+    refs.sums[head, :rows] = refs.sums[head, :rows] * shrink + reduce(jnp.add, weights)
+    weighed = jnp.dot(
+        jnp.concatenate([part.astype(values.dtype) for part in weights], axis=1),
+        values,
+        precision=_precision(values),
+        preferred_element_type=jnp.float32,
+    )
+    wide = jnp.concatenate([shrink] * (values.shape[1] // LANES), axis=1)
+    refs.accumulators[head, :rows] = refs.accumulators[head, :rows] * wide + weighed
+
+
+def _precision(numbers: jax.Array) -> lax.Precision:
+    """How exactly numbers are multiplied: float32 as float32 (ATT-6), bfloat16 as it is."""
+    return lax.Precision.HIGHEST if numbers.dtype == jnp.dtype(jnp.float32) else lax.Precision.DEFAULT

@@ -1,0 +1,56 @@
+"""Which attention calls the TPU kernels take. The others are left to XLA, with a reason that can be read.
+
+| not taken | why |
+|---|---|
+| ScaledPages | every slot and head has a scale of its own, in an array of its own |
+| v2 whose rows don't fill tiles: 2H no multiple of 8, nor a power of two of whole words | no part of a tile is copied |
+| page tables above 768 KiB | the scalar unit reads the table from its own memory, of 1 MiB |
+| slots too large for three blocks of one page in VMEM | nothing could be in flight |
+"""
+
+from typing import Any
+
+import jax
+
+from ..options import AttentionOptions
+from ..storage import ScaledPages
+from .prefill_geometry import VMEM_BYTES, plan
+from .prefill_schedule import most_blocks, schedule_bytes
+
+__all__ = ["unsupported"]
+
+_SMEM_BYTES = 768 * 2**10
+"""What a page table and a schedule may take of the scalar unit's memory."""
+
+_SPILLED_BYTES = 8 * 2**20
+"""VMEM that is left to the compiler."""
+
+
+def unsupported(
+    options: AttentionOptions,
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Any,
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+) -> str | None:
+    """Why a call can't be made by `attend` of `tpu.attention`, or None when it can. O(1).
+
+    Args:
+        options: the options.
+        queries: `[T, Hq, D]`: anything with a shape and a dtype, as all arrays here.
+        kv_pages: `[P, page, ...]`, of the dtype of the numbers, or ScaledPages.
+        page_table: `i32[S, pages_per_seq]`.
+    """
+    if isinstance(kv_pages, ScaledPages):
+        return "ScaledPages: every slot and head has a scale of its own"
+    geometry = plan(queries, kv_pages, page_table, options)
+    if not geometry.fills_tiles:
+        return f"{options.layout.combined_rows} rows of {geometry.kv_dtype} in a v2 slot fill no tiles"
+    num_seqs, pages_per_seq = page_table.shape
+    scalars = 4 * num_seqs * pages_per_seq + schedule_bytes(
+        most_blocks(queries.shape[0], num_seqs, geometry.blocks.queries)
+    )
+    if scalars > _SMEM_BYTES:
+        return f"page table and schedule take {scalars} bytes of scalar memory, more than {_SMEM_BYTES}"
+    if geometry.vmem_bytes > VMEM_BYTES - _SPILLED_BYTES:
+        return f"the blocks take {geometry.vmem_bytes} bytes of VMEM, more than {VMEM_BYTES - _SPILLED_BYTES}"
+    return None
