@@ -4,6 +4,17 @@ The names and meanings are the specification's (`kvproof.spec`), each room under
 nothing with it but the declarations of requests and cache groups.
 """
 
+from kvproof.kernels import (
+    ScaledPages,
+    copy_pages,
+    fused_ragged_paged_attention,
+    kv_cache_update,
+    mla_cache_update,
+    mla_paged_attention,
+    ragged_paged_attention,
+    read_states,
+    write_states,
+)
 from kvproof.spec.declarations import (
     CacheCleared,
     CacheCounters,
@@ -31,7 +42,16 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 
+from .cache_layout import (
+    align_to_multiple,
+    get_dtype_packing,
+    get_num_slices_per_kv_cache_update_page,
+    get_page_size_bytes,
+    previous_power_of_2,
+)
 from .cache_manager import CacheManager, CachePages, PinnedPrefix
+from .cache_metadata import RaggedPagesCacheMetaData
+from .cache_view import RaggedPagesCacheView
 from .coordinator import CacheCoordinator
 from .coordinator_kinds import (
     CacheCoordinatorNoPrefixCache,
@@ -51,14 +71,22 @@ from .hashing import (
     init_none_hash,
     sha256,
 )
+from .metadata_builder import MetadataBuilder
 from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .pages import CachePage, PageList
+from .partitions import AxisRules
+from .pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
+from .ragged_cache import RaggedPagesCache
+from .ragged_metadata import RaggedPagesMetadata
 from .sharded_manager import ShardedCacheManager
 from .slot_batch import SlotBatch
+from .slot_quantizer import SlotQuantizer
+from .state_pages import StatePages
 
 __all__ = [
     "NONE_HASH",
+    "AxisRules",
     "CacheCleared",
     "CacheCoordinator",
     "CacheCoordinatorNoPrefixCache",
@@ -82,6 +110,7 @@ __all__ = [
     "LoraAdapter",
     "MLAAttentionSpec",
     "MambaSpec",
+    "MetadataBuilder",
     "MultiGroupPageTable",
     "MultimodalItem",
     "PageCopy",
@@ -94,18 +123,41 @@ __all__ = [
     "PageStored",
     "PageTable",
     "PinnedPrefix",
+    "PoolSize",
     "PromptEmbeddings",
+    "RaggedPagesCache",
+    "RaggedPagesCacheMetaData",
+    "RaggedPagesCacheView",
+    "RaggedPagesMetadata",
     "Request",
     "SamplingParams",
+    "ScaledPages",
     "ShardedCacheManager",
     "SlidingWindowSpec",
     "SlotBatch",
+    "SlotQuantizer",
+    "StatePages",
     "UnitaryCacheCoordinator",
     "WeightsVersion",
+    "align_to_multiple",
     "cdiv",
+    "copy_pages",
+    "fused_ragged_paged_attention",
+    "get_dtype_packing",
     "get_kv_cache_coordinator",
+    "get_num_slices_per_kv_cache_update_page",
+    "get_page_size_bytes",
     "hash_page_tokens",
     "hash_request_tokens",
     "init_none_hash",
+    "kv_cache_update",
+    "mla_cache_update",
+    "mla_paged_attention",
+    "per_device_hbm_budget_bytes",
+    "previous_power_of_2",
+    "ragged_paged_attention",
+    "read_states",
     "sha256",
+    "size_pool",
+    "write_states",
 ]

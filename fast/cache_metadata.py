@@ -20,7 +20,7 @@ from .partitions import DeviceMesh, PartitionManager, num_shards
 from .pool_size import per_device_hbm_budget_bytes, size_pool, utilization
 from .ragged_metadata import read_version
 
-__all__ = ["RaggedPagesCacheMetaData"]
+__all__ = ["RaggedPagesCacheMetaData", "read_metadata"]
 
 _MAY_BE_UNSET = (
     "num_pages",
@@ -323,3 +323,14 @@ class RaggedPagesCacheMetaData:
     def from_json(cls, json_str: str) -> Self:
         """Reads what `to_json` wrote; errors are those of `from_dict`."""
         return cls.from_dict(parsed(json_str))
+
+
+def read_metadata(metadata: object) -> RaggedPagesCacheMetaData:
+    """Reads what a cache is made of (R1).
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(metadata, RaggedPagesCacheMetaData):
+        raise refusal(TypeError, "R1", f"metadata={type(metadata).__name__} must be RaggedPagesCacheMetaData")
+    return metadata

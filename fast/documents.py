@@ -142,24 +142,31 @@ def _numbers(pages: jax.Array, kv_dtype: np.dtype[Any]) -> dict[str, Any]:
     return array_to_json(values.view(kv_dtype) if is_bits(values.dtype) else values)
 
 
-def pages_of(name: str, value: object, stored: np.dtype[Any]) -> NDArray[Any] | ScaledPages:
+def pages_of(name: str, value: object, kv_dtype: np.dtype[Any], stored: np.dtype[Any]) -> NDArray[Any] | ScaledPages:
     """Reads pages into the dtype in which a device holds them. O(size).
 
     Args:
         name: where they stand.
         value: what stands there.
-        stored: the dtype of the device's array: the numbers' own, or bits for it.
+        kv_dtype: what their numbers must be.
+        stored: the dtype of the device's array: ``kv_dtype``, or bits for it.
+
+    Raises:
+        ValueError: they are damaged, or of another dtype (SEC-3).
     """
     if isinstance(value, Mapping) and "values" in value:
         parts = _members(name, value, ("values", "scales"))
-        scales = array_of(f"{name}.scales", parts["scales"])
-        return ScaledPages(_stored(f"{name}.values", parts["values"], stored), scales)  # type: ignore[arg-type]
-    return _stored(name, value, stored)
+        scales: Any = array_of(f"{name}.scales", parts["scales"])
+        values: Any = _stored(f"{name}.values", parts["values"], kv_dtype, stored)
+        return ScaledPages(values, scales)
+    return _stored(name, value, kv_dtype, stored)
 
 
-def _stored(name: str, value: object, stored: np.dtype[Any]) -> NDArray[Any]:
+def _stored(name: str, value: object, kv_dtype: np.dtype[Any], stored: np.dtype[Any]) -> NDArray[Any]:
     values = array_of(name, value)
-    return values.view(stored) if is_bits(stored) and values.dtype.itemsize == stored.itemsize else values
+    if values.dtype != kv_dtype:
+        raise damaged(f"{name}.dtype", f"must be {kv_dtype}")
+    return values.view(stored)
 
 
 # -- Partition managers ---------------------------------------------------------------------------

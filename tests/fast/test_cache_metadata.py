@@ -44,7 +44,14 @@ def described(call: Callable[[], Any]) -> Any:
     made = outcome(call)
     if isinstance(made, tuple):
         return made
-    names = ("is_v2", "is_v3", "kvdtype", "kv_head_packing", "storage_head_dim", "storage_num_combined_kv_heads")
+    names: tuple[str, ...] = (
+        "is_v2",
+        "is_v3",
+        "kvdtype",
+        "kv_head_packing",
+        "storage_head_dim",
+        "storage_num_combined_kv_heads",
+    )
     names += ("storage_num_kv_groups", "layer_page_bytes", "page_bytes")
     told = {name: getattr(made, name) for name in names}
     return made.to_dict(), told, outcome(made.get_shape_and_axes), made.get_max_num_seqs(), made.get_padded_num_slices()
@@ -99,7 +106,7 @@ def test_the_budget_is_used_and_one_more_page_would_not_fit(world: dict[str, Any
     assert num_pages * page <= world["budget_bytes"] < (num_pages + 1) * page
 
 
-FIELDS = {
+FIELDS: dict[str, list[Any]] = {
     "num_pages": [-1, 0, 1, 2, 2**31, True, 2.0],
     "page_size": [0, 16, "16"],
     "hbm_utilization": [0, 0.5, 1, 1.5, float("nan"), "all", None],

@@ -282,9 +282,10 @@ def test_metadata_is_a_pytree() -> None:
     @jax.jit
     def double(step: RaggedPagesMetadata) -> RaggedPagesMetadata:
         traced.append(step.page_size)
-        return jax.tree.map(lambda array: array * 2, step)
+        doubled: RaggedPagesMetadata = jax.tree.map(lambda array: array * 2, step)
+        return doubled
 
-    assert double(one).slot_mapping.tolist() == [-2] * 4  # type: ignore[union-attr]
+    assert double(one).slot_mapping.tolist() == [-2] * 4
     double(one.replace(context_lens=one.context_lens + 1))
     double(one.replace(page_size=64))
     assert traced == [128, 64]

@@ -1,0 +1,351 @@
+"""The device programs of a view: the kernels' calls, compiled, over a mesh where there is one (CACHE-5).
+
+A program is compiled for the cache's metadata, its place and the options, never for a layer. The cache that a
+program writes is donated: written in place, and the handle given is good no more. Inside another traced program that
+is its business alone, and donation says nothing here.
+
+On a mesh each device calls the kernels on its own part: its KV heads and the query heads that read them, its pool of
+pages, its part of the step's arrays. No device needs anything of another's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from kvproof.kernels import (
+    ScaledPages,
+    copy_pages,
+    fused_ragged_paged_attention,
+    kv_cache_update,
+    ragged_paged_attention,
+    unpack_keys,
+    unpack_values,
+)
+from kvproof.kernels.ragged import ragged, slots_of_tokens
+from kvproof.kernels.storage import from_bits
+
+from .cache_metadata import RaggedPagesCacheMetaData
+from .partitions import PartitionManager, axis_spec, partition_spec
+from .ragged_metadata import RaggedPagesMetadata
+
+__all__ = [
+    "AnyArray",
+    "Options",
+    "Pages",
+    "Place",
+    "attend",
+    "combined_rows",
+    "copied",
+    "heads",
+    "place_of",
+    "placed",
+    "update",
+    "update_and_attend",
+    "zeros",
+]
+
+AnyArray = jax.Array | NDArray[Any]
+"""An array of JAX's or of numpy's."""
+
+Pages = jax.Array | ScaledPages
+
+Options = tuple[tuple[str, type, Any], ...]
+"""Static options of a call, by name; with each value's type, as 1, 1.0 and True are equal and mean different things."""
+
+_MOVE: dict[AxisType, Callable[[Any, NamedSharding], Any]] = {
+    AxisType.Auto: jax.lax.with_sharding_constraint,
+    AxisType.Explicit: jax.sharding.reshard,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the parts of a cache lie. Hashable.
+
+    Attributes:
+        mesh: the devices; None: one device.
+        data: the mesh axes over which pages are split; None: none.
+        heads: the mesh axes over which KV heads are split; None: none.
+    """
+
+    mesh: Mesh | None = None
+    data: Any = None
+    heads: Any = None
+
+    def spec(self, *axes: Any) -> PartitionSpec:
+        """A partition of an array: what each of its leading axes is split over."""
+        return partition_spec(*axes)
+
+    def pages(self, kv_pages: Any) -> Any:
+        """The partition of pages: `[P, page, rows, ...]`, their scales `[P, page, 2H]`."""
+        return jax.tree.map(lambda _: self.spec(self.data, None, self.heads), kv_pages)
+
+    @property
+    def tokens(self) -> PartitionSpec:
+        """The partition of `[T, heads, D]`."""
+        return self.spec(self.data, self.heads)
+
+    @property
+    def step(self) -> PartitionSpec:
+        """The partition of a step's arrays, which are those of the data shards one behind the other."""
+        return self.spec(self.data)
+
+    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], ins: tuple[Any, ...], outs: Any) -> Any:
+        """Calls a function on each device's parts of the arguments.
+
+        Args:
+            function: what to call.
+            arguments: pytrees of arrays.
+            ins: the partition of each argument: one, or a pytree of them.
+            outs: the partition of what it returns.
+        """
+        if self.mesh is None or self.mesh.size == 1:
+            return function(*arguments)
+        placed = tuple(self.placed(argument, spec) for argument, spec in zip(arguments, ins, strict=True))
+        # No collective runs inside, so there is nothing for the check of replication to find; kernels don't take part.
+        mapped = jax.shard_map(function, mesh=self.mesh, in_specs=ins, out_specs=outs, check_vma=False)
+        return mapped(*placed)
+
+    def placed(self, tree: Any, specs: Any) -> Any:
+        """A pytree of arrays in a partition of the mesh, which there is."""
+        mesh = self.mesh
+        assert mesh is not None
+        move = _MOVE[AxisType.Explicit if AxisType.Explicit in mesh.axis_types else AxisType.Auto]
+
+        def moved(spec: PartitionSpec, part: Any) -> Any:
+            return jax.tree.map(lambda array: move(jnp.asarray(array), NamedSharding(mesh, spec)), part)
+
+        return jax.tree.map(moved, specs, tree, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
+
+
+def place_of(mesh: Mesh | None, metadata: RaggedPagesCacheMetaData, partition_manager: PartitionManager) -> Place:
+    """Where a mesh has the parts of a cache. O(1)."""
+    if mesh is None:
+        return Place()
+    shape, axes = metadata.get_shape_and_axes()
+    spec = axis_spec(mesh, partition_manager, axes, shape)
+    return Place(mesh, spec[0], spec[2])
+
+
+# -- Making and copying ---------------------------------------------------------------------------
+
+
+def zeros(shape: tuple[int, ...], dtype: Any, mesh: Mesh | None, spec: PartitionSpec) -> jax.Array:
+    """Zeros, made where they are to lie. O(size).
+
+    Args:
+        shape: the array's.
+        dtype: the array's.
+        mesh: the devices; None: one device.
+        spec: how the array is split over them.
+    """
+    if mesh is None:
+        made: jax.Array = _zeros(shape, dtype)
+        return made
+    return _maker(shape, dtype, NamedSharding(mesh, spec))()
+
+
+@lru_cache
+def _maker(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Callable[[], jax.Array]:
+    """The program that makes the pages of a layer: the same one for all layers."""
+    return jax.jit(partial(_zeros, shape, dtype), out_shardings=sharding)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jnp.zeros(shape, dtype)
+
+
+def placed(pages: Any, place: Place) -> Any:
+    """A layer's pages where the mesh wants them; those that lie there stay. O(what is moved)."""
+    if place.mesh is None:
+        return pages
+    sharding = NamedSharding(place.mesh, place.spec(place.data, None, place.heads))
+    return jax.tree.map(lambda array: jax.device_put(array, sharding), pages)
+
+
+@partial(jax.jit, static_argnums=3, donate_argnums=0)
+def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Place) -> Any:
+    """Pages copied onto others, in each array of a pytree (MAN-13). O(pages copied).
+
+    Args:
+        pages: a pytree of arrays `[P, ...]`, donated.
+        sources: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
+        destinations: `i32[n]`.
+        place: where the pages lie.
+    """
+    parts = place.pages(pages)
+    return place.run(copy_pages, (pages, sources, destinations), (parts, place.step, place.step), parts)
+
+
+# -- Steps ----------------------------------------------------------------------------------------
+
+
+def _named(options: Options) -> dict[str, Any]:
+    return {name: value for name, _, value in options}
+
+
+def _slots(step: RaggedPagesMetadata, num_tokens: int, metadata: RaggedPagesCacheMetaData) -> jax.Array:
+    """Where a step's tokens go when only the table and the lengths say so (TAB-7)."""
+    room = step.pages_tables.shape[1] * metadata.page_size
+    batch = ragged(step.context_lens, step.query_start_loc, step.num_seqs, num_tokens, room)
+    return slots_of_tokens(batch, step.pages_tables, num_tokens, metadata.num_pages, metadata.page_size)
+
+
+@partial(jax.jit, static_argnames=("metadata", "place", "options"), donate_argnames="kv_pages")
+def update(
+    kv_pages: Pages,
+    keys: jax.Array,  # [T, H, D]
+    values: jax.Array,  # [T, H, Dv]
+    step: RaggedPagesMetadata,
+    *,
+    metadata: RaggedPagesCacheMetaData,
+    place: Place,
+    options: Options,
+) -> Pages:
+    """Writes a step's keys and values (CACHE-3). O(T)."""
+
+    def local(kv_pages: Pages, keys: jax.Array, values: jax.Array, step: RaggedPagesMetadata) -> Pages:
+        slots = step.slot_mapping
+        if slots is None:
+            slots = _slots(step, keys.shape[0], metadata)
+        written: Pages = kv_cache_update(
+            kv_pages,
+            keys,
+            values,
+            slots,
+            num_slices=step.num_kv_update_slices,
+            kv_dtype=metadata.kvdtype,
+            **_named(options),
+        )
+        return written
+
+    parts = place.pages(kv_pages)
+    ins = (parts, place.tokens, place.tokens, place.step)
+    written: Pages = place.run(local, (kv_pages, keys, values, step), ins, parts)
+    return written
+
+
+@partial(jax.jit, static_argnames=("metadata", "place", "options"))
+def attend(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Pages,
+    sinks: jax.Array | None,  # f32[Hq]
+    step: RaggedPagesMetadata,
+    *,
+    metadata: RaggedPagesCacheMetaData,
+    place: Place,
+    options: Options,
+) -> jax.Array:
+    """What a step's queries attend to (ATT-1): `[T, Hq, Dv]`. O(queries and the keys they read)."""
+
+    def local(queries: jax.Array, kv_pages: Pages, sinks: jax.Array | None, step: RaggedPagesMetadata) -> jax.Array:
+        out: jax.Array = ragged_paged_attention(
+            queries, kv_pages, sinks=sinks, **_batch(step), **_shapes(metadata), **_named(options)
+        )
+        return out
+
+    ins = (place.tokens, place.pages(kv_pages), place.spec(place.heads), place.step)
+    out: jax.Array = place.run(local, (queries, kv_pages, sinks, step), ins, place.tokens)
+    return out
+
+
+@partial(jax.jit, static_argnames=("metadata", "place", "options"), donate_argnames="kv_pages")
+def update_and_attend(
+    queries: jax.Array,  # [T, Hq, D]
+    keys: jax.Array,  # [T, H, D]
+    values: jax.Array,  # [T, H, Dv]
+    kv_pages: Pages,
+    sinks: jax.Array | None,  # f32[Hq]
+    step: RaggedPagesMetadata,
+    *,
+    metadata: RaggedPagesCacheMetaData,
+    place: Place,
+    options: Options,
+) -> tuple[jax.Array, Pages]:
+    """Writes all of a step's tokens where the table has them, then attends (ATT-5)."""
+
+    def local(
+        queries: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        kv_pages: Pages,
+        sinks: jax.Array | None,
+        step: RaggedPagesMetadata,
+    ) -> tuple[jax.Array, Pages]:
+        out, written = fused_ragged_paged_attention(
+            queries, keys, values, kv_pages, sinks=sinks, **_batch(step), **_shapes(metadata), **_named(options)
+        )
+        return out, written
+
+    parts = place.pages(kv_pages)
+    ins = (place.tokens, place.tokens, place.tokens, parts, place.spec(place.heads), place.step)
+    outs = (place.tokens, parts)
+    done: tuple[jax.Array, Pages] = place.run(local, (queries, keys, values, kv_pages, sinks, step), ins, outs)
+    return done
+
+
+def _batch(step: RaggedPagesMetadata) -> dict[str, Any]:
+    return {
+        "kv_lens": step.context_lens,
+        "page_table": step.pages_tables,
+        "cu_q_lens": step.query_start_loc,
+        "num_seqs": step.num_seqs,
+    }
+
+
+def _shapes(metadata: RaggedPagesCacheMetaData) -> dict[str, Any]:
+    layout = metadata.shard_layout
+    return {
+        "num_kv_heads": layout.num_kv_heads,
+        "v_head_dim": layout.v_head_dim,
+        "kv_dtype": metadata.kvdtype,
+    }
+
+
+# -- Reading back ---------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("metadata", "place", "part"))
+def heads(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Place, part: str) -> jax.Array:
+    """The keys or values of all pages (CACHE-2): `[P, page, H, D]` or `[P, page, H, Dv]`. O(cache).
+
+    Args:
+        kv_pages: the pages.
+        metadata: the cache's.
+        place: where the pages lie.
+        part: ``"keys"`` or ``"values"``.
+    """
+    layout = metadata.shard_layout
+    unpack, first = (unpack_keys, 0) if part == "keys" else (unpack_values, 1)
+
+    def local(kv_pages: Pages) -> jax.Array:
+        if not isinstance(kv_pages, ScaledPages):
+            return from_bits(unpack(kv_pages, layout), metadata.kvdtype)
+        numbers = from_bits(unpack(kv_pages.values, layout), metadata.kvdtype)
+        return numbers.astype(jnp.float32) * kv_pages.scales[..., first::2, None]
+
+    parts = place.pages(kv_pages)
+    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.spec(place.data, None, place.heads))
+    return read
+
+
+@partial(jax.jit, static_argnames=("metadata", "place"))
+def combined_rows(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Place) -> jax.Array:
+    """The stored numbers of all pages without groups: `[P, page, C, Dp]`, in the cache's dtype. O(cache)."""
+    layout = metadata.shard_layout
+
+    def local(kv_pages: Pages) -> jax.Array:
+        stored = kv_pages.values if isinstance(kv_pages, ScaledPages) else kv_pages
+        rows = stored.reshape(*stored.shape[:2], layout.combined_rows, layout.storage_head_dim)
+        return from_bits(rows, metadata.kvdtype)
+
+    parts = place.pages(kv_pages)
+    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.spec(place.data, None, place.heads))
+    return read

@@ -1,0 +1,129 @@
+"""The cache of a model: a view for each layer."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import jax
+from jax.sharding import Mesh
+
+from . import cache_programs as programs
+from .arguments import refusal
+from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_view import RaggedPagesCacheView
+from .documents import damaged, document, fields_of, parsed
+from .page_copies import padded_ids
+from .partitions import PartitionManager
+from .table_rows import Ids
+
+__all__ = ["RaggedPagesCache"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class RaggedPagesCache:
+    """The cache of a model: a pytree of views. Made by `init_cache`.
+
+    A step replaces the views one by one, ``cache.views[layer] = cache.views[layer].concatenate_to_cache(...)``, or
+    takes the cache as a donated argument of a jitted function and returns it.
+
+    Attributes:
+        views: the view of each layer, in order.
+    """
+
+    views: list[RaggedPagesCacheView]
+
+    @classmethod
+    def init_cache(
+        cls,
+        mesh: Mesh | None,
+        metadata: RaggedPagesCacheMetaData,
+        partition_manager: PartitionManager,
+        quantizer: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """Allocates the pages of all layers; arguments and errors are those of the views' `init`. O(cache)."""
+        layers = range(read_metadata(metadata).num_hidden_layers)
+        return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
+
+    @classmethod
+    def init_empty(cls, *args: Any, **kwargs: Any) -> None:
+        """None: there is no cache of this kind without pages. The seed has it."""
+
+    @property
+    def metadata(self) -> RaggedPagesCacheMetaData | None:
+        """What the cache is made of; None without layers."""
+        return self.views[0].metadata if self.views else None
+
+    def copy_pages(self, sources: Ids, destinations: Ids) -> Self:
+        """Copies pages onto others in every layer (MAN-13): in place, as with the views' calls that write.
+
+        Every source is read before any destination is written. Pairs with a negative id do nothing. Ids that are on
+        the host are padded, so that few programs are compiled. O(pages copied, over all layers).
+
+        Args:
+            sources: pages, `i32[n]`; with several data shards `[shards, n]`, in each row a shard's own ids.
+            destinations: the pages to write, alike; none twice, and none that is a source.
+
+        Returns:
+            The cache with the pages copied.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: the shapes differ, or do not fit the shards (R1).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return self
+        shards = metadata.num_page_shards
+        froms, tos = padded_ids("sources", sources, shards), padded_ids("destinations", destinations, shards)
+        if froms.shape != tos.shape:
+            raise refusal(ValueError, "R1", f"destinations.shape={tos.shape} must be that of sources, {froms.shape}")
+        pages = [view.kv_pages for view in self.views]
+        copies = programs.copied(pages, froms, tos, self.views[0].place)
+        return self.replace(
+            views=[view.replace(kv_pages=copied) for view, copied in zip(self.views, copies, strict=True)]
+        )
+
+    # -- Copies and JSON --------------------------------------------------------------------------
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other values in the fields named. O(1).
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cache as a JSON document; see `documents`. Waits for the device. O(cache)."""
+        return document("RaggedPagesCache", {"views": [view.to_dict() for view in self.views]})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], mesh: Mesh | None = None) -> Self:
+        """Reads what `to_dict` of this class or the specification's wrote. O(cache).
+
+        Args:
+            data: the document.
+            mesh: the devices on which the pages are to lie; None: one device.
+
+        Raises:
+            TypeError: ``data`` is no mapping, or a field is of the wrong type.
+            ValueError: it is damaged (SEC-3), or the mesh does not split the cache as it says (CACHE-5).
+        """
+        views = fields_of("RaggedPagesCache", data, ("views",))["views"]
+        if not isinstance(views, list | tuple):
+            raise damaged("views", "must be a list")
+        read = [RaggedPagesCacheView.from_dict(view, mesh) for view in views]
+        if any(view.metadata != read[0].metadata or view.layer_index != layer for layer, view in enumerate(read)):
+            raise damaged("views", "must be the layers of one cache, in order")
+        return cls(read)
+
+    def to_json(self, **kwargs: Any) -> str:
+        """`to_dict` as text; ``kwargs`` are those of `json.dumps`. O(cache)."""
+        return json.dumps(self.to_dict(), **kwargs)
+
+    @classmethod
+    def from_json(cls, json_str: str, mesh: Mesh | None = None) -> Self:
+        """Reads what `to_json` wrote; arguments and errors are those of `from_dict`. O(cache)."""
+        return cls.from_dict(parsed(json_str), mesh)
