@@ -107,8 +107,7 @@ def attend(
         axis=2,
     )
     page, pages_per_seq = latent_pages.shape[1], page_table.shape[1]
-    smallest = lcm(page, LANES) // page
-    pages = min(max(block // (smallest * page), 1) * smallest, round_up(pages_per_seq, smallest))
+    pages = pages_per_block(page, pages_per_seq, block)
     decoding = Blocks(1, pages, page, heads, latent, pages_per_seq)
     mixed = Blocks(min(max(ROWS // heads, 1), num_tokens), pages, page, heads, latent, pages_per_seq)
     seqs = jnp.clip(num_seqs[0], 0, kv_lens.shape[0])
@@ -119,6 +118,12 @@ def attend(
     out = call(jnp.stack([jnp.zeros_like(single), single]), *shared, out, blocks=decoding)
     out = call(jnp.stack([single, seqs]), *shared, out, blocks=mixed)
     return out[:, :num_heads, :latent_dim]
+
+
+def pages_per_block(page: int, pages_per_seq: int, block: int) -> int:
+    """Pages of a block of about ``block`` keys: a multiple of 128 keys, no more than the table needs."""
+    smallest = lcm(page, LANES) // page
+    return min(max(block // (smallest * page), 1) * smallest, round_up(pages_per_seq, smallest))
 
 
 def leading_single(cu_q_lens: jax.Array, num_seqs: jax.Array) -> jax.Array:

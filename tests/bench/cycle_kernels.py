@@ -1,0 +1,171 @@
+"""The kernels whose schedules `cycle_report` counts: compiled here, in a process of its own for each.
+
+    python -m tests.bench.cycle_kernels decode v6e 16
+
+prints, as the last line, what the report has to know of a turn of the kernel's loop over blocks of keys.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention, tuned_block_sizes
+
+from kvproof.kernels.layout import CacheLayout
+from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.tpu import decode, decode_plan, mla, prefill, prefill_geometry
+
+from ..kernels import aot
+
+__all__ = ["KERNELS", "Turn"]
+
+# Llama-3-8B: the shapes of the figures that are published.
+NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
+NUM_SEQS, CONTEXT, NUM_PAGES = 8, 4096, 1000
+PREFILL_TOKENS = 2048
+# DeepSeek-V3.
+MLA_HEADS, LATENT_DIM, ROTARY_DIM = 128, 512, 64
+
+DTYPE = jnp.bfloat16
+I32 = jnp.int32
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a kernel's loop over blocks of keys.
+
+    Attributes:
+        kernel: the name that the schedule has in the dumps.
+        keys: keys that it works on.
+        queries: query tokens that it works on, of a full block.
+        key_bytes: bytes of HBM for each key.
+        pages: turns of the loop that starts the copies of a block's pages, where there is one.
+        heads: turns of the loop over heads, where there is one.
+        short_keys: keys that a turn works on when all its blocks are of the smallest size; None: there is one size.
+    """
+
+    kernel: str
+    keys: int
+    queries: int
+    key_bytes: int
+    pages: int
+    heads: int = 1
+    short_keys: int | None = None
+
+
+def _lengths(num_seqs: int, page: int) -> tuple[Any, Any, Any, Any]:
+    """kv_lens, page_table, cu_q_lens, num_seqs."""
+    shapes = ((num_seqs,), (num_seqs, CONTEXT // page), (num_seqs + 1,), (1,))
+    kv_lens, table, starts, count = (aot.shape(shape, I32) for shape in shapes)
+    return kv_lens, table, starts, count
+
+
+def _options(**masks: Any) -> AttentionOptions:
+    layout = CacheLayout("v3", NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, 2)
+    return AttentionOptions(layout, jnp.dtype(DTYPE), HEAD_DIM**-0.5, **masks)
+
+
+def _pages(page: int) -> Any:
+    return aot.shape((NUM_PAGES, page, NUM_KV_HEADS, 2, HEAD_DIM), DTYPE)
+
+
+KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2
+
+
+def compile_decode(device: str, page: int, **masks: Any) -> Turn:
+    """Our decode kernel, over the v3 cache."""
+    options, pages = _options(**masks), _pages(page)
+    kv_lens, table, _, count = _lengths(NUM_SEQS, page)
+    queries: Any = aot.shape((NUM_SEQS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
+    plans = []
+
+    def call(q: jax.Array, kv_pages: jax.Array, *lengths: jax.Array) -> jax.Array:
+        plans.append(decode_plan.plan(queries, pages, table, options, False, False))
+        run: Callable[..., jax.Array] = decode.decode
+        return run(q, kv_pages, *lengths, None, options=options)
+
+    aot.compile_for(device, call, queries, pages, kv_lens, table, count)
+    plan = plans[0]
+    sizes = [plan.blocks.buffers * tokens for tokens in (*plan.blocks.short, plan.tokens)]
+    return Turn("paged_decode", sizes[-1], 1, KEY_BYTES, plan.pages_per_block, short_keys=sizes[0])
+
+
+def compile_prefill(device: str, page: int) -> Turn:
+    """Our general kernel, over the v3 cache."""
+    options, pages = _options(), _pages(page)
+    kv_lens, table, starts, count = _lengths(NUM_SEQS, page)
+    queries: Any = aot.shape((PREFILL_TOKENS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
+    geometry = prefill_geometry.plan(queries, pages, table, options)
+
+    def call(*args: jax.Array) -> jax.Array:
+        batch, skipped = args[:-1], args[-1]
+        run: Callable[..., jax.Array] = prefill.prefill
+        return run(*batch, None, skipped, options=options)
+
+    aot.compile_for(device, call, queries, pages, kv_lens, table, starts, count, aot.shape((), I32))
+    return Turn(
+        "ragged_attention",
+        geometry.block_keys,
+        geometry.blocks.queries,
+        KEY_BYTES,
+        geometry.blocks.pages,
+        geometry.steps,
+    )
+
+
+def compile_mla(device: str, page: int) -> Turn:
+    """Our MLA kernel, decoding."""
+    width = -(-LATENT_DIM // 128) * 128 + -(-ROTARY_DIM // 128) * 128
+    options = AttentionOptions(CacheLayout("v2", 1, width, LATENT_DIM, 1), jnp.dtype(DTYPE), 0.1)
+    shapes = [
+        aot.shape((NUM_SEQS, MLA_HEADS, LATENT_DIM), DTYPE),
+        aot.shape((NUM_SEQS, MLA_HEADS, ROTARY_DIM), DTYPE),
+        aot.shape((NUM_PAGES, page, width), DTYPE),
+    ]
+    aot.compile_for(device, partial(mla.attend, options=options), *shapes, *_lengths(NUM_SEQS, page))
+    pages = mla.pages_per_block(page, CONTEXT // page, mla.BLOCK)
+    return Turn("mla_decode", pages * page, 1, 2 * width, pages)
+
+
+def compile_jax(device: str, page: int, num_tokens: int) -> Turn:
+    """The kernel that jax ships, over its (v2) cache, with the block sizes that it was tuned to.
+
+    It looks its block sizes up by the device that runs: here by the one that is compiled for.
+    """
+    kind = aot.device(device).device_kind
+    version = {"v5e": 5, "v5p": 5, "v6e": 6, "7x": 7}[device]
+    queries = aot.shape((num_tokens, NUM_Q_HEADS, HEAD_DIM), DTYPE)
+    pages = aot.shape((NUM_PAGES, page, 2 * NUM_KV_HEADS, HEAD_DIM), DTYPE)
+    with (
+        patch.object(tuned_block_sizes, "get_tpu_version", lambda: version),
+        patch.object(tuned_block_sizes, "get_device_name", lambda: " ".join(kind.split()[:2])),
+    ):
+        block_pages, block_queries = tuned_block_sizes.get_tuned_block_sizes(
+            DTYPE, DTYPE, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, page, num_tokens, CONTEXT // page
+        )
+        # As much VMEM as its block sizes were tuned with.
+        call = partial(ragged_paged_attention, sm_scale=HEAD_DIM**-0.5, vmem_limit_bytes=60 * 2**20)
+        aot.compile_for(device, call, queries, pages, *_lengths(NUM_SEQS, page))
+    return Turn("ragged_paged_attention_kernel", block_pages * page, block_queries, KEY_BYTES, block_pages)
+
+
+KERNELS: dict[str, Callable[[str, int], Turn]] = {
+    "decode": compile_decode,
+    "decode-window-cap": partial(compile_decode, window=1024, soft_cap=30.0),
+    "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
+    "prefill": compile_prefill,
+    "prefill-jax": partial(compile_jax, num_tokens=PREFILL_TOKENS),
+    "mla-decode": compile_mla,
+}
+"""What compiles each kernel, for a device and a page size."""
+
+
+if __name__ == "__main__":
+    name, device, page = sys.argv[1:]
+    print(json.dumps(asdict(KERNELS[name](device, int(page)))))

@@ -1,0 +1,265 @@
+"""What a compiled TPU kernel's instruction schedule costs, counted from the compiler's dump.
+
+The compiler writes the schedule of a kernel as a list of bundles; the core issues one a cycle. A schedule is read here
+as nested loops and conditional regions, from its branches, and costed for a steady state: bundles of a loop times its
+trip count, which the caller knows. What is left out are stalls: waits for copies, and bank conflicts of VMEM.
+
+- A loop is a branch backwards. Its body ends `DELAY` bundles after the branch: those are issued before it takes effect.
+- A region is what a forward branch may skip. It is counted as if it were never skipped (or always, if asked for, when
+  it neither multiplies nor starts copies: what the first and the last block of a sequence need). Of several regions
+  side by side that hold matrix products (a full and a short block; with and without a mask) a turn takes one: variants.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+__all__ = ["Bundle", "Cost", "Loop", "Region", "Schedule", "fullest", "kernel_files", "read_schedule", "read_use"]
+
+DELAY = 4
+"""Bundles after a branch that are issued before it takes effect."""
+
+_BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*(?:>\s*)*\{")
+_BRANCH = re.compile(r"sbr\.rel (?:\((?P<predicate>[^)]*)\) )?target = \$region(?P<region>\d+)")
+_START = re.compile(r"Start(?:/End empty)? region (\d+)")
+_MATRIX = re.compile(r"= vmat(?:mul|push)")
+_COPY = re.compile(r"= dma\.(?!done)")
+_WAIT = re.compile(r"= dma\.done")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What one bundle does, as far as it counts here.
+
+    Attributes:
+        matrix: instructions for the matrix unit.
+        copies: copies that are started.
+        waits: waits for copies.
+        use: how many slots of each unit it takes.
+    """
+
+    matrix: int
+    copies: int
+    waits: int
+    use: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bundles that a branch may skip: ``begin`` to ``end``, exclusive, counted from 0."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop's bundles, ``begin`` to ``end``, exclusive; the branch back and its delay are among them."""
+
+    begin: int
+    end: int
+
+
+@dataclass
+class Cost:
+    """Bundles of a part, with the trips of the loops in it.
+
+    Attributes:
+        bundles: bundles issued.
+        use: slots taken of each unit.
+        loops: each loop within, with the trips that it was counted with.
+        left_out: bundles of each variant that was not counted.
+        matrix: matrix instructions.
+        copies: copies started.
+    """
+
+    bundles: int = 0
+    use: Counter[int] = field(default_factory=Counter)
+    loops: list[tuple[Loop, int]] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
+    matrix: int = 0
+    copies: int = 0
+
+    def add(self, other: "Cost", times: int = 1) -> None:
+        """Adds a part that runs so many times."""
+        self.bundles += times * other.bundles
+        self.matrix += times * other.matrix
+        self.copies += times * other.copies
+        for unit, slots in other.use.items():
+            self.use[unit] += times * slots
+        self.loops += other.loops
+        self.left_out += other.left_out
+
+
+Trips = Callable[["Schedule", Loop], int]
+"""How often a loop turns, each time that it is come to."""
+
+Choose = Callable[[list[Cost]], Cost]
+"""Which of several variants a turn takes."""
+
+
+def fullest(variants: list[Cost]) -> Cost:
+    """The variant with the most matrix instructions; of equals the one with the fewest bundles: without masks."""
+    return min(variants, key=lambda cost: (-cost.matrix, cost.bundles))
+
+
+class Schedule:
+    """The schedule of one kernel.
+
+    Attributes:
+        bundles: in order of their addresses.
+        regions: what each forward branch may skip: from the bundle of the branch.
+        loops: outer ones before those within.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], branches: dict[int, int]) -> None:
+        """Takes the bundles, and for each one that branches where to."""
+        self.bundles = list(bundles)
+        self.regions = {
+            at: Region(at + 1 + DELAY, to) for at, to in branches.items() if to > at and to >= at + 1 + DELAY
+        }
+        loops = [Loop(to, at + 1 + DELAY) for at, to in branches.items() if to <= at]
+        self.loops = sorted(loops, key=lambda loop: (loop.begin, -loop.end))
+
+    @cached_property
+    def block_loop(self) -> Loop:
+        """The innermost loop that waits for copies and multiplies matrices: a turn of it works on blocks of keys."""
+
+        def inside(loop: Loop) -> list[Loop]:
+            return [
+                other for other in self.loops if loop.begin <= other.begin and other.end <= loop.end and other != loop
+            ]
+
+        def whole(loop: Loop) -> bool:
+            bundles = self.bundles[loop.begin : loop.end]
+            return any(bundle.matrix for bundle in bundles) and any(bundle.waits for bundle in bundles)
+
+        found = [loop for loop in self.loops if whole(loop) and not any(map(whole, inside(loop)))]
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} loops wait for copies and multiply matrices: {found}")
+        return found[0]
+
+    def holds(self, part: Loop | Region, what: str) -> bool:
+        """Whether a part has bundles with ``what``: "matrix", "copies" or "waits"."""
+        return any(getattr(bundle, what) for bundle in self.bundles[part.begin : part.end])
+
+    def cost(self, part: Loop | Region, trips: Trips, choose: Choose = fullest, least: bool = False) -> Cost:
+        """What one turn of a loop, or one pass through a region, costs.
+
+        Args:
+            part: a loop or a region of this schedule.
+            trips: how often the loops within it turn.
+            choose: which of several variants is counted.
+            least: regions that neither multiply nor start copies count as skipped.
+        """
+        total = Cost()
+        variants: list[Cost] = []
+        at, inner = part.begin, {loop.begin: loop for loop in self._directly_in(part)}
+        while at < part.end:
+            if at in inner:
+                loop = inner[at]
+                turns = trips(self, loop)
+                total.add(self.cost(loop, trips, choose, least), turns)
+                total.loops.append((loop, turns))
+                at = loop.end
+                continue
+            total.add(self._one(at))
+            region = self.regions.get(at)
+            at += 1
+            if region is None or region.end > part.end:
+                continue  # what leaves the part is the way out of a loop: not taken in a steady state
+            for delayed in range(at, region.begin):
+                total.add(self._one(delayed))
+            inside = self.cost(region, trips, choose, least)
+            if inside.matrix:
+                variants.append(inside)
+            elif inside.copies or not least:
+                total.add(inside)
+            at = region.end
+        if variants:
+            chosen = choose(variants)
+            total.add(chosen)
+            total.left_out += [cost.bundles for cost in variants if cost is not chosen]
+        return total
+
+    def _directly_in(self, part: Loop | Region) -> Iterator[Loop]:
+        """The loops of a part that are not within another one of its loops."""
+        end = part.begin
+        for loop in self.loops:
+            if loop != part and loop.begin >= end and loop.end <= part.end:
+                yield loop
+                end = loop.end
+
+    def _one(self, at: int) -> Cost:
+        bundle = self.bundles[at]
+        return Cost(1, Counter(dict(enumerate(bundle.use))), matrix=bundle.matrix, copies=bundle.copies)
+
+
+def read_use(text: str) -> tuple[list[str], list[int], list[tuple[int, ...]]]:
+    """Reads the compiler's table of units (``*-final_hlo-static-per-bundle-utilization.txt``).
+
+    Returns:
+        The units' names, the slots of each in a bundle, and how many each bundle takes.
+    """
+    lines = text.splitlines()
+    names = [name.strip() for name in lines[1].split(",")]
+    slots = [int(number) for number in lines[2].split()]
+    use = [tuple(int(number) for number in line.split()) for line in lines[4:] if line.strip()]
+    return names, slots, use
+
+
+def read_schedule(text: str, use: Sequence[tuple[int, ...]] = ()) -> Schedule:
+    """Reads a schedule (``*-final_bundles.txt``).
+
+    Args:
+        text: the file's text.
+        use: what each bundle takes of the units, of `read_use`; empty: unknown.
+
+    Raises:
+        ValueError: the text is none of a schedule, or ``use`` is of another one.
+    """
+    # A bundle's text may go on over several lines, comments included.
+    texts: list[list[str]] = []
+    for line in text.splitlines():
+        if _BUNDLE.match(line):
+            texts.append([])
+        if texts:
+            texts[-1].append(line)
+    if not texts:
+        raise ValueError("the text holds no bundles")
+    if use and len(use) != len(texts):
+        raise ValueError(f"there are {len(texts)} bundles, and the use of {len(use)}")
+    bundles: list[Bundle] = []
+    starts: dict[int, int] = {}
+    jumps: dict[int, int] = {}
+    for at, lines in enumerate(texts):
+        whole = "\n".join(lines)
+        does = _COMMENT.sub("", whole)
+        matrix, copies, waits = (len(pattern.findall(does)) for pattern in (_MATRIX, _COPY, _WAIT))
+        bundles.append(Bundle(matrix, copies, waits, use[at] if use else ()))
+        starts |= {int(region): at for region in _START.findall(whole)}  # where regions begin stands in comments
+        branch = _BRANCH.search(does)
+        if branch:
+            jumps[at] = int(branch["region"])
+    return Schedule(bundles, {at: starts[region] for at, region in jumps.items()})
+
+
+def kernel_files(folder: Path, kernel: str) -> tuple[Path, Path]:
+    """The schedule of a kernel in a folder of dumps, and its table of units.
+
+    Args:
+        folder: where the compiler wrote to.
+        kernel: the kernel's name, the ``name`` of its `pallas_call`.
+
+    Raises:
+        ValueError: the folder has none of it, or several.
+    """
+    bundles = [path for path in folder.glob(f"*-{kernel}.*-final_bundles.txt") if "schedule-analysis" not in path.name]
+    use = list(folder.glob(f"*-{kernel}.*-final_hlo-static-per-bundle-utilization.txt"))
+    if len(bundles) != 1 or len(use) != 1:
+        raise ValueError(f"{len(bundles)} schedules and {len(use)} tables of units for {kernel} in the dumps")
+    return bundles[0], use[0]
