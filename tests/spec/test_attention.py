@@ -120,6 +120,20 @@ def test_att_1_a_soft_cap_keeps_huge_logits_finite() -> None:
     assert np.allclose(out.astype(np.float64), wanted, rtol=1e-6)
 
 
+@given(batch=ragged_batches([np.float32]))
+def test_att_1_a_sink_far_above_takes_all_and_one_far_below_nothing(batch: RaggedBatch) -> None:
+    outs = [
+        spec.ragged_paged_attention(
+            **batch.arguments,
+            **batch.options,
+            sinks=None if sink is None else np.full(batch.heads.num_q, sink, np.float32),
+        )
+        for sink in (None, -1e4, 1e4)
+    ]
+    assert outs[0].tobytes() == outs[1].tobytes()
+    assert not outs[2].any()
+
+
 # -- ATT-2 ----------------------------------------------------------------------------------------
 
 

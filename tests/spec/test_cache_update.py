@@ -106,6 +106,14 @@ def test_cache_3_bits_stay_bits() -> None:
     assert np.array_equal(bits, plain.view(np.uint16))
 
 
+@given(heads=layouts())
+def test_cache_2_static_scales_divide_keys_and_values(heads: Heads) -> None:
+    keys, values = _tokens(heads, 1)
+    pages = _pages(heads, np.float32)
+    after = spec.kv_cache_update(pages, keys, values, i32(4), k_scale=0.5, v_scale=8)
+    assert np.array_equal(after[1, 1], placed(heads, keys[0] * 2, values[0] / 8))
+
+
 # -- CACHE-4 --------------------------------------------------------------------------------------
 
 
