@@ -12,8 +12,10 @@ import importlib
 from types import SimpleNamespace
 
 from . import (
+    attention,
     batches,
     cached_map,
+    caches,
     events,
     extra_keys,
     hits,
@@ -30,8 +32,10 @@ from .registry import SEEDED_BUGS, SeededBug
 __all__ = [
     "SEEDED_BUGS",
     "SeededBug",
+    "attention",
     "batches",
     "cached_map",
+    "caches",
     "events",
     "extra_keys",
     "hits",

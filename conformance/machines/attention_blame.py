@@ -38,6 +38,8 @@ def blame(batch: Batch, call: Call, near: Near, seen: Array, place: tuple[int, .
         if _right(batch, near, call, batch.arguments(clean)):
             return clause
     error = abs(float(seen[place]) - float(near.right[place]))
+    if np.isnan(error):
+        return "ATT-1"
     if error <= _SLIGHT * float(near.tolerance[place]) or _scales_are_missing(batch, call):
         return "ATT-6"
     return "ATT-1"

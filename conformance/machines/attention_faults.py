@@ -24,10 +24,12 @@ class AttentionFaults(CacheMachine):
         batch = Batch("plain", (1, 2), (3, 5), ((1,), (2, 3)), (0, 0))
         good = dict(zip(_NAMES, batch.arguments(), strict=True))
         fault = one_of(data, [*self.of_types(good), *self.of_options(), *self.of_lengths(good), *self.of_pages(good)])
+        arguments = [fault.get(name, value) for name, value in good.items()]
+        options = {name: value for name, value in fault.items() if name not in good}
         shown = ", ".join(f"{name}={_told(value)}" for name, value in fault.items())
         tried = self.call(
             f"ragged_paged_attention(..., {shown})  # of {batch}",
-            lambda side: side.names.get("ragged_paged_attention")(**(good | fault)),
+            lambda side: side.names.get("ragged_paged_attention")(*arguments, **options),
             "R1",
         )
         if not tried.refused:

@@ -67,8 +67,11 @@ class CacheFaults(CacheMachine):
 
     def refused(self, name: str, given: dict[str, Any], fault: dict[str, Any]) -> None:
         """Makes a call that both sides must refuse."""
+        positional = [given.pop(word) for word in ("keys", "values", "slot_mapping")]
         shown = ", ".join(f"{word}={_told(value)}" for word, value in fault.items())
-        tried = self.call(f"{name}(pages, ..., {shown})", lambda side: side.names.get(name)(side.pages, **given), "R1")
+        tried = self.call(
+            f"{name}(pages, ..., {shown})", lambda side: side.names.get(name)(side.pages, *positional, **given), "R1"
+        )
         if not tried.refused:
             raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
 

@@ -202,11 +202,13 @@ class Batch:
             (count, setup.layout.heads, of_values),
         )
         queries, keys, values = (signed(self.seed + place, shape) for place, shape in enumerate(shapes))
+        if self.content == "normal":
+            return queries, keys, values
+        # Whole numbers: products and sums of them are exact, however large, so that nothing excuses an error.
+        queries, keys = np.clip(np.rint(queries), -2, 2), np.clip(np.rint(keys), -2, 2)
         if self.content == "hot":
-            return queries * 64, keys * 64, values
-        if self.content == "cold":  # whole numbers: their products are exact, however large
-            queries, keys = np.clip(np.rint(queries), -2, 2), np.clip(np.rint(keys), -2, 2)
-            queries[..., 0], keys[..., 0] = 64, -64
+            return queries * 16, keys * 16, values
+        queries[..., 0], keys[..., 0] = 64, -64
         return queries, keys, values
 
     def written(self) -> Array:

@@ -1,0 +1,115 @@
+"""How a fault gets into device code: by a copy of the kernels with one function replaced, or round a public function.
+
+A program that was compiled before does not see that a function in it was replaced: so the modules are imported a
+second time, under the same names and out of everybody's sight, and the copy is what is changed.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .patching import backend_with
+
+__all__ = ["Edit", "edited", "with_function", "with_kernels"]
+
+_KERNELS = "kvproof.kernels"
+
+Edit = Callable[[ModuleType], Any]
+"""From a module's copy to what takes the place of one of its functions."""
+
+
+def with_function(
+    fast: ModuleType, name: str, build: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> SimpleNamespace:
+    """A backend one of whose public functions is another, made of the right one.
+
+    Args:
+        fast: the fast backend.
+        name: the function's name.
+        build: makes the faulty function.
+    """
+    return backend_with(fast, **{name: build(getattr(fast, name))})
+
+
+def with_kernels(fast: ModuleType, edits: Mapping[str, Edit]) -> SimpleNamespace:
+    """A backend whose public device functions are those of a copy of the kernels, some functions in it replaced.
+
+    Args:
+        fast: the fast backend.
+        edits: for each ``module:function`` below the kernels what makes the new function of the module's copy.
+    """
+    modules: dict[str, ModuleType] = {}
+    with _in_sight(modules):
+        for place, edit in edits.items():
+            module_name, function = place.split(":")
+            module = importlib.import_module(f"{_KERNELS}.{module_name}")
+            if not hasattr(module, function):
+                raise AttributeError(f"{module.__name__} has no {function} to be replaced")
+            setattr(module, function, edit(module))
+        copy = importlib.import_module(_KERNELS)
+        names = [name for name in fast.__all__ if hasattr(copy, name)]
+        public = {name: getattr(copy, name) for name in names}
+    return backend_with(fast, **{name: _within(modules, value) for name, value in public.items()})
+
+
+def edited(function: str, old: str, new: str) -> Edit:
+    """An edit that changes a few words of a function.
+
+    Args:
+        function: its name.
+        old: the words; they stand in it exactly once.
+        new: what stands there instead.
+    """
+
+    def edit(module: ModuleType) -> Any:
+        source = inspect.getsource(getattr(module, function))
+        if source.count(old) != 1:
+            raise ValueError(f"{module.__name__}.{function} has {source.count(old)} times {old!r}, not once")
+        made = dict(vars(module))
+        exec(source.replace(old, new), made)  # the module's own source, but for the words
+        return made[function]
+
+    return edit
+
+
+def _within(modules: dict[str, ModuleType], public: Any) -> Any:
+    """A function of the copy as everybody may call it: modules that it imports on the way are copies, too."""
+    if isinstance(public, type):
+        return public
+
+    @functools.wraps(public)
+    def call(*arguments: Any, **options: Any) -> Any:
+        with _in_sight(modules):
+            return public(*arguments, **options)
+
+    return call
+
+
+@contextmanager
+def _in_sight(modules: dict[str, ModuleType]) -> Iterator[None]:
+    """Meanwhile the kernels are these modules, and those imported now become some of them."""
+    usual = _taken_out()
+    _put_back(modules)
+    try:
+        yield
+    finally:
+        modules.update(_taken_out())
+        _put_back(usual)
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name == _KERNELS or name.startswith(f"{_KERNELS}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _put_back(modules: Mapping[str, ModuleType]) -> None:
+    """Enters modules; their packages name them again, which importing others has changed."""
+    sys.modules.update(modules)
+    for name, module in modules.items():
+        package, _, last = name.rpartition(".")
+        setattr(sys.modules[package], last, module)
