@@ -194,7 +194,8 @@ def _text(line: Line) -> str:
         f"{line.device:4} {line.page:4}  {line.kernel:18} {line.variant:7} "
         f"{line.bundles:8.1f} {line.least:7.1f} {line.hbm_cycles:7.1f} {line.ratio:6.2f}  "
         f"{unit:>5} {alone:7.1f} {line.spill_share:6.0%}  "
-        f"{line.turn_bundles:6} for {line.turn_keys} x {line.turn_queries}, {line.copies} copies; loops: {loops}{left_out}"
+        f"{line.turn_bundles:6} for {line.turn_keys} x {line.turn_queries}, {line.copies} copies; "
+        f"loops: {loops}{left_out}"
     )
 
 

@@ -4,7 +4,7 @@ The compiler writes the schedule of a kernel as a list of bundles; the core issu
 as nested loops and conditional regions, from its branches, and costed for a steady state: bundles of a loop times its
 trip count, which the caller knows. What is left out are stalls: waits for copies, and bank conflicts of VMEM.
 
-- A loop is a branch backwards. Its body ends `DELAY` bundles after the branch: those are issued before it takes effect.
+- A loop is a branch backwards. Some bundles after a branch are issued before it takes effect: they belong to the loop.
 - A region is what a forward branch may skip. It is counted as if it were never skipped (or always, if asked for, when
   it neither multiplies nor starts copies: what the first and the last block of a sequence need). Of several regions
   side by side that hold matrix products (a full and a short block; with and without a mask) a turn takes one: variants.
@@ -19,10 +19,13 @@ from pathlib import Path
 
 __all__ = ["Bundle", "Cost", "Loop", "Region", "Schedule", "fullest", "kernel_files", "read_schedule", "read_use"]
 
-DELAY = 4
-"""Bundles after a branch that are issued before it takes effect."""
+_DELAY = 4
+"""Bundles after a branch that are issued before it takes effect, where the dump doesn't show which they are."""
 
-_BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*(?:>\s*)*\{")
+_MOST_DELAY = 10
+"""As many are looked through for where a branch's delay ends; on 7x there were up to 6."""
+
+_BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+(?P<mark>[A-Z]{2})?\s*:\s*(?:>\s*)*\{")
 _BRANCH = re.compile(r"sbr\.rel (?:\((?P<predicate>[^)]*)\) )?target = \$region(?P<region>\d+)")
 _START = re.compile(r"Start(?:/End empty)? region (\d+)")
 _MATRIX = re.compile(r"= vmat(?:mul|push)")
@@ -95,6 +98,14 @@ class Cost:
         self.left_out += other.left_out
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A branch: where it goes, and the first bundle that is issued only if it is not taken, both counted from 0."""
+
+    to: int
+    after: int
+
+
 Trips = Callable[["Schedule", Loop], int]
 """How often a loop turns, each time that it is come to."""
 
@@ -116,13 +127,13 @@ class Schedule:
         loops: outer ones before those within.
     """
 
-    def __init__(self, bundles: Sequence[Bundle], branches: dict[int, int]) -> None:
-        """Takes the bundles, and for each one that branches where to."""
+    def __init__(self, bundles: Sequence[Bundle], branches: dict[int, Branch]) -> None:
+        """Takes the bundles, and the branches by the bundle in which they stand."""
         self.bundles = list(bundles)
         self.regions = {
-            at: Region(at + 1 + DELAY, to) for at, to in branches.items() if to > at and to >= at + 1 + DELAY
+            at: Region(branch.after, branch.to) for at, branch in branches.items() if branch.to >= branch.after
         }
-        loops = [Loop(to, at + 1 + DELAY) for at, to in branches.items() if to <= at]
+        loops = [Loop(branch.to, branch.after) for at, branch in branches.items() if branch.to <= at]
         self.loops = sorted(loops, key=lambda loop: (loop.begin, -loop.end))
 
     @cached_property
@@ -224,9 +235,12 @@ def read_schedule(text: str, use: Sequence[tuple[int, ...]] = ()) -> Schedule:
     """
     # A bundle's text may go on over several lines, comments included.
     texts: list[list[str]] = []
+    marks: list[str | None] = []
     for line in text.splitlines():
-        if _BUNDLE.match(line):
+        bundle = _BUNDLE.match(line)
+        if bundle:
             texts.append([])
+            marks.append(bundle["mark"])
         if texts:
             texts[-1].append(line)
     if not texts:
@@ -245,7 +259,16 @@ def read_schedule(text: str, use: Sequence[tuple[int, ...]] = ()) -> Schedule:
         branch = _BRANCH.search(does)
         if branch:
             jumps[at] = int(branch["region"])
-    return Schedule(bundles, {at: starts[region] for at, region in jumps.items()})
+    begins = set(starts.values())
+
+    def after(at: int, to: int) -> int:
+        """A loop's exit is marked; a region that may be skipped begins where its name stands."""
+        for bundle in range(at + 1, min(at + 1 + _MOST_DELAY, len(texts))):
+            if marks[bundle] == "PF" if to <= at else bundle in begins:
+                return bundle
+        return at + 1 + _DELAY
+
+    return Schedule(bundles, {at: Branch(starts[to], after(at, starts[to])) for at, to in jumps.items()})
 
 
 def kernel_files(folder: Path, kernel: str) -> tuple[Path, Path]:
