@@ -1,10 +1,11 @@
 """Every public name of the seeds is in both packages, with the seeds' parameters first and in order.
 
-The tables are kept by hand from the seeds' pages (page pool, page table, cache manager, page and hash utilities)
-and from what later versions of the same system added to tables. A name that is missing, or means something else,
-stands in `DIFFERENCES` with its reason and with a test that the difference is still there.
+The tables are kept by hand from the seeds' pages (page pool, page table, cache manager, page and hash utilities,
+ragged pages cache) and from what later versions of the same system added to tables. A name that is missing, or means
+something else, stands in `DIFFERENCES` with its reason and with a test that the difference is still there.
 """
 
+import dataclasses
 import inspect
 import operator
 from collections.abc import Callable
@@ -88,7 +89,71 @@ CALLABLES: dict[str, str] = {
     "init_none_hash": "",
     "hash_page_tokens": "hash_function, parent_page_hash, curr_page_token_ids, extra_keys=None",
     "hash_request_tokens": "hash_function, page_size, request",
+    # -- ragged pages cache
+    "RaggedPagesCache": "views",
+    "RaggedPagesCache.init_cache": "mesh, metadata, partition_manager, quantizer=None",
+    "RaggedPagesCache.init_empty": "",
+    "RaggedPagesCache.replace": "",
+    "RaggedPagesCache.to_dict": "",
+    "RaggedPagesCache.from_dict": "data",
+    "RaggedPagesCache.to_json": "",
+    "RaggedPagesCache.from_json": "json_str",
+    "RaggedPagesCacheMetaData": "num_hidden_layers, max_model_length, num_kv_heads, k_headdim, v_headdim, "
+    "hbm_utilization=0.9, page_size=128, num_pages=-1, max_num_pages_per_req=-1, "
+    "num_slices_per_kv_cache_update_page=-1, max_num_tokens=-1, max_num_reqs=-1, version='v3', _kvdtype_str='bf16'",
+    "RaggedPagesCacheMetaData.create": "mesh, partition_manager, kvdtype, num_hidden_layers, num_kv_heads, "
+    "max_model_length, kv_head_dim_size=None, k_headdim=None, v_headdim=None, hbm_utilization=0.9, page_size=128, "
+    "version='v3'",
+    "RaggedPagesCacheMetaData.get_max_num_seqs": "",
+    "RaggedPagesCacheMetaData.get_padded_num_slices": "num_tokens=None, max_num_reqs=None",
+    "RaggedPagesCacheMetaData.get_shape_and_axes": "",
+    "RaggedPagesCacheMetaData.replace": "",
+    "RaggedPagesCacheMetaData.to_dict": "",
+    "RaggedPagesCacheMetaData.from_dict": "data",
+    "RaggedPagesCacheMetaData.to_json": "",
+    "RaggedPagesCacheMetaData.from_json": "json_str",
+    "RaggedPagesCacheView": "metadata, layer_index, kv_pages, partition_manager=AxisRules()",
+    "RaggedPagesCacheView.init": "mesh, metadata, layer_index, partition_manager, quantizer=None",
+    "RaggedPagesCacheView.concatenate_to_cache": "key, value, cache_metadata",
+    "RaggedPagesCacheView.flattened_kv_pages": "",
+    "RaggedPagesCacheView.replace": "",
+    "RaggedPagesCacheView.to_dict": "",
+    "RaggedPagesCacheView.from_dict": "data",
+    "RaggedPagesCacheView.to_json": "",
+    "RaggedPagesCacheView.from_json": "json_str",
+    "RaggedPagesMetadata": "pages_tables, context_lens, query_start_loc, num_seqs, slot_mapping=None, "
+    "position_ids=None, request_distribution=None, num_kv_update_slices=None, version='v3', "
+    "num_slices_per_kv_cache_update_page=None, page_size=128, prefill_chunk_size=512",
+    "RaggedPagesMetadata.create_empty": "num_tokens, max_num_reqs, max_pages, page_size=128, version='v3'",
+    "RaggedPagesMetadata.replace": "",
+    "RaggedPagesMetadata.to_dict": "",
+    "RaggedPagesMetadata.from_dict": "data",
+    "RaggedPagesMetadata.to_json": "",
+    "RaggedPagesMetadata.from_json": "json_str",
+    "align_to_multiple": "value, multiple",
+    "get_dtype_packing": "dtype",
+    "get_num_slices_per_kv_cache_update_page": "page_size_bytes",
+    "get_page_size_bytes": "page_size, num_kv_heads, head_size, kv_cache_dtype",
+    "per_device_hbm_budget_bytes": "util=0.9, mode='free', safety_margin=268435456",
+    "previous_power_of_2": "n",
 }
+
+_METADATA_FIELDS = (
+    "num_hidden_layers",
+    "max_model_length",
+    "num_kv_heads",
+    "k_headdim",
+    "v_headdim",
+    "hbm_utilization",
+    "page_size",
+    "num_pages",
+    "max_num_pages_per_req",
+    "num_slices_per_kv_cache_update_page",
+    "max_num_tokens",
+    "max_num_reqs",
+    "version",
+    "_kvdtype_str",
+)
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "PagePool": ("free_page_queue", "cached_page_hash_to_page"),
@@ -120,6 +185,39 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "PageHashWithGroupId": ("page_hash", "group_id"),
     "CachePage": ("page_id", "ref_cnt", "page_hash", "prev_free_page", "next_free_page", "is_null"),
     "FreeCachePageQueue": ("num_free_pages", "fake_free_list_head", "fake_free_list_tail"),
+    "RaggedPagesCache": ("views", "metadata"),
+    "RaggedPagesCacheMetaData": (
+        *_METADATA_FIELDS,
+        "is_v2",
+        "is_v3",
+        "kv_head_packing",
+        "kvdtype",
+        "storage_head_dim",
+        "storage_num_combined_kv_heads",
+        "storage_num_kv_groups",
+    ),
+    "RaggedPagesCacheView": (
+        "metadata",
+        "layer_index",
+        "kv_pages",
+        "partition_manager",
+        "key_pages",
+        "value_pages",
+    ),
+    "RaggedPagesMetadata": (
+        "pages_tables",
+        "context_lens",
+        "query_start_loc",
+        "num_seqs",
+        "slot_mapping",
+        "position_ids",
+        "request_distribution",
+        "num_kv_update_slices",
+        "version",
+        "num_slices_per_kv_cache_update_page",
+        "page_size",
+        "prefill_chunk_size",
+    ),
 }
 
 CONSTANTS = ("NONE_HASH",)
@@ -130,6 +228,8 @@ def _objects(package: ModuleType) -> dict[str, Any]:
     group = package.CacheGroupSpec(package.FullAttentionSpec(2, 1, 1, "float32"))
     key = package.PageHash(b"", (1, 2), None)
     pages = [package.CachePage(page_id) for page_id in range(3)]
+    metadata = package.RaggedPagesCacheMetaData(2, 16, 1, 64, 64, page_size=4, num_pages=3)
+    cache = package.RaggedPagesCache.init_cache(None, metadata, package.AxisRules())
     return {
         "PagePool": package.PagePool(4, True),
         "MultiGroupPageTable": package.MultiGroupPageTable(2, 8, 8, [2]),
@@ -140,6 +240,10 @@ def _objects(package: ModuleType) -> dict[str, Any]:
         "PageHashWithGroupId": package.PageHashWithGroupId(key, 0),
         "CachePage": pages[0],
         "FreeCachePageQueue": package.FreeCachePageQueue(pages),
+        "RaggedPagesCache": cache,
+        "RaggedPagesCacheMetaData": metadata,
+        "RaggedPagesCacheView": cache.views[0],
+        "RaggedPagesMetadata": package.RaggedPagesMetadata.create_empty(4, 2, 4, page_size=4),
     }
 
 
@@ -249,23 +353,37 @@ def test_every_name_of_the_seeds_is_there_or_has_a_reason(package: ModuleType, n
 @PACKAGES
 @pytest.mark.parametrize("name", sorted(set(CALLABLES) - {name for name, why in DIFFERENCES.items() if why.missing}))
 def test_parameters_are_the_seeds_first_and_in_order(package: ModuleType, name: str) -> None:
+    called = operator.attrgetter(name)(package)
     ours = [
         parameter
-        for parameter in inspect.signature(operator.attrgetter(name)(package)).parameters.values()
-        if parameter.name not in ("self", "_cls") and parameter.kind is not parameter.VAR_KEYWORD
+        for parameter in inspect.signature(called).parameters.values()
+        if parameter.name not in ("self", "_cls")
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
-    seeds = list(_parsed(CALLABLES[name]))
+    seeds = list(_parsed(CALLABLES[name], package))
     for own, parameter in zip(ours, seeds, strict=False):
         assert own.name == parameter.name
-        assert own.default == parameter.default
+        assert _default(called, own) == parameter.default
         assert own.kind is parameter.POSITIONAL_OR_KEYWORD
     assert len(ours) >= len(seeds)
     for added in ours[len(seeds) :]:
         assert added.default is not added.empty, f"{added.name} is ours, so that a caller of the seeds' omits it"
 
 
-def _parsed(parameters: str) -> Any:
-    scope: dict[str, Any] = {}
+def _default(called: Any, parameter: inspect.Parameter) -> Any:
+    """A parameter's default; where a dataclass makes one for each object, the one that it makes."""
+    made = {field.name: field.default_factory for field in dataclasses.fields(called)} if _is_dataclass(called) else {}
+    factory = made.get(parameter.name, dataclasses.MISSING)
+    return parameter.default if factory is dataclasses.MISSING else factory()
+
+
+def _is_dataclass(called: Any) -> bool:
+    return isinstance(called, type) and dataclasses.is_dataclass(called)
+
+
+def _parsed(parameters: str, package: ModuleType) -> Any:
+    """The parameters that a signature names; its defaults may be made of a package's classes."""
+    scope: dict[str, Any] = {"AxisRules": package.AxisRules}
     exec(f"def seed({parameters}): ...", scope)
     return inspect.signature(scope["seed"]).parameters.values()
 
