@@ -16,7 +16,7 @@ Softmax   In powers of two, the logarithm's base folded into the scale. The larg
           block: it is the only step across lanes; the sum of the weights stays one per lane until the output.
 Dead      Scores of dead columns are masked; values of dead rows are zeroed, for zero times NaN is NaN: what stands in
           dead slots, or in a buffer from another sequence, can't show (ATT-3).
-Short     Where no block of a round has more live tokens than a smaller size, code for that size is run.
+Short     Where no block that a round works with has more live tokens than a smaller size, code for that size is run.
 """
 
 from collections.abc import Sequence
@@ -83,15 +83,17 @@ class Work(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A block of a sequence; a row past the last is the spare one, an empty sequence of one block.
+    """A block of a sequence; past the last sequence stands the spare row, an empty one, for ever.
 
     Attributes:
         row: which sequence of the grid step.
         block: which of its blocks.
+        live: the sequence's tokens from the block's first on; 0: the block is empty.
     """
 
-    row: Scalar
-    block: Scalar
+    row: jax.Array
+    block: jax.Array
+    live: jax.Array
 
 
 def decode_kernel(plan: DecodePlan, *refs: Ref) -> None:
@@ -119,48 +121,62 @@ def decode_kernel(plan: DecodePlan, *refs: Ref) -> None:
         weighed=next(at),
         arrived=next(at),
     )
-    work.output[...] = jnp.zeros(work.output.shape, work.output.dtype)
-    begin = ahead = Place(jnp.int32(0), jnp.int32(0))
-    for buffer in range(plan.blocks.buffers - 1):
-        start_block(work, ahead, buffer)
-        ahead = next_place(work, ahead)
+    clear_output(work)
+    ahead = plan.blocks.buffers - 1
+    window = [first_place(work)]
+    for _ in range(2 * ahead):
+        window.append(next_place(work, window[-1]))
+    for buffer in range(ahead):
+        start_block(work, window[buffer], buffer, plan.tokens)
 
-    def turn(_: Scalar, state: tuple[Place, Place]) -> tuple[Place, Place]:
-        return run_round(work, *state)
+    def turn(_: Scalar, places: tuple[Place, ...]) -> tuple[Place, ...]:
+        return run_round(work, places)
 
-    lax.fori_loop(0, rounds[pl.program_id(0)], turn, (begin, ahead))
+    lax.fori_loop(0, rounds[pl.program_id(0)], turn, tuple(window))
 
 
-def run_round(work: Work, place: Place, ahead: Place) -> tuple[Place, Place]:
-    """One block in each buffer, by code for the smallest size that all of them fit into.
+def clear_output(work: Work) -> None:
+    """Zeros for the rows that are not decoded."""
+
+    def clear(row: jax.Array, _: None) -> None:
+        work.output[row] = jnp.zeros(work.output.shape[1:], work.output.dtype)
+
+    lax.fori_loop(0, work.plan.rows, clear, None)
+
+
+def run_round(work: Work, window: tuple[Place, ...]) -> tuple[Place, ...]:
+    """One block in each buffer, by code for the smallest size that all blocks it works with fit into.
 
     Args:
         work: what to work with.
-        place: the first block.
-        ahead: the first block whose copies were not started.
+        window: the blocks of this round and those that follow, up to the last whose copies are started in it.
 
     Returns:
-        the two places for the next round.
+        the window of the next round.
     """
-    sizes = (*work.plan.blocks.short, work.plan.tokens)
-    places, aheads = [place], [ahead]
-    for _ in range(work.plan.blocks.buffers):
-        places.append(next_place(work, places[-1]))
-        aheads.append(next_place(work, aheads[-1]))
-    longest = jnp.int32(0)
-    for item in places[:-1]:
-        longest = jnp.maximum(longest, live_from(work, item))
+    blocks = work.plan.blocks
+    longest = window[0].live
+    for place in window[1:]:
+        longest = jnp.maximum(longest, place.live)
 
-    def run(size: int) -> None:
-        for buffer, (here, there) in enumerate(zip(places[:-1], aheads[:-1], strict=True)):
-            run_item(work, size, buffer, here, there)
+    def run(size: int) -> tuple[Place, ...]:
+        for buffer in range(blocks.buffers):
+            run_item(work, size, buffer, window[buffer], window[buffer + blocks.buffers - 1])
+        # Within the branch, so that this scalar work, too, is issued beside the vector unit's.
+        places = list(window[blocks.buffers :])
+        previous = window[-1]
+        while len(places) < len(window):
+            previous = next_place(work, previous)
+            places.append(previous)
+        return tuple(places)
 
-    if len(sizes) == 1:
-        run(work.plan.tokens)
-    else:
-        too_short = [(longest > size).astype(jnp.int32) for size in work.plan.blocks.short]
-        lax.switch(sum(too_short, jnp.int32(0)), [partial(run, size) for size in sizes])
-    return places[-1], aheads[-1]
+    if not blocks.short:
+        return run(blocks.tokens)
+    too_short = [(longest > size).astype(jnp.int32) for size in blocks.short]
+    chosen: tuple[Place, ...] = lax.switch(
+        sum(too_short, jnp.int32(0)), [partial(run, size) for size in (*blocks.short, blocks.tokens)]
+    )
+    return chosen
 
 
 def run_item(work: Work, size: int, buffer: int, place: Place, ahead: Place) -> None:
@@ -177,7 +193,7 @@ def run_item(work: Work, size: int, buffer: int, place: Place, ahead: Place) -> 
     wait_block(work, place, buffer)
     first, end = live_range(work, place)
     every = [scores(work, size, buffer, place, pair, first, end) for pair in range(plan.pairs)]
-    start_block(work, ahead, (buffer - 1) % plan.blocks.buffers)
+    start_block(work, ahead, (buffer - 1) % plan.blocks.buffers, size)
     weights = [softmax(work, place, pair, every[pair]) for pair in range(plan.pairs)]
     live = live_words(None if work.skipped is None else first, end, size)
     for pair, (fading, weight) in enumerate(weights):
@@ -186,85 +202,91 @@ def run_item(work: Work, size: int, buffer: int, place: Place, ahead: Place) -> 
         write_output(work, place, pair)
 
 
-def live_from(work: Work, place: Place) -> jax.Array:
-    """Live tokens of the sequence from the block's first on; 0 or less: the block is empty."""
-    live: jax.Array = work.live[sequence(work, place)] - place.block * work.plan.tokens
-    return live
-
-
-def row_of(work: Work, place: Place) -> jax.Array:
-    """Where a place's sequence stands in the grid step: past the last is the spare row."""
-    return jnp.minimum(place.row, work.plan.rows - 1)
-
-
-def sequence(work: Work, place: Place) -> jax.Array:
-    """Where a place's sequence stands in what there is of all grid steps."""
-    return pl.program_id(0) * work.plan.rows + row_of(work, place)
-
-
-def live_range(work: Work, place: Place) -> tuple[jax.Array, jax.Array]:
-    """The block's tokens that are read: from the first to the second, exclusive."""
-    end = live_from(work, place)
-    if work.skipped is None:
-        return jnp.zeros_like(end), end
-    return jnp.where(place.block == 0, work.skipped[sequence(work, place)], 0), end
+def first_place(work: Work) -> Place:
+    """The first block of the grid step."""
+    nothing = jnp.int32(0)
+    return Place(nothing, nothing, work.live[sequence(work, nothing)])
 
 
 def next_place(work: Work, place: Place) -> Place:
     """The block after one: the sequence's next, or the next sequence's first."""
-    last = live_from(work, place) <= work.plan.tokens
-    return Place(jnp.where(last, place.row + 1, place.row), jnp.where(last, 0, place.block + 1))
+    left = place.live - work.plan.tokens
+    row = jnp.minimum(place.row + 1, work.plan.rows - 1)
+    ends = left <= 0
+    return Place(
+        row=jnp.where(ends, row, place.row),
+        block=jnp.where(ends, 0, place.block + 1),
+        live=jnp.where(ends, work.live[sequence(work, row)], left),
+    )
 
 
-def start_block(work: Work, place: Place, buffer: int) -> None:
-    """Starts the copies of a block's live pages; none of an empty block's."""
+def sequence(work: Work, row: jax.Array) -> jax.Array:
+    """Where a row of this grid step stands among those of all."""
+    return pl.program_id(0) * work.plan.rows + row
+
+
+def live_range(work: Work, place: Place) -> tuple[jax.Array, jax.Array]:
+    """The block's tokens that are read: from the first to the second, exclusive."""
+    if work.skipped is None:
+        return jnp.zeros_like(place.live), place.live
+    return jnp.where(place.block == 0, work.skipped[sequence(work, place.row)], 0), place.live
+
+
+def start_block(work: Work, place: Place, buffer: int, size: int) -> None:
+    """Starts the copies of a block's live pages; none of an empty block's.
+
+    Args:
+        work: what to work with.
+        place: the block.
+        buffer: where it comes.
+        size: tokens, at least as many as are live.
+    """
     plan = work.plan
-    entry = row_of(work, place) * plan.pages_per_seq + place.block * plan.pages_per_block
+    pages = -(-size // plan.page_size)
+    entry = place.row * plan.pages_per_seq + place.block * plan.pages_per_block
     if work.first_page is not None:
-        entry = entry + work.first_page[sequence(work, place)]
-    live = live_from(work, place)
+        entry = entry + work.first_page[sequence(work, place.row)]
 
     def start_page(page: Scalar, page_id: jax.Array) -> None:
         slots = pl.ds(page * plan.page_size, plan.page_size)
         target = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
         pltpu.make_async_copy(work.pages.at[page_id], target, work.arrived.at[buffer]).start()
 
-    if plan.pages_per_block <= _UNROLLED_PAGES:
-        for page in range(plan.pages_per_block):
+    if pages <= _UNROLLED_PAGES:
+        for page in range(pages):
             # Read whether it is live or not: the table is as long as that needs, and a load costs less than a guard.
             page_id = work.table[0, 0, entry + page]
-            pl.when(live > page * plan.page_size)(partial(start_page, page, page_id))
+            pl.when(place.live > page * plan.page_size)(partial(start_page, page, page_id))
         return
 
     def start_next(page: jax.Array, _: None) -> None:
         start_page(page, work.table[0, 0, entry + page])
 
-    lax.fori_loop(0, live_pages(plan, live), start_next, None)
+    lax.fori_loop(0, live_pages(plan, place), start_next, None)
 
 
 def wait_block(work: Work, place: Place, buffer: int) -> None:
     """Waits until all pages of a block have arrived: one wait, for the bytes of all."""
     plan = work.plan
-    live = live_from(work, place)
-    slots = pl.ds(0, live_pages(plan, live) * plan.page_size)
+    slots = pl.ds(0, live_pages(plan, place) * plan.page_size)
     arriving = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
 
-    @pl.when(live > 0)
+    @pl.when(place.live > 0)
     def _() -> None:
         arrival: Any = pltpu.make_async_copy(arriving, arriving, work.arrived.at[buffer])
         arrival.wait()
 
 
-def live_pages(plan: DecodePlan, live: jax.Array) -> jax.Array:
-    """Pages of a block that hold live tokens, of those from the block's first on."""
+def live_pages(plan: DecodePlan, place: Place) -> jax.Array:
+    """Pages of a block that hold live tokens."""
     shift = plan.page_size.bit_length() - 1
-    return (jnp.clip(live, 0, plan.tokens) + (plan.page_size - 1)) >> shift
+    return (jnp.minimum(place.live, plan.tokens) + (plan.page_size - 1)) >> shift
 
 
 def scores(work: Work, size: int, buffer: int, place: Place, pair: int, first: jax.Array, end: jax.Array) -> jax.Array:
     """The scores of a pair's query heads with a block's keys, in powers of two: `f32[2G, size]`."""
     plan = work.plan
-    lines = work.queries[row_of(work, place), pair]
+    lines = work.queries[place.row, pair]
     keys = jnp.concatenate(pair_keys(work, size, buffer, pair), axis=1)
     products = lax.dot_general(lines, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     if plan.soft_cap is None:
@@ -324,7 +346,7 @@ def write_output(work: Work, place: Place, pair: int) -> None:
     upper = lax.broadcasted_iota(jnp.int32, (plan.query_rows, LANES), 0) >= plan.group
     own = jnp.where(upper, weighed[:, LANES:], weighed[:, :LANES])
     mean = own * (plan.value_scale / jnp.sum(work.sums[pair], axis=1, keepdims=True))
-    work.output[row_of(work, place), pair] = mean.astype(work.output.dtype)
+    work.output[place.row, pair] = mean.astype(work.output.dtype)
 
 
 def pair_keys(work: Work, size: int, buffer: int, pair: int) -> list[jax.Array]:
