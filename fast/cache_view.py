@@ -25,6 +25,7 @@ from .view_arguments import (
     read_queries,
     read_rows,
     read_sinks,
+    require_kept,
     require_pages,
     require_shards,
     require_step,
@@ -145,7 +146,7 @@ class RaggedPagesCacheView:
         require_step(cache_metadata, self.metadata)
         scales = static_options({"k_scale": k_scale, "v_scale": v_scale})
         written = programs.update(
-            self.kv_pages,
+            require_kept(self.kv_pages),
             read_rows("key", key, self.metadata, self.metadata.k_headdim),
             read_rows("value", value, self.metadata, self.metadata.v_headdim),
             cache_metadata,
@@ -187,7 +188,7 @@ class RaggedPagesCacheView:
         call = partial(
             programs.attend,
             read_queries(queries, self.metadata),
-            self.kv_pages,
+            require_kept(self.kv_pages),
             read_sinks(sinks, queries),
             cache_metadata,
             metadata=self.metadata,
@@ -224,7 +225,7 @@ class RaggedPagesCacheView:
             read_queries(queries, self.metadata),
             read_rows("key", key, self.metadata, self.metadata.k_headdim),
             read_rows("value", value, self.metadata, self.metadata.v_headdim),
-            self.kv_pages,
+            require_kept(self.kv_pages),
             read_sinks(sinks, queries),
             cache_metadata,
             metadata=self.metadata,
@@ -241,18 +242,22 @@ class RaggedPagesCacheView:
     @property
     def key_pages(self) -> jax.Array:
         """The keys of all pages, `[P, page, H, D]`: in the cache's dtype, or f32 if scaled (CACHE-2). O(cache)."""
-        keys: jax.Array = programs.heads(self.kv_pages, metadata=self.metadata, place=self.place, part="keys")
+        keys: jax.Array = programs.heads(
+            require_kept(self.kv_pages), metadata=self.metadata, place=self.place, part="keys"
+        )
         return keys
 
     @property
     def value_pages(self) -> jax.Array:
         """The values of all pages, `[P, page, H, Dv]`: in the cache's dtype, or f32 if scaled (CACHE-2). O(cache)."""
-        values: jax.Array = programs.heads(self.kv_pages, metadata=self.metadata, place=self.place, part="values")
+        values: jax.Array = programs.heads(
+            require_kept(self.kv_pages), metadata=self.metadata, place=self.place, part="values"
+        )
         return values
 
     def flattened_kv_pages(self) -> jax.Array:
         """The numbers of all pages as stored, padding and all, in the cache's dtype: `[P, page, C, Dp]`. O(cache)."""
-        rows: jax.Array = programs.combined_rows(self.kv_pages, metadata=self.metadata, place=self.place)
+        rows: jax.Array = programs.combined_rows(require_kept(self.kv_pages), metadata=self.metadata, place=self.place)
         return rows
 
     # -- Copies and JSON --------------------------------------------------------------------------
@@ -274,7 +279,7 @@ class RaggedPagesCacheView:
         fields = {
             "metadata": self.metadata.to_dict(),
             "layer_index": self.layer_index,
-            "kv_pages": pages_to_json(self.kv_pages, self.metadata.kvdtype),
+            "kv_pages": pages_to_json(require_kept(self.kv_pages), self.metadata.kvdtype),
             "partition_manager": rules_to_json(self.partition_manager),
         }
         return document("RaggedPagesCacheView", fields)
@@ -317,3 +322,8 @@ class RaggedPagesCacheView:
     def place(self) -> Place:
         """Where the parts of the pages lie, for `cache_programs`. O(1)."""
         return programs.place_of(self.mesh, self.metadata, self.partition_manager)
+
+    def _heads(self, part: str) -> jax.Array:
+        pages = require_kept(self.kv_pages)
+        read: jax.Array = programs.heads(pages, metadata=self.metadata, place=self.place, part=part)
+        return read

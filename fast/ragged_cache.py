@@ -9,13 +9,12 @@ import jax
 from jax.sharding import Mesh
 
 from . import cache_programs as programs
-from .arguments import refusal
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_view import RaggedPagesCacheView
 from .documents import damaged, document, fields_of, parsed
-from .page_copies import padded_ids
+from .page_copies import PageIds, padded_pairs
 from .partitions import PartitionManager
-from .table_rows import Ids
+from .view_arguments import require_kept
 
 __all__ = ["RaggedPagesCache"]
 
@@ -55,7 +54,7 @@ class RaggedPagesCache:
         """What the cache is made of; None without layers."""
         return self.views[0].metadata if self.views else None
 
-    def copy_pages(self, sources: Ids, destinations: Ids) -> Self:
+    def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
         """Copies pages onto others in every layer (MAN-13): in place, as with the views' calls that write.
 
         Every source is read before any destination is written. Pairs with a negative id do nothing. Ids that are on
@@ -70,16 +69,14 @@ class RaggedPagesCache:
 
         Raises:
             TypeError: an id is no integer.
-            ValueError: the shapes differ, or do not fit the shards (R1).
+            ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1); the
+                pages were given away by an earlier call that wrote (CACHE-3).
         """
         metadata = self.metadata
         if metadata is None:
             return self
-        shards = metadata.num_page_shards
-        froms, tos = padded_ids("sources", sources, shards), padded_ids("destinations", destinations, shards)
-        if froms.shape != tos.shape:
-            raise refusal(ValueError, "R1", f"destinations.shape={tos.shape} must be that of sources, {froms.shape}")
-        pages = [view.kv_pages for view in self.views]
+        froms, tos = padded_pairs(sources, destinations, metadata.num_page_shards)
+        pages = require_kept([view.kv_pages for view in self.views])
         copies = programs.copied(pages, froms, tos, self.views[0].place)
         return self.replace(
             views=[view.replace(kv_pages=copied) for view, copied in zip(self.views, copies, strict=True)]

