@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from .storage import ScaledPages, page_values
 
 __all__ = [
+    "Array",
     "batch",
     "flag",
     "floats",
@@ -26,6 +28,9 @@ __all__ = [
     "same",
     "slots",
 ]
+
+Array = jax.Array | NDArray[Any]
+"""What the public functions take as an array."""
 
 FLOATS = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 """What queries, and new keys and values, may be."""

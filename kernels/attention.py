@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from . import arguments
+from .arguments import Array
 from .cache_update import check_new_rows, check_scales, encode, write_rows
 from .dynamic_checks import check_batch, check_slots, written_slots
 from .layout import CacheLayout, layout_of
 from .options import AttentionOptions
 from .ragged import ragged, slots_of_tokens
-from .storage import page_values, value_dtype
+from .storage import ScaledPages, from_bits, page_values, value_dtype
 from .xla import attention as xla
 
 __all__ = ["fused_ragged_paged_attention", "ragged_paged_attention"]
@@ -27,19 +28,19 @@ _PAGES = "[P, page, 2H, Dp] or [P, page, groups, packing, Dp], not empty"
 
 
 def ragged_paged_attention(
-    queries: jax.Array,  # [T, Hq, D]
+    queries: Array,  # [T, Hq, D]
     kv_pages: Any,
-    kv_lens: jax.Array,  # i32[S]
-    page_table: jax.Array,  # i32[S, pages_per_seq]
-    cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1]
+    kv_lens: Array,  # i32[S]
+    page_table: Array,  # i32[S, pages_per_seq]
+    cu_q_lens: Array,  # i32[S + 1]
+    num_seqs: Array,  # i32[1]
     *,
     scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
     chunk: int | None = None,
     soft_cap: float | None = None,
-    sinks: jax.Array | None = None,  # f32[Hq]
+    sinks: Array | None = None,  # f32[Hq]
     q_scale: float | None = None,
     k_scale: float | None = None,
     v_scale: float | None = None,
@@ -71,7 +72,8 @@ def ragged_paged_attention(
         q_scale: of the queries; None: 1.
         k_scale: of the stored keys; None: 1. Not with ScaledPages.
         v_scale: of the stored values; None: 1. Not with ScaledPages.
-        num_kv_heads: H; None: as many as the rows hold, which is wrong where rows were added as padding.
+        num_kv_heads: H; None: as many as the rows hold, which is wrong where rows were added as padding; with
+            ScaledPages as many as the scales are for.
         v_head_dim: Dv; None: D.
         kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
         validate: whether the arrays are looked at too; they must be concrete then.
@@ -92,6 +94,8 @@ def ragged_paged_attention(
     arguments.floats("queries", queries, 3, "[T, Hq, D]")
     arguments.pool("kv_pages", kv_pages, (4, 5), _PAGES)
     dtype = value_dtype(kv_pages, kv_dtype)
+    if heads is None and isinstance(kv_pages, ScaledPages):
+        heads = max(kv_pages.scales.shape[2] // 2, 1)
     layout = layout_of(page_values(kv_pages), queries.shape[2], v_dim or queries.shape[2], heads)
     scales = check_scales(kv_pages, dtype, layout, k_scale, v_scale)
     lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
@@ -104,21 +108,21 @@ def ragged_paged_attention(
 
 
 def fused_ragged_paged_attention(
-    queries: jax.Array,  # [T, Hq, D]
-    keys: jax.Array,  # [T, H, D]
-    values: jax.Array,  # [T, H, Dv]
+    queries: Array,  # [T, Hq, D]
+    keys: Array,  # [T, H, D]
+    values: Array,  # [T, H, Dv]
     kv_pages: Any,
-    kv_lens: jax.Array,  # i32[S]
-    page_table: jax.Array,  # i32[S, pages_per_seq]
-    cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1]
+    kv_lens: Array,  # i32[S]
+    page_table: Array,  # i32[S, pages_per_seq]
+    cu_q_lens: Array,  # i32[S + 1]
+    num_seqs: Array,  # i32[1]
     *,
     scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
     chunk: int | None = None,
     soft_cap: float | None = None,
-    sinks: jax.Array | None = None,  # f32[Hq]
+    sinks: Array | None = None,  # f32[Hq]
     q_scale: float | None = None,
     k_scale: float | None = None,
     v_scale: float | None = None,
@@ -195,7 +199,7 @@ class _Masks(NamedTuple):
 
 
 def _options(
-    queries: jax.Array,  # [T, Hq, D]
+    queries: Array,  # [T, Hq, D]
     kv_pages: Any,
     lengths: tuple[Any, Any, Any, Any],
     sinks: Any,  # f32[Hq] or None
@@ -270,7 +274,19 @@ def _attend(
     options: AttentionOptions,
 ) -> jax.Array:
     """Attention by the platform's own kernel where it has one that takes the call."""
+    # Imported where it is needed: most processes never compile for a TPU.
+    from .tpu import attention as tpu
+    from .tpu.support import unsupported
+
+    def kernel(queries: jax.Array, kv_pages: jax.Array, *rest: Any) -> jax.Array:
+        return tpu.attend(queries, from_bits(kv_pages, options.kv_dtype), *rest, options=options)
+
     default = partial(xla.attend, options=options)
     args = (queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs, sinks)
-    out: jax.Array = jax.lax.platform_dependent(*args, default=default)
+    numbers = jax.eval_shape(lambda pages: jax.tree.map(partial(from_bits, dtype=options.kv_dtype), pages), kv_pages)
+    out: jax.Array
+    if unsupported(options, queries, numbers, page_table) is not None:
+        out = default(*args)
+    else:
+        out = jax.lax.platform_dependent(*args, tpu=kernel, default=default)
     return out

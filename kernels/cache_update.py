@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from . import arguments
+from .arguments import Array
 from .dynamic_checks import check_slices, check_slots
 from .layout import CacheLayout, layout_of, pack_rows
-from .storage import ScaledPages, page_values, quantise, saturated, to_bits, value_dtype
+from .storage import ScaledPages, divided, page_values, quantise, saturated, to_bits, value_dtype
 from .xla import update as xla
 
 __all__ = ["check_new_rows", "encode", "kv_cache_update", "write_rows"]
@@ -23,11 +24,11 @@ _PAGES = "[P, page, 2H, Dp] or [P, page, groups, packing, Dp], not empty"
 
 def kv_cache_update(
     kv_pages: Any,
-    keys: jax.Array,  # [T, H, D]
-    values: jax.Array,  # [T, H, Dv]
-    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
+    keys: Array,  # [T, H, D]
+    values: Array,  # [T, H, Dv]
+    slot_mapping: Array,  # i32[T] or i32[3, n]
     *,
-    num_slices: jax.Array | None = None,  # i32[1]
+    num_slices: Array | None = None,  # i32[1]
     kv_dtype: Any = None,
     k_scale: float | None = None,
     v_scale: float | None = None,
@@ -164,7 +165,7 @@ def encode(
 
 
 def _divided(rows: jax.Array, scale: float | None) -> jax.Array:
-    return rows if scale is None else rows.astype(jnp.float32) / scale
+    return rows if scale is None else divided(rows.astype(jnp.float32), jnp.float32(scale))
 
 
 def write_rows(

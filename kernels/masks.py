@@ -8,14 +8,14 @@ below 2^31, windows and chunks below the longest context (`arguments` drops long
 import jax
 import jax.numpy as jnp
 
-from .options import AttentionOptions, MlaOptions
+from .options import AnyOptions
 
 __all__ = ["end_key", "first_key"]
 
 
 def first_key(
     position: jax.Array,  # i32[...]
-    options: AttentionOptions | MlaOptions,
+    options: AnyOptions,
 ) -> jax.Array:
     """The first key that a query reads (ATT-1): never negative. O(1) each.
 
@@ -41,7 +41,7 @@ def first_key(
 def end_key(
     position: jax.Array,  # i32[...]
     kv_len: jax.Array,  # i32[...]
-    options: AttentionOptions | MlaOptions,
+    options: AnyOptions,
 ) -> jax.Array:
     """The end, exclusive, of the keys that a query reads (ATT-1). O(1) each.
 

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from . import arguments
+from .arguments import Array
 from .cache_update import write_rows
 from .dynamic_checks import check_batch, check_slices, check_slots
 from .options import MlaOptions
-from .storage import ScaledPages, saturated, to_bits, value_dtype
+from .storage import ScaledPages, from_bits, saturated, to_bits, value_dtype
 from .xla import mla as xla
 
 __all__ = ["mla_cache_update", "mla_paged_attention"]
@@ -25,12 +26,12 @@ _PAGES = "[P, page, width], not empty"
 
 
 def mla_cache_update(
-    latent_pages: jax.Array,  # [P, page, width]
-    latents: jax.Array,  # [T, R]
-    rotary: jax.Array,  # [T, Dr]
-    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
+    latent_pages: Array,  # [P, page, width]
+    latents: Array,  # [T, R]
+    rotary: Array,  # [T, Dr]
+    slot_mapping: Array,  # i32[T] or i32[3, n]
     *,
-    num_slices: jax.Array | None = None,  # i32[1]
+    num_slices: Array | None = None,  # i32[1]
     kv_dtype: Any = None,
     validate: bool = False,
 ) -> jax.Array:
@@ -69,13 +70,13 @@ def mla_cache_update(
 
 
 def mla_paged_attention(
-    queries: jax.Array,  # [T, Hq, R]
-    rotary_queries: jax.Array,  # [T, Hq, Dr]
-    latent_pages: jax.Array,  # [P, page, width]
-    kv_lens: jax.Array,  # i32[S]
-    page_table: jax.Array,  # i32[S, pages_per_seq]
-    cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1]
+    queries: Array,  # [T, Hq, R]
+    rotary_queries: Array,  # [T, Hq, Dr]
+    latent_pages: Array,  # [P, page, width]
+    kv_lens: Array,  # i32[S]
+    page_table: Array,  # i32[S, pages_per_seq]
+    cu_q_lens: Array,  # i32[S + 1]
+    num_seqs: Array,  # i32[1]
     *,
     scale: float,
     causal: bool = True,
@@ -175,7 +176,19 @@ def _attend(
     options: MlaOptions,
 ) -> jax.Array:
     """Attention by the platform's own kernel where it has one that takes the call."""
+    # Imported where it is needed: most processes never compile for a TPU.
+    from .tpu import mla as tpu
+
+    def kernel(queries: jax.Array, rotary_queries: jax.Array, pages: jax.Array, *rest: jax.Array) -> jax.Array:
+        numbers = from_bits(pages, options.kv_dtype)
+        return tpu.attend(queries, rotary_queries, numbers, *rest, options=options)
+
     default = partial(xla.attend, options=options)
     args = (queries, rotary_queries, latent_pages, kv_lens, page_table, cu_q_lens, num_seqs)
-    out: jax.Array = jax.lax.platform_dependent(*args, default=default)
+    numbers = jax.eval_shape(partial(from_bits, dtype=options.kv_dtype), latent_pages)
+    out: jax.Array
+    if tpu.unsupported(queries, numbers) is not None:
+        out = default(*args)
+    else:
+        out = jax.lax.platform_dependent(*args, tpu=kernel, default=default)
     return out

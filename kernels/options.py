@@ -5,7 +5,7 @@ from typing import Any
 
 from .layout import LANES, CacheLayout, round_up
 
-__all__ = ["AttentionOptions", "MlaOptions"]
+__all__ = ["AnyOptions", "AttentionOptions", "MlaOptions"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,11 @@ class MlaOptions:
     soft_cap: float | None = None
 
     @property
+    def value_scale(self) -> float:
+        """1: values are the latents as they are; for what reads both kinds of options."""
+        return 1.0
+
+    @property
     def rotary_start(self) -> int:
         """The column of a slot at which the rotary part begins: R rounded up to 128."""
         return round_up(self.latent_dim, LANES)
@@ -66,3 +71,7 @@ class MlaOptions:
     def width(self) -> int:
         """The numbers of a slot, padding included."""
         return self.rotary_start + round_up(self.rotary_dim, LANES)
+
+
+AnyOptions = AttentionOptions | MlaOptions
+"""What the code that both kinds of cache share takes."""

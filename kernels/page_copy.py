@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from . import arguments
+from .arguments import Array
 from .dynamic_checks import check_copies
 from .xla import copy as xla
 
@@ -14,8 +15,8 @@ __all__ = ["copy_pages", "num_pages_of"]
 
 def copy_pages(
     pages: Any,
-    sources: jax.Array,  # i32[n]
-    destinations: jax.Array,  # i32[n]
+    sources: Array,  # i32[n]
+    destinations: Array,  # i32[n]
     *,
     validate: bool = False,
 ) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from . import arguments
+from .arguments import Array
 from .dynamic_checks import check_page_ids
 from .page_copy import num_pages_of
 from .xla import copy as xla
@@ -14,7 +15,7 @@ __all__ = ["read_states", "write_states"]
 
 def read_states(
     pages: Any,
-    page_ids: jax.Array,  # i32[S]
+    page_ids: Array,  # i32[S]
 ) -> Any:
     """The states on some pages. O(S states).
 
@@ -36,7 +37,7 @@ def read_states(
 
 def write_states(
     pages: Any,
-    page_ids: jax.Array,  # i32[S]
+    page_ids: Array,  # i32[S]
     states: Any,
     *,
     validate: bool = False,

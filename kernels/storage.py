@@ -20,10 +20,13 @@ import numpy as np
 __all__ = [
     "KV_DTYPES",
     "ScaledPages",
+    "as_before",
+    "divided",
     "from_bits",
     "is_bits",
     "page_values",
     "quantise",
+    "raw",
     "saturated",
     "storage_dtype",
     "to_bits",
@@ -37,6 +40,15 @@ KV_DTYPES = tuple(
 
 _LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 """The largest number of the dtypes of 8 bits; the range of int8 is taken as symmetric."""
+
+_CODES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f8_e4m3": "float8_e4m3fn",
+    "f8_e5m2": "float8_e5m2",
+}
+"""What the metadata of caches calls the dtypes, for those that it calls otherwise than numpy."""
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
@@ -86,7 +98,8 @@ def value_dtype(kv_pages: Any, kv_dtype: Any = None) -> Any:
 
     Args:
         kv_pages: pages or ScaledPages.
-        kv_dtype: what the caller says that they are; needed where the pages are unsigned bits.
+        kv_dtype: what the caller says that they are, a dtype or one of the codes f32, bf16, f16, f8_e4m3, f8_e5m2;
+            needed where the pages are unsigned bits.
 
     Returns:
         The numpy dtype, one of `KV_DTYPES`.
@@ -97,9 +110,7 @@ def value_dtype(kv_pages: Any, kv_dtype: Any = None) -> Any:
     """
     stored = jnp.dtype(page_values(kv_pages).dtype)
     if kv_dtype is not None:
-        meant = jnp.dtype(kv_dtype)
-        if meant not in KV_DTYPES:
-            raise TypeError(f"kv_dtype={meant} must be one of {', '.join(map(str, KV_DTYPES))} [R1]")
+        meant = _named_dtype(kv_dtype)
         if meant != stored and not (is_bits(stored) and storage_dtype(meant, "cpu") == stored):
             raise ValueError(f"kv_dtype={meant} does not fit kv_pages of {stored} [R1]")
     elif is_bits(stored):
@@ -111,6 +122,33 @@ def value_dtype(kv_pages: Any, kv_dtype: Any = None) -> Any:
     if isinstance(kv_pages, ScaledPages) and meant.itemsize != 1:
         raise TypeError(f"kv_pages must hold int8 or float8 to be ScaledPages, not {meant} [R1]")
     return meant
+
+
+def _named_dtype(kv_dtype: Any) -> Any:
+    """One of `KV_DTYPES`, from whatever numpy takes for it or from its code; else TypeError. O(1)."""
+    code = _CODES.get(kv_dtype, kv_dtype) if isinstance(kv_dtype, str) else kv_dtype
+    try:
+        meant = jnp.dtype(code)
+    except TypeError:
+        meant = None
+    if meant not in KV_DTYPES:
+        raise TypeError(f"{kv_dtype=} must be one of {', '.join(map(str, KV_DTYPES))} [R1]")
+    return meant
+
+
+def raw(array: jax.Array) -> jax.Array:
+    """An array as unsigned bits if its numbers are floats of 8 or 16 bits, else as it is. O(1) where no copy is made.
+
+    XLA on CPU moves such floats through wider ones, which changes the bits of NaN; bits are moved as they are.
+    """
+    if array.dtype.itemsize > 2 or not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return jax.lax.bitcast_convert_type(array, jnp.uint8 if array.dtype.itemsize == 1 else jnp.uint16)
+
+
+def as_before(bits: jax.Array, array: jax.Array) -> jax.Array:
+    """What `raw` made of an array, or of one like it, in that array's dtype again. O(1) where no copy is made."""
+    return bits if bits.dtype == array.dtype else jax.lax.bitcast_convert_type(bits, array.dtype)
 
 
 def from_bits(block: jax.Array, dtype: Any) -> jax.Array:
@@ -163,7 +201,22 @@ def quantise(
     dtype = jnp.dtype(dtype)
     rows = jnp.clip(rows.astype(jnp.float32), -largest, largest)
     amax = jnp.max(jnp.abs(rows), axis=-1)
-    # The barrier keeps XLA from multiplying by 1 / bound instead, which rounds otherwise.
-    bound = _barrier(jnp.full_like(amax, _LARGEST[dtype.name]))
-    scales = jnp.where(amax == 0, 1.0, jnp.maximum(amax / bound, _SMALLEST_SCALE))
-    return saturated(rows / scales[..., None], dtype), scales
+    scales = divided(amax, jnp.float32(_LARGEST[dtype.name]))
+    scales = jnp.where(amax == 0, 1.0, jnp.maximum(scales, _SMALLEST_SCALE))
+    return saturated(divided(rows, scales[..., None]), dtype), scales
+
+
+def divided(numbers: jax.Array, divisor: jax.Array) -> jax.Array:
+    """Quotients rounded once, whatever they are compiled with. O(size).
+
+    Left alone, XLA multiplies by 1 / divisor where the divisor is a constant or a broadcast one: that rounds twice,
+    and a number near the middle of two of int8 goes to the wrong one.
+
+    Args:
+        numbers: `f32[...]`.
+        divisor: `f32`, a scalar, or of the same number of dimensions and broadcast to them.
+
+    Returns:
+        `f32[...]`.
+    """
+    return numbers / _barrier(jnp.broadcast_to(divisor, numbers.shape))

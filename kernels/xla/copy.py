@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from ..storage import as_before, raw
+
 __all__ = ["copy", "read", "write"]
 
 
@@ -22,8 +24,8 @@ def copy(
         The pages.
     """
     exists = (sources >= 0) & (sources < pages.shape[0])
-    moved = pages.at[jnp.where(exists, sources, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    return write(pages, jnp.where(exists, destinations, -1), moved)
+    moved = raw(pages).at[jnp.where(exists, sources, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return _write(pages, jnp.where(exists, destinations, -1), moved)
 
 
 def read(
@@ -31,7 +33,8 @@ def read(
     page_ids: jax.Array,  # i32[S]
 ) -> jax.Array:
     """Pages by id, `[S, ...]`; zeros for an id that is no page. O(S pages)."""
-    return pages.at[page_ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    found = raw(pages).at[page_ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return as_before(found, pages)
 
 
 def write(
@@ -40,4 +43,12 @@ def write(
     states: jax.Array,  # [S, ...]
 ) -> jax.Array:
     """Pages with some of them replaced; an id that is no page writes nothing. O(S pages)."""
-    return pages.at[page_ids].set(states, mode="drop", wrap_negative_indices=False)
+    return _write(pages, page_ids, raw(states))
+
+
+def _write(
+    pages: jax.Array,  # [P, ...]
+    page_ids: jax.Array,  # i32[S]
+    states: jax.Array,  # [S, ...], raw
+) -> jax.Array:
+    return as_before(raw(pages).at[page_ids].set(states, mode="drop", wrap_negative_indices=False), pages)

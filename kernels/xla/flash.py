@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ..masks import end_key, first_key
-from ..options import AttentionOptions, MlaOptions
+from ..options import AnyOptions
 from ..ragged import Ragged
 
 __all__ = ["Cache", "Read", "attend_ragged"]
@@ -66,7 +66,7 @@ def attend_ragged(
     batch: Ragged,
     cache: Cache,
     sinks: jax.Array | None,  # f32[H, G]
-    options: AttentionOptions | MlaOptions,
+    options: AnyOptions,
 ) -> jax.Array:
     """Attention of a ragged batch over a cache (ATT-1 to ATT-4). O(keys read * H * G * (D + Dv)).
 
@@ -97,7 +97,7 @@ def _decode(
     batch: Ragged,
     page_table: jax.Array,  # i32[S, pages_per_seq]
     tile: Callable[..., jax.Array],
-    options: AttentionOptions | MlaOptions,
+    options: AnyOptions,
 ) -> jax.Array:
     """The sequences with one query row, a few at a time."""
     rows = batch.kv_lens.shape[0]
@@ -163,7 +163,7 @@ def _tile(
     *,
     cache: Cache,
     sinks: jax.Array | None,  # f32[H, G]
-    options: AttentionOptions | MlaOptions,
+    options: AnyOptions,
 ) -> jax.Array:
     """Attention of n sequences with m query rows each: `f32[n, m, H, G, Dv]`."""
     n, m, heads, group, _ = queries.shape
@@ -178,9 +178,9 @@ def _tile(
         ahead = i * block + jnp.arange(block, dtype=jnp.int32)[None]
         alive = ahead < (high - low)[:, None]
         key = jnp.where(alive, low[:, None] + ahead, 0)
-        page = jnp.take_along_axis(tables, key // cache.page_size, axis=1, mode="clip")
+        page = jnp.take_along_axis(tables, jax.lax.div(key, cache.page_size), axis=1, mode="clip")
         alive &= (page >= 0) & (page < cache.num_pages)
-        keys, values = cache.read(jnp.where(alive, page, 0), key % cache.page_size, alive)
+        keys, values = cache.read(jnp.where(alive, page, 0), jax.lax.rem(key, cache.page_size), alive)
         readable = alive[:, None] & (key[:, None] >= first[..., None]) & (key[:, None] < end[..., None])
         scores = _scores(queries, keys, options.soft_cap)
         return _accumulate(sums, jnp.where(readable[:, None, :, None], scores, -jnp.inf), values)

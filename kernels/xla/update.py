@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..storage import as_before, raw
+
 __all__ = ["update"]
 
 
@@ -39,7 +41,8 @@ def _scatter(
     num_pages, page_size = pages.shape[:2]
     # By page and offset: the address, slot times row size, need not fit into 32 bits.
     page = jnp.where(slots < 0, num_pages, slots // page_size)
-    return pages.at[page, slots % page_size].set(rows, mode="drop", wrap_negative_indices=False)
+    written = raw(pages).at[page, slots % page_size].set(raw(rows), mode="drop", wrap_negative_indices=False)
+    return as_before(written, pages)
 
 
 class _Written(NamedTuple):
