@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+_MOST_AXES, _BEYOND = 8, 2**40
 _DTYPES = {dtype.name: dtype for dtype in (*KV_DTYPES, np.dtype(np.int32))}
 
 
@@ -113,6 +114,8 @@ def array_of(name: str, value: object) -> NDArray[Any]:
         raise damaged(f"{name}.dtype", f"must be one of {sorted(_DTYPES)}")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise damaged(f"{name}.shape", "must be a list of integers of at least 0")
+    if len(shape) > _MOST_AXES or max(shape, default=0) >= _BEYOND:
+        raise damaged(f"{name}.shape", f"must have at most {_MOST_AXES} axes, each below {_BEYOND}")
     if not isinstance(parts["data"], str):
         raise damaged(f"{name}.data", "must be base64")
     try:

@@ -190,8 +190,8 @@ def test_attention_is_the_specifications(world: World, options: dict[str, Any]) 
     sinks = rng.normal(size=Q_HEADS * world.heads).astype(np.float32)
     scales = {name: options[name] for name in ("k_scale", "v_scale") if name in options}
     for turn in range(4):
-        ours, theirs = live_views(world, rng)
         step = steps(world, rng)
+        ours, theirs = live_views(world, rng, step)
         keys, values = tokens(world, rng, step)
         queries[int(step.fast.query_start_loc[-1]) :] = np.nan
         rows = jnp.asarray(keys), jnp.asarray(values)
@@ -202,22 +202,34 @@ def test_attention_is_the_specifications(world: World, options: dict[str, Any]) 
             out = ours.attend(jnp.asarray(queries), step.fast, sinks=sinks, **options)
         wanted, theirs = theirs.update_and_attend(queries, keys, values, step.spec, sinks=sinks, **options)
         assert out.dtype == np.float32
-        read = np.asarray(theirs.value_pages, np.float32)[sorted(chain(*ROW_PAGES))]
-        largest = np.abs(read).max() * options.get("v_scale", 1.0)
+        read = np.abs(np.asarray(theirs.value_pages, np.float32)).reshape(PAGES * PAGE, -1)[live_slots(step)]
+        largest = read.max(initial=0.0) * options.get("v_scale", 1.0)
         np.testing.assert_allclose(np.asarray(out), wanted, rtol=0, atol=2**-17 * largest)
 
 
-def live_views(world: World, rng: np.random.Generator) -> tuple[Any, Any]:
-    """The same pages of both packages: numbers in the pages of rows, garbage in all others."""
+def live_slots(step: Steps, less: int = 0) -> NDArray[np.int64]:
+    """The slots that a step's sequences own, or all but those of the step's tokens where ``less`` is 1."""
+    lens = np.asarray(step.fast.context_lens) - less * np.diff(np.asarray(step.fast.query_start_loc))
+    places = [(row, pos) for row, pages in enumerate(ROW_PAGES) for pos in range(int(lens[row]))]
+    return np.array([ROW_PAGES[row][pos // PAGE] * PAGE + pos % PAGE for row, pos in places], np.int64)
+
+
+def live_views(world: World, rng: np.random.Generator, step: Steps) -> tuple[Any, Any]:
+    """The same pages of both packages: numbers where tokens were written before the step, NaN and garbage elsewhere."""
     ours, theirs = views(world, rng)
-    used = sorted(page for row in ROW_PAGES for page in row)
-    step = Steps.of(fast.RaggedPagesMetadata.create_empty(len(used) * PAGE, ROWS, WIDTH, PAGE, world.version))
-    slots = (np.array(used)[:, None] * PAGE + np.arange(PAGE)).reshape(-1).astype(np.int32)
-    step = Steps.of(step.fast.replace(slot_mapping=jnp.asarray(slots)))
-    keys = rng.normal(size=(len(slots), world.heads, world.head_dim)).astype(np.float32)
-    values = rng.normal(size=(len(slots), world.heads, world.v_head_dim)).astype(np.float32)
-    theirs = theirs.concatenate_to_cache(keys, values, step.spec)
-    return ours.concatenate_to_cache(jnp.asarray(keys), jnp.asarray(values), step.fast), theirs
+    capacity = len(list(chain(*ROW_PAGES))) * PAGE
+    slots = np.full(capacity, -1, np.int32)
+    written = live_slots(step, less=1)
+    slots[: len(written)] = written
+    before = Steps.of(
+        fast.RaggedPagesMetadata.create_empty(capacity, ROWS, WIDTH, PAGE, world.version).replace(
+            slot_mapping=jnp.asarray(slots)
+        )
+    )
+    keys = rng.normal(size=(capacity, world.heads, world.head_dim)).astype(np.float32)
+    values = rng.normal(size=(capacity, world.heads, world.v_head_dim)).astype(np.float32)
+    theirs = theirs.concatenate_to_cache(keys, values, before.spec)
+    return ours.concatenate_to_cache(jnp.asarray(keys), jnp.asarray(values), before.fast), theirs
 
 
 # -- Refusals -------------------------------------------------------------------------------------

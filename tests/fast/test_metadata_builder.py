@@ -274,6 +274,14 @@ def test_damaged_documents_are_refused(damage: dict[str, Any]) -> None:
     assert made == outcome(lambda: spec.RaggedPagesMetadata.from_dict(GOOD | damage))
 
 
+@pytest.mark.parametrize("shape", [[0, 10**30], [0] * 100, [1] * 100])
+def test_shapes_that_no_array_has_are_refused(shape: list[int]) -> None:
+    """SEC-3: also where no element is asked for."""
+    data = "" if 0 in shape else "AAAAAA=="
+    with pytest.raises(ValueError, match=r"context_lens.shape .* \[SEC-3\]$"):
+        RaggedPagesMetadata.from_dict(GOOD | {"context_lens": {"dtype": "int32", "shape": shape, "data": data}})
+
+
 def test_metadata_is_a_pytree() -> None:
     """Arrays are leaves, all else is static: programs are compiled for it."""
     one = RaggedPagesMetadata.create_empty(4, 2, 3)
