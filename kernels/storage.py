@@ -137,13 +137,13 @@ def _named_dtype(kv_dtype: Any) -> Any:
 
 
 def raw(array: jax.Array) -> jax.Array:
-    """An array as unsigned bits if its numbers are floats of 8 or 16 bits, else as it is. O(1) where no copy is made.
+    """An array as unsigned bits if its numbers are bfloat16 or float8, else as it is. O(1) where no copy is made.
 
     XLA on CPU moves such floats through wider ones, which changes the bits of NaN; bits are moved as they are.
     """
-    if array.dtype.itemsize > 2 or not jnp.issubdtype(array.dtype, jnp.floating):
+    if array.dtype not in KV_DTYPES:
         return array
-    return jax.lax.bitcast_convert_type(array, jnp.uint8 if array.dtype.itemsize == 1 else jnp.uint16)
+    return to_bits(array, storage_dtype(array.dtype, "cpu"))
 
 
 def as_before(bits: jax.Array, array: jax.Array) -> jax.Array:
