@@ -235,6 +235,11 @@ def test_r1_rows_must_be_of_all_pools() -> None:
         (lambda view: view.update(partition_manager={"pages": 1, "kv_heads": None}), "partition_manager.pages"),
         (lambda view: view["kv_pages"]["scales"].update(dtype="int32"), "kv_pages.scales.dtype must be float32"),
         (lambda view: view["kv_pages"]["values"].update(dtype="float64"), "kv_pages.values.dtype must be"),
+        (lambda view: view["kv_pages"]["values"].update(shape=[0, 2**40], data=""), "kv_pages.values.shape must hold"),
+        (
+            lambda view: view["kv_pages"]["values"].update(shape=[0] * 9, data=""),
+            "kv_pages.values.shape must be a list",
+        ),
         (lambda view: view["metadata"].update(format=0), "no RaggedPagesCacheMetaData of format 1"),
     ],
 )
