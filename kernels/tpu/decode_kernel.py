@@ -3,9 +3,9 @@
 Blocks    A sequence's live tokens are cut into blocks; the blocks of all sequences of a grid step form one flat list. A
           block's pages are copied from HBM one by one, its bytes waited for once. The code is unrolled over the
           buffers, which are allocations of their own: the compiler then sees that copies into one don't touch what is
-          read from another. With three buffers the block after the one waited for is in flight at every wait. A round
-          is one pass over the buffers.
-Item      One block is one stretch of code without branches: wait; scores of all pairs of heads; start the copies of
+          read from another; one pass over them is a round. With three buffers the block after the one waited for is in
+          flight at every wait.
+Round     One stretch of code without branches. For each block: wait; scores of all pairs of heads; start the copies of
           the block ahead; softmax; weigh the values; write what the output would be if this were the last block. So the
           scalar work of the copies is issued beside the pushes into the matrix unit, which are what binds.
 Pairs     Keys of two heads, side by side, are the stationary operand `[tokens, 256]`, and so are values; the queries
@@ -16,84 +16,28 @@ Softmax   In powers of two, the logarithm's base folded into the scale. The larg
           block: it is the only step across lanes; the sum of the weights stays one per lane until the output.
 Dead      Scores of dead columns are masked; values of dead rows are zeroed, for zero times NaN is NaN: what stands in
           dead slots, or in a buffer from another sequence, can't show (ATT-3).
-Short     Where no block that a round works with has more live tokens than a smaller size, code for that size is run.
+Short     Where no block that a round works with has more live tokens than a smaller size, code for that size is run,
+          in which each block is scored while the one before is weighed.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import LANES
 from .decode_plan import DecodePlan
+from .decode_walk import Place, Ref, Work, first_place, live_range, next_place, start_block, wait_block
 from .words import live_words, load_words, lower_halves, upper_halves
 
 __all__ = ["LOG2E", "decode_kernel"]
 
-Ref = Any
-Scalar = jax.Array | int
-
 LOG2E = 1.4426950408889634
 _MASKED = -0.7 * 3.4028235e38
 """The score of a dead column: finite, so that differences of two of them are."""
-
-_UNROLLED_PAGES = 64
-"""So many copies of a block are written out; more are a loop."""
-
-
-class Work(NamedTuple):
-    """What the steps of the kernel work with.
-
-    Attributes:
-        plan: the static numbers.
-        live: `i32[steps * rows]`: tokens of each sequence from the first page that is read on; 0: none.
-        first_page: `i32[steps * rows]`, or None: where in its row of the table a sequence is read from.
-        skipped: `i32[steps * rows]`, or None: tokens of the first page that are masked.
-        table: `i32[table_words]`: the page table's rows of this grid step.
-        queries: `[rows, pairs, 2G, 256]`.
-        sinks: `f32[pairs, 2G, 128]`, in powers of two, or None.
-        pages: the cache, in HBM.
-        output: `[rows, pairs, 2G, 128]`.
-        buffers: of `[tokens, stride, 2, 128]`.
-        largest: `f32[pairs, 2G, 128]`: the largest score of a row so far, the same in all lanes.
-        sums: `f32[pairs, 2G, 128]`: sums of weights, one per lane.
-        weighed: `f32[pairs, 2G, 256]`: values, weighed and added.
-        arrived: a semaphore for each buffer.
-    """
-
-    plan: DecodePlan
-    live: Ref
-    first_page: Ref | None
-    skipped: Ref | None
-    table: Ref
-    queries: Ref
-    sinks: Ref | None
-    pages: Ref
-    output: Ref
-    buffers: Sequence[Ref]
-    largest: Ref
-    sums: Ref
-    weighed: Ref
-    arrived: Ref
-
-
-class Place(NamedTuple):
-    """A block of a sequence; past the last sequence stands the spare row, an empty one, for ever.
-
-    Attributes:
-        row: which sequence of the grid step.
-        block: which of its blocks.
-        live: the sequence's tokens from the block's first on; 0: the block is empty.
-    """
-
-    row: jax.Array
-    block: jax.Array
-    live: jax.Array
 
 
 def decode_kernel(plan: DecodePlan, *refs: Ref) -> None:
@@ -129,7 +73,7 @@ def decode_kernel(plan: DecodePlan, *refs: Ref) -> None:
     for buffer in range(ahead):
         start_block(work, window[buffer], buffer, plan.tokens)
 
-    def turn(_: Scalar, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    def turn(_: jax.Array, places: tuple[Place, ...]) -> tuple[Place, ...]:
         return run_round(work, places)
 
     lax.fori_loop(0, rounds[pl.program_id(0)], turn, tuple(window))
@@ -160,8 +104,7 @@ def run_round(work: Work, window: tuple[Place, ...]) -> tuple[Place, ...]:
         longest = jnp.maximum(longest, place.live)
 
     def run(size: int) -> tuple[Place, ...]:
-        for buffer in range(blocks.buffers):
-            run_item(work, size, buffer, window[buffer], window[buffer + blocks.buffers - 1])
+        (one_by_one if size == blocks.tokens else overlapped)(work, size, window)
         # Within the branch, so that this scalar work, too, is issued beside the vector unit's.
         places = list(window[blocks.buffers :])
         previous = window[-1]
@@ -179,108 +122,59 @@ def run_round(work: Work, window: tuple[Place, ...]) -> tuple[Place, ...]:
     return chosen
 
 
-def run_item(work: Work, size: int, buffer: int, place: Place, ahead: Place) -> None:
-    """One block: waits for it, starts the copies of the block ahead, and adds what it holds.
+def one_by_one(work: Work, size: int, window: Sequence[Place]) -> None:
+    """A round of long blocks, one after the other.
 
     Args:
         work: what to work with.
-        size: the tokens to look at, at least as many as are live.
-        buffer: where the block is; the block ahead comes into the buffer before it.
-        place: the block.
-        ahead: the block ahead.
+        size: tokens to look at of each block, at least as many as are live.
+        window: the blocks: those of the round, and those to start in it.
     """
-    plan = work.plan
-    wait_block(work, place, buffer)
+    buffers = work.plan.blocks.buffers
+    for buffer in range(buffers):
+        wait_block(work, window[buffer], buffer)
+        scored = score_block(work, size, window[buffer], buffer)
+        start_block(work, window[buffer + buffers - 1], (buffer - 1) % buffers, size)
+        add_block(work, size, window[buffer], buffer, scored)
+
+
+def overlapped(work: Work, size: int, window: Sequence[Place]) -> None:
+    """A round of short blocks: each is scored beside the softmax of the one before, whose latency would show.
+
+    Long blocks hide it by themselves, and would have to keep more numbers than there are registers.
+
+    Args:
+        work: what to work with.
+        size: tokens to look at of each block, at least as many as are live.
+        window: the blocks: those of the round, and those to start in it.
+    """
+    buffers = work.plan.blocks.buffers
+    before: list[jax.Array] = []
+    for buffer in range(buffers):
+        wait_block(work, window[buffer], buffer)
+        scored = score_block(work, size, window[buffer], buffer)
+        if buffer > 0:
+            add_block(work, size, window[buffer - 1], buffer - 1, before)
+        start_block(work, window[buffer + buffers - 1], (buffer - 1) % buffers, size)
+        before = scored
+    add_block(work, size, window[buffers - 1], buffers - 1, before)
+
+
+def score_block(work: Work, size: int, place: Place, buffer: int) -> list[jax.Array]:
+    """The scores of a block's first tokens, for each pair of heads `f32[2G, size]`."""
     first, end = live_range(work, place)
-    every = [scores(work, size, buffer, place, pair, first, end) for pair in range(plan.pairs)]
-    start_block(work, ahead, (buffer - 1) % plan.blocks.buffers, size)
-    weights = [softmax(work, place, pair, every[pair]) for pair in range(plan.pairs)]
+    return [scores(work, size, buffer, place, pair, first, end) for pair in range(work.plan.pairs)]
+
+
+def add_block(work: Work, size: int, place: Place, buffer: int, scored: Sequence[jax.Array]) -> None:
+    """Adds a block's values, weighed by its scores, and writes the output as it then is."""
+    first, end = live_range(work, place)
+    weights = [softmax(work, place, pair, logits) for pair, logits in enumerate(scored)]
     live = live_words(None if work.skipped is None else first, end, size)
     for pair, (fading, weight) in enumerate(weights):
         weigh(work, size, buffer, place, pair, fading, weight, live)
-    for pair in range(plan.pairs):
+    for pair in range(work.plan.pairs):
         write_output(work, place, pair)
-
-
-def first_place(work: Work) -> Place:
-    """The first block of the grid step."""
-    nothing = jnp.int32(0)
-    return Place(nothing, nothing, work.live[sequence(work, nothing)])
-
-
-def next_place(work: Work, place: Place) -> Place:
-    """The block after one: the sequence's next, or the next sequence's first."""
-    left = place.live - work.plan.tokens
-    row = jnp.minimum(place.row + 1, work.plan.rows - 1)
-    ends = left <= 0
-    return Place(
-        row=jnp.where(ends, row, place.row),
-        block=jnp.where(ends, 0, place.block + 1),
-        live=jnp.where(ends, work.live[sequence(work, row)], left),
-    )
-
-
-def sequence(work: Work, row: jax.Array) -> jax.Array:
-    """Where a row of this grid step stands among those of all."""
-    return pl.program_id(0) * work.plan.rows + row
-
-
-def live_range(work: Work, place: Place) -> tuple[jax.Array, jax.Array]:
-    """The block's tokens that are read: from the first to the second, exclusive."""
-    if work.skipped is None:
-        return jnp.zeros_like(place.live), place.live
-    return jnp.where(place.block == 0, work.skipped[sequence(work, place.row)], 0), place.live
-
-
-def start_block(work: Work, place: Place, buffer: int, size: int) -> None:
-    """Starts the copies of a block's live pages; none of an empty block's.
-
-    Args:
-        work: what to work with.
-        place: the block.
-        buffer: where it comes.
-        size: tokens, at least as many as are live.
-    """
-    plan = work.plan
-    pages = -(-size // plan.page_size)
-    entry = place.row * plan.pages_per_seq + place.block * plan.pages_per_block
-    if work.first_page is not None:
-        entry = entry + work.first_page[sequence(work, place.row)]
-
-    def start_page(page: Scalar, page_id: jax.Array) -> None:
-        slots = pl.ds(page * plan.page_size, plan.page_size)
-        target = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
-        pltpu.make_async_copy(work.pages.at[page_id], target, work.arrived.at[buffer]).start()
-
-    if pages <= _UNROLLED_PAGES:
-        for page in range(pages):
-            # Read whether it is live or not: the table is as long as that needs, and a load costs less than a guard.
-            page_id = work.table[0, 0, entry + page]
-            pl.when(place.live > page * plan.page_size)(partial(start_page, page, page_id))
-        return
-
-    def start_next(page: jax.Array, _: None) -> None:
-        start_page(page, work.table[0, 0, entry + page])
-
-    lax.fori_loop(0, live_pages(plan, place), start_next, None)
-
-
-def wait_block(work: Work, place: Place, buffer: int) -> None:
-    """Waits until all pages of a block have arrived: one wait, for the bytes of all."""
-    plan = work.plan
-    slots = pl.ds(0, live_pages(plan, place) * plan.page_size)
-    arriving = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
-
-    @pl.when(place.live > 0)
-    def _() -> None:
-        arrival: Any = pltpu.make_async_copy(arriving, arriving, work.arrived.at[buffer])
-        arrival.wait()
-
-
-def live_pages(plan: DecodePlan, place: Place) -> jax.Array:
-    """Pages of a block that hold live tokens."""
-    shift = plan.page_size.bit_length() - 1
-    return (jnp.minimum(place.live, plan.tokens) + (plan.page_size - 1)) >> shift
 
 
 def scores(work: Work, size: int, buffer: int, place: Place, pair: int, first: jax.Array, end: jax.Array) -> jax.Array:

@@ -1,0 +1,151 @@
+"""The walk of the decode kernel: which block of which sequence comes next, and how it comes into VMEM."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from .decode_plan import DecodePlan
+
+__all__ = ["Place", "Ref", "Work", "first_place", "live_range", "next_place", "start_block", "wait_block"]
+
+Ref = Any
+
+_UNROLLED_PAGES = 64
+"""So many copies of a block are written out; more are a loop."""
+
+
+class Work(NamedTuple):
+    """What the steps of the kernel work with.
+
+    Attributes:
+        plan: the static numbers.
+        live: `i32[steps * rows]`: tokens of each sequence from the first page that is read on; 0: none.
+        first_page: `i32[steps * rows]`, or None: where in its row of the table a sequence is read from.
+        skipped: `i32[steps * rows]`, or None: tokens of the first page that are masked.
+        table: `i32[table_words]`: the page table's rows of this grid step.
+        queries: `[rows, pairs, 2G, 256]`.
+        sinks: `f32[pairs, 2G, 128]`, in powers of two, or None.
+        pages: the cache, in HBM.
+        output: `[rows, pairs, 2G, 128]`.
+        buffers: of `[tokens, stride, 2, 128]`.
+        largest: `f32[pairs, 2G, 128]`: the largest score of a row so far, the same in all lanes.
+        sums: `f32[pairs, 2G, 128]`: sums of weights, one per lane.
+        weighed: `f32[pairs, 2G, 256]`: values, weighed and added.
+        arrived: a semaphore for each buffer.
+    """
+
+    plan: DecodePlan
+    live: Ref
+    first_page: Ref | None
+    skipped: Ref | None
+    table: Ref
+    queries: Ref
+    sinks: Ref | None
+    pages: Ref
+    output: Ref
+    buffers: Sequence[Ref]
+    largest: Ref
+    sums: Ref
+    weighed: Ref
+    arrived: Ref
+
+
+class Place(NamedTuple):
+    """A block of a sequence; past the last sequence stands the spare row, an empty one, for ever.
+
+    Attributes:
+        row: which sequence of the grid step.
+        block: which of its blocks.
+        live: the sequence's tokens from the block's first on; 0: the block is empty.
+    """
+
+    row: jax.Array
+    block: jax.Array
+    live: jax.Array
+
+
+def first_place(work: Work) -> Place:
+    """The first block of the grid step."""
+    nothing = jnp.int32(0)
+    return Place(nothing, nothing, work.live[sequence(work, nothing)])
+
+
+def next_place(work: Work, place: Place) -> Place:
+    """The block after one: the sequence's next, or the next sequence's first."""
+    left = place.live - work.plan.tokens
+    row = jnp.minimum(place.row + 1, work.plan.rows - 1)
+    ends = left <= 0
+    return Place(
+        row=jnp.where(ends, row, place.row),
+        block=jnp.where(ends, 0, place.block + 1),
+        live=jnp.where(ends, work.live[sequence(work, row)], left),
+    )
+
+
+def sequence(work: Work, row: jax.Array) -> jax.Array:
+    """Where a row of this grid step stands among those of all."""
+    return pl.program_id(0) * work.plan.rows + row
+
+
+def live_range(work: Work, place: Place) -> tuple[jax.Array, jax.Array]:
+    """The block's tokens that are read: from the first to the second, exclusive."""
+    if work.skipped is None:
+        return jnp.zeros_like(place.live), place.live
+    return jnp.where(place.block == 0, work.skipped[sequence(work, place.row)], 0), place.live
+
+
+def start_block(work: Work, place: Place, buffer: int, size: int) -> None:
+    """Starts the copies of a block's live pages; none of an empty block's.
+
+    Args:
+        work: what to work with.
+        place: the block.
+        buffer: where it comes.
+        size: tokens, at least as many as are live.
+    """
+    plan = work.plan
+    pages = -(-size // plan.page_size)
+    entry = place.row * plan.pages_per_seq + place.block * plan.pages_per_block
+    if work.first_page is not None:
+        entry = entry + work.first_page[sequence(work, place.row)]
+
+    def start_page(page: jax.Array | int, page_id: jax.Array) -> None:
+        slots = pl.ds(page * plan.page_size, plan.page_size)
+        target = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
+        pltpu.make_async_copy(work.pages.at[page_id], target, work.arrived.at[buffer]).start()
+
+    if pages <= _UNROLLED_PAGES:
+        for page in range(pages):
+            # Read whether it is live or not: the table is as long as that needs, and a load costs less than a guard.
+            page_id = work.table[0, 0, entry + page]
+            pl.when(place.live > page * plan.page_size)(partial(start_page, page, page_id))
+        return
+
+    def start_next(page: jax.Array, _: None) -> None:
+        start_page(page, work.table[0, 0, entry + page])
+
+    lax.fori_loop(0, live_pages(plan, place), start_next, None)
+
+
+def wait_block(work: Work, place: Place, buffer: int) -> None:
+    """Waits until all pages of a block have arrived: one wait, for the bytes of all."""
+    plan = work.plan
+    slots = pl.ds(0, live_pages(plan, place) * plan.page_size)
+    arriving = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
+
+    @pl.when(place.live > 0)
+    def _() -> None:
+        arrival: Any = pltpu.make_async_copy(arriving, arriving, work.arrived.at[buffer])
+        arrival.wait()
+
+
+def live_pages(plan: DecodePlan, place: Place) -> jax.Array:
+    """Pages of a block that hold live tokens."""
+    shift = plan.page_size.bit_length() - 1
+    return (jnp.minimum(place.live, plan.tokens) + (plan.page_size - 1)) >> shift
