@@ -55,7 +55,7 @@ def pages_past_64_are_others(fast: ModuleType) -> SimpleNamespace:
     return _with_table(fast, moved)
 
 
-@seeded(44, "ATT-1", "limits", also=("ATT-2",))
+@seeded(44, "ATT-1", "limits", also=("ATT-2",), setups=("uneven",))
 def blocks_before_the_window_are_nan(fast: ModuleType) -> SimpleNamespace:
     """A block of which a row reads nothing makes it NaN: with a window, past the first block (ejkernel v2)."""
     return with_kernels(
@@ -63,15 +63,15 @@ def blocks_before_the_window_are_nan(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(44, "ATT-1", "attention")
+@seeded(44, "ATT-1", "attention", setups=("plain",))
 def last_query_block_clamps(fast: ModuleType) -> SimpleNamespace:
     """A block of query rows that would stick out at the end is moved to fit in: other rows (ejkernel v2)."""
     return with_kernels(
-        fast, {"xla.flash:attend_ragged": edited("attend_ragged", "((0, block), (0, 0)", "((0, 0), (0, 0)")}
+        fast, {"xla.attention:attend_ragged": edited("attend_ragged", "((0, block), (0, 0)", "((0, 0), (0, 0)")}
     )
 
 
-@seeded(45, "ATT-1", "attention", also=("ATT-3",))
+@seeded(45, "ATT-1", "attention", also=("ATT-3",), setups=("window",))
 def window_of_the_last_query(fast: ModuleType) -> SimpleNamespace:
     """All queries of a block begin at the key at which the window of the last one does (ejkernel v3)."""
 
@@ -89,7 +89,7 @@ def window_of_the_last_query(fast: ModuleType) -> SimpleNamespace:
     return with_kernels(fast, {"xla.flash:first_key": edit})
 
 
-@seeded(45, "ATT-1", "attention", also=("ATT-3",))
+@seeded(45, "ATT-1", "attention", also=("ATT-3",), setups=("window",))
 def window_starts_at_block_0(fast: ModuleType) -> SimpleNamespace:
     """As many keys as the window needs are read, but from the first one on (tpu-inference 1954)."""
     return with_kernels(fast, {"xla.flash:_tile": edited("_tile", "low[:, None] + ahead", "ahead")})
@@ -98,7 +98,7 @@ def window_starts_at_block_0(fast: ModuleType) -> SimpleNamespace:
 # -- What is dead ---------------------------------------------------------------------------------------------
 
 
-@seeded(46, "ATT-3", "attention")
+@seeded(46, "ATT-3", "attention", setups=("plain",))
 def dead_values_times_zero(fast: ModuleType) -> SimpleNamespace:
     """Keys behind a sequence's end get the weight 0, and 0 times NaN is NaN (vLLM 936, flashinfer 941)."""
     return with_kernels(
@@ -106,7 +106,7 @@ def dead_values_times_zero(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(46, "ATT-3", "attention", also=("ATT-1",))
+@seeded(46, "ATT-3", "attention", also=("ATT-1",), setups=("both sides",))
 def last_page_is_read_to_its_end(fast: ModuleType) -> SimpleNamespace:
     """Where all keys are read, those in the rest of the last page are as well (vLLM 30887)."""
 
@@ -124,7 +124,7 @@ def last_page_is_read_to_its_end(fast: ModuleType) -> SimpleNamespace:
     return with_kernels(fast, {"xla.flash:end_key": edit})
 
 
-@seeded(46, "ATT-3", "limits", also=("ATT-1",))
+@seeded(46, "ATT-3", "limits", also=("ATT-1",), setups=("uneven",))
 def keys_left_of_the_window_count(fast: ModuleType) -> SimpleNamespace:
     """A window is a matter of weights only: what is left of it is read, and multiplied by 0 (flashinfer 941)."""
     return with_kernels(fast, {"xla.flash:_tile": edited("_tile", _LOW, "0 * high")})
@@ -133,7 +133,7 @@ def keys_left_of_the_window_count(fast: ModuleType) -> SimpleNamespace:
 # -- Numbers that are too small -----------------------------------------------------------------------------
 
 
-@seeded(47, "ATT-1", "limits", also=("ATT-3",))
+@seeded(47, "ATT-1", "limits", also=("ATT-3",), setups=("tall",))
 def positions_of_16_bits(fast: ModuleType) -> SimpleNamespace:
     """Positions are kept in 16 bits: past 32767 they are negative (tpu-inference 2755, sglang-jax 1541)."""
 
@@ -159,7 +159,7 @@ def page_ids_of_16_bits(fast: ModuleType) -> SimpleNamespace:
 # -- Rows and scores ------------------------------------------------------------------------------------------
 
 
-@seeded(48, "ATT-2", "attention")
+@seeded(48, "ATT-2", "attention", setups=("plain",))
 def empty_rows_are_nan(fast: ModuleType) -> SimpleNamespace:
     """A row with nothing to read is divided by the sum of no weights (flashinfer 363, cubecl 1070)."""
     return with_kernels(
@@ -167,7 +167,7 @@ def empty_rows_are_nan(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(48, "ATT-1", "attention", also=("ATT-6",))
+@seeded(48, "ATT-1", "attention", also=("ATT-6",), setups=("plain",))
 def very_negative_scores_vanish(fast: ModuleType) -> SimpleNamespace:
     """The largest score begins at a finite number, below which all weights are 0 (flashinfer 4450)."""
     return with_kernels(
@@ -175,7 +175,7 @@ def very_negative_scores_vanish(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(48, "ATT-1", "attention")
+@seeded(48, "ATT-1", "attention", setups=("window",))
 def soft_cap_overflows(fast: ModuleType) -> SimpleNamespace:
     """The cap's tanh is made of exponentials, which overflow where scores are large: NaN (vLLM 56578)."""
     return with_kernels(
@@ -207,7 +207,7 @@ def heads_past_16_are_left_out(fast: ModuleType) -> SimpleNamespace:
     return with_function(fast, "ragged_paged_attention", build)
 
 
-@seeded(49, "ATT-1", "limits")
+@seeded(49, "ATT-1", "limits", setups=("uneven",))
 def scale_of_the_padded_head(fast: ModuleType) -> SimpleNamespace:
     """A head of 80 is scaled as one of 128, the size that it is padded to (vLLM 18100)."""
 

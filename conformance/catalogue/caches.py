@@ -7,11 +7,117 @@ from typing import Any
 import numpy as np
 
 from .device_patching import with_function
+from .patching import backend_with, derived
 from .registry import seeded
 
 __all__: list[str] = []
 
 Update = Callable[..., Any]
+
+
+def _sized_by(fast: ModuleType, slot_bytes: Callable[[Any], int]) -> SimpleNamespace:
+    """A backend that sizes a cache by what ``slot_bytes`` makes of its metadata: bytes of a slot of one layer."""
+    metadata = fast.RaggedPagesCacheMetaData
+
+    def create(cls: Any, *arguments: Any, **options: Any) -> Any:
+        made = metadata.create.__func__(cls, *arguments, **options)
+        page_bytes = made.num_hidden_layers * made.page_size * slot_bytes(made)
+        return made.replace(num_pages=min(options["budget_bytes"] // page_bytes, (2**31 - 1) // made.page_size))
+
+    return backend_with(fast, RaggedPagesCacheMetaData=derived(metadata, {"create": classmethod(create)}))
+
+
+def _read_back_by(fast: ModuleType, read: Callable[[Any, int, int], Any]) -> SimpleNamespace:
+    """A backend whose view reads keys and values by ``read``, of the view, 0 or 1, and the head's size."""
+
+    def key_pages(self: Any) -> Any:
+        return read(self, 0, self.metadata.k_headdim)
+
+    def value_pages(self: Any) -> Any:
+        return read(self, 1, self.metadata.v_headdim)
+
+    view = fast.RaggedPagesCacheView
+
+    def init(cls: Any, *arguments: Any, **options: Any) -> Any:
+        del cls
+        made = view.init(*arguments, **options)
+        return faulty(**{name: getattr(made, name) for name in view.__dataclass_fields__})
+
+    def concatenate_to_cache(self: Any, *arguments: Any, **options: Any) -> Any:
+        right = view(**{name: getattr(self, name) for name in view.__dataclass_fields__})
+        return self.replace(kv_pages=right.concatenate_to_cache(*arguments, **options).kv_pages)
+
+    members = {"key_pages": property(key_pages), "value_pages": property(value_pages), "init": classmethod(init)}
+    faulty = derived(view, members | {"concatenate_to_cache": concatenate_to_cache})
+    return backend_with(fast, RaggedPagesCacheView=faulty)
+
+
+def _stored(view: Any) -> Any:
+    """The numbers of a view's pages, `[P, page, C, Dp]`, whatever they are stored as."""
+    pages = np.asarray(view.flattened_kv_pages())
+    return pages.view(view.metadata.kvdtype) if pages.dtype.kind == "u" else pages
+
+
+@seeded(40, "CACHE-1", "sizing")
+def columns_counted_without_padding(fast: ModuleType) -> SimpleNamespace:
+    """A head counts with its own size, not the 128 it is padded to: D=96 takes a third too much (EasyDeL)."""
+    return _sized_by(
+        fast,
+        lambda made: (
+            (made.k_headdim + made.v_headdim) * made.num_kv_heads // made.num_head_shards * made.kvdtype.itemsize
+        ),
+    )
+
+
+@seeded(40, "CACHE-1", "sizing")
+def rows_counted_without_padding(fast: ModuleType) -> SimpleNamespace:
+    """Rows that fill up a word are not counted: fp8 with one head takes twice its budget (EasyDeL)."""
+
+    def slot_bytes(made: Any) -> int:
+        layout = made.shard_layout
+        return int(
+            layout.num_kv_heads * (1 if layout.shares_rows else 2) * made.storage_head_dim * made.kvdtype.itemsize
+        )
+
+    return _sized_by(fast, slot_bytes)
+
+
+@seeded(43, "CACHE-2", "views", also=("CACHE-3",))
+def narrow_heads_read_as_wide(fast: ModuleType) -> SimpleNamespace:
+    """Keys are read from every other row, where a head of 64 has its key and value in one (EasyDeL)."""
+
+    def read(view: Any, which: int, size: int) -> Any:
+        return _stored(view)[:, :, which::2, :size]
+
+    return _read_back_by(fast, read)
+
+
+@seeded(43, "CACHE-2", "views", also=("CACHE-3",))
+def padded_columns_read_back(fast: ModuleType) -> SimpleNamespace:
+    """Keys and values are read back with the columns that they are padded with (EasyDeL)."""
+    view = fast.RaggedPagesCacheView
+
+    def read(found: Any, which: int, _: int) -> Any:
+        right = np.asarray((view.key_pages, view.value_pages)[which].fget(found))
+        missing = -right.shape[-1] % 128
+        return np.concatenate([right, np.zeros((*right.shape[:-1], missing), right.dtype)], -1) if missing else right
+
+    return _read_back_by(fast, read)
+
+
+@seeded(43, "CACHE-4", "views", also=("CACHE-2", "CACHE-3"))
+def read_back_without_scales(fast: ModuleType) -> SimpleNamespace:
+    """Numbers of a quantised cache are read back as they are stored (EasyDeL)."""
+    view = fast.RaggedPagesCacheView
+
+    def read(found: Any, which: int, size: int) -> Any:
+        right = (view.key_pages, view.value_pages)[which].fget(found)
+        if not found.metadata.slot_scales or found.metadata.shard_layout.shares_rows:
+            return right
+        heads = found.metadata.num_kv_heads
+        return _stored(found)[:, :, which : 2 * heads : 2, :size].astype(np.float32)
+
+    return _read_back_by(fast, read)
 
 
 @seeded(41, "CACHE-3", "cache")

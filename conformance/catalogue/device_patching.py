@@ -67,11 +67,12 @@ def edited(function: str, old: str, new: str) -> Edit:
     """
 
     def edit(module: ModuleType) -> Any:
-        source = inspect.getsource(getattr(module, function))
+        original = getattr(module, function)
+        source = inspect.getsource(original)
         if source.count(old) != 1:
             raise ValueError(f"{module.__name__}.{function} has {source.count(old)} times {old!r}, not once")
-        made = dict(vars(module))
-        exec(source.replace(old, new), made)  # the module's own source, but for the words
+        made = dict(original.__globals__)
+        exec(source.replace(old, new), made)  # its own source, but for the words
         return made[function]
 
     return edit

@@ -22,6 +22,8 @@ class SeededBug:
         machine: the machine that must catch it.
         says: what the system did, in a sentence or two.
         build: makes the faulty backend from the fast one.
+        setups: where the machine draws from programs that each take seconds to compile, those of them that show
+            the fault; empty for any.
     """
 
     name: str
@@ -31,6 +33,7 @@ class SeededBug:
     machine: str
     says: str
     build: Build
+    setups: tuple[str, ...] = ()
 
     @property
     def clauses(self) -> frozenset[str]:
@@ -42,13 +45,17 @@ SEEDED_BUGS: dict[str, SeededBug] = {}
 """Every seeded bug by its name, in the order of the modules."""
 
 
-def seeded(line: int, clause: str, machine: str, also: tuple[str, ...] = ()) -> Callable[[Build], Build]:
+def seeded(
+    line: int, clause: str, machine: str, also: tuple[str, ...] = (), setups: tuple[str, ...] = ()
+) -> Callable[[Build], Build]:
     """Enters a function that builds a faulty backend in the list, under its own name; its docstring says the fault."""
 
     def enter(build: Build) -> Build:
         name = build.__name__
         says = inspect.cleandoc(build.__doc__ or "").split("\n\n")[0]
-        SEEDED_BUGS[name] = SeededBug(name, line, clause, frozenset(also), machine, " ".join(says.split()), build)
+        SEEDED_BUGS[name] = SeededBug(
+            name, line, clause, frozenset(also), machine, " ".join(says.split()), build, setups
+        )
         return build
 
     return enter

@@ -16,8 +16,10 @@ from .programs import Programs
 from .queue import Queue
 from .serving import Serving
 from .shards import Shards
+from .sizing import Sizing
 from .snapshots import Snapshots
 from .table import Table
+from .views import Sharded, Views
 
 __all__ = ["MACHINES", "Machine"]
 
@@ -42,7 +44,7 @@ MACHINES: dict[str, type[Machine]] = {
             Snapshots,
         ),
         *(Table, MultiTable, Programs),
-        *(Cache, Attention, Limits, Latents, Serving),
+        *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded),
     )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""

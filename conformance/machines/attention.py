@@ -14,7 +14,7 @@ from .draws import Drawing, one_of
 from .ragged import COMMON, LATENT, LIMITS, Batch, Setup
 from .ragged_draws import draw_batch
 
-__all__ = ["Attention", "Latents", "Limits"]
+__all__ = ["Attention", "Latents", "Limits", "RaggedMachine"]
 
 
 class RaggedMachine(AttentionFaults):

@@ -11,7 +11,7 @@ from .base import Machine, Side
 from .draws import Drawing, one_of
 from .layouts import LatentLayout, Layout
 
-__all__ = ["LAYOUTS", "TOKENS", "CacheMachine"]
+__all__ = ["LAYOUTS", "TOKENS", "CacheMachine", "rounding"]
 
 TOKENS = 6
 """Rows of the keys and values of every update."""
@@ -35,6 +35,19 @@ _CONTENTS = ("normal", "small", "large", "mixed", "zeros")
 
 _ROUNDING = {"int8": (0.0, 0.5), "float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17)}
 """CACHE-4: how far off a stored number may be: by a part of itself, and of its scale."""
+
+
+def rounding(dtype: str, numbers: Array, scales: Array) -> Array:
+    """How far off stored numbers may be (CACHE-4).
+
+    Args:
+        dtype: the type that they are stored as.
+        numbers: the numbers.
+        scales: what they are divided by, of a shape that fits.
+    """
+    part, whole = _ROUNDING[dtype]
+    allowed: Array = (np.abs(numbers) * part + scales * whole) * (1 + 2.0**-16)
+    return allowed
 
 
 class CacheMachine(Machine):
@@ -140,10 +153,9 @@ class CacheMachine(Machine):
                 rounded = numbers.astype(dtype).astype(np.float64)
                 limits.append((rounded, np.zeros(rounded.shape)))
                 continue
-            part, whole = _ROUNDING[dtype]
             scale = scales[list(slots), what::2, None].astype(np.float64)
             cut = np.clip(numbers, -self.layout.largest * scale, self.layout.largest * scale)
-            limits.append((cut, (np.abs(cut) * part + scale * whole) * (1 + 2.0**-16)))
+            limits.append((cut, rounding(dtype, cut, scale)))
         return limits
 
     def _hold_scales(self, pages: Any, slots: Sequence[int], keys: Array, values: Array) -> None:

@@ -173,13 +173,16 @@ class Layout:
     def rows_of(self, pages: Any, slots: Any = slice(None)) -> Array:
         """The rows of every slot, or of some, `[slots, rows, columns]`."""
         values = np.ascontiguousarray(np.asarray(pages[0] if self.scaled else pages))
-        return values.view(self.dtype).reshape(self.num_slots, self.rows, self.columns)[slots]
+        rows: Array = values.view(self.dtype).reshape(self.num_slots, self.rows, self.columns)[slots]
+        return rows
 
     def scales_of(self, pages: Any, slots: Any = slice(None)) -> Array:
-        """The scales of every slot, or of some, `[slots, 2 * heads]`; those of all slots where there are no others."""
+        """The scales of every slot, or of some, `[slots, 2 * heads]`: its own, or those of all."""
+        every = np.tile(np.array(self.scales or (1.0, 1.0), np.float32), (self.num_slots, self.heads))
         if self.scaled:
-            return np.asarray(pages[1]).reshape(self.num_slots, 2 * self.heads)[slots]
-        return np.tile(np.array(self.scales or (1.0, 1.0), np.float32), (self.num_slots, self.heads))[slots]
+            every = np.asarray(pages[1]).reshape(self.num_slots, 2 * self.heads)
+        scales: Array = every[slots]
+        return scales
 
     def padding(self, pages: Any, slots: Any) -> Array:
         """The entries of some slots that belong to no head, `[slots, entries]`."""

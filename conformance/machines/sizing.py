@@ -1,0 +1,163 @@
+"""The sizing machine: how many pages a budget holds, and what a cache of them looks like."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ..properties import start, step
+from .base import Machine, Side
+from .draws import Drawing, likely, one_of
+from .layouts import Layout
+
+__all__ = ["Sizing"]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+_SIZES = (64, 128, 96, 32, 80, 1, 256)
+
+_SHOWN = (
+    *("num_pages", "max_num_pages_per_req", "num_slices_per_kv_cache_update_page", "num_head_shards"),
+    *("num_page_shards", "kv_head_packing", "storage_head_dim", "storage_num_combined_kv_heads"),
+    *("storage_num_kv_groups", "is_v2", "is_v3", "version", "page_size"),
+)
+
+
+class _Mesh:
+    """A mesh as far as sizes are concerned: so many devices along each axis."""
+
+    def __init__(self, **axes: int) -> None:
+        self.shape = axes
+
+    def __repr__(self) -> str:
+        return f"mesh of {self.shape}"
+
+
+class Sizing(Machine):
+    """Nothing is kept from call to call."""
+
+    name = "sizing"
+    needs = ("RaggedPagesCacheMetaData", "AxisRules")
+    examples, num_steps = 20, 10
+
+    @start()
+    def construct(self) -> None:
+        """There is nothing to construct."""
+
+    @step("CACHE-1", weight=4)
+    def create(self, data: Drawing) -> None:
+        """As many pages as the budget of a device holds, padding, scales and all layers counted, and no more."""
+        dtype, version = one_of(data, _DTYPES), one_of(data, ["v3", "v2"])
+        keys = one_of(data, _SIZES)
+        values = one_of(data, [keys, keys, one_of(data, _SIZES)])
+        heads, layers, size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), one_of(data, [16, 1, 33])
+        shards = one_of(data, [1, 1, one_of(data, [n for n in (1, 2, 3) if heads % n == 0])])
+        scaled = dtype == "int8" or (np.dtype(dtype).itemsize == 1 and one_of(data, [False, True]))
+        budget = (
+            data.draw(st.integers(0, 2**26)) if one_of(data, [False, True]) else 2 ** data.draw(st.integers(14, 40))
+        )
+        mesh = _Mesh(tp=shards) if shards > 1 else None
+        layout = Layout(version, dtype, heads // shards, (keys, values), size, 1)
+        page_bytes = (
+            layers * size * (layout.rows * layout.columns * np.dtype(dtype).itemsize + scaled * 8 * layout.heads)
+        )
+
+        def act(side: Side) -> Any:
+            make = side.names.get("RaggedPagesCacheMetaData").create
+            options = {"k_headdim": keys, "v_headdim": values, "page_size": size, "version": version}
+            options |= {"budget_bytes": budget} | ({"slot_scales": True} if scaled else {})
+            return make(mesh, side.names.get("AxisRules")(), dtype, layers, heads, 100, **options)
+
+        made = self.call(
+            f"RaggedPagesCacheMetaData.create({mesh}, AxisRules(), {dtype!r}, {layers}, {heads}, 100, "
+            f"k_headdim={keys}, v_headdim={values}, page_size={size}, version={version!r}, budget_bytes={budget}, "
+            f"slot_scales={scaled})",
+            act,
+            "CACHE-1",
+            _shown,
+        )
+        if not made.refused:
+            count = int(made.backend.num_pages)
+            most = (2**31 - 1) // size
+            if not (count * page_bytes <= budget and ((count + 1) * page_bytes > budget or count >= most)):
+                self.differ("CACHE-1", f"{budget // page_bytes} pages of {page_bytes} bytes", f"{count} pages")
+
+    @step("CACHE-1")
+    def share_a_pool(self, data: Drawing) -> None:
+        """Groups whose pages are of different sizes share a pool: what each of them wastes is told."""
+        if not self.backend.names.offers("size_pool"):
+            self.session.lacks.add("size_pool")
+            return
+        groups = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=3))
+        budget = data.draw(st.integers(0, 50000))
+        wrong = one_of(data, [[], [0], [-1], [1.0], None])
+        arguments = likely(data, [(budget, groups)], [(budget, wrong), (-1, groups), (True, groups)])
+        self.call(
+            f"size_pool{arguments}",
+            lambda side: side.names.get("size_pool")(*arguments),
+            "CACHE-1",
+            lambda size, _: (size.num_pages, size.page_bytes, size.unused_bytes, tuple(size.group_waste)),
+        )
+
+    @step("CACHE-1")
+    def count(self, data: Drawing) -> None:
+        """The small formulas: alignment, packing, bytes of a page, slices of an update."""
+        numbers: list[tuple[str, tuple[Any, ...]]] = [
+            ("align_to_multiple", (data.draw(st.integers(0, 300)), one_of(data, [128, 1, 2, 0, -1]))),
+            ("previous_power_of_2", (data.draw(st.integers(-1, 300)),)),
+            ("get_dtype_packing", (one_of(data, _DTYPES),)),
+            ("get_num_slices_per_kv_cache_update_page", (one_of(data, [1, 2**20, 2**18 + 1, 2**30, 0]),)),
+            (
+                "get_page_size_bytes",
+                (one_of(data, [16, 1, 0]), data.draw(st.integers(1, 9)), one_of(data, _SIZES), one_of(data, _DTYPES)),
+            ),
+        ]
+        name, arguments = one_of(data, [call for call in numbers if self.backend.names.offers(call[0])] or numbers)
+        self.call(f"{name}{arguments}", lambda side: side.names.get(name)(*arguments), "CACHE-1", lambda n, _: int(n))
+
+    @step("CACHE-1", "CACHE-4", "CACHE-5")
+    def describe(self, data: Drawing) -> None:
+        """Metadata made by hand: its shape, its slices, and itself again from its text; or refused."""
+        good: dict[str, Any] = {
+            "num_hidden_layers": data.draw(st.integers(1, 3)),
+            "max_model_length": data.draw(st.integers(1, 5000)),
+            "num_kv_heads": 2 * data.draw(st.integers(1, 4)),
+            "k_headdim": one_of(data, _SIZES),
+            "v_headdim": one_of(data, _SIZES),
+            "page_size": one_of(data, [16, 1, 128]),
+            "num_pages": data.draw(st.integers(2, 100)),
+            "version": one_of(data, ["v3", "v2"]),
+            "_kvdtype_str": one_of(data, ["bf16", "f32", "f8_e4m3", "int8"]),
+            "num_head_shards": one_of(data, [1, 2]),
+            "num_page_shards": one_of(data, [1, 2]),
+            "num_slices_per_kv_cache_update_page": one_of(data, [8, 1, 64]),
+        }
+        wrong: list[dict[str, Any]] = [
+            *({name: value} for name in ("num_kv_heads", "k_headdim", "page_size") for value in (0, -1, True, 1.0)),
+            *({"version": value} for value in ("v1", 3)),
+            *({"_kvdtype_str": value} for value in ("f64", 1)),
+            {"num_head_shards": 3},
+            {"num_pages": 2**31},
+            {"hbm_utilization": 1.5},
+        ]
+        fault: dict[str, Any] = likely(data, [{}], wrong)
+        tokens, requests = data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 50))
+
+        def act(side: Side) -> Any:
+            made = side.names.get("RaggedPagesCacheMetaData")(**(good | fault))
+            again = type(made).from_json(made.to_json())
+            slices = made.get_padded_num_slices(), made.get_padded_num_slices(tokens, requests)
+            return made, again, (*slices, made.get_max_num_seqs())
+
+        self.call(
+            f"RaggedPagesCacheMetaData(**{good | fault}), its slices for ({tokens}, {requests})",
+            act,
+            "CACHE-1",
+            lambda made, side: (_shown(made[0], side), _shown(made[1], side), tuple(map(int, made[2]))),
+        )
+
+
+def _shown(metadata: Any, _: Side) -> object:
+    """What metadata shows."""
+    shape, axes = metadata.get_shape_and_axes()
+    dtype = str(np.dtype(metadata.kvdtype))
+    return tuple(getattr(metadata, name) for name in _SHOWN), tuple(map(int, shape)), tuple(axes), dtype

@@ -1,0 +1,271 @@
+"""The views machine: the cache's classes, from the page table to what is read back, on one device or several."""
+
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from hypothesis import strategies as st
+
+from ..backends import Backend
+from ..properties import start, step
+from .arrays import FINE_BITS, Array, Near, exact, signed, worst
+from .base import Both, Machine, Side
+from .cache_base import rounding
+from .draws import Drawing, one_of
+from .layouts import Layout
+
+__all__ = ["Sharded", "Views"]
+
+_ROWS, _WIDTH, _TOKENS, _PAGES = 3, 3, 12, 8
+
+_FIELDS = (
+    *("pages_tables", "context_lens", "query_start_loc", "num_seqs", "slot_mapping", "position_ids"),
+    *("request_distribution", "num_kv_update_slices", "page_size", "version"),
+)
+
+
+class ViewMachine(Machine):
+    """A view, a table and a builder of metadata on each side; what every slot holds is known here.
+
+    Attributes:
+        layout: what the caches hold and how.
+        shards: pools, each with a table of its own.
+        holds: keys and values by (pool, slot).
+    """
+
+    needs: ClassVar[tuple[str, ...]] = (
+        *("RaggedPagesCacheMetaData", "RaggedPagesCacheView", "MetadataBuilder", "PageTable", "AxisRules"),
+    )
+    layout: Layout
+    shards: int = 1
+    holds: dict[int, tuple[Array, Array]]
+
+    def build_views(self, layout: Layout, slices: bool, mesh: Any = None, shards: tuple[int, int] = (1, 1)) -> None:
+        """Makes a view of zeros, and tables in which each row has its own pages."""
+        self.layout, self.shards, self.holds = layout, shards[0], {}
+        table = np.random.default_rng(layout.heads).permutation(np.arange(1, _PAGES))[: _ROWS * 2].reshape(_ROWS, 2)
+
+        def act(side: Side) -> dict[str, Any]:
+            get = side.names.get
+            metadata = get("RaggedPagesCacheMetaData")(
+                num_hidden_layers=1,
+                max_model_length=_WIDTH * layout.page_size,
+                num_kv_heads=layout.heads,
+                k_headdim=layout.dims[0],
+                v_headdim=layout.dims[1],
+                page_size=layout.page_size,
+                num_pages=_PAGES,
+                version=layout.version,
+                _kvdtype_str=layout.dtype,
+                num_head_shards=shards[1],
+                num_page_shards=shards[0],
+                slot_scales=layout.scaled,
+            )
+            view = get("RaggedPagesCacheView").init(mesh, metadata, 0, get("AxisRules")())
+            tables = [get("PageTable")(_ROWS, _WIDTH, _TOKENS) for _ in range(shards[0])]
+            for each in tables:
+                for row, pages in enumerate(table.tolist()):
+                    each.add_row(pages, row)
+            options = {"version": layout.version, "token_sizes": [_TOKENS], "slices": slices}
+            builder = get("MetadataBuilder")(layout.page_size, _ROWS, _WIDTH, _TOKENS, **options)
+            return {"view": view, "tables": tables, "builder": builder}
+
+        self.table = table
+        line = f"view, builder = {layout}, slices={slices}, rows {table.tolist()}{f', {mesh}' if mesh else ''}"
+        self.build(line, "CACHE-2", act)
+
+    def draw_step(self, data: Drawing) -> list[tuple[list[int], list[int]]]:
+        """Draws for each pool the computed and the new tokens of the first rows."""
+        room, steps = 2 * self.layout.page_size, []
+        for _ in range(self.shards):
+            rows = data.draw(st.integers(1, _ROWS))
+            new = [data.draw(st.integers(0, min(room, _TOKENS // _ROWS))) for _ in range(rows)]
+            steps.append(([data.draw(st.integers(0, room - count)) for count in new], new))
+        return steps
+
+    def built(self, steps: list[tuple[list[int], list[int]]]) -> Both:
+        """The metadata of a step, on both sides; of several pools one behind the other."""
+
+        def act(side: Side) -> Any:
+            parts = [side.builder.build(table, *step) for table, step in zip(side.tables, steps, strict=True)]
+            return parts[0] if len(parts) == 1 else side.names.get("RaggedPagesMetadata").stack(parts)
+
+        shown = ", ".join(f"{computed} + {new}" for computed, new in steps)
+        return self.call(f"step = builder.build(table, {shown})", act, "TAB-7", self.described)
+
+    def described(self, metadata: Any, _: Side) -> object:
+        """What metadata shows, padding left out where it may hold anything (ATT-4)."""
+        found = {}
+        for name in _FIELDS:
+            value = getattr(metadata, name)
+            if name == "pages_tables":
+                value = np.asarray(value)[:, :2]
+            found[name] = value if value is None or isinstance(value, int | str) else np.asarray(value).tolist()
+        return found
+
+    def new_tokens(self, seed: int) -> tuple[Any, Any]:
+        """Keys and values of a step of all pools; NaN where no token is."""
+        count = self.shards * _TOKENS
+        keys, values = (
+            signed(seed + place, (count, self.layout.heads, size)) for place, size in enumerate(self.layout.dims)
+        )
+        return keys, values
+
+    def note(self, steps: list[tuple[list[int], list[int]]], keys: Any, values: Any) -> None:
+        """Notes what a step writes, and poisons the rows that belong to no token."""
+        live = np.zeros(len(keys), bool)
+        for pool, (computed, new) in enumerate(steps):
+            token = pool * _TOKENS
+            for row, (start_at, count) in enumerate(zip(computed, new, strict=True)):
+                for position in range(start_at, start_at + count):
+                    page, offset = divmod(position, self.layout.page_size)
+                    place = (pool * _PAGES + int(self.table[row, page])) * self.layout.page_size + offset
+                    self.holds[place] = (keys[token].copy(), values[token].copy())
+                    live[token] = True
+                    token += 1
+        keys[~live], values[~live] = np.nan, np.nan
+
+    def hold_pages(self, view: Any) -> None:
+        """Holds what the pages show against what was written, all else against zeros (CACHE-2, CACHE-3, CACHE-4)."""
+        clause = "CACHE-2" if exact(self.layout.dtype) else "CACHE-4"
+        self.compared(clause)
+        slots = sorted(self.holds)
+        for place, (name, size) in enumerate(zip(("key_pages", "value_pages"), self.layout.dims, strict=True)):
+            shape = (self.shards * _PAGES, self.layout.page_size, self.layout.heads, size)
+            self.check("CACHE-2", f"shape of {name}", shape, functools.partial(_shape_of, view, name))
+            seen = np.asarray(getattr(view, name)).astype(np.float64).reshape(-1, self.layout.heads, size)
+            wanted, bound = np.zeros(seen.shape), np.zeros(seen.shape)
+            if slots:
+                wanted[slots] = np.array([self.holds[slot][place] for slot in slots])
+            if exact(self.layout.dtype):
+                wanted = wanted.astype(self.layout.dtype).astype(np.float64)
+            else:
+                bound = rounding(self.layout.dtype, wanted, np.abs(wanted).max(-1, keepdims=True) / self.layout.largest)
+            off = worst(Near(wanted, bound), seen)
+            if off is not None:
+                where = clause if off[0] in self.holds else "CACHE-3"
+                at = f"{name} of slot {off[0]}, head {off[1]}, column {off[2]}: "
+                self.differ(where, f"{at}{wanted[off]:.7g} within {bound[off]:.3g}", f"{at}{seen[off]:.7g}")
+
+    def write(self, data: Drawing) -> Both:
+        """Writes a step's tokens through the view; returns the step's metadata."""
+        steps, seed = self.draw_step(data), data.draw(st.integers(0, 99))
+        step = self.built(steps)
+        keys, values = self.new_tokens(seed)
+        self.note(steps, keys, values)
+        flat = one_of(data, [True, False])
+        given = [part if flat else part.reshape(self.shards * 2, -1, *part.shape[1:]) for part in (keys, values)]
+        made = self.call(
+            f"view = view.concatenate_to_cache(keys, values, step)  # of seed {seed}, {given[0].shape}",
+            lambda side: side.view.concatenate_to_cache(*given, step.of(self, side)),
+            "CACHE-3",
+            _nothing,
+        )
+        for side in (self.spec, self.backend):
+            side.put({"view": made.of(self, side)})
+        self.hold_pages(self.backend.view)
+        return step
+
+    def attend(self, step: Both, queries: Any, clause: str) -> None:
+        """Attends to a step's tokens through both views."""
+        both = self.call(
+            "view.attend(queries, step)",
+            lambda side: side.view.attend(queries, step.of(self, side)),
+            clause,
+            lambda out, _: (tuple(out.shape), str(out.dtype)),
+        )
+        largest = max((float(np.abs(value).max()) for _, value in self.holds.values()), default=0.0)
+        right, seen = np.asarray(both.spec).astype(np.float64), np.asarray(both.backend)
+        near = Near(right, np.full(right.shape, 2.0**-FINE_BITS * largest))
+        place = worst(near, seen)
+        if place is not None:
+            at = f"out[{', '.join(map(str, place))}] = "
+            self.differ(clause, f"{at}{right[place]:.9g} within {near.tolerance[place]:.3g}", f"{at}{seen[place]:.9g}")
+
+
+class Views(ViewMachine):
+    """One device: every layout and type; what is written by slots, by slices, in one axis of tokens or in two."""
+
+    name = "views"
+    examples, num_steps = 16, 8
+    known: ClassVar[tuple[Layout, ...]] = (
+        Layout(),
+        Layout("v2", "bfloat16", heads=3, dims=(64, 64)),
+        Layout("v3", "bfloat16", heads=3, dims=(64, 64), page_size=2),
+        Layout("v3", "int8", heads=1, dims=(64, 64), scaled=True),
+        Layout("v3", "bfloat16", heads=1, dims=(80, 16)),
+        Layout("v2", "float8_e4m3fn", heads=3, dims=(40, 40), scaled=True),
+    )
+
+    @start("CACHE-2", layout=st.sampled_from(known), slices=st.booleans())
+    def construct(self, layout: Layout, slices: bool) -> None:
+        """A view of zeros."""
+        self.build_views(layout, slices)
+
+    @step("CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", weight=3)
+    def concatenate_to_cache(self, data: Drawing) -> None:
+        """Writes a step's tokens and reads all keys and values back: those written are there, all others as before."""
+        self.write(data)
+
+    @step("ATT-1", "CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", when=lambda self: self.layout == Views.known[0])
+    def write_and_attend(self, data: Drawing) -> None:
+        """Writes a step's tokens and attends to them through the view."""
+        step = self.write(data)
+        self.attend(step, signed(7, (_TOKENS, 2 * self.layout.heads, self.layout.dims[0])), "ATT-1")
+
+    @step("CACHE-2", "CACHE-4")
+    def from_text(self, _: Drawing) -> None:
+        """A view made from a view's text holds what it held."""
+
+        def act(side: Side) -> Any:
+            return type(side.view).from_json(side.view.to_json())
+
+        made = self.call("view = RaggedPagesCacheView.from_json(view.to_json())", act, "CACHE-2", _nothing)
+        for side in (self.spec, self.backend):
+            side.put({"view": made.of(self, side)})
+        self.hold_pages(self.backend.view)
+
+    @step("CACHE-2")
+    def flattened_kv_pages(self, _: Drawing) -> None:
+        """The pages as they are stored, padding included."""
+        self.call(
+            "view.flattened_kv_pages()",
+            lambda side: side.view.flattened_kv_pages(),
+            "CACHE-2",
+            lambda pages, _: tuple(pages.shape),
+        )
+
+
+class Sharded(ViewMachine):
+    """A mesh of two by two devices: two pools, the KV heads of each on two devices."""
+
+    name = "sharded"
+    examples, num_steps = 6, 4
+
+    @classmethod
+    def missing(cls, backend: Backend) -> list[str]:
+        """See `Machine.missing`; four devices as well."""
+        lacking = super().missing(backend)
+        return lacking if lacking or jax.device_count() >= 4 else [f"4 devices (there are {jax.device_count()})"]
+
+    @start("CACHE-2", "CACHE-5", slices=st.booleans())
+    def construct(self, slices: bool) -> None:
+        """A view of zeros, a part on each device."""
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("dp", "tp"))
+        self.build_views(Layout(heads=4), slices, mesh, (2, 2))
+
+    @step("CACHE-2", "CACHE-3", "CACHE-5", "TAB-7")
+    def write_and_attend(self, data: Drawing) -> None:
+        """Writes and attends on four devices: what one device would give, at every place of every pool."""
+        step = self.write(data)
+        self.compared("CACHE-5")
+        self.attend(step, signed(7, (2 * _TOKENS, 8, self.layout.dims[0])), "CACHE-5")
+
+
+def _shape_of(view: Any, name: str) -> object:
+    return tuple(getattr(view, name).shape)
+
+
+def _nothing(result: Any, side: Side) -> None:
+    """Results of which nothing is compared right away."""
+    del result, side
