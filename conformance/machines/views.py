@@ -1,5 +1,6 @@
 """The views machine: the cache's classes, from the page table to what is read back, on one device or several."""
 
+import functools
 from typing import Any, ClassVar
 
 import jax
