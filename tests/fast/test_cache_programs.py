@@ -133,13 +133,15 @@ def test_a_thousand_mixed_steps_compile_at_most_eight_programs() -> None:
 
 
 def test_a_program_serves_all_layers_and_every_step_of_a_size() -> None:
-    """Views that differ in their layer only share programs; options that are equal do, too."""
-    view = cache_of("f32").views[0]
-    attend: Any = cache_programs.attend
-    queries, before = jnp.ones((TOKENS, HEADS, DIM)), attend._cache_size()
+    """Views that differ in their layer only share programs; other options make another."""
+    view = cache_of("f8_e5m2").views[0]
+    update: Any = cache_programs.update
+    before = update._cache_size()
     for layer in range(2):
-        view.replace(layer_index=layer).attend(queries, one_step(), window=3, causal=True)
-    assert attend._cache_size() == before + 1
+        view = view.replace(layer_index=layer).concatenate_to_cache(rows(), rows(), one_step(), k_scale=0.5)
+    assert update._cache_size() == before + 1
+    view.concatenate_to_cache(rows(), rows(), one_step(), k_scale=0.25)
+    assert update._cache_size() == before + 2
 
 
 # -- Pytrees --------------------------------------------------------------------------------------

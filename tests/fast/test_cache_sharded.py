@@ -50,7 +50,7 @@ class Split(NamedTuple):
 SPLITS = [
     Split(1, 2, "f32"),
     Split(1, 4, "int8"),  # a device has one head: half of its rows are padding
-    Split(2, 1, "bf16", "v2"),
+    Split(2, 1, "f32"),
     Split(2, 2, "f32", kind=AxisType.Explicit),
 ]
 NAMES = ("key_pages", "value_pages")
@@ -83,7 +83,7 @@ def test_split_over_a_mesh_all_is_as_on_one_device(split: Split) -> None:
         rows = np.concatenate(keys), np.concatenate(values)
         alone = [one.concatenate_to_cache(*each) for one, *each in zip(alone, keys, values, steps, strict=True)]
         wanted = [one.attend(*each, sinks=sinks) for one, *each in zip(alone, queries, steps, strict=True)]
-        if turn % 2 and split.kind is AxisType.Explicit:  # one is enough: programs take seconds to compile
+        if split.kind is AxisType.Explicit:  # once is enough: programs take seconds to compile
             out, view = view.update_and_attend(np.concatenate(queries), *rows, stacked, sinks=sinks)
         else:
             view = view.concatenate_to_cache(*rows, stacked)
@@ -125,7 +125,7 @@ def test_documents_of_split_caches_are_the_specifications(split: Split) -> None:
 
 def test_pages_are_copied_in_each_shard_by_its_own_ids() -> None:
     """MAN-13, POOL-12: in every layer, in place; a source is read before anything is written."""
-    split = SPLITS[2]
+    split = Split(2, 1, "bf16", "v2")
     cache = fast.RaggedPagesCache.init_cache(split.mesh(), split.metadata(True), fast.AxisRules())
     shape = cache.views[0].kv_pages.shape
     filled = [np.arange(np.prod(shape), dtype=np.uint16).reshape(shape) + layer for layer in range(2)]

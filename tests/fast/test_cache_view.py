@@ -68,6 +68,7 @@ WORLDS = [
     World("f8_e4m3", "v3", 2, 64, 64, "slots", scaled=True),
     World("f8_e5m2", "v2", 1, 48, 32, "slots", scaled=True),
 ]
+BF16 = WORLDS[3]
 every_world = pytest.mark.parametrize("world", WORLDS, ids=str)
 
 
@@ -195,7 +196,7 @@ def test_attention_is_the_specifications(world: World, options: dict[str, Any]) 
         keys, values = tokens(world, rng, step)
         queries[int(step.fast.query_start_loc[-1]) :] = np.nan
         rows = jnp.asarray(keys), jnp.asarray(values)
-        if turn % 2 and world is not WORLDS[9]:
+        if turn % 2 and world is BF16:  # once is enough: programs take seconds to compile
             out, ours = ours.update_and_attend(jnp.asarray(queries), *rows, step.fast, sinks=sinks, **options)
         else:
             ours = ours.concatenate_to_cache(*rows, step.fast, **scales)
@@ -233,8 +234,6 @@ def live_views(world: World, rng: np.random.Generator, step: Steps) -> tuple[Any
 
 
 # -- Refusals -------------------------------------------------------------------------------------
-
-BF16 = WORLDS[3]
 
 
 def _call(view: Any, arguments: dict[str, Any]) -> Any:
