@@ -45,7 +45,8 @@ def kv_cache_update(
         values: `[T, H, Dv]`, of the keys' dtype.
         slot_mapping: `i32[T]`: page * page size + offset for each token. Or, with ``num_slices``, slices
             `i32[3, n]`: first slot, first token, length; a slice stays inside a page and no two overlap there.
-            Slots below 0 and slots that don't exist write nothing.
+            Slots below 0 and slots that don't exist write nothing, nor does a slice that leaves its page or the
+            tokens.
         num_slices: `i32[1]`: how many columns of ``slot_mapping`` count.
         kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
         k_scale: what keys are divided by before they are stored; not with ScaledPages, whose slots have their own.

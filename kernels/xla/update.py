@@ -22,7 +22,7 @@ def update(
         pages: `[P, page, *row]`, of any dtype. On CPU, XLA writes bfloat16 and float8 in O(P): store bits there.
         rows: `[T, *row]`, of the same dtype.
         slot_mapping: `i32[T]`, the slot of each row, or slices, `i32[3, n]`: first slot, first row, length.
-            Slots below 0 or past the last page write nothing.
+            Slots below 0 or past the last page write nothing, nor do slices that leave a page or the rows.
         num_slices: `i32[1]`, how many slices there are; None with slots.
 
     Returns:
@@ -59,8 +59,10 @@ def _write_slices(
     """T tokens of the slices a round: one round, unless rows are written to several places."""
     tokens, page_size = rows.shape[0], pages.shape[1]
     cache_start, new_start, length = slices
-    index = jnp.arange(slices.shape[1], dtype=jnp.int32)
-    length = jnp.where(index < num_slices[0], jnp.clip(length, 0, page_size), 0)
+    whole = jnp.arange(slices.shape[1], dtype=jnp.int32) < num_slices[0]
+    whole &= (cache_start >= 0) & (length <= page_size - cache_start % page_size)
+    whole &= (length > 0) & (length <= tokens) & (new_start >= 0) & (new_start <= tokens - length)
+    length = jnp.where(whole, length, 0)
     ends = jnp.cumsum(length)
 
     def step(state: _Written) -> _Written:
@@ -69,10 +71,9 @@ def _write_slices(
         used = which < slices.shape[1]
         which = jnp.where(used, which, 0)
         ahead = place - (ends[which] - length[which])
-        row = new_start[which] + ahead
-        used &= (cache_start[which] >= 0) & (row >= 0) & (row < tokens)
         slots = jnp.where(used, cache_start[which] + ahead, -1)
-        return _Written(state.done + tokens, _scatter(state.pages, rows[jnp.where(used, row, 0)], slots))
+        row = jnp.where(used, new_start[which] + ahead, 0)
+        return _Written(state.done + tokens, _scatter(state.pages, rows[row], slots))
 
     total = ends[-1] if slices.shape[1] else jnp.int32(0)
     return jax.lax.while_loop(lambda state: state.done < total, step, _Written(jnp.int32(0), pages)).pages

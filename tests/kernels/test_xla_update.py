@@ -188,6 +188,16 @@ def test_the_last_page_is_written_at_its_own_offset() -> None:
     np.testing.assert_array_equal(written, [10, 11])
 
 
+@pytest.mark.parametrize("column", [(6, 0, 3), (0, 3, 2), (0, 0, 5), (-1, 0, 1), (12, 0, 1), (0, -1, 1), (4, 0, -2)])
+def test_a_slice_that_leaves_its_page_or_the_rows_writes_nothing(column: tuple[int, int, int]) -> None:
+    """R1: unvalidated, it is dropped as a whole; the slice beside it is written."""
+    pages = jnp.zeros((3, 4, 2, 128), jnp.float32)
+    rows = jnp.ones((4, 1, 128), jnp.float32)
+    slices = jnp.array([(9, 1, 2), column], jnp.int32).T
+    after = kv_cache_update(pages, rows, rows, slices, num_slices=jnp.array([2], jnp.int32))
+    np.testing.assert_array_equal(np.flatnonzero(np.asarray(after).reshape(12, -1).any(1)), [9, 10])
+
+
 def test_nothing_to_write() -> None:
     pages = jnp.ones((2, 4, 2, 128), jnp.float32)
     rows = jnp.zeros((0, 1, 128), jnp.float32)
