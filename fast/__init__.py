@@ -4,6 +4,9 @@ The names and meanings are the specification's (`kvproof.spec`), each room under
 nothing with it but the declarations of requests and cache groups.
 """
 
+import importlib
+from typing import Any
+
 from kvproof.kernels import (
     ScaledPages,
     copy_pages,
@@ -161,3 +164,10 @@ __all__ = [
     "size_pool",
     "write_states",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``tpu_kernels``: the kernels for TPUs, interpreted, which `kvproof check` looks for; imported when asked for."""
+    if name != "tpu_kernels":
+        raise AttributeError(f"module {__name__} has no {name}")
+    return importlib.import_module("kvproof.kernels.tpu.interpreted")

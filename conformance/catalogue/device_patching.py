@@ -15,7 +15,7 @@ from typing import Any
 
 from .patching import backend_with
 
-__all__ = ["Edit", "edited", "with_function", "with_kernels"]
+__all__ = ["Edit", "edited", "with_function", "with_kernels", "with_tpu_kernels"]
 
 _KERNELS = "kvproof.kernels"
 
@@ -45,16 +45,21 @@ def with_kernels(fast: ModuleType, edits: Mapping[str, Edit]) -> SimpleNamespace
     """
     modules: dict[str, ModuleType] = {}
     with _in_sight(modules):
-        for place, edit in edits.items():
-            module_name, function = place.split(":")
-            module = importlib.import_module(f"{_KERNELS}.{module_name}")
-            if not hasattr(module, function):
-                raise AttributeError(f"{module.__name__} has no {function} to be replaced")
-            setattr(module, function, edit(module))
+        _replace(edits)
         copy = importlib.import_module(_KERNELS)
         names = [name for name in fast.__all__ if hasattr(copy, name)]
         public = {name: getattr(copy, name) for name in names}
     return backend_with(fast, **{name: _within(modules, value) for name, value in public.items()})
+
+
+def with_tpu_kernels(fast: ModuleType, edits: Mapping[str, Edit]) -> SimpleNamespace:
+    """A backend whose kernels for TPUs, as they are interpreted, are of a copy; see `with_kernels`."""
+    modules: dict[str, ModuleType] = {}
+    with _in_sight(modules):
+        _replace(edits)
+        copy = importlib.import_module(fast.tpu_kernels.__name__)
+    kernels = {name: _within(modules, getattr(copy, name)) for name in ("attend", "update")}
+    return backend_with(fast, tpu_kernels=SimpleNamespace(**kernels))
 
 
 def edited(function: str, old: str, new: str) -> Edit:
@@ -76,6 +81,16 @@ def edited(function: str, old: str, new: str) -> Edit:
         return made[function]
 
     return edit
+
+
+def _replace(edits: Mapping[str, Edit]) -> None:
+    """Makes edits in the kernels that are in sight."""
+    for place, edit in edits.items():
+        module_name, function = place.split(":")
+        module = importlib.import_module(f"{_KERNELS}.{module_name}")
+        if not hasattr(module, function):
+            raise AttributeError(f"{module.__name__} has no {function} to be replaced")
+        setattr(module, function, edit(module))
 
 
 def _within(modules: dict[str, ModuleType], public: Any) -> Any:

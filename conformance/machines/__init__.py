@@ -7,6 +7,7 @@ from .cache import Cache
 from .events import Events
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
+from .kernels import Kernels
 from .manager import Manager
 from .multi_table import MultiTable
 from .pins import Pins
@@ -44,7 +45,7 @@ MACHINES: dict[str, type[Machine]] = {
             Snapshots,
         ),
         *(Table, MultiTable, Programs),
-        *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded),
+        *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels),
     )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""

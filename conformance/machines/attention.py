@@ -14,7 +14,11 @@ from .draws import Drawing, one_of
 from .ragged import COMMON, LATENT, LIMITS, Batch, Setup
 from .ragged_draws import draw_batch
 
-__all__ = ["Attention", "Latents", "Limits", "RaggedMachine"]
+__all__ = ["WRITTEN", "Attention", "Latents", "Limits", "RaggedMachine"]
+
+
+WRITTEN = ("plain", "chunk")
+"""The setups whose batches are also written by the call that attends, a program more for each."""
 
 
 class RaggedMachine(AttentionFaults):
@@ -48,12 +52,16 @@ class RaggedMachine(AttentionFaults):
         batch = draw_batch(data, one_of(data, self.setups))
         arguments = batch.arguments()
         both = self.call(
-            f"{batch.kind.function}(*batch.arguments(), **batch.keywords())  # batch = {batch}",
+            f"{self.function(batch)}(*batch.arguments(), **batch.keywords())  # batch = {batch}",
             lambda side: self.attended(side, batch, arguments),
             "ATT-1",
             _shape,
         )
         self.judge(batch, both.spec, both.backend, arguments[-5])
+
+    def function(self, batch: Batch) -> str:
+        """How a report calls the function that attends."""
+        return batch.kind.function
 
     def attended(self, side: Side, batch: Batch, given: list[Any], keywords: dict[str, Any] | None = None) -> Any:
         """What a side's attention gives for some arguments."""
@@ -95,14 +103,14 @@ class Attention(RaggedMachine):
 
     def can_fuse(self) -> bool:
         """Whether a batch can be written by the call that attends."""
-        return self.offered("fused_ragged_paged_attention")
+        return bool(set(self.setups) & set(WRITTEN)) and self.offered("fused_ragged_paged_attention")
 
     @step(
         "ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "CACHE-2", "CACHE-3", "CACHE-4", weight=3, when=can_fuse
     )
     def attend_fused(self, data: Drawing) -> None:
         """Writes the query tokens and attends in one call: what one row writes another may read."""
-        batch = draw_batch(data, one_of(data, self.setups), writes=True)
+        batch = draw_batch(data, one_of(data, [name for name in self.setups if name in WRITTEN]), writes=True)
         self.layout = batch.kind.layout
         queries, _, *rest = batch.arguments()
         before, tokens = batch.kv_pages(before=True), batch.new_tokens()

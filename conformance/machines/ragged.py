@@ -12,7 +12,7 @@ import numpy as np
 from .arrays import FINE_BITS, Array, poisoned, signed
 from .layouts import LatentLayout, Layout
 
-__all__ = ["COMMON", "LATENT", "LIMITS", "NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
+__all__ = ["COMMON", "INTERPRETED", "LATENT", "LIMITS", "NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
 
 NULL = 0
 """The null page: what tables name where a page is released."""
@@ -142,7 +142,12 @@ LATENT = {
 }
 """Attention over latents."""
 
-SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT}
+INTERPRETED = {
+    "interpreted": Setup(Layout("v2", heads=4), row=4, num_seqs=3, num_tokens=6, options={"window": 9}),
+}
+"""A shape that kernels take, and that is interpreted in a second."""
+
+SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT, **INTERPRETED}
 """All setups by name. Each costs a program for each attention, a second or two: so there are few."""
 
 

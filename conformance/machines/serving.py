@@ -36,7 +36,7 @@ class Serving(ServingMachine):
     def construct(self, kit: str, fused: bool, seed: int) -> None:
         """A manager, a table and a cache full of NaN; tokens are written apart or by the call that attends."""
         self.kit, self.running, self.holds = KITS[kit], [], {}
-        self.fused = fused and self.backend.names.offers("fused_ragged_paged_attention")
+        self.fused = fused and kit == "full" and self.backend.names.offers("fused_ragged_paged_attention")
         self.text = np.random.default_rng(seed).integers(0, 2, self.kit.max_model_len).tolist()
         setup, layout = self.kit.setup, self.layout
         options = pool_options((self.spec.names, self.backend.names), "CacheManager", {"hash_seed": b"kvproof"})

@@ -241,7 +241,7 @@ class Sharded(ViewMachine):
     """A mesh of two by two devices: two pools, the KV heads of each on two devices."""
 
     name = "sharded"
-    examples, num_steps = 6, 4
+    examples, num_steps = 6, 8
 
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:

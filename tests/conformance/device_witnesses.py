@@ -89,6 +89,22 @@ def last_slots(names: Any) -> object:
     return np.flatnonzero(~np.isnan(np.asarray(pages).reshape(12, -1)).all(axis=1)).tolist()
 
 
+def minded(act: Callable[[Any], Any], names: Any) -> bool:
+    """Whether the interpreter minds what a backend's kernels do, if there are any."""
+    return hasattr(names, "tpu_kernels") and bool(act(names.tpu_kernels).minds)
+
+
+def attends(kernels: Any) -> Any:
+    batch = Batch("interpreted", (2, 1, 3), (5, 2, 9), ((1, 2), (3,), (4, 5, 6)), (0, 0, 0))
+    return kernels.attend(*batch.arguments(), num_kv_heads=4, window=9)
+
+
+def updates(kernels: Any) -> Any:
+    tokens = np.ones((6, 4, 16), np.float32)
+    pages = np.zeros((12, 4, 8, 128), np.float32)
+    return kernels.update(pages, tokens, tokens, np.array([1, 5, 9, -1, -1, -1], np.int32))
+
+
 _LONG = tuple(range(1, 71))
 
 DEVICE_WITNESSES: dict[str, Callable[[Any], object]] = {
@@ -120,5 +136,8 @@ DEVICE_WITNESSES: dict[str, Callable[[Any], object]] = {
     "lengths_of_64_bits": lambda names: refused(names, kv_lens=np.array([3, 0, 0, 0], np.int64)),
     "scale_missing_when_read": functools.partial(attended, one("wide", 1, 3, (65540, 65541, 65542))),
     "written_request_by_request": functools.partial(fused, Batch("plain", (1, 4), (5, 4), ((2, 3), (2,)), (0, 0))),
+    "pages_not_waited_for": functools.partial(minded, attends),
+    "output_overwritten_too_early": functools.partial(minded, attends),
+    "rows_not_waited_for": functools.partial(minded, updates),
 }
 """For each fault a few calls that show it."""

@@ -26,7 +26,7 @@ MACHINES_USED = sorted({bug.machine for bug in SEEDED_BUGS.values()})
 LINES = {
     **dict.fromkeys((2, 3, 4, 5, 10, 11, 15, 16, 17, 19, 20, 21, 25, 26, 27, 28, 31, 33, 34, 38, 39, 41, 42, 51), 1),
     **dict.fromkeys((1, 6, 8, 9, 13, 18, 22, 23, 24, 29, 30, 32, 35, 37, 40, 45, 47, 49, 50, 55), 2),
-    **dict.fromkeys((7, 12, 14, 36, 43, 44, 46, 48), 3),
+    **dict.fromkeys((7, 12, 14, 36, 43, 44, 46, 48, 52), 3),
 }
 """How many variants each line of the list of known faults has."""
 
@@ -105,7 +105,7 @@ def test_bugs_name_clauses_and_machines_that_there_are() -> None:
 
 def test_a_faulty_backend_offers_what_the_fast_one_offers() -> None:
     for name in SEEDED_BUGS:
-        assert set(vars(getattr(catalogue, name))) == set(kvproof.fast.__all__)
+        assert set(vars(getattr(catalogue, name))) - {"tpu_kernels"} == set(kvproof.fast.__all__)
 
 
 def test_the_managers_pool_and_the_groups_tables_are_faulty_too() -> None:

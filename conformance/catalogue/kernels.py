@@ -1,0 +1,31 @@
+"""Faults of kernels: copies that nobody waits for, and buffers that are filled while they are read."""
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .device_patching import with_tpu_kernels
+from .registry import seeded
+
+__all__: list[str] = []
+
+
+def _nothing(*_: Any) -> None:
+    """A wait that is forgotten."""
+
+
+@seeded(52, "ATT-6", "kernels", also=("ATT-1",))
+def pages_not_waited_for(fast: ModuleType) -> SimpleNamespace:
+    """Pages are read while they are being copied: the wait for the copies is missing."""
+    return with_tpu_kernels(fast, {"tpu.prefill_kernel:wait_for_pages": lambda _: _nothing})
+
+
+@seeded(52, "ATT-6", "kernels", also=("ATT-1",))
+def output_overwritten_too_early(fast: ModuleType) -> SimpleNamespace:
+    """A buffer of results is filled again while its last contents are being copied away."""
+    return with_tpu_kernels(fast, {"tpu.prefill_kernel:wait_for_output": lambda _: _nothing})
+
+
+@seeded(52, "CACHE-3", "kernels")
+def rows_not_waited_for(fast: ModuleType) -> SimpleNamespace:
+    """A kernel that copies tokens into their slots ends before its copies do."""
+    return with_tpu_kernels(fast, {"tpu.in_flight:wait": lambda _: _nothing})

@@ -1,0 +1,85 @@
+"""The kernels machine: a backend's kernels for a device that is not there, interpreted, with races looked for."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ..properties import start, step
+from .arrays import signed
+from .attention import RaggedMachine
+from .base import Side
+from .draws import Drawing, some
+from .ragged import INTERPRETED, Batch
+
+__all__ = ["Kernels"]
+
+_TOKENS = 6
+
+
+class Kernels(RaggedMachine):
+    """A backend's ``tpu_kernels`` has ``attend`` and ``update``, which run in TPU interpret mode.
+
+    They take numpy arrays and give what came out (``output``) and what the interpreter reported (``minds``: races,
+    semaphores that are not at zero at the end), which must be nothing.
+
+    Attributes:
+        minds: what it reported in the last call.
+    """
+
+    name = "kernels"
+    needs = ("tpu_kernels", "tpu_kernels.attend", "tpu_kernels.update")
+    examples, num_steps = 4, 5
+    known = INTERPRETED
+    minds = ""
+
+    @start()
+    def construct(self) -> None:
+        """Nothing is kept from call to call."""
+        self.setups = list(self.known)
+
+    def function(self, batch: Batch) -> str:
+        """See `RaggedMachine.function`."""
+        return f"tpu_kernels.attend, or {super().function(batch)}"
+
+    def attended(self, side: Side, batch: Batch, given: list[Any], keywords: dict[str, Any] | None = None) -> Any:
+        """See `RaggedMachine.attended`: the backend's kernel is interpreted."""
+        if side is self.spec:
+            return super().attended(side, batch, given, keywords)
+        setup = batch.kind
+        attend = side.names.get("tpu_kernels").attend
+        return self.noted(attend(*given, num_kv_heads=setup.layout.heads, **setup.options))
+
+    def judge(self, batch: Batch, right: Any, seen: Any, pages: Any, fused: bool = False) -> None:
+        """See `RaggedMachine.judge`; first there must be no race (ATT-6)."""
+        self.hold_minds("ATT-6")
+        super().judge(batch, right, seen, pages, fused)
+
+    @step("CACHE-2", "CACHE-3", weight=4)
+    def update(self, data: Drawing) -> None:
+        """Tokens are copied into their slots: without a race, and nothing else is touched."""
+        self.layout = layout = self.known["interpreted"].layout
+        slots = some(data, range(layout.num_slots), most=_TOKENS)
+        mapping = np.array([*slots, *[-1] * (_TOKENS - len(slots))], np.int32)
+        seed = data.draw(st.integers(0, 99))
+        keys, values = (signed(seed + place, (_TOKENS, layout.heads, size)) for place, size in enumerate(layout.dims))
+        before = layout.empty()
+
+        def act(side: Side) -> Any:
+            if side is self.spec:
+                return side.names.get("kv_cache_update")(before, keys, values, mapping)
+            return self.noted(side.names.get("tpu_kernels").update(before, keys, values, mapping))
+
+        line = f"tpu_kernels.update(pages, keys, values, {mapping.tolist()})  # of seed {seed}"
+        made = self.call(line, act, "CACHE-3", self.described)
+        self.hold_minds("CACHE-3")
+        self.hold_update(before, made.backend, slots, keys[: len(slots)], values[: len(slots)])
+
+    def noted(self, run: Any) -> Any:
+        """What a run gave; what the interpreter reported is noted."""
+        self.minds = str(run.minds)
+        return run.output
+
+    def hold_minds(self, clause: str) -> None:
+        """Holds that the interpreter reported nothing."""
+        self.check(clause, "what the interpreter reports", "", lambda: self.minds)

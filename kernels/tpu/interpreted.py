@@ -1,0 +1,156 @@
+"""The TPU's kernels on any computer: attention and updates in TPU interpret mode, with whatever the interpreter minds.
+
+Copies are made as soon as they are started (``"eager"``), where a missing wait shows as a race, or as late as they
+may be (``"on_wait"``), where it shows as NaN. Memory that nobody wrote holds NaN. For `kvproof check`, which finds this
+module as ``tpu_kernels``: a call takes a thousand times as long as on a device, and compiling it some seconds.
+"""
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+from numpy.typing import NDArray
+
+from ..layout import layout_of, pack_rows
+from ..options import AttentionOptions
+from . import attention as attention_kernels
+from . import update as update_kernels
+from .support import unsupported
+
+__all__ = ["MODES", "Run", "attend", "update"]
+
+MODES = ("eager", "on_wait")
+"""When copies are made: as soon as they are started, or when somebody waits for them."""
+
+_TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
+"""What is run once is not worth being optimised."""
+
+_reset: Callable[[], None] = pltpu.reset_tpu_interpret_mode_state
+_ready: Callable[[Any], Any] = jax.block_until_ready
+
+
+class Run(NamedTuple):
+    """What one run of a kernel left.
+
+    Attributes:
+        output: what it gave.
+        minds: what the interpreter reported: races, and semaphores that were not at zero at the end.
+    """
+
+    output: NDArray[Any]
+    minds: str
+
+
+def attend(
+    queries: Any,  # [T, Hq, D]
+    kv_pages: Any,  # [P, page, ...]
+    kv_lens: Any,  # i32[S]
+    page_table: Any,  # i32[S, pages_per_seq]
+    cu_q_lens: Any,  # i32[S + 1]
+    num_seqs: Any,  # i32[1]
+    *,
+    num_kv_heads: int,
+    causal: bool = True,
+    window: int | None = None,
+    chunk: int | None = None,
+    soft_cap: float | None = None,
+    mode: str = "eager",
+) -> Run:
+    """Attention of a ragged batch by the TPU's kernels (ATT-1 to ATT-4, ATT-6).
+
+    Args:
+        queries: `[T, Hq, D]`: float32 or bfloat16.
+        kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the dtype of the numbers.
+        kv_lens: `i32[S]`.
+        page_table: `i32[S, pages_per_seq]`.
+        cu_q_lens: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+        num_kv_heads: H.
+        causal: as in `ragged_paged_attention`.
+        window: as there.
+        chunk: as there.
+        soft_cap: as there.
+        mode: one of `MODES`.
+
+    Raises:
+        ValueError: the kernels do not take such a call; on a TPU it is left to XLA.
+    """
+    head_dim = queries.shape[2]
+    options = AttentionOptions(
+        layout=layout_of(kv_pages, head_dim, head_dim, num_kv_heads),
+        kv_dtype=jnp.dtype(kv_pages.dtype),
+        score_scale=head_dim**-0.5,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        soft_cap=soft_cap,
+    )
+    reason = unsupported(options, queries, kv_pages, page_table)
+    if reason is not None:
+        raise ValueError(f"the kernels do not take this call: {reason}")
+    kernel = partial(_attend, options=options, mode=mode)
+    return _run(kernel, queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
+
+
+def update(
+    kv_pages: Any,  # [P, page, ...]
+    keys: Any,  # [T, H, D]
+    values: Any,  # [T, H, Dv]
+    slot_mapping: Any,  # i32[T]
+    *,
+    mode: str = "eager",
+) -> Run:
+    """Writes keys and values into their slots by the TPU's kernel (CACHE-3).
+
+    Args:
+        kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the dtype of the numbers.
+        keys: `[T, H, D]`.
+        values: `[T, H, Dv]`.
+        slot_mapping: `i32[T]`.
+        mode: one of `MODES`.
+    """
+    layout = layout_of(kv_pages, keys.shape[2], values.shape[2], keys.shape[1])
+    rows = pack_rows(jnp.asarray(keys), jnp.asarray(values), layout, kv_pages.dtype)
+    return _run(partial(_update, mode=mode), kv_pages, rows, slot_mapping)
+
+
+@partial(jax.jit, static_argnames=("options", "mode"), compiler_options=_TO_COMPILE)
+def _attend(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: jax.Array,  # [P, page, ...]
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    *,
+    options: AttentionOptions,
+    mode: str,
+) -> jax.Array:
+    batch = (kv_lens, page_table, cu_q_lens, num_seqs)
+    return attention_kernels.attend(queries, kv_pages, *batch, None, options=options, interpret=_params(mode))
+
+
+@partial(jax.jit, static_argnames="mode", compiler_options=_TO_COMPILE)
+def _update(kv_pages: jax.Array, rows: jax.Array, slots: jax.Array, *, mode: str) -> jax.Array:
+    return update_kernels.update(kv_pages, rows, slots, interpret=_params(mode))
+
+
+def _params(mode: Any) -> pltpu.InterpretParams:
+    return pltpu.InterpretParams(detect_races=True, dma_execution_mode=mode, uninitialized_memory="nan")
+
+
+def _run(function: Callable[..., jax.Array], *arrays: Any) -> Run:
+    # What the interpreter finds it prints, and nothing else.
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            output = np.asarray(_ready(function(*arrays)))
+    finally:
+        _reset()  # a kernel that raised leaves the imitated memory behind
+    return Run(output, printed.getvalue().strip())
