@@ -78,23 +78,24 @@ class Place:
     data: Any = None
     heads: Any = None
 
-    def spec(self, *axes: Any) -> PartitionSpec:
-        """A partition of an array: what each of its leading axes is split over."""
-        return partition_spec(*axes)
+    @property
+    def parts(self) -> PartitionSpec:
+        """The partition of pages `[P, page, rows, ...]`, and of their scales `[P, page, 2H]`."""
+        return partition_spec(self.data, None, self.heads)
 
     def pages(self, kv_pages: Any) -> Any:
-        """The partition of pages: `[P, page, rows, ...]`, their scales `[P, page, 2H]`."""
-        return jax.tree.map(lambda _: self.spec(self.data, None, self.heads), kv_pages)
+        """The partition of each array of a pytree of pages."""
+        return jax.tree.map(lambda _: self.parts, kv_pages)
 
     @property
     def tokens(self) -> PartitionSpec:
         """The partition of `[T, heads, D]`."""
-        return self.spec(self.data, self.heads)
+        return partition_spec(self.data, self.heads)
 
     @property
     def step(self) -> PartitionSpec:
         """The partition of a step's arrays, which are those of the data shards one behind the other."""
-        return self.spec(self.data)
+        return partition_spec(self.data)
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], ins: tuple[Any, ...], outs: Any) -> Any:
         """Calls a function on each device's parts of the arguments.
@@ -166,7 +167,7 @@ def placed(pages: Any, place: Place) -> Any:
     """A layer's pages where the mesh wants them; those that lie there stay. O(what is moved)."""
     if place.mesh is None:
         return pages
-    sharding = NamedSharding(place.mesh, place.spec(place.data, None, place.heads))
+    sharding = NamedSharding(place.mesh, place.parts)
     return jax.tree.map(lambda array: jax.device_put(array, sharding), pages)
 
 
@@ -251,7 +252,7 @@ def attend(
         )
         return out
 
-    ins = (place.tokens, place.pages(kv_pages), place.spec(place.heads), place.step)
+    ins = (place.tokens, place.pages(kv_pages), partition_spec(place.heads), place.step)
     out: jax.Array = place.run(local, (queries, kv_pages, sinks, step), ins, place.tokens)
     return out
 
@@ -285,7 +286,7 @@ def update_and_attend(
         return out, written
 
     parts = place.pages(kv_pages)
-    ins = (place.tokens, place.tokens, place.tokens, parts, place.spec(place.heads), place.step)
+    ins = (place.tokens, place.tokens, place.tokens, parts, partition_spec(place.heads), place.step)
     outs = (place.tokens, parts)
     done: tuple[jax.Array, Pages] = place.run(local, (queries, keys, values, kv_pages, sinks, step), ins, outs)
     return done
@@ -332,7 +333,7 @@ def heads(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Place, 
         return numbers.astype(jnp.float32) * kv_pages.scales[..., first::2, None]
 
     parts = place.pages(kv_pages)
-    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.spec(place.data, None, place.heads))
+    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.parts)
     return read
 
 
@@ -347,5 +348,5 @@ def combined_rows(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place:
         return from_bits(rows, metadata.kvdtype)
 
     parts = place.pages(kv_pages)
-    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.spec(place.data, None, place.heads))
+    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.parts)
     return read

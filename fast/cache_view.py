@@ -106,7 +106,7 @@ class RaggedPagesCacheView:
         if quantizer is not None and not callable(quantizer):
             raise refusal(TypeError, "R1", f"quantizer={quantizer!r} must be callable or None")
         stored = storage_dtype(metadata.kvdtype, platform_of(mesh))
-        pages: Any = programs.zeros(shape, stored, mesh, place.spec(place.data, None, place.heads))
+        pages: Any = programs.zeros(shape, stored, mesh, place.parts)
         if quantizer is None and metadata.slot_scales:
             quantizer = SlotQuantizer(metadata.kvdtype)
         if isinstance(quantizer, SlotQuantizer):

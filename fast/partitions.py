@@ -82,17 +82,25 @@ def axis_spec(
 
 
 def num_shards(mesh: DeviceMesh | None, partition_manager: PartitionManager, axis: str, size: int) -> int:
-    """Into how many parts a mesh splits an axis of a cache. O(1).
+    """Into how many parts a mesh splits an axis of a cache; mesh axes that it lacks split nothing. O(1).
 
     Args:
         mesh: the mesh; None: one device.
         partition_manager: what says how.
         axis: ``"pages"`` or ``"kv_heads"``.
         size: the axis' length.
+
+    Raises:
+        TypeError: it is no mesh, or no partition manager (R1).
     """
+    if not callable(getattr(partition_manager, "resolve", None)):
+        raise refusal(TypeError, "R1", f"partition_manager={partition_manager!r} must have resolve(axes, mode, shape)")
     if mesh is None:
         return 1
-    (entry,) = axis_spec(mesh, partition_manager, [axis], [size]) or (None,)
+    if not isinstance(getattr(mesh, "shape", None), Mapping):
+        raise refusal(TypeError, "R1", f"mesh={mesh!r} must have a shape: devices by the name of each axis")
+    spec = axis_spec(mesh, partition_manager, [axis], [size])
+    entry = spec[0] if len(spec) else None
     return prod(mesh.shape[name] for name in ((entry,) if isinstance(entry, str) else entry or ()))
 
 

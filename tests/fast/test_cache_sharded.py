@@ -1,5 +1,6 @@
 """CACHE-5: a cache that is split over a mesh gives what it gives on one device."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -163,6 +164,11 @@ def test_meshes_and_steps_that_do_not_fit_are_refused() -> None:
         ValueError,
         "CACHE-5",
     )
+    for odd in ("mesh", 3, jax.devices()):
+        given: Any = (odd, fast.AxisRules(), "f32", 1, 4, 64, 32)
+        assert outcome(partial(create, *given)) == (TypeError, "R1")
+    given = (mesh, None, "f32", 1, 4, 64, 32)
+    assert outcome(partial(create, *given)) == (TypeError, "R1")
     view = init(mesh, metadata, 0, fast.AxisRules())
     step = fast.RaggedPagesMetadata.create_empty(TOKENS, ROWS, WIDTH, PAGE)
     rows = jnp.zeros((TOKENS, HEADS, DIM))
