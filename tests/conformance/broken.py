@@ -16,6 +16,7 @@ from kvproof.spec.pages import PageList
 
 from . import broken_managers as managers
 from . import broken_tables as tables
+from .broken_device import BROKEN_DEVICE
 
 __all__ = ["BROKEN", "backend"]
 
@@ -300,6 +301,7 @@ BROKEN: list[tuple[str, Backend, str]] = [
         (machine, backend(next(iter(names.values())).__name__, **names), clause)
         for machine, names, clause in managers.GROUPS
     ),
+    *((machine, backend(name, **names), clause) for machine, name, names, clause in BROKEN_DEVICE),
     ("queue", backend("BackwardQueue", FreeCachePageQueue=BackwardQueue), "POOL-3"),
     ("hash", backend("drawn_root", init_none_hash=drawn_root), "HASH-1"),
     ("hash", backend("no_extra_keys", hash_request_tokens=no_extra_keys), "HASH-2"),
