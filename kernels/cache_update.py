@@ -198,9 +198,11 @@ def _write(
     # Imported where it is needed: most processes never compile for a TPU.
     from .tpu import update as tpu
 
-    if tpu.unsupported(pages) is not None:
-        return xla.update(pages, rows, slot_mapping, num_slices)
+    if tpu.unsupported(pages) is None:
+        by_slots, by_slices = tpu.update, tpu.update_slices
+    else:
+        by_slots, by_slices = tpu.scatter, xla.update
     args = (pages, rows, slot_mapping) if num_slices is None else (pages, rows, slot_mapping, num_slices)
-    kernel = tpu.update if num_slices is None else tpu.update_slices
+    kernel = by_slots if num_slices is None else by_slices
     written: jax.Array = jax.lax.platform_dependent(*args, tpu=kernel, default=xla.update)
     return written

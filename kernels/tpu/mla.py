@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import round_up
-from ..options import AttentionOptions
+from ..options import AnyOptions
 from .mla_kernel import LANES, kernel
 from .mla_work import BUFFERS, Blocks, Refs
 
@@ -73,7 +73,7 @@ def attend(
     cu_q_lens: jax.Array,  # i32[S + 1]
     num_seqs: jax.Array,  # i32[1]
     *,
-    options: AttentionOptions,
+    options: AnyOptions,
     block: int = BLOCK,
     interpret: Interpret = False,
 ) -> jax.Array:
@@ -143,7 +143,7 @@ def _call(
     out: jax.Array,
     *,
     blocks: Blocks,
-    options: AttentionOptions,
+    options: AnyOptions,
     interpret: Interpret,
 ) -> jax.Array:
     width = pages.shape[2]

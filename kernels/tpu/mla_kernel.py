@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from ..masks import end_key, first_key
-from ..options import AttentionOptions
+from ..options import AnyOptions
 from .mla_work import (
     BUFFERS,
     Blocks,
@@ -32,7 +32,7 @@ NEGATIVE = -0.7 * float(np.finfo(np.float32).max)
 LOG2_E = 1.4426950408889634
 
 
-def kernel(refs: Refs, blocks: Blocks, options: AttentionOptions) -> None:
+def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """All items, in order."""
     refs.out_tokens[0] = 0
     refs.out_tokens[1] = 0
@@ -53,7 +53,7 @@ def kernel(refs: Refs, blocks: Blocks, options: AttentionOptions) -> None:
         wait_output(jnp.int32(buffer), refs)
 
 
-def compute_item(item: Item, ahead: Item, refs: Refs, blocks: Blocks, options: AttentionOptions) -> None:
+def compute_item(item: Item, ahead: Item, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """One block of queries against one block of keys, and the start of a later item's copies."""
     job = item.job
 
@@ -116,7 +116,7 @@ def masked_scores(
     keys: jax.Array,  # [keys, W]
     item: Item,
     blocks: Blocks,
-    options: AttentionOptions,
+    options: AnyOptions,
 ) -> jax.Array:
     """The scores of a block in units of log 2, `NEGATIVE` where a query doesn't read, `f32[rows, keys]`."""
     scores = lax.dot_general(
@@ -155,7 +155,7 @@ def accumulate(
     refs.weighted[...] = jnp.concatenate([shrink] * repeats, axis=1) * refs.weighted[...] + product
 
 
-def finish_job(job: Job, refs: Refs, blocks: Blocks, options: AttentionOptions) -> None:
+def finish_job(job: Job, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """Divides by the sums and sends the rows off; rows with nothing to read become zeros."""
     position = row_positions(job, blocks)
     live = end_key(position, job.kv_len, options) > first_key(position, options)

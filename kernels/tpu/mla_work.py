@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..masks import end_key, first_key
-from ..options import AttentionOptions
+from ..options import AnyOptions
 
 __all__ = [
     "BUFFERS",
@@ -153,14 +153,14 @@ class Item(NamedTuple):
         return self.kv_block + 1 == self.job.end_block
 
 
-def first_item(refs: Refs, blocks: Blocks, options: AttentionOptions) -> Item:
+def first_item(refs: Refs, blocks: Blocks, options: AnyOptions) -> Item:
     """The first item of the call, or one past its span."""
     zero = jnp.int32(0)
     job = job_of(zero, refs.span[0], zero, refs, blocks, options)
     return Item(zero, job, job.first_block)
 
 
-def next_item(item: Item, refs: Refs, blocks: Blocks, options: AttentionOptions) -> Item:
+def next_item(item: Item, refs: Refs, blocks: Blocks, options: AnyOptions) -> Item:
     """The item after this one: the next block of keys, else of queries, else the next sequence."""
     job = item.job
     more_queries = jnp.logical_and(item.is_last, job.q_block + 1 < job.end_q_block)
@@ -172,7 +172,7 @@ def next_item(item: Item, refs: Refs, blocks: Blocks, options: AttentionOptions)
 
 
 def job_of(
-    number: jax.Array, seq: jax.Array, q_block: jax.Array, refs: Refs, blocks: Blocks, options: AttentionOptions
+    number: jax.Array, seq: jax.Array, q_block: jax.Array, refs: Refs, blocks: Blocks, options: AnyOptions
 ) -> Job:
     """A block of queries and what it reads; nothing from the end of the span on."""
     exists = seq < refs.span[1]

@@ -3,6 +3,9 @@
 The vector unit sees none of it: a row that is packed like a slot (`layout.pack_rows`) is moved as it lies, which also
 zeroes the slot's padding. The scalar unit reads where each row goes and starts one copy for a row, or one for a run
 of rows that stay within a page; `in_flight.IN_FLIGHT` of them are under way at once.
+
+Slots that are not whole tiles can't be copied so. `scatter` has XLA write them: with the numbers as they are, for XLA
+on TPU takes a bitcast of the cache for a copy of it, where XLA on CPU needs one.
 """
 
 from collections.abc import Callable
@@ -16,10 +19,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .in_flight import copy_all
 
-__all__ = ["unsupported", "update", "update_slices"]
+__all__ = ["scatter", "unsupported", "update", "update_slices"]
 
 Ref = Any
 Interpret = bool | pltpu.InterpretParams
+
+_SUBLANES = 8
+"""Rows of words in a tile."""
+
+_WORD_BYTES = 4
 
 _shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
@@ -27,12 +35,36 @@ _shape: Callable[..., Any] = jax.ShapeDtypeStruct
 def unsupported(kv_pages: jax.Array) -> str | None:
     """Why these pages can't be updated by copies, or None when they can.
 
+    XLA gives an array whose last axes don't fill tiles another layout than kernels take, so that the cache would be
+    copied before and after each call.
+
     Args:
         kv_pages: `[P, page, ...]`.
     """
     if kv_pages.ndim < 4:
         return f"{kv_pages.ndim=}: several slots of a page share a tile of its last two axes"
+    rows, itemsize = kv_pages.shape[-2], kv_pages.dtype.itemsize
+    whole = rows % _SUBLANES == 0 or (rows.bit_count() == 1 and rows * itemsize >= _WORD_BYTES)
+    if not whole:
+        return f"slots of {rows} rows of {kv_pages.dtype} don't fill tiles"
     return None
+
+
+def scatter(
+    kv_pages: jax.Array,  # [P, page, *row], donated to be updated in place
+    rows: jax.Array,  # [T, *row]
+    slots: jax.Array,  # i32[T]
+) -> jax.Array:
+    """What `update` does, of any slots, by XLA for TPUs: row after row. O(T), but O(P) if the numbers have 8 bits.
+
+    Args:
+        kv_pages: `[P, page, *row]`.
+        rows: `[T, *row]`, the dtype of the pages.
+        slots: `i32[T]`: as in `update`.
+    """
+    num_pages, page_size = kv_pages.shape[:2]
+    page = jnp.where(slots < 0, num_pages, slots // page_size)
+    return kv_pages.at[page, slots % page_size].set(rows, mode="drop", wrap_negative_indices=False)
 
 
 def update(

@@ -64,6 +64,19 @@ def test_rows_go_to_their_slots(version: str, seed: int, share: float) -> None:
     check(compiled(update.update)(pages, rows, slots), expected.reshape(pages.shape))
 
 
+@pytest.mark.parametrize("row", [(10, 128), (128,)])
+def test_slots_that_fill_no_tiles_are_written_by_xla(row: tuple[int, ...]) -> None:
+    """CACHE-3: the same slots, written by other means."""
+    rng = np.random.default_rng(0)
+    pages, rows = (rng.standard_normal((*shape, *row)).astype(np.float32) for shape in ((3, 4), (9,)))
+    slots = np.array([3, -1, 11, 12, -(2**31), 2**31 - 1, 0, 5, 6], np.int32)
+    expected = pages.reshape(12, *row).copy()
+    live = (slots >= 0) & (slots < 12)
+    expected[slots[live]] = rows[live]
+    written = jax.jit(update.scatter)(pages, rows, slots)
+    np.testing.assert_array_equal(written, expected.reshape(pages.shape))
+
+
 def draw_slices(rng: np.random.Generator, num_slices: int) -> Array:
     """Disjoint slices, each within a page, whole pages and single slots among them; `i32[3, num_slices]`."""
     slices = []
@@ -138,6 +151,9 @@ def test_nothing_to_do_changes_nothing() -> None:
 def test_pages_whose_slots_share_tiles_are_left_to_others() -> None:
     assert update.unsupported(jnp.zeros((2, 2, 2, 128))) is None
     assert "tile" in str(update.unsupported(jnp.zeros((2, 2, 128))))
+    assert "10 rows" in str(update.unsupported(jnp.zeros((2, 2, 10, 128))))
+    assert "2 rows of int8" in str(update.unsupported(jnp.zeros((2, 2, 2, 128), jnp.int8)))
+    assert update.unsupported(jnp.zeros((2, 2, 1, 4, 128), jnp.int8)) is None
     assert copy.unsupported(jnp.zeros((2, 2, 128))) is None
     assert "tile" in str(copy.unsupported(jnp.zeros((2, 128))))
 
