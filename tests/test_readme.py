@@ -17,8 +17,8 @@ def _run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_there_are_three_examples() -> None:
-    assert len(BLOCKS) == 3
+def test_there_are_four_examples() -> None:
+    assert len(BLOCKS) == 4
 
 
 def test_the_engine_example_runs() -> None:
@@ -29,14 +29,19 @@ def test_the_example_of_mixed_layers_runs() -> None:
     _run(BLOCKS[1])["manager"].check()
 
 
+def test_the_device_example_runs() -> None:
+    """It compares itself with the specification (ATT-6)."""
+    assert _run(BLOCKS[2])["cache"].metadata.num_pages == 128
+
+
 def test_the_wrong_pool_is_caught_as_the_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """POOL-3 is what the pool of the last example breaks."""
     from kvproof.conformance.cli import main
 
-    assert isinstance(_run(BLOCKS[2])["backend"], SimpleNamespace)
-    (tmp_path / "my_engine.py").write_text(BLOCKS[2])
+    assert isinstance(_run(BLOCKS[3])["backend"], SimpleNamespace)
+    (tmp_path / "my_engine.py").write_text(BLOCKS[3])
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["check", "--backend", "my_engine:backend", "--seed", "1"]) == 1
     assert "POOL-3" in capsys.readouterr().out
