@@ -4,6 +4,9 @@ Key blocks are copied page by page, in one order across query blocks and sequenc
 *cursor* says how far they are. Nothing is copied that no query of the block reads, but for the rest of a page.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,18 +21,34 @@ from .prefill_schedule import Field
 
 __all__ = [
     "Cursor",
+    "PageCopies",
     "first_cursor",
     "following",
     "output_copy",
+    "page_copies",
     "pages_of",
     "query_copy",
     "start_pages",
+    "start_some",
     "wait_for",
     "wait_for_pages",
 ]
 
 Cursor = tuple[jax.Array, jax.Array]
 """A query block and one of its key blocks; the number of query blocks, and anything, behind the last."""
+
+
+@dataclass(frozen=True)
+class PageCopies:
+    """The copies of a key block's pages, to be started.
+
+    Attributes:
+        count: how many there are.
+        start: starts the i-th.
+    """
+
+    count: jax.Array
+    start: Callable[[jax.Array], None]
 
 
 def first_cursor(kernel: Kernel) -> Cursor:
@@ -66,8 +85,8 @@ def pages_of(kernel: Kernel, cursor: Cursor) -> tuple[jax.Array, jax.Array]:
     return first, jnp.where(block < count, pages, 0)
 
 
-def start_pages(kernel: Kernel, cursor: Cursor, buffer: jax.Array) -> None:
-    """Starts the copies of a key block's pages into a buffer, each to its place in the block.
+def page_copies(kernel: Kernel, cursor: Cursor, buffer: jax.Array) -> PageCopies:
+    """The copies of a key block's pages into a buffer, each to its place in the block.
 
     In place of an entry of the table that names no page the first page is copied, so that the bytes to wait for are the
     same; `prefill_fold.number_slots` sees to it that nobody reads them.
@@ -78,14 +97,29 @@ def start_pages(kernel: Kernel, cursor: Cursor, buffer: jax.Array) -> None:
     begin = first - cursor[1] * geometry.blocks.pages
     between = (slice(None),) * (len(refs.kv_pages.shape) - 2)
 
-    def start(i: jax.Array, _: None) -> None:
+    def start(i: jax.Array) -> None:
         page = jnp.maximum(refs.table[entry + i], 0)
         for tile in range(geometry.column_tiles):
             source = refs.kv_pages.at[(page, *between, pl.ds(tile * LANES, LANES))]
             target = _slots(kernel, buffer, tile, (begin + i) * geometry.page_size, geometry.page_size)
             pltpu.make_async_copy(source, target, refs.kv_arrived.at[buffer]).start()
 
-    lax.fori_loop(0, count, start, None)
+    return PageCopies(count, start)
+
+
+def start_pages(copies: PageCopies) -> None:
+    """Starts all of a key block's copies."""
+
+    def start(i: jax.Array, _: None) -> None:
+        copies.start(i)
+
+    lax.fori_loop(0, copies.count, start, None)
+
+
+def start_some(copies: PageCopies, first: jax.Array, most: int) -> None:
+    """Starts those of a key block's copies from the first on that there are, without a loop: amid other work."""
+    for i in range(most):
+        pl.when(first + i < copies.count)(partial(copies.start, first + i))
 
 
 def wait_for_pages(kernel: Kernel, cursor: Cursor, buffer: jax.Array) -> None:

@@ -18,6 +18,7 @@ from .prefill_copies import (
     first_cursor,
     following,
     output_copy,
+    page_copies,
     query_copy,
     start_pages,
     wait_for,
@@ -38,7 +39,7 @@ def attend_blocks(kernel: Kernel) -> None:
     number_slots(kernel)
     cursor = first_cursor(kernel)
     for buffer in range(NUM_BUFFERS - 1):
-        start_pages(kernel, cursor, jnp.int32(buffer))
+        start_pages(page_copies(kernel, cursor, jnp.int32(buffer)))
         cursor = following(kernel, cursor)
 
     @pl.when(count > 0)
@@ -80,8 +81,8 @@ def key_block(
     turn, ahead = carry
     buffer = lax.rem(turn, NUM_BUFFERS)
     wait_for_pages(kernel, (block, keys), buffer)
-    start_pages(kernel, ahead, lax.rem(turn + (NUM_BUFFERS - 1), NUM_BUFFERS))
-    fold_in(kernel, block, keys, buffer)
+    copies = page_copies(kernel, ahead, lax.rem(turn + (NUM_BUFFERS - 1), NUM_BUFFERS))
+    fold_in(kernel, block, keys, buffer, copies)
     return turn + 1, following(kernel, ahead)
 
 

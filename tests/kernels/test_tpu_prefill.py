@@ -211,6 +211,24 @@ def test_any_lengths(data: st.DataObject) -> None:
     CASES["plain"].check(compiled("plain")(*batch.arrays, np.int32(0)), batch)
 
 
+def test_positions_and_page_ids_of_more_than_16_bits() -> None:
+    """ATT-1: positions round 32,768 and 40,000, pages of one token of which there are 106,000."""
+    case = Case(q_heads=1, kv_heads=1, page=1, blocks=Blocks(16, 128), mask=Mask(window=20))
+    batch = make_batch(
+        np.random.default_rng(0),
+        (3, 2, 2),
+        (40_000, 32_768, 32_769),
+        num_q_heads=1,
+        num_kv_heads=1,
+        head_dim=128,
+        page_size=1,
+        dtype=HALF,
+        num_pages=106_000,
+        mask=case.mask,
+    )
+    case.check(case.kernel()(*batch.arrays, np.int32(0)), batch)
+
+
 def test_keys_of_entries_that_name_no_page_are_not_read() -> None:
     """R1: an id out of range among the live ones is neither clipped nor copied; the sequence's other keys count."""
     case = CASES["plain"]
