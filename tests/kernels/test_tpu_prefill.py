@@ -40,7 +40,7 @@ KV_LENS = (20, 0, 13, 4, 300, 129)
 """Sequences with nothing to read, nothing to ask, more queries than tokens, several blocks of queries and of keys."""
 
 
-BLOCKS = Blocks(16, 8)
+BLOCKS = Blocks(16, 2)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Case:
     kv_heads: int = 2
     dim: int = 128
     v_dim: int | None = None
-    page: int = 16
+    page: int = 64
     version: str = "v3"
     dtype: Any = HALF
     kv_dtype: Any = HALF
@@ -130,7 +130,7 @@ class Case:
 
 
 CASES = {
-    "plain": Case(),
+    "pages of 16": Case(page=16, blocks=Blocks(16, 8)),
     "shared rows, one query head, a window in pages that fill no register, capped": Case(
         q_heads=3,
         kv_heads=3,
@@ -173,8 +173,8 @@ CASES = {
         kv_heads=3,
         dtype=F32,
         kv_dtype=INT8,
-        page=8,
-        blocks=Blocks(8, 16),
+        page=128,
+        blocks=Blocks(8, 1),
         mask=Mask(chunk=8),
         scales={"k_scale": 0.02, "v_scale": 0.03},
     ),
@@ -206,9 +206,9 @@ def test_any_lengths(data: st.DataObject) -> None:
         )
     )
     q_lens = [data.draw(st.sampled_from((0, 1, 2, 12))) for _ in lens]
-    batch = CASES["plain"].batch(tuple(q_lens), tuple(lens))
+    batch = CASES["pages of 16"].batch(tuple(q_lens), tuple(lens))
     batch.num_seqs[0] = data.draw(st.integers(0, len(lens)))
-    CASES["plain"].check(compiled("plain")(*batch.arrays, np.int32(0)), batch)
+    CASES["pages of 16"].check(compiled("pages of 16")(*batch.arrays, np.int32(0)), batch)
 
 
 def test_positions_and_page_ids_of_more_than_16_bits() -> None:
@@ -231,10 +231,10 @@ def test_positions_and_page_ids_of_more_than_16_bits() -> None:
 
 def test_keys_of_entries_that_name_no_page_are_not_read() -> None:
     """R1: an id out of range among the live ones is neither clipped nor copied; the sequence's other keys count."""
-    case = CASES["plain"]
+    case = CASES["pages of 16"]
     batch = case.batch((2,), (300,))
     batch.page_table[0, [3, 8, 10]] = (-5, 2**30, batch.kv_pages.shape[0])
-    outcomes = compiled("plain")(*batch.arrays, np.int32(0))
+    outcomes = compiled("pages of 16")(*batch.arrays, np.int32(0))
     absent = np.isin(np.arange(300) // 16, (3, 8, 10))
     queries = batch.queries[:2].astype(np.float64).reshape(2, 2, 2, 128)
     logits = np.einsum("qhgd,khd->hgqk", queries, batch.keys[0]) * 128**-0.5
