@@ -4,6 +4,7 @@ Rows are made ready first, packed, scaled and rounded, in plain JAX: O(T). Movin
 platform may have a kernel for.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -198,11 +199,11 @@ def _write(
     # Imported where it is needed: most processes never compile for a TPU.
     from .tpu import update as tpu
 
+    kernel: Callable[..., jax.Array]
     if tpu.unsupported(pages) is None:
-        by_slots, by_slices = tpu.update, tpu.update_slices
+        kernel = tpu.update if num_slices is None else tpu.update_slices
     else:
-        by_slots, by_slices = tpu.scatter, xla.update
+        kernel = tpu.scatter if num_slices is None else xla.update
     args = (pages, rows, slot_mapping) if num_slices is None else (pages, rows, slot_mapping, num_slices)
-    kernel = by_slots if num_slices is None else by_slices
     written: jax.Array = jax.lax.platform_dependent(*args, tpu=kernel, default=xla.update)
     return written

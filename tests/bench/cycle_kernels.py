@@ -46,7 +46,7 @@ class Turn:
         queries: query tokens that it works on, of a full block.
         key_bytes: bytes of HBM for each key.
         pages: turns of the loop that starts the copies of a block's pages, where there is one.
-        heads: turns of the loop over heads, where there is one.
+        heads: turns of each loop over heads, in the order of the code; empty: there is none.
         short_keys: keys that a turn works on when all its blocks are of the smallest size; None: there is one size.
     """
 
@@ -55,7 +55,7 @@ class Turn:
     queries: int
     key_bytes: int
     pages: int
-    heads: int = 1
+    heads: tuple[int, ...] = ()
     short_keys: int | None = None
 
 
@@ -115,7 +115,11 @@ def compile_prefill(device: str, page: int) -> Turn:
         geometry.blocks.queries,
         KEY_BYTES,
         geometry.blocks.pages,
-        geometry.steps,
+        tuple(
+            geometry.steps // geometry.unrolled_steps(masked, rows)
+            for rows in sorted({geometry.small_rows, geometry.rows})
+            for masked in (True, False)
+        ),
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .schedule import Choose, Cost, Loop, Schedule, fullest, kernel_files, read_schedule, read_use
+from .schedule import Choose, Cost, Loop, Schedule, Trips, fullest, kernel_files, read_schedule, read_use
 
 __all__ = ["Line", "main", "measure"]
 
@@ -123,15 +123,21 @@ def _variants(schedule: Schedule, turn: dict[str, Any]) -> list[tuple[str, Choos
     ]
     seen: dict[int, tuple[str, Choose]] = {}
     for name, choose in choices:
-        cost = schedule.cost(schedule.block_loop, _trips(turn), choose)
+        cost = schedule.cost(schedule.block_loop, _trips(schedule, turn), choose)
         seen.setdefault(cost.bundles, (name, choose))
     return list(seen.values())
 
 
-def _trips(turn: dict[str, Any]) -> Any:
+def _trips(schedule: Schedule, turn: dict[str, Any]) -> Trips:
+    block = schedule.block_loop
+    within = [loop for loop in schedule.loops if block.begin < loop.begin and loop.end <= block.end]
+    over_heads = [loop for loop in within if schedule.holds(loop, "matrix")]
+    if len(over_heads) != len(turn["heads"]):
+        raise ValueError(f"{len(over_heads)} loops over heads, and the trips of {len(turn['heads'])}")
+
     def trips(schedule: Schedule, loop: Loop) -> int:
         if schedule.holds(loop, "matrix"):
-            return int(turn["heads"])
+            return int(turn["heads"][over_heads.index(loop)])
         if schedule.holds(loop, "copies"):
             return int(turn["pages"])
         return 1
@@ -150,8 +156,8 @@ def _line(
     units: Sequence[str],
     slots: Sequence[int],
 ) -> Line:
-    cost = schedule.cost(schedule.block_loop, _trips(turn), choose)
-    least = schedule.cost(schedule.block_loop, _trips(turn), choose, least=True)
+    cost = schedule.cost(schedule.block_loop, _trips(schedule, turn), choose)
+    least = schedule.cost(schedule.block_loop, _trips(schedule, turn), choose, least=True)
     keys, queries = turn["keys"], turn["queries"] if kernel.startswith("prefill") else 1
     if variant == "short" and turn["short_keys"]:
         keys = turn["short_keys"]

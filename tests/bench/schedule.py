@@ -17,7 +17,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-__all__ = ["Bundle", "Cost", "Loop", "Region", "Schedule", "fullest", "kernel_files", "read_schedule", "read_use"]
+__all__ = [
+    "Bundle",
+    "Cost",
+    "Loop",
+    "Region",
+    "Schedule",
+    "Trips",
+    "fullest",
+    "kernel_files",
+    "read_schedule",
+    "read_use",
+]
 
 _DELAY = 4
 """Bundles after a branch that are issued before it takes effect, where the dump doesn't show which they are."""
