@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-__all__ = ["Batch", "Mask", "assert_close", "bits", "dense_attention", "make_batch", "make_latent_batch", "pack"]
+__all__ = [
+    "FULL",
+    "Batch",
+    "Mask",
+    "assert_close",
+    "bits",
+    "dense_attention",
+    "make_batch",
+    "make_latent_batch",
+    "pack",
+]
 
 
 @dataclass(frozen=True)

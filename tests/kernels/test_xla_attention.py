@@ -1,8 +1,8 @@
 """Paged attention in plain JAX against float64, over poison, for whatever a batch may look like (ATT-1 to ATT-6)."""
 
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,26 +11,77 @@ from hypothesis import strategies as st
 
 from kvproof.kernels import ScaledPages, ragged_paged_attention
 
-from .reference import Batch, Mask, assert_close, bits, dense_attention, make_batch
+from .reference import FULL, Batch, Mask, assert_close, bits, dense_attention, make_batch
 
-PAGE, WIDTH, ROWS, TOKENS = 16, 11, 5, 48
+ROWS, TOKENS = 5, 48
 
-OPTIONS: dict[str, tuple[dict[str, Any], Mask, dict[str, Any]]] = {
-    "plain": ({}, Mask(), {}),
-    "not_causal": ({"version": "v2"}, Mask(causal=False), {}),
-    "window": ({"dtype": jnp.bfloat16}, Mask(window=7), {}),
-    "window_not_causal": ({"dtype": jnp.float16}, Mask(causal=False, window=30), {}),
-    "chunk": ({"head_dim": 64, "version": "v2"}, Mask(chunk=24), {}),
-    "window_chunk_cap_sinks": (
-        {"head_dim": 64, "dtype": jnp.bfloat16},
-        Mask(window=40, chunk=50),
-        {"soft_cap": 2.0, "sinks": np.linspace(-3, 3, 6, dtype=np.float32)},
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of call: each is compiled once, for ROWS sequences and TOKENS query rows.
+
+    Attributes:
+        heads: query and KV heads.
+        dim: the head size.
+        page: slots of a page.
+        width: pages of a row of the table.
+        shape: what else the batch is made with.
+        mask: what a query reads.
+        options: what else the call says.
+    """
+
+    heads: tuple[int, int]
+    dim: int
+    page: int
+    width: int
+    shape: dict[str, Any]
+    mask: Mask = FULL
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def batch(self, seed: int, q_lens: list[int], kv_lens: list[int]) -> Batch:
+        return make_batch(
+            np.random.default_rng(seed),
+            q_lens,
+            kv_lens,
+            num_q_heads=self.heads[0],
+            num_kv_heads=self.heads[1],
+            head_dim=self.dim,
+            page_size=self.page,
+            pages_per_seq=self.width,
+            num_pages=ROWS * self.width + 2,
+            max_tokens=TOKENS,
+            max_seqs=ROWS,
+            mask=self.mask,
+            **self.shape,
+        )
+
+
+SINKS = np.array([-np.inf, -50, 0, 2, 3, 60, 1, 1], np.float32)
+
+CASES = {
+    "plain": Case((4, 4), 64, 1, 70, {}),
+    "not_causal": Case((4, 2), 80, 8, 20, {"version": "v2", "dtype": jnp.bfloat16}, Mask(causal=False)),
+    "window": Case((9, 3), 96, 16, 11, {"dtype": jnp.bfloat16}, Mask(window=7)),
+    "window_not_causal": Case((5, 1), 128, 32, 6, {"dtype": jnp.float16}, Mask(causal=False, window=30)),
+    "chunk": Case((7, 1), 192, 33, 6, {"version": "v2"}, Mask(chunk=24)),
+    "window_chunk_cap_sinks": Case(
+        (8, 1), 64, 64, 4, {"dtype": jnp.bfloat16}, Mask(window=40, chunk=50), {"soft_cap": 2.0, "sinks": SINKS}
     ),
-    "int8": ({"kv_dtype": jnp.int8, "scaled_pages": True, "v_head_dim": 32}, Mask(), {}),
-    "e4m3": ({"kv_dtype": jnp.float8_e4m3fn}, Mask(), {"k_scale": 0.5, "v_scale": 2.0, "q_scale": 1.5, "scale": 0.1}),
-    "e5m2": ({"kv_dtype": jnp.float8_e5m2, "scaled_pages": True, "version": "v2"}, Mask(window=20), {}),
+    "int8": Case((16, 1), 80, 128, 3, {"kv_dtype": jnp.int8, "scaled_pages": True, "v_head_dim": 32}),
+    "e4m3": Case(
+        (32, 1),
+        256,
+        16,
+        8,
+        {"kv_dtype": jnp.float8_e4m3fn, "dtype": jnp.bfloat16},
+        options={"k_scale": 0.5, "v_scale": 2.0, "q_scale": 1.5, "scale": 0.05},
+    ),
+    "e5m2": Case(
+        (64, 1), 96, 16, 8, {"kv_dtype": jnp.float8_e5m2, "scaled_pages": True, "version": "v2"}, Mask(window=20)
+    ),
+    "uneven_heads": Case((15, 5), 64, 8, 20, {"dtype": jnp.float16, "kv_dtype": jnp.bfloat16}),
 }
-"""How the batch is made, what a query reads, and what else the call says; each is compiled once."""
+"""Among them head ratios 1, 2, 3, 5, 7, 8, 16, 32 and 64, every head size, page size, layout and dtype."""
 
 
 def attend(batch: Batch, **options: Any) -> Any:
@@ -54,78 +105,54 @@ def attend(batch: Batch, **options: Any) -> Any:
 
 
 @st.composite
-def lengths(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+def lengths(draw: st.DrawFn, case: Case) -> tuple[list[int], list[int]]:
     """Query and context lengths of up to ROWS sequences with at most TOKENS query rows, edges of pages preferred."""
     room, q_lens, kv_lens = TOKENS, [], []
-    for _ in range(draw(st.integers(0, ROWS))):
+    longest = case.page * case.width
+    for _ in range(draw(st.integers(1, ROWS))):
         q_len = draw(st.one_of(st.just(1), st.integers(0, room))) if room else 0
         room -= q_len
-        pages = draw(st.integers(0, WIDTH - 1))
-        near = PAGE * pages + draw(st.sampled_from([-1, 0, 1]))
-        kv_len = draw(st.one_of(st.integers(0, PAGE * WIDTH), st.just(near)))
+        near = case.page * draw(st.integers(0, case.width - 1)) + draw(st.sampled_from([-1, 0, 1]))
+        kv_len = draw(st.one_of(st.integers(0, longest), st.just(near)))
         q_lens.append(q_len)
         kv_lens.append(max(q_len, kv_len))
     return q_lens, kv_lens
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", CASES)
 @settings(max_examples=12)
-@given(drawn=lengths(), seed=st.integers(0, 2**32))
-def test_any_ragged_batch_is_as_in_float64(name: str, drawn: tuple[list[int], list[int]], seed: int) -> None:
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_any_ragged_batch_is_as_in_float64(name: str, data: st.DataObject, seed: int) -> None:
     """ATT-1 to ATT-4, ATT-6: poison in dead slots and padding rows, garbage in the table and past the end."""
-    shape, mask, options = OPTIONS[name]
-    shape = {"num_q_heads": 6, "num_kv_heads": 2, "head_dim": 80, **shape}
-    batch = make_batch(
-        np.random.default_rng(seed),
-        *(drawn if drawn[0] else ([0], [0])),
-        page_size=PAGE,
-        pages_per_seq=WIDTH,
-        num_pages=ROWS * WIDTH + 2,
-        max_tokens=TOKENS,
-        max_seqs=ROWS,
-        mask=mask,
-        **shape,
-    )
-    assert_close(attend(batch, **options), dense_attention(batch, **options))
+    case = CASES[name]
+    batch = case.batch(seed, *data.draw(lengths(case)))
+    assert_close(attend(batch, **case.options), dense_attention(batch, **case.options))
 
 
-GRID = [
-    # Hq, H, D, page, version, dtype
-    (4, 4, 64, 1, "v3", jnp.float32),
-    (4, 2, 80, 8, "v2", jnp.bfloat16),
-    (9, 3, 96, 16, "v3", jnp.bfloat16),
-    (5, 1, 128, 32, "v3", jnp.float16),
-    (7, 1, 192, 33, "v2", jnp.float32),
-    (16, 2, 256, 64, "v3", jnp.bfloat16),
-    (16, 1, 64, 128, "v3", jnp.bfloat16),
-    (32, 1, 80, 33, "v3", jnp.float32),
-    (64, 1, 96, 64, "v2", jnp.bfloat16),
-    (15, 5, 64, 8, "v3", jnp.float16),
-]
-"""Head ratios 1, 2, 3, 5, 7, 8, 16, 32, 64; every head size and every page size."""
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("q_len", [1, 9])
+def test_lengths_round_whole_pages(name: str, q_len: int) -> None:
+    """ATT-1, ATT-6: one below, at and one above; the table has a page more."""
+    case = CASES[name]
+    kv_lens = [n * case.page + more for n, more in ((1, -1), (1, 0), (1, 1), (2, -1), (2, 0))]
+    batch = case.batch(q_len, [min(q_len, n) for n in kv_lens], kv_lens)
+    assert_close(attend(batch, **case.options), dense_attention(batch, **case.options))
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads", "dim", "page", "version", "dtype"), GRID)
-def test_every_ratio_head_size_and_page_size(
-    q_heads: int, kv_heads: int, dim: int, page: int, version: str, dtype: Any
-) -> None:
-    """ATT-1, ATT-6: lengths round whole pages, decoding and with more query rows; a spare page."""
-    kv_lens = [n * page + more for n in (1, 3) for more in (-1, 0, 1)] * 2
-    q_lens = [min(1, n) for n in kv_lens[:6]] + [min(n, 5) for n in kv_lens[6:]]
-    batch = make_batch(
-        np.random.default_rng(dim),
-        q_lens,
-        kv_lens,
-        num_q_heads=q_heads,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        page_size=page,
-        version=version,
-        dtype=dtype,
-        max_seqs=len(kv_lens) + 1,
-        max_tokens=sum(q_lens) + 2,
-    )
-    assert_close(attend(batch), dense_attention(batch))
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_to_read_gives_zeros(name: str) -> None:
+    """ATT-2: empty contexts, with sinks too; contexts shorter than the queries; no sequence at all (ATT-4)."""
+    case = CASES[name]
+    batch = case.batch(0, [1, 20, 1], [0, 0, 0])
+    np.testing.assert_array_equal(np.asarray(attend(batch, **case.options)), 0)
+    batch = case.batch(0, [1, 20, 1], [0, 5, 0])
+    out = np.asarray(attend(batch, **case.options))
+    assert_close(out, dense_attention(batch, **case.options))
+    np.testing.assert_array_equal(out[:16], 0)
+    np.testing.assert_array_equal(out[21:], 0)
+    for count in (0, -1):
+        none = replace(batch, num_seqs=np.array([count], np.int32))
+        np.testing.assert_array_equal(np.asarray(attend(none, **case.options)), 0)
 
 
 DECODE_KV = [18, 129, 597, 122, 64, 322, 463, 181, 1107, 123, 31, 18, 1229, 229, 87, 1328]
@@ -157,14 +184,3 @@ def test_the_sequences_that_peers_use(name: str) -> None:
         max_seqs=16,
     )
     assert_close(attend(batch), dense_attention(batch))
-
-
-def test_rows_past_the_last_sequence_are_zeros_under_jit_too() -> None:
-    """ATT-4, with nothing to do at all."""
-    batch = make_batch(
-        np.random.default_rng(0), [0], [0], num_q_heads=2, num_kv_heads=1, head_dim=64, max_tokens=3, max_seqs=2
-    )
-    out = jax.jit(ragged_paged_attention)(*batch.arrays)
-    np.testing.assert_array_equal(np.asarray(out), 0)
-    none = (*batch.arrays[:5], np.array([0], np.int32))
-    np.testing.assert_array_equal(np.asarray(jax.jit(ragged_paged_attention)(*none)), 0)

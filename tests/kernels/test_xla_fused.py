@@ -16,8 +16,7 @@ from .reference import Batch, Mask, assert_close, bits, dense_attention, make_ba
 TOKENS, ROWS, PAGE, WIDTH = 24, 4, 8, 8
 
 CACHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "float32": ({"version": "v2"}, {}),
-    "bfloat16": ({"dtype": jnp.bfloat16, "v_head_dim": 32}, {"window": 11}),
+    "bfloat16": ({"dtype": jnp.bfloat16, "v_head_dim": 32, "version": "v2"}, {"window": 11}),
     "e4m3": ({"kv_dtype": jnp.float8_e4m3fn}, {"k_scale": 0.5, "v_scale": 0.25}),
     "int8": ({"kv_dtype": jnp.int8, "scaled_pages": True}, {"chunk": 9}),
 }
