@@ -224,7 +224,7 @@ def test_block_sizes_hold_whole_pages(kind: str, groups: int, page_size: int) ->
     assert blocks.tokens >= 128
     assert blocks.tokens & (blocks.tokens - 1) == 0
     assert blocks.tokens % page_size == 0
-    assert blocks.tokens * groups * 512 <= max(2**21, max(page_size, 128) * groups * 512)
+    assert blocks.tokens * groups * 512 <= max(2**22, max(page_size, 128) * groups * 512)
     assert list(blocks.short) == sorted(set(blocks.short))
     assert all(size < blocks.tokens for size in blocks.short)
 
