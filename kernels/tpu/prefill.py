@@ -46,7 +46,7 @@ def prefill(
 
     Args:
         queries: `[T, Hq, D]`: float32, bfloat16 or float16.
-        kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the dtype of the numbers.
+        kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the numbers' dtype, not float16.
         kv_lens: `i32[S]`: tokens of each sequence, its queries included.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`: where each sequence's queries begin.
@@ -75,8 +75,6 @@ def prefill(
         block_keys=geometry.block_keys,
         options=options,
     )
-    if jnp.dtype(options.kv_dtype) == jnp.dtype(jnp.float16):
-        kv_pages = jax.lax.bitcast_convert_type(kv_pages, jnp.int16)  # Mosaic knows no float16
     inputs = [blocked_queries(queries, geometry), kv_pages]
     if sinks is not None:
         inputs.append(blocked_sinks(sinks, geometry))

@@ -107,21 +107,19 @@ def numbers_in(words: jax.Array, lane: int, kv_dtype: Any, compute_dtype: Any) -
     elif kv_dtype == jnp.dtype(jnp.int8):
         numbers = (words << (24 - 8 * lane) >> 24).astype(jnp.float32)
     else:
-        bits = 8 * kv_dtype.itemsize
-        mantissa = {"float16": 10, "float8_e4m3fn": 3, "float8_e5m2": 2}[kv_dtype.name]
-        numbers = _widened(words >> (bits * lane), bits, mantissa)
+        numbers = _widened(words >> (8 * lane), {"float8_e4m3fn": 3, "float8_e5m2": 2}[kv_dtype.name])
     return numbers.astype(compute_dtype)
 
 
-def _widened(words: jax.Array, bits: int, mantissa: int) -> jax.Array:
-    """The small float in the low ``bits`` of each word, as float32: exact, for finite numbers."""
-    exponents = bits - 1 - mantissa
+def _widened(words: jax.Array, mantissa: int) -> jax.Array:
+    """The float of 8 bits, so many of them its mantissa, in the low byte of each word, as float32: exact, if finite."""
+    exponents = 7 - mantissa
     bias = (127 - (1 << (exponents - 1)) + 1) << 23
-    magnitude = (words & ((1 << (bits - 1)) - 1)) << (23 - mantissa)
+    magnitude = (words & 0x7F) << (23 - mantissa)
     # A number below the normal ones has no leading 1: with the exponent of the smallest normal it gets one, which is
     # subtracted again.
     smallest = bias + (1 << 23)
     below = _bitcast(magnitude + smallest, jnp.float32) - _bitcast(jnp.int32(smallest), jnp.float32)
     normal = _bitcast(magnitude + bias, jnp.float32)
     value = jnp.where(magnitude < (1 << 23), below, normal)
-    return jnp.where((words & (1 << (bits - 1))) == 0, value, -value)
+    return jnp.where((words & 0x80) == 0, value, -value)

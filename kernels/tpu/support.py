@@ -3,6 +3,7 @@
 | not taken | why |
 |---|---|
 | ScaledPages | every slot and head has a scale of its own, in an array of its own |
+| float16 caches | Mosaic takes no float16, and XLA gives its bits as integers only by copying the cache |
 | v2 whose rows don't fill tiles: 2H no multiple of 8, nor a power of two of whole words | no part of a tile is copied |
 | page tables above 768 KiB | the scalar unit reads the table from its own memory, of 1 MiB |
 | slots too large for three blocks of one page in VMEM | nothing could be in flight |
@@ -11,6 +12,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..options import AttentionOptions
 from ..storage import ScaledPages
@@ -42,6 +44,8 @@ def unsupported(
     """
     if isinstance(kv_pages, ScaledPages):
         return "ScaledPages: every slot and head has a scale of its own"
+    if jnp.dtype(options.kv_dtype) == jnp.dtype(jnp.float16):
+        return "a cache of float16: Mosaic takes none, and its bits can't be had without a copy"
     geometry = plan(queries, kv_pages, page_table, options)
     if not geometry.fills_tiles:
         return f"{options.layout.combined_rows} rows of {geometry.kv_dtype} in a v2 slot fill no tiles"

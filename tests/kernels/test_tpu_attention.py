@@ -158,6 +158,7 @@ def test_what_is_not_taken_has_a_reason() -> None:
         assert tuple(why is None for why in reasons) == expected
         assert all("fill no tiles" in why for why in reasons if why is not None)
         assert [reason("v3", heads=heads, dtype=dtype) for heads in range(1, 9)] == [None] * 8
+    assert "float16" in str(reason(dtype=jnp.dtype(jnp.float16)))
     assert "scalar memory" in str(reason(table=(256, 1024)))
     assert reason(table=(256, 512)) is None
     assert "VMEM" in str(reason(heads=64, dim=256, page=256, dtype=F32))
