@@ -11,8 +11,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-# libtpu and JAX read these when they are loaded: no TPU is to be looked for; libtpu must not ask the cloud's metadata server which machine this is, nor refuse
-# to be loaded beside another process that compiles.
+# libtpu and JAX read these when they are loaded: no TPU is looked for; libtpu must neither ask the cloud's metadata
+# server which machine this is, nor refuse to be loaded beside another process that compiles.
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
