@@ -178,11 +178,11 @@ class Geometry:
 
     @property
     def vmem_bytes(self) -> int:
-        """VMEM that the buffers take, without what is spilled."""
+        """VMEM that the buffers take, at most, without what is spilled."""
         slot = self.column_tiles * prod(self.row_buffer) * 4 // self.packing
         words = 4 * self.column_tiles * self.word_rows * LANES if self.layout.version == "v2" else 0
         tiles = self.key_tiles + self.value_tiles
-        row = 4 * (2 * tiles // self.query_packing + self.key_tiles + self.value_tiles + 2) * LANES
+        row = 4 * LANES * (2 * tiles // self.query_packing + tiles + 4)  # queries twice, state, sinks twice
         block = 4 * 4 * self.rows * max(self.columns, LANES)
         return self.columns * (NUM_BUFFERS * slot + words) + self.heads * self.rows * row + block
 
