@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -15,9 +17,14 @@ from .deviation import SpecificationError
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from .machines import MACHINES
 from .report import as_json, machine_line, print_report
-from .runner import Report, machines_for, run
+from .runner import MachineReport, Report, machines_for, run
+from .workers import run_in_workers
 
 __all__ = ["run_check"]
+
+
+_DEVICES = "--xla_force_host_platform_device_count=4"
+"""Where the user has set no flags: a CPU stands for four devices, so that what is split over a mesh can be checked."""
 
 
 class _BadInputError(Exception):
@@ -42,6 +49,8 @@ def _run(arguments: argparse.Namespace) -> int:
     names = _chosen("--machines", arguments.machines, list(MACHINES))
     if arguments.examples is not None and arguments.examples < 1:
         raise _BadInputError(f"--examples {arguments.examples} must be at least 1")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise _BadInputError(f"--jobs {arguments.jobs} must be at least 1")
     if arguments.seed is not None and arguments.seed < 0:
         raise _BadInputError(f"--seed {arguments.seed} must not be negative")
     machines = machines_for(clauses, names)
@@ -50,14 +59,21 @@ def _run(arguments: argparse.Namespace) -> int:
     file = None if arguments.json is None else Path(arguments.json)
     if file is not None:
         _write(file, "")  # better known now than after a minute
+    os.environ.setdefault("XLA_FLAGS", _DEVICES)
     backend = load_backend(arguments.backend)
     seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
+    jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
     console, progress = Console(), Console(stderr=True)
     console.print(f"seed {seed}", highlight=False)
     report = Report(backend.name, seed, tuple(clauses), [])
+    found: Iterator[MachineReport] = (
+        run_in_workers(backend.name, seed, clauses, [machine.name for machine in machines], arguments.examples, jobs)
+        if jobs > 1 and len(machines) > 1
+        else run(backend, seed, clauses, machines, arguments.examples)
+    )
     for machine in machines:
         with progress.status(f"{machine.name} ..."):
-            report.machines.extend(run(backend, seed, clauses, [machine], arguments.examples))
+            report.machines.append(next(found))
         console.print(machine_line(report.machines[-1]), markup=False, highlight=False, soft_wrap=True)
     console.print()
     print_report(report, console)

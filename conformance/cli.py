@@ -15,7 +15,7 @@ _DESCRIPTION = """\
 Holds any paged KV cache against the specification kvproof.spec, clause by clause.
 
 A backend is named as module or module:attribute; it is any module, class or object that has some of the
-public names of kvproof.spec, such as PagePool, CacheManager or PageTable. What it lacks is not checked.
+public names of kvproof.spec, such as PagePool, PageTable or ragged_paged_attention. What it lacks is not checked.
 """
 
 _EPILOG = """\
@@ -100,9 +100,12 @@ exit status: 0 no deviation; 1 the backend deviates; 2 could not run
     add = check.add_argument
     add("--backend", default="kvproof.fast", metavar="M[:A]", help="module, or object in it (default %(default)s)")
     add("--clauses", metavar="L,L", help="look at these clauses only, such as POOL-3,R1")
-    add("--machines", metavar="A,B", help="run these machines only: queue, pool, hash, manager, table, ...")
+    add("--machines", metavar="A,B", help="run these machines only: queue, pool, manager, table, attention, ...")
     add("--examples", type=int, metavar="N", help="sequences of calls for each machine (default: enough for a minute)")
     add("--seed", type=int, metavar="S", help="draw as an earlier run did (default: a new seed, which is printed)")
+    add(
+        "--jobs", type=int, metavar="N", help="processes that run machines; the report is the same (default: 2 at most)"
+    )
     add("--json", metavar="FILE", help="write the report to a file as well")
     check.set_defaults(func=_check)
 

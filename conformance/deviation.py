@@ -54,6 +54,14 @@ class Deviation(Exception):
         self.clause, self.expected, self.observed, self.calls = clause, expected, observed, calls
         self.before, self.after, self.trace = dict(before), dict(after), trace
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after, self.trace
+        return type(self), kept
+
+    def without_trace(self) -> "Deviation":
+        """The same without its steps, which may hold anything."""
+        return Deviation(self.clause, self.expected, self.observed, self.calls, self.before, self.after, ())
+
     @property
     def size(self) -> tuple[int, int]:
         """How long the sequence of calls is; the shortest one is kept."""

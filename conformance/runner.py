@@ -169,11 +169,12 @@ def run_machine(
     missing = machine.missing(backend)
     if missing:
         return MachineReport(machine.name, checked, missing=missing)
-    session = Session(backend, looked_at, shrink_seconds)
+    count = machine.examples if examples is None else examples
+    session = Session(backend, looked_at, shrink_seconds, max(count / machine.examples, 1.0))
     started = time.monotonic()
     with _no_traces():
         bound: type[Machine] = type(machine.__name__, (machine,), {"session": session})
-        _explore(bound, session, seed, machine.examples if examples is None else examples)
+        _explore(bound, session, seed, count)
         shorten(bound, session, shrink_seconds / 2)
     return MachineReport(
         machine.name,

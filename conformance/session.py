@@ -2,12 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from math import ceil
 from time import monotonic
+from typing import Any, TypeVar
+from zlib import crc32
 
 from .backends import Backend
 from .deviation import Deviation, TracedStep
 
 __all__ = ["EnoughError", "Session", "TracedStep"]
+
+T = TypeVar("T")
 
 
 class EnoughError(BaseException):
@@ -25,6 +30,7 @@ class Session:
         clauses: the labels of the clauses that are compared. An example that deviates by another clause ends
             there without a verdict, since what follows would compare unlike states.
         shrink_seconds: how long a counterexample may be made shorter after it was found.
+        effort: how many times as long as by default the machine runs.
 
     Attributes:
         examples: sequences of calls begun.
@@ -36,10 +42,11 @@ class Session:
         undeclared: (property, clause) compared though the property does not declare the clause.
     """
 
-    def __init__(self, backend: Backend, clauses: Iterable[str], shrink_seconds: float) -> None:
+    def __init__(self, backend: Backend, clauses: Iterable[str], shrink_seconds: float, effort: float = 1.0) -> None:
         self.backend = backend
         self.clauses = frozenset(clauses)
         self.shrink_seconds = shrink_seconds
+        self.effort = effort
         self.examples = 0
         self.steps = 0
         self.wasted = 0
@@ -48,6 +55,7 @@ class Session:
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
         self._deadline: float | None = None
+        self._kept: dict[str, list[Any]] = {}
 
     @property
     def shortest(self) -> Deviation | None:
@@ -60,6 +68,22 @@ class Session:
             self.examples += 1
         elif monotonic() > self._deadline:
             raise EnoughError
+
+    def one_of_few(self, kind: str, drawn: T, most: int) -> T:
+        """One of the first few things of a kind that were drawn in this run: ``drawn``, or another in its place.
+
+        What has to be compiled for each of them takes longer than all calls; another run draws others.
+
+        Args:
+            kind: what it is.
+            drawn: what was drawn.
+            most: how many there may be in a run of the usual length.
+        """
+        kept = self._kept.setdefault(kind, [])
+        if drawn not in kept and len(kept) < ceil(most * self.effort):
+            kept.append(drawn)
+        found: T = drawn if drawn in kept else kept[crc32(repr(drawn).encode()) % len(kept)]
+        return found
 
     def grant(self, seconds: float) -> None:
         """Grants more time, from now on, to make a counterexample shorter."""

@@ -22,7 +22,7 @@ from .snapshots import Snapshots
 from .table import Table
 from .views import Sharded, Views
 
-__all__ = ["MACHINES", "Machine"]
+__all__ = ["MACHINES", "TOGETHER", "Machine"]
 
 MACHINES: dict[str, type[Machine]] = {
     machine.name: machine
@@ -49,3 +49,6 @@ MACHINES: dict[str, type[Machine]] = {
     )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""
+
+TOGETHER = frozenset({"sizing", "cache", "views", "attention", "limits", "latents", "serving", "sharded", "kernels"})
+"""The machines that call device functions: some share compiled programs, so that one process should run them all."""

@@ -26,10 +26,12 @@ class RaggedMachine(AttentionFaults):
 
     Attributes:
         known: the setups that are drawn; a program is compiled for each.
+        few: how many of them in a run of the usual length.
         setups: the names of those that the backend offers.
     """
 
     known: ClassVar[Mapping[str, Setup]] = COMMON
+    few: ClassVar[int] = 3
 
     @start()
     def construct(self) -> None:
@@ -49,7 +51,7 @@ class RaggedMachine(AttentionFaults):
     @step("ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-6", weight=4)
     def attend(self, data: Drawing) -> None:
         """Ragged rows, causal or not, windows, chunks, caps, sinks and scales; NaN wherever nothing may be read."""
-        batch = draw_batch(data, one_of(data, self.setups))
+        batch = draw_batch(data, self.session.one_of_few("setup", one_of(data, self.setups), self.few))
         arguments = batch.arguments()
         both = self.call(
             f"{self.function(batch)}(*batch.arguments(), **batch.keywords())  # batch = {batch}",
@@ -142,6 +144,7 @@ class Limits(RaggedMachine):
     needs = ("ragged_paged_attention",)
     examples, num_steps = 15, 10
     known = LIMITS
+    few = 2
 
 
 class Latents(RaggedMachine):

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..properties import start, step
-from .arrays import Array, bits, poisoned, signed
+from .arrays import Array, bits, exact, poisoned, signed
 from .base import Both, Side
 from .cache_base import LAYOUTS, TOKENS
 from .cache_faults import CacheFaults
@@ -20,6 +20,9 @@ __all__ = ["Cache"]
 
 _SLICES = 4
 _COPIES = 3
+
+_FEW = {"exact": 3, "rounded": 2}
+"""How many layouts there are in a run of the usual length: a second goes into the programs of each."""
 
 
 class Cache(CacheFaults):
@@ -32,6 +35,8 @@ class Cache(CacheFaults):
     @start("CACHE-3", layout=st.sampled_from(LAYOUTS))
     def construct(self, layout: Layout) -> None:
         """A cache that holds NaN, or a large number where there is no NaN."""
+        few = "exact" if exact(layout.dtype) else "rounded"
+        layout = self.session.one_of_few(few, layout, _FEW[few])
         names = self.backend.names
         lacking = layout.update if not names.offers(layout.update) else "ScaledPages"
         if not names.offers(lacking) and (layout.scaled or lacking == layout.update):
@@ -103,11 +108,16 @@ class Cache(CacheFaults):
         for side in (self.spec, self.backend):
             side.put({"pages": made.of(self, side)})
 
+    def can_donate(self) -> bool:
+        """Whether the backend's cache is one of JAX; a program is compiled for one layout only."""
+        plain = not self.layout.scaled and self.session.one_of_few("donated", self.layout, 1) == self.layout
+        return plain and hasattr(self.backend.pages, "sharding")
+
     @step(
         "CACHE-2",
         "CACHE-3",
         "CACHE-4",
-        when=lambda self: hasattr(self.backend.pages, "sharding") and not self.layout.scaled,
+        when=can_donate,
     )
     def write_in_place(self, data: Drawing) -> None:
         """A cache that is donated is written where it lies, not in a copy of it."""

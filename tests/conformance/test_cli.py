@@ -43,7 +43,10 @@ def test_a_backend_that_conforms(
 
 def test_a_backend_that_deviates(broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
-    assert main(["check", "--backend", broken, "--clauses", "POOL-3", "--seed", "1", "--json", str(file)]) == 1
+    assert (
+        main(["check", "--backend", broken, "--clauses", "POOL-3", "--seed", "1", "--jobs", "1", "--json", str(file)])
+        == 1
+    )
     printed = capsys.readouterr().out
     assert "deviates" in printed
     assert "pool.free_pages" in printed
@@ -54,6 +57,27 @@ def test_a_backend_that_deviates(broken: str, tmp_path: Path, capsys: pytest.Cap
     assert deviation["sentence"] == CLAUSES["POOL-3"].sentence
     assert "free_pages" in deviation["calls"][-1]
     assert deviation["before"] != deviation["after"]
+
+
+def test_several_processes_find_what_one_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for jobs in ("1", "2"):
+        file = tmp_path / f"{jobs}.json"
+        arguments = [
+            "--backend",
+            "kvproof.conformance.catalogue:stale_ids_after_add",
+            "--machines",
+            "queue,table,sizing",
+        ]
+        assert main(["check", *arguments, "--examples", "12", "--seed", "5", "--jobs", jobs, "--json", str(file)]) == 1
+        found.append(json.loads(file.read_text()))
+        for machine in found[-1]["machines"]:
+            del machine["seconds"]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("queue:", "table:", "sizing:"))]
+    assert [line.split(":")[0] for line in lines] == ["queue", "table", "sizing"] * 2
+    assert found[0]["clauses"] == found[1]["clauses"]
+    assert [entry["machine"] for entry in found[0]["machines"]] == [entry["machine"] for entry in found[1]["machines"]]
+    assert found[0]["machines"][0] == found[1]["machines"][0]
 
 
 def test_a_seed_is_drawn_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,6 +96,7 @@ def test_a_seed_is_drawn_and_printed(capsys: pytest.CaptureFixture[str]) -> None
         (["--machines", "pools"], "pools"),
         (["--machines", "queue", "--clauses", "TAB-7"], "TAB-7"),
         (["--examples", "0"], "--examples 0"),
+        (["--jobs", "0"], "--jobs 0"),
         (["--seed", "-1"], "--seed -1"),
         (["--json", "/no/such/directory/report.json"], "/no/such/directory"),
     ],
