@@ -156,6 +156,12 @@ def page_ids_of_16_bits(fast: ModuleType) -> SimpleNamespace:
     return _with_table(fast, lambda page_table, _: np.asarray(page_table) & 0xFFFF)
 
 
+@seeded(47, "CACHE-3", "cache", also=("R1",))
+def slots_past_32_bits(fast: ModuleType) -> SimpleNamespace:
+    """A page's id times its size is taken in 32 bits, whatever comes of it (vLLM 47671, flashinfer 3136)."""
+    return with_kernels(fast, {"arguments:_MAX_SLOTS": lambda _: 2**62})
+
+
 # -- Rows and scores ------------------------------------------------------------------------------------------
 
 

@@ -132,6 +132,24 @@ class Cache(CacheFaults):
         self.check("CACHE-3", "the cache's memory", place, written.unsafe_buffer_pointer)
         self.hold_update(self.backend.pages, written, slots, keys, values)
 
+    @step("CACHE-3", when=can_donate)
+    def too_many_slots(self, _: Drawing) -> None:
+        """A cache with more slots than 32 bits number is refused: nothing of it has to exist for that."""
+        layout = self.layout
+        shape = (2**31 // layout.page_size, layout.page_size, *layout.slot_shape)
+        dtype = self.parts(self.backend.pages)[0].dtype if layout.as_bits else np.dtype(layout.dtype)
+        tokens = [np.zeros((TOKENS, layout.heads, size), np.float32) for size in layout.dims]
+        slots = np.full(TOKENS, -1, np.int32)
+
+        def act(side: Side) -> Any:
+            update = functools.partial(side.names.get(layout.update), **layout.options)
+            if side is self.spec:
+                return update(np.broadcast_to(np.zeros((), dtype), shape), *layout.tokens(*tokens), slots)
+            pages: Any = jax.ShapeDtypeStruct
+            return jax.eval_shape(update, pages(shape, dtype), *layout.tokens(*tokens), slots)
+
+        self.call(f"{layout.update}(<pages of {shape[0]} x {shape[1]} slots>, keys, values, slots)", act, "CACHE-3")
+
     # -- Copies -----------------------------------------------------------------------------------------------
 
     @step("MAN-13", when=lambda self: self.offered("copy_pages"))

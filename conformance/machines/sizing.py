@@ -114,7 +114,7 @@ class Sizing(Machine):
         name, arguments = one_of(data, [call for call in numbers if self.backend.names.offers(call[0])] or numbers)
         self.call(f"{name}{arguments}", lambda side: side.names.get(name)(*arguments), "CACHE-1", lambda n, _: int(n))
 
-    @step("CACHE-1", "CACHE-4", "CACHE-5")
+    @step("CACHE-1", "CACHE-4")
     def describe(self, data: Drawing) -> None:
         """Metadata made by hand: its shape, its slices, and itself again from its text; or refused."""
         good: dict[str, Any] = {
@@ -135,7 +135,6 @@ class Sizing(Machine):
             *({name: value} for name in ("num_kv_heads", "k_headdim", "page_size") for value in (0, -1, True, 1.0)),
             *({"version": value} for value in ("v1", 3)),
             *({"_kvdtype_str": value} for value in ("f64", 1)),
-            {"num_head_shards": 3},
             {"num_pages": 2**31},
             {"hbm_utilization": 1.5},
         ]

@@ -4,8 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
+import kvproof.spec
 from kvproof.conformance.machines.ragged import Batch
 
 from .catalogue_witnesses import tried
@@ -105,6 +107,17 @@ def updates(kernels: Any) -> Any:
     return kernels.update(pages, tokens, tokens, np.array([1, 5, 9, -1, -1, -1], np.int32))
 
 
+def too_large(names: Any) -> object:
+    """How an update of a cache ends that has a slot more than 32 bits number: of its shape, as nobody has so much."""
+    tokens, slots = np.zeros((1, 2, 16), np.float32), np.zeros(1, np.int32)
+    pages = np.broadcast_to(np.zeros((), np.float32), (2**27, 16, 4, 1, 128))
+    if names is kvproof.spec:
+        return tried(lambda: names.kv_cache_update(pages, tokens, tokens, slots))
+    struct: Any = jax.ShapeDtypeStruct
+    shapes = [struct(array.shape, array.dtype) for array in (pages, tokens, tokens, slots)]
+    return tried(lambda: jax.eval_shape(names.kv_cache_update, *shapes).shape)
+
+
 _LONG = tuple(range(1, 71))
 
 DEVICE_WITNESSES: dict[str, Callable[[Any], object]] = {
@@ -126,6 +139,7 @@ DEVICE_WITNESSES: dict[str, Callable[[Any], object]] = {
     "last_page_is_read_to_its_end": functools.partial(attended, one("both sides", 1, 3, (1,))),
     "keys_left_of_the_window_count": functools.partial(attended, one("uneven", 2, 140, _LONG)),
     "positions_of_16_bits": functools.partial(attended, one("tall", 2, 40000, (*[1] * 311, 2, 3))),
+    "slots_past_32_bits": too_large,
     "page_ids_of_16_bits": functools.partial(attended, one("wide", 1, 3, (65540, 65541, 65542))),
     "empty_rows_are_nan": functools.partial(attended, one("plain", 3, 1, (1,))),
     "very_negative_scores_vanish": functools.partial(attended, one("plain", 2, 5, (1, 2), content="cold")),
