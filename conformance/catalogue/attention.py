@@ -271,7 +271,7 @@ def scale_missing_when_read(fast: ModuleType) -> SimpleNamespace:
     return with_function(fast, "ragged_paged_attention", build)
 
 
-@seeded(24, "ATT-5", "attention", also=("ATT-1", "ATT-3"))
+@seeded(24, "ATT-5", "attention", also=("ATT-1", "ATT-3"), setups=("plain",))
 def written_request_by_request(fast: ModuleType) -> SimpleNamespace:
     """A request's tokens are written and its queries answered before the next one's are written (EasyDeL)."""
 

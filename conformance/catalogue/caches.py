@@ -137,7 +137,7 @@ def slice_moved_to_fit_in(fast: ModuleType) -> SimpleNamespace:
     return with_function(fast, "kv_cache_update", build)
 
 
-@seeded(42, "CACHE-3", "attention")
+@seeded(42, "CACHE-3", "attention", setups=("plain",))
 def padding_puts_page_0_back(fast: ModuleType) -> SimpleNamespace:
     """Pages are read, changed and written back, those of table padding too: page 0 loses its update (ejkernel v3)."""
 

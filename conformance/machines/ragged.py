@@ -90,7 +90,9 @@ def sinks_of(setup: Setup, seed: int) -> Array:
 
 COMMON = {
     "plain": Setup(Layout()),
-    "window": Setup(Layout("v2", dims=(24, 24), page_size=3, num_pages=16), options={"window": 3, "soft_cap": 5.0}),
+    "window": Setup(
+        Layout("v2", dims=(24, 24), page_size=3, num_pages=16), options={"window": 3, "soft_cap": 5.0, "scale": 0.25}
+    ),
     "chunk": Setup(
         Layout("v3", "int8", heads=3, dims=(40, 16), scaled=True, page_size=2, num_pages=24),
         group=1,
@@ -209,7 +211,7 @@ class Batch:
         queries, keys, values = (signed(self.seed + place, shape) for place, shape in enumerate(shapes))
         if self.content == "normal":
             return queries, keys, values
-        # Whole numbers: products and sums of them are exact, however large, so that nothing excuses an error.
+        # Whole numbers and a scale that is a power of two: scores are exact, however large: nothing excuses errors.
         queries, keys = np.clip(np.rint(queries), -2, 2), np.clip(np.rint(keys), -2, 2)
         if self.content == "hot":
             return queries * 16, keys * 16, values

@@ -8,7 +8,7 @@ from .ragged import NULL, SETUPS, Batch, Setup
 
 __all__ = ["draw_batch"]
 
-_PADDINGS: tuple[tuple[int, ...], ...] = ((-1,), (2**31 - 1,), (NULL,), (1, 2, 3), (-(2**31), 5))
+_PADDINGS: tuple[tuple[int, ...], ...] = ((-1,), (NULL,), (2**31 - 1,), (NULL,), (1, 2, 3), (-(2**31), 5))
 _BEYOND = (-1, 2**31 - 1, 0, 7)
 
 
@@ -35,9 +35,9 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
         setup.first_key(q, kv) // setup.layout.page_size if reserved and not rarely(data) else 0
         for q, kv in zip(q_lens, kv_lens, strict=True)
     ]
-    contents = ["normal", "hot" if "soft_cap" in setup.options else "normal"]
-    if setup.layout.dtype == "float32" and setup.layout.dims[0] in (16, 64) and "soft_cap" not in setup.options:
-        contents.append("cold")
+    contents = ["normal"]
+    if setup.layout.dtype == "float32" and (setup.layout.dims[0] in (16, 64) or "scale" in setup.options):
+        contents += ["normal", "hot" if "soft_cap" in setup.options else "cold"]
     return Batch(
         name,
         tuple(q_lens),
@@ -69,7 +69,9 @@ def _draw_pages(
 ) -> list[list[int]]:
     """The pages of each sequence: others in any order, a shared prefix, a page more than it needs."""
     size = setup.layout.page_size
-    waiting = np.random.default_rng(seed).permutation(np.arange(first, setup.layout.num_pages)).tolist()
+    waiting = list(range(first, setup.layout.num_pages))
+    if seed % 2:  # else in order: the first sequence begins in the first page
+        waiting = np.random.default_rng(seed).permutation(waiting).tolist()
     pages: list[list[int]] = []
     for place, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         wanted = -(-kv_len // size)

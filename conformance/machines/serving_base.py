@@ -125,7 +125,8 @@ class ServingMachine(Machine):
         shape = setup.query_heads, setup.layout.dims[0]
         query = embedded(prefix, "query", shape, setup.queries).astype(np.float64)
         grouped = query.reshape(setup.layout.heads, setup.group, -1)
-        scores = np.einsum("hgd,nhd->hgn", grouped, keys) * setup.layout.dims[0] ** -0.5
+        scale = setup.options.get("scale", setup.layout.dims[0] ** -0.5)
+        scores = np.einsum("hgd,nhd->hgn", grouped, keys) * scale
         if "soft_cap" in setup.options:
             scores = setup.options["soft_cap"] * np.tanh(scores / setup.options["soft_cap"])
         weights = np.exp(scores - scores.max(-1, keepdims=True))
