@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .in_flight import copy_all
+from .in_flight import COPIED, copy_all
 
 __all__ = ["copy_pages", "unsupported"]
 
@@ -24,6 +24,8 @@ def unsupported(pages: jax.Array) -> str | None:
     Args:
         pages: `[P, ...]`.
     """
+    if pages.dtype.name not in COPIED:
+        return f"{pages.dtype=}: no kernel takes it"
     if pages.ndim < 3:
         return f"{pages.ndim=}: several pages share a tile of the last two axes"
     return None

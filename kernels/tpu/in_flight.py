@@ -8,10 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-__all__ = ["IN_FLIGHT", "copy_all"]
+__all__ = ["COPIED", "IN_FLIGHT", "copy_all"]
 
 # A copy of a few KiB takes a microsecond or two, most of it latency: so many at once hide it.
 IN_FLIGHT = 32
+
+COPIED = ("float32", "int32", "uint32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
+"""The dtypes of arrays that a kernel takes; float16 is none of them."""
 
 
 def copy_all(

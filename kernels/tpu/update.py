@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .in_flight import copy_all
+from .in_flight import COPIED, copy_all
 
 __all__ = ["scatter", "unsupported", "update", "update_slices"]
 
@@ -41,6 +41,8 @@ def unsupported(kv_pages: jax.Array) -> str | None:
     Args:
         kv_pages: `[P, page, ...]`.
     """
+    if kv_pages.dtype.name not in COPIED:
+        return f"{kv_pages.dtype=}: no kernel takes it"
     if kv_pages.ndim < 4:
         return f"{kv_pages.ndim=}: several slots of a page share a tile of its last two axes"
     rows, itemsize = kv_pages.shape[-2], kv_pages.dtype.itemsize

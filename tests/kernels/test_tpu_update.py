@@ -154,7 +154,9 @@ def test_pages_whose_slots_share_tiles_are_left_to_others() -> None:
     assert "10 rows" in str(update.unsupported(jnp.zeros((2, 2, 10, 128))))
     assert "2 rows of int8" in str(update.unsupported(jnp.zeros((2, 2, 2, 128), jnp.int8)))
     assert update.unsupported(jnp.zeros((2, 2, 1, 4, 128), jnp.int8)) is None
+    assert "float16" in str(update.unsupported(jnp.zeros((2, 2, 2, 128), jnp.float16)))
     assert copy.unsupported(jnp.zeros((2, 2, 128))) is None
+    assert "float16" in str(copy.unsupported(jnp.zeros((2, 2, 128), jnp.float16)))
     assert "tile" in str(copy.unsupported(jnp.zeros((2, 128))))
 
 
