@@ -6,8 +6,9 @@ module as ``tpu_kernels``: a call takes a thousand times as long as on a device,
 """
 
 import io
-from collections.abc import Callable
-from contextlib import redirect_stdout
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,13 +24,15 @@ from . import attention as attention_kernels
 from . import update as update_kernels
 from .support import unsupported
 
-__all__ = ["MODES", "Run", "attend", "update"]
+__all__ = ["MODES", "Run", "attend", "reports", "update"]
 
 MODES = ("eager", "on_wait")
 """When copies are made: as soon as they are started, or when somebody waits for them."""
 
 _TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """What is run once is not worth being optimised."""
+
+_LOG = "jax._src.pallas.mosaic.interpret"
 
 _reset: Callable[[], None] = pltpu.reset_tpu_interpret_mode_state
 _ready: Callable[[Any], Any] = jax.block_until_ready
@@ -146,11 +149,24 @@ def _params(mode: Any) -> pltpu.InterpretParams:
 
 
 def _run(function: Callable[..., jax.Array], *arrays: Any) -> Run:
-    # What the interpreter finds it prints, and nothing else.
-    printed = io.StringIO()
+    with reports() as said:
+        output = np.asarray(_ready(function(*arrays)))
+    return Run(output, said.getvalue().strip())
+
+
+@contextmanager
+def reports() -> Iterator[io.StringIO]:
+    """Catches what the interpreter reports of the kernels that run meanwhile, and clears its memory afterwards.
+
+    That is all it says of races, and of semaphores that are not at zero at a kernel's end: JAX 0.10 and 0.11 print it,
+    0.12 logs races.
+    """
+    said = io.StringIO()
+    log, handler = logging.getLogger(_LOG), logging.StreamHandler(said)
+    log.addHandler(handler)
     try:
-        with redirect_stdout(printed):
-            output = np.asarray(_ready(function(*arrays)))
+        with redirect_stdout(said):
+            yield said
     finally:
+        log.removeHandler(handler)
         _reset()  # a kernel that raised leaves the imitated memory behind
-    return Run(output, printed.getvalue().strip())

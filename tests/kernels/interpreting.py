@@ -6,14 +6,14 @@ waits for them (``"on_wait"``), it leaves NaN in what was read too early. Memory
 their largest value), and an access outside of an array raises.
 """
 
-import io
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
+
+from kvproof.kernels.tpu.interpreted import reports
 
 __all__ = ["MODES", "Interpreted", "Outcome", "interpreted"]
 
@@ -22,7 +22,6 @@ Mode = Literal["eager", "on_wait"]
 MODES: tuple[Mode, ...] = ("eager", "on_wait")
 """When copies are made: as soon as they are started, or when somebody waits for them."""
 
-_reset: Callable[[], None] = pltpu.reset_tpu_interpret_mode_state
 _ready: Callable[[Any], Any] = jax.block_until_ready
 
 # Compiling takes most of the time: an interpreted kernel is a large program that runs once or a few times.
@@ -82,16 +81,11 @@ def interpreted(make: Make, *args: Any) -> dict[str, Outcome]:
 
 
 def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
-    # What the interpreter finds it prints, and nothing else: that is its only public trace of all kernels of a call.
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            output = jax.tree.map(np.asarray, _ready(function(*args)))
-    finally:
-        _reset()  # a kernel that raised leaves the imitated memory behind
+    with reports() as said:
+        output = jax.tree.map(np.asarray, _ready(function(*args)))
     races: list[str] = []
     left_over: list[str] = []
-    for line in printed.getvalue().splitlines():
+    for line in said.getvalue().splitlines():
         if line.startswith("RACE DETECTED"):
             races.append(line)
         elif line.startswith("Semaphore "):
