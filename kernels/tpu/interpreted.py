@@ -5,6 +5,7 @@ may be (``"on_wait"``), where it shows as NaN. Memory that nobody wrote holds Na
 module as ``tpu_kernels``: a call takes a thousand times as long as on a device, and compiling it some seconds.
 """
 
+import dataclasses
 import io
 import logging
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from . import attention as attention_kernels
 from . import update as update_kernels
 from .support import unsupported
 
-__all__ = ["MODES", "Run", "attend", "reports", "update"]
+__all__ = ["MODES", "Run", "attend", "interpret_params", "reports", "update"]
 
 MODES = ("eager", "on_wait")
 """When copies are made: as soon as they are started, or when somebody waits for them."""
@@ -136,16 +137,24 @@ def _attend(
     mode: str,
 ) -> jax.Array:
     batch = (kv_lens, page_table, cu_q_lens, num_seqs)
-    return attention_kernels.attend(queries, kv_pages, *batch, None, options=options, interpret=_params(mode))
+    return attention_kernels.attend(queries, kv_pages, *batch, None, options=options, interpret=interpret_params(mode))
 
 
 @partial(jax.jit, static_argnames="mode", compiler_options=_TO_COMPILE)
 def _update(kv_pages: jax.Array, rows: jax.Array, slots: jax.Array, *, mode: str) -> jax.Array:
-    return update_kernels.update(kv_pages, rows, slots, interpret=_params(mode))
+    return update_kernels.update(kv_pages, rows, slots, interpret=interpret_params(mode))
 
 
-def _params(mode: Any) -> pltpu.InterpretParams:
-    return pltpu.InterpretParams(detect_races=True, dma_execution_mode=mode, uninitialized_memory="nan")
+def interpret_params(mode: Any, **more: Any) -> pltpu.InterpretParams:
+    """What `pallas_call` takes as ``interpret``: races are looked for and reported, memory begins as NaN.
+
+    Args:
+        mode: one of `MODES`.
+        more: further fields of the parameters.
+    """
+    if any(field.name == "on_race" for field in dataclasses.fields(pltpu.InterpretParams)):
+        more["on_race"] = "warn"  # JAX 0.12 would raise at the first; before there was no choice
+    return pltpu.InterpretParams(detect_races=True, dma_execution_mode=mode, uninitialized_memory="nan", **more)
 
 
 def _run(function: Callable[..., jax.Array], *arrays: Any) -> Run:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from kvproof.kernels.tpu.interpreted import reports
+from kvproof.kernels.tpu.interpreted import interpret_params, reports
 
 __all__ = ["MODES", "Interpreted", "Outcome", "interpreted"]
 
@@ -96,6 +96,4 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
 
 
 def _params(mode: Mode) -> pltpu.InterpretParams:
-    return pltpu.InterpretParams(
-        detect_races=True, dma_execution_mode=mode, uninitialized_memory="nan", out_of_bounds_reads="raise"
-    )
+    return interpret_params(mode, out_of_bounds_reads="raise")

@@ -145,9 +145,9 @@ def test_a_page_of_one_token() -> None:
     Kernel(2, 1, 128, 1).check((5, 0, 130))
 
 
-def test_a_missing_wait_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None]) -> None:
     """The proof proves: without the wait there is a race if copies are made at once, and NaN if they are made late."""
-    monkeypatch.setattr(decode_kernel, "wait_block", lambda *_: None)
+    plant(decode_kernel, "wait_block", lambda *_: None)
     kernel = Kernel(2, 2, 128, 128)
     _, arguments = kernel.arguments((140, 20))
     outcomes = kernel.run(*arguments)
@@ -155,13 +155,13 @@ def test_a_missing_wait_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.isnan(outcomes["on_wait"].output.astype(np.float32)).any()
 
 
-def test_a_missing_mask_of_values_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mask_of_values_shows(plant: Callable[[Any, str, Any], None]) -> None:
     """The poison is poison: values of dead tokens that aren't zeroed are NaN in the output."""
 
     def all_live(_first: Any, _end: Any, tokens: int) -> jax.Array:
         return jnp.full((tokens // 2, 128), 2**32 - 1, jnp.uint32)
 
-    monkeypatch.setattr(decode_kernel, "live_words", all_live)
+    plant(decode_kernel, "live_words", all_live)
     kernel = Kernel(2, 2, 128, 128)
     _, arguments = kernel.arguments((140, 20))
     assert np.isnan(kernel.run(*arguments)["eager"].output.astype(np.float32)).any()

@@ -1,6 +1,6 @@
 """MLA attention for TPUs, interpreted, against dense float64 attention (ATT-1..4, ATT-6)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -128,17 +128,17 @@ def nan_in(outcome: Outcome) -> bool:
     return bool(np.isnan(outcome.output[: sum(EXAMPLE[0])].astype(np.float32)).any())
 
 
-def test_a_missing_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_found(plant: Callable[[Any, str, Any], None]) -> None:
     """Without waits for pages copies made early race, and copies made late leave NaN to be read."""
-    monkeypatch.setattr(mla_kernel, "wait_pages", lambda *_: None)
+    plant(mla_kernel, "wait_pages", lambda *_: None)
     outcomes = run("bfloat16", example(), make("bfloat16"))
     assert outcomes["eager"].races
     assert nan_in(outcomes["on_wait"])
 
 
-def test_dead_rows_that_are_read_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_rows_that_are_read_are_found(plant: Callable[[Any, str, Any], None]) -> None:
     """ATT-3: the tail of a last page is NaN, and shows where nobody clears it."""
-    monkeypatch.setattr(mla_kernel, "clear_dead_rows", lambda *_: None)
+    plant(mla_kernel, "clear_dead_rows", lambda *_: None)
     assert nan_in(run("bfloat16", example(), make("bfloat16", ("eager",)))["eager"])
 
 

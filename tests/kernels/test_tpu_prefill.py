@@ -245,18 +245,18 @@ SMALL = Case(q_heads=2, kv_heads=1)
 
 
 @pytest.mark.parametrize("module", [prefill_copies, prefill_kernel], ids=["of pages", "of queries"])
-def test_a_missing_wait_shows(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None], module: Any) -> None:
     """The proof proves: without a wait there is a race if copies are made at once, and NaN if they are made late."""
-    monkeypatch.setattr(module, "wait_for", lambda _copy: None)
+    plant(module, "wait_for", lambda _copy: None)
     batch = SMALL.batch()
     outcomes = SMALL.kernel()(*batch.arrays, np.int32(0))
     assert outcomes["eager"].races
     assert np.isnan(outcomes["on_wait"].output[:5].astype(np.float32)).any()
 
 
-def test_a_missing_mask_of_values_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mask_of_values_shows(plant: Callable[[Any, str, Any], None]) -> None:
     """The poison is poison: values of dead slots that aren't zeroed are NaN in the output."""
-    monkeypatch.setattr(prefill_fold, "live_slots", lambda kernel, *_: kernel.refs.row_slots[...] >= 0)
+    plant(prefill_fold, "live_slots", lambda kernel, *_: kernel.refs.row_slots[...] >= 0)
     batch = SMALL.batch()
     outcome = SMALL.kernel()(*batch.arrays, np.int32(0))["eager"]
     assert np.isnan(outcome.output[:5].astype(np.float32)).any()

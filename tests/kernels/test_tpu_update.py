@@ -171,10 +171,10 @@ def _seeded() -> dict[str, Outcome]:
     return {mode: o._replace(output=bool((as_bits(o.output) == bits).all())) for mode, o in outcomes.items()}
 
 
-def test_a_missing_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_found(plant: Callable[[Any, str, Any], None]) -> None:
     """The interpreter is worth trusting: without waits, copies made early race, and copies made late come too late."""
     assert all(outcome.output and outcome.clean for outcome in _seeded().values())
-    monkeypatch.setattr(in_flight, "wait", lambda *_: None)
+    plant(in_flight, "wait", lambda *_: None)
     eager, on_wait = (_seeded()[mode] for mode in MODES)
     assert eager.output
     assert eager.races
@@ -182,9 +182,9 @@ def test_a_missing_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not on_wait.output
 
 
-def test_a_slot_past_the_last_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_past_the_last_is_found(plant: Callable[[Any, str, Any], None]) -> None:
     """A write outside of the pages raises, so that a guard that is lost can't go unseen."""
-    monkeypatch.setattr(update, "is_slot", lambda slot, _: slot >= 0)
+    plant(update, "is_slot", lambda slot, _: slot >= 0)
     rows, pages = np.zeros((1, 4, 128), np.float32), np.zeros((NUM_PAGES, PAGE_SIZE, 4, 128), np.float32)
     run = Interpreted(lambda params: partial(update.update, interpret=params))
     with pytest.raises(jax.errors.JaxRuntimeError, match="Out-of-bounds"):
