@@ -242,18 +242,12 @@ class RaggedPagesCacheView:
     @property
     def key_pages(self) -> jax.Array:
         """The keys of all pages, `[P, page, H, D]`: in the cache's dtype, or f32 if scaled (CACHE-2). O(cache)."""
-        keys: jax.Array = programs.heads(
-            require_kept(self.kv_pages), metadata=self.metadata, place=self.place, part="keys"
-        )
-        return keys
+        return self._heads("keys")
 
     @property
     def value_pages(self) -> jax.Array:
         """The values of all pages, `[P, page, H, Dv]`: in the cache's dtype, or f32 if scaled (CACHE-2). O(cache)."""
-        values: jax.Array = programs.heads(
-            require_kept(self.kv_pages), metadata=self.metadata, place=self.place, part="values"
-        )
-        return values
+        return self._heads("values")
 
     def flattened_kv_pages(self) -> jax.Array:
         """The numbers of all pages as stored, padding and all, in the cache's dtype: `[P, page, C, Dp]`. O(cache)."""
