@@ -20,7 +20,7 @@ from .report import as_json, machine_line, print_report
 from .runner import MachineReport, Report, machines_for, run
 from .workers import run_in_workers
 
-__all__ = ["run_check"]
+__all__ = ["add_parser", "run_check"]
 
 
 _DEVICES = "--xla_force_host_platform_device_count=4"
@@ -29,6 +29,42 @@ _DEVICES = "--xla_force_host_platform_device_count=4"
 
 class _BadInputError(Exception):
     """An option that makes no sense; the message is one line."""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``check`` to a command line; ``about`` is its line in the help."""
+    check = commands.add_parser(
+        "check",
+        help=about,
+        description="""\
+Makes random sequences of calls on the backend and on the specification, compares every result, every refusal
+and the whole observable state after every call, and says for each clause what came of it:
+
+  conforms      compared in that many steps, without a difference
+  deviates      a difference was seen; the shortest sequence of calls that shows it is printed
+  undecided     not compared, or hardly, because a deviation from another clause ended the search
+  not offered   the backend does not have what the clause is about
+""",
+        epilog="""\
+examples:
+  kvproof check --backend kvproof.spec --examples 20
+  kvproof check --machines pool,queue --clauses POOL-3 --seed 7 --json report.json
+
+exit status: 0 no deviation; 1 the backend deviates; 2 could not run
+""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = check.add_argument
+    add("--backend", default="kvproof.fast", metavar="M[:A]", help="module, or object in it (default %(default)s)")
+    add("--clauses", metavar="L,L", help="look at these clauses only, such as POOL-3,R1")
+    add("--machines", metavar="A,B", help="run these machines only: queue, pool, manager, table, attention, ...")
+    add("--examples", type=int, metavar="N", help="sequences of calls for each machine (default: enough for a minute)")
+    add("--seed", type=int, metavar="S", help="draw as an earlier run did (default: a new seed, which is printed)")
+    add(
+        "--jobs", type=int, metavar="N", help="processes that run machines; the report is the same (default: 2 at most)"
+    )
+    add("--json", metavar="FILE", help="write the report to a file as well")
+    check.set_defaults(func=run_check)
 
 
 def run_check(arguments: argparse.Namespace) -> int:

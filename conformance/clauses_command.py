@@ -15,7 +15,7 @@ from .exit_status import COULD_NOT_RUN, FINE
 from .machines import MACHINES
 from .properties import declared_clauses
 
-__all__ = ["clause_list", "run_clauses"]
+__all__ = ["add_parser", "clause_list", "run_clauses"]
 
 
 def clause_list() -> list[dict[str, Any]]:
@@ -30,6 +30,18 @@ def clause_list() -> list[dict[str, Any]]:
         }
         for label, clause in CLAUSES.items()
     ]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``clauses`` to a command line; ``about`` is its line in the help."""
+    clauses = commands.add_parser(
+        "clauses",
+        help=about,
+        description="Lists every clause of the contract: its sentence, the code of kvproof.spec that implements it, "
+        "and the properties that check it, named as machine.step.",
+    )
+    clauses.add_argument("--json", metavar="FILE", help="write the list to a file instead; - for standard output")
+    clauses.set_defaults(func=run_clauses)
 
 
 def run_clauses(arguments: argparse.Namespace) -> int:

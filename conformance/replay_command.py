@@ -77,11 +77,11 @@ class _Job:
     sizes: Sizes
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command ``replay`` to a command line."""
-    parser = subparsers.add_parser(
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``replay`` to a command line; ``about`` is its line in the help."""
+    parser = commands.add_parser(
         "replay",
-        help="serve a request trace through a backend and report hits, evictions and time",
+        help=about,
         usage="kvproof replay (TRACE | --synthetic [N]) [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -1,6 +1,5 @@
 """Replays: what they count, what lockstep catches, and how the command ends."""
 
-import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvproof import spec
-from kvproof.conformance.replay_command import add_parser
+from kvproof.conformance.cli import main
 from kvproof.conformance.replay_engine import DeviationError
 from kvproof.conformance.replay_lockstep import LockstepEngine
 from kvproof.conformance.replay_sizes import num_slots
@@ -241,11 +240,7 @@ def test_a_backend_without_a_seed_is_given_none() -> None:
 
 
 def kvproof(*words: object) -> int:
-    parser = argparse.ArgumentParser(prog="kvproof")
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["replay", *map(str, words)])
-    status: int = args.func(args)
-    return status
+    return main(["replay", *map(str, words)])
 
 
 @pytest.fixture
