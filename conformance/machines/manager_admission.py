@@ -93,9 +93,9 @@ class Admission(ManagerMachine):
     def extras(self, data: Drawing) -> dict[str, Any]:
         """Now and then look-ahead, or pages published late."""
         options: dict[str, Any] = {}
-        if rarely(data):
+        if rarely(data) and self.takes("num_lookahead_tokens"):
             options["num_lookahead_tokens"] = one_of(data, [1, 2, 3, self.max_model_len])
-        if rarely(data):
+        if rarely(data) and self.takes("delay_cache_pages"):
             options["delay_cache_pages"] = True
         return options
 
@@ -106,6 +106,55 @@ class Admission(ManagerMachine):
         if not self.cases[name].live:
             raise Nothing
         return name
+
+    def unfinished(self) -> list[str]:
+        """The live requests that can go on."""
+        return [name for name in self.names_of(live=True) if self.cases[name].given < self.max_model_len]
+
+    def go_on(self, data: Drawing, name: str) -> None:
+        """A live request gets slots for what comes next."""
+        computed, new = self.next_chunk(data, name)
+        if not new:
+            raise Nothing
+        self.cases[name].request.num_computed_tokens = computed
+        self.allocate(name, new, **self.extras(data))
+
+    def next_chunk(self, data: Drawing, name: str) -> tuple[int, int]:
+        """How many tokens of a live request are computed now, and how many come next; 0 at the longest length.
+
+        Where all of its tokens were given slots it grows, by drafts that are accepted or by tokens of its own.
+        """
+        case = self.cases[name]
+        request = case.request
+        drafts = max(case.given - request.num_tokens, 0)
+        known = min(case.given, request.num_tokens)
+        least = known if self.world.has_states else max(case.least, int(request.num_computed_tokens))
+        computed = data.draw(st.integers(least, max(known, least))) if rarely(data) else max(known, least)
+        if computed == request.num_tokens:
+            alphabet = st.sampled_from(self.world.alphabet)
+            grown = data.draw(st.lists(alphabet, min_size=1, max_size=max(drafts, 2)))
+            for token in grown:
+                request.append(token)
+            self.calls.append(f"{name} grows by {grown}")
+            if drafts and one_of(data, [True, False]):
+                computed = min(case.given, request.num_tokens)
+        if computed >= self.max_model_len:
+            return computed, 0
+        new = self.chunk(data, computed, request.num_tokens)
+        if not self.world.has_states and rarely(data):
+            new = min(new + 2, self.max_model_len - computed)  # with drafts, which may be rejected
+        return computed, new
+
+    def num_running(self, asked: str) -> int:
+        """How many requests run, a request among them that does."""
+        del asked
+        return len(self.running())
+
+    def running(self) -> list[str]:
+        """The live requests that run."""
+        return [
+            name for name in self.names_of(live=True) if self.cases[name].request.status is EngineRequestStatus.RUNNING
+        ]
 
     def part_of(self, data: Drawing, found: Both) -> Both:
         """The first pages of a hit; where a window or a state of the shorter prefix is not among them, no hit."""

@@ -53,10 +53,6 @@ class ManagerSteps(ManagerFaults):
 
     # -- Requests run ---------------------------------------------------------------------------------------
 
-    def unfinished(self) -> list[str]:
-        """The live requests that can go on."""
-        return [name for name in self.names_of(live=True) if self.cases[name].given < self.max_model_len]
-
     @step("MAN-3", "MAN-8", when=lambda self: self.unfinished() or len(self.names_of(live=True)) < len(IDS), weight=2)
     def advance(self, data: Drawing) -> None:
         """A live request computes the next chunk of its prompt, or decodes a token, some drafts rejected."""
@@ -66,41 +62,7 @@ class ManagerSteps(ManagerFaults):
         self.go_on(data, name)
         self.probe()
 
-    def go_on(self, data: Drawing, name: str) -> None:
-        """A live request gets slots for what comes next."""
-        computed, new = self.next_chunk(data, name)
-        if not new:
-            raise Nothing
-        self.cases[name].request.num_computed_tokens = computed
-        self.allocate(name, new, **self.extras(data))
-
-    def next_chunk(self, data: Drawing, name: str) -> tuple[int, int]:
-        """How many tokens of a live request are computed now, and how many come next; 0 at the longest length.
-
-        Where all of its tokens were given slots it grows, by drafts that are accepted or by tokens of its own.
-        """
-        case = self.cases[name]
-        request = case.request
-        drafts = max(case.given - request.num_tokens, 0)
-        known = min(case.given, request.num_tokens)
-        least = known if self.world.has_states else max(case.least, int(request.num_computed_tokens))
-        computed = data.draw(st.integers(least, max(known, least))) if rarely(data) else max(known, least)
-        if computed == request.num_tokens:
-            alphabet = st.sampled_from(self.world.alphabet)
-            grown = data.draw(st.lists(alphabet, min_size=1, max_size=max(drafts, 2)))
-            for token in grown:
-                request.append(token)
-            self.calls.append(f"{name} grows by {grown}")
-            if drafts and one_of(data, [True, False]):
-                computed = min(case.given, request.num_tokens)
-        if computed >= self.max_model_len:
-            return computed, 0
-        new = self.chunk(data, computed, request.num_tokens)
-        if not self.world.has_states and rarely(data):
-            new = min(new + 2, self.max_model_len - computed)  # with drafts, which may be rejected
-        return computed, new
-
-    @step("MAN-3")
+    @step("MAN-3", when=lambda self: self.offers("manager", "cache_pages"))
     def cache_pages(self, data: Drawing) -> None:
         """Publishes what was delayed; publishing less than before, or again, does nothing."""
         name = self.some_live(data)
@@ -115,7 +77,7 @@ class ManagerSteps(ManagerFaults):
         )
         self.probe()
 
-    @step("MAN-3", "MAN-10")
+    @step("MAN-3", "MAN-10", when=lambda self: self.offers("manager", "get_num_common_prefix_pages"))
     def get_num_common_prefix_pages(self, data: Drawing) -> None:
         """Counts the pages that all running requests share, told the right number of them or a wrong one."""
         name = self.some_live(data)
@@ -134,18 +96,8 @@ class ManagerSteps(ManagerFaults):
             lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
             "MAN-10",
             lambda counts, _: list(map(int, counts)),
+            alone=True,
         )
-
-    def num_running(self, asked: str) -> int:
-        """How many requests run, a request among them that does."""
-        del asked
-        return len(self.running())
-
-    def running(self) -> list[str]:
-        """The live requests that run."""
-        return [
-            name for name in self.names_of(live=True) if self.cases[name].request.status is EngineRequestStatus.RUNNING
-        ]
 
     # -- Requests go ----------------------------------------------------------------------------------------
 
@@ -195,6 +147,8 @@ class ManagerSteps(ManagerFaults):
 
     def drop_keys(self, name: str) -> None:
         """Drops the keys computed for a request; nothing else changes."""
+        if not self.offers("manager", "free_page_hashes"):
+            return
         case = self.cases[name]
         self.call(
             f"manager.free_page_hashes({name})",
@@ -240,9 +194,10 @@ class ManagerSteps(ManagerFaults):
     @step("HASH-3", when=lambda self: self.cases)
     def look_around(self, data: Drawing) -> None:
         """Looks up a request, waiting or live; adds what look-ups found; reads the requests' keys."""
-        acts = [self.look_up_any, self.add_pages]
-        keys = hasattr(self.spec.manager, "req_to_page_hashes") and self.offers("manager", "req_to_page_hashes")
-        one_of(data, [*acts, self.read_keys] if keys else acts)(data)
+        acts = [self.look_up_any] if self.lacks("views") else [self.look_up_any, self.add_pages]
+        if hasattr(self.spec.manager, "req_to_page_hashes") and not self.lacks("keys"):
+            acts += [self.read_keys] if self.offers("manager", "req_to_page_hashes") else []
+        one_of(data, acts)(data)
 
     def look_up_any(self, data: Drawing) -> None:
         """Looks up a request, waiting or live."""
@@ -255,6 +210,7 @@ class ManagerSteps(ManagerFaults):
             lambda side: side.manager.req_to_page_hashes,
             "HASH-3",
             lambda keys, _: {name: [tuple(key.token_ids) for key in chain] for name, chain in keys.items() if chain},
+            alone=True,
         )
 
     def add_pages(self, data: Drawing) -> None:
