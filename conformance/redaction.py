@@ -1,4 +1,4 @@
-"""SEC-2: names and token ids made unreadable by a keyed map that keeps equality, so that what is redacted behaves alike."""
+"""SEC-2: token ids, names and digests made unreadable by a keyed map that keeps equality."""
 
 import hashlib
 import secrets
@@ -12,13 +12,15 @@ __all__ = ["Redaction"]
 _ROUNDS = 4
 _HALF = 1 << 16
 _INT32 = 1 << 31
+_COMMON = 1 << 18
+"""Token ids below this, which vocabularies have, are mapped by one look-up."""
 
 
 class Redaction:
     """A keyed map: equal things stay equal, different ones different, and nobody without the key can map back.
 
-    Token ids go through a permutation of the int32s, a Feistel network of four rounds whose round functions are
-    tables drawn from the key; negative ids stay negative. Texts and digests become keyed hashes.
+    Token ids go through a permutation of the int32s, a Feistel network of four rounds over their lower 31 bits
+    whose round functions are tables drawn from the key; the sign stays. Texts and digests become keyed hashes.
 
     Args:
         key: the key; None draws one, which is kept nowhere else.
@@ -32,6 +34,10 @@ class Redaction:
         drawn = hashlib.shake_256(b"tokens" + self._key).digest(_ROUNDS * _HALF * 2)
         return np.frombuffer(drawn, "<u2").reshape(_ROUNDS, _HALF)
 
+    @cached_property
+    def _common(self) -> NDArray[np.int32]:
+        return self._permuted(np.arange(_COMMON, dtype=np.int32))
+
     def token(self, token: int) -> int:
         """What stands for a token id, an int32 like it.
 
@@ -44,17 +50,20 @@ class Redaction:
 
     def tokens(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """What stands for each of some token ids, `i32[n]`. O(n)."""
-        given = np.asarray(tokens, np.int32).view(np.uint32)
-        mapped = self._permuted(given)
-        while (strayed := (mapped ^ given) >= _INT32).any():  # until the sign is that of the token
-            mapped[strayed] = self._permuted(mapped[strayed])
-        return mapped.view(np.int32)
+        given = np.asarray(tokens, np.int32)
+        if not given.size or 0 <= int(given.min()) <= int(given.max()) < _COMMON:
+            return self._common[given]
+        return self._permuted(given)
 
-    def _permuted(self, words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        left, right = (words >> np.uint32(16)).astype(np.uint16), words.astype(np.uint16)
-        for table in self._tables:
-            left, right = right, left ^ table[right]
-        return left.astype(np.uint32) << np.uint32(16) | right
+    def _permuted(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        words = tokens.view(np.uint32)
+        upper = (words >> np.uint32(16)).astype(np.uint16)
+        sign, upper, lower = upper & np.uint16(0x8000), upper & np.uint16(0x7FFF), words.astype(np.uint16)
+        for even, odd in zip(self._tables[::2], self._tables[1::2], strict=True):
+            upper = upper ^ even[lower] & np.uint16(0x7FFF)
+            lower = lower ^ odd[upper]
+        mapped = (upper | sign).astype(np.uint32) << np.uint32(16) | lower
+        return mapped.view(np.int32)
 
     def text(self, text: str) -> str:
         """What stands for a text: 16 hexadecimal digits."""
