@@ -1,0 +1,200 @@
+"""The timeline: what it holds, that nothing in it is markup (SEC-4), and that a browser draws it and steps through."""
+
+import html.parser
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproof.conformance.log.frames import Frame
+from kvproof.conformance.timeline import document, page
+
+HOSTILE = "</script><script>document.title='owned'</script><!-- \u2028 & \" ' {{data}} \x1b[31m"
+
+CHROMIUM = next((found for name in ("chromium", "google-chrome", "chrome") if (found := shutil.which(name))), None)
+
+
+def frame(number: int, **changes: Any) -> Frame:
+    parts: dict[str, Any] = {
+        "number": number,
+        "step": number // 2,
+        "call": f"call {number}",
+        "owners": {},
+        "cached": frozenset(),
+        "free": (),
+        "evicted": (),
+        "rows": (),
+        "fault": None,
+    }
+    return Frame(**parts | changes)
+
+
+pages = st.integers(1, 6)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Frame]:
+    """Frames that need not be any pool's: whatever they show, the differences add up to it."""
+    names = st.sampled_from(["a", "b", HOSTILE])
+    return [
+        frame(
+            number,
+            owners=draw(st.dictionaries(pages, st.lists(names, max_size=2, unique=True).map(tuple))),
+            cached=draw(st.frozensets(pages)),
+            free=tuple(draw(st.lists(pages, unique=True))),
+            evicted=tuple(draw(st.lists(pages, unique=True, max_size=2))),
+            rows=tuple(tuple(row) for row in draw(st.lists(st.lists(pages, max_size=4), max_size=3))),
+        )
+        for number in range(draw(st.integers(1, 6)))
+    ]
+
+
+def states(made: Mapping[str, Any]) -> Iterator[tuple[dict[int, int], list[int], list[list[int]]]]:
+    """Adds the differences up again, as the script does: pages by code, the free queue, the rows."""
+    codes: dict[int, int] = {}
+    queue: list[int] = []
+    rows: list[list[int]] = []
+    for _, _, changed, (taken, front, back), _, edits, _ in made["frames"]:
+        codes = {**codes, **dict(zip(changed[::2], changed[1::2], strict=True))}
+        queue = [*front, *(number for number in queue if number not in taken), *back]
+        rows = [list(row) for row in rows]
+        for number, kept, tail in zip(edits[::3], edits[1::3], edits[2::3], strict=True):
+            rows += [[] for _ in range(number + 1 - len(rows))]
+            rows[number] = [*rows[number][:kept], *tail]
+        yield {number: code for number, code in codes.items() if code}, queue, rows
+
+
+@given(histories())
+def test_the_differences_add_up_to_the_frames(frames: list[Frame]) -> None:
+    made = document("t", frames)
+    assert made["num_pages"] == 1 + max([0, *(n for f in frames for n in (*f.owners, *f.cached, *f.free))])
+    for shown, (codes, queue, rows) in zip(frames, states(made), strict=True):
+        held = {n: tuple(made["requests"][r] for r in made["holders"][c // 2]) for n, c in codes.items() if c > 1}
+        assert held == shown.owners
+        assert {number for number, code in codes.items() if code % 2} == shown.cached
+        assert queue == list(shown.free)
+        assert [row for row in rows if row] == [list(row) for row in shown.rows if row]
+
+
+def test_a_step_writes_what_it_changes_and_no_more() -> None:
+    """Most calls take from the front of the free queue and put behind it: the price of 2,000 pages is paid once."""
+    free = tuple(range(1, 2001))
+    made = document(
+        "t", [frame(0, free=free), frame(1, free=free[3:], owners={1: ("a",)}), frame(2, free=(*free[3:], 2))]
+    )
+    assert made["frames"][0][3] == [[], [], list(free)]
+    assert made["frames"][1][2:4] == [[1, 4], [[1, 2, 3], [], []]]
+    assert made["frames"][2][2:4] == [[1, 0], [[], [], [2]]]
+
+
+class Markup(html.parser.HTMLParser):
+    """Collects what a browser would take for elements, and what of them loads something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [name for name, _ in attrs if name in ("src", "href", "action", "data", "poster", "srcset")]
+        self.loads += [name for name, _ in attrs if name.startswith("on")]
+
+
+def test_hostile_text_is_no_markup() -> None:
+    """SEC-4: whatever ids, calls and titles hold, the page has the same elements, and loads nothing."""
+    plain, hostile = Markup(), Markup()
+    plain.feed(page(document("title", [frame(0, owners={1: ("a",)})])))
+    text = page(document(HOSTILE, [frame(0, owners={1: (HOSTILE,)}, call=HOSTILE, fault=HOSTILE)]))
+    hostile.feed(text)
+    assert hostile.tags == plain.tags
+    assert hostile.loads == []
+    assert "\x1b" not in text
+    assert "url(" not in text
+    assert "://" not in text
+
+
+def test_what_is_no_unicode_text_can_be_shown() -> None:
+    page(document("\ud800", [frame(0, owners={1: ("\ud800",)})])).encode()
+
+
+def history(num_pages: int, count: int) -> list[Frame]:
+    """What a pool may do: requests take pages from the front, share, give them back behind."""
+    draw = random.Random(0)
+    free = list(range(1, num_pages))
+    cached: set[int] = set()
+    held: dict[str, list[int]] = {}
+    frames = []
+    for number in range(count):
+        evicted: list[int] = []
+        if len(held) < 20 and len(free) > num_pages // 10:
+            taken = [free.pop(0) for _ in range(draw.randint(1, num_pages // 20))]
+            evicted = [page for page in taken if page in cached]
+            cached -= set(taken)
+            held[f"request {number}"] = taken
+        else:
+            gone = held.pop(draw.choice(list(held)))
+            cached |= set(gone)
+            free += gone[::-1]
+        owners = {page: (name,) for name, own in held.items() for page in own}
+        rows = tuple(tuple(own) for own in held.values())
+        frames.append(
+            frame(number, owners=owners, cached=frozenset(cached), free=tuple(free), evicted=tuple(evicted), rows=rows)
+        )
+    return frames
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is looked at where there is one")
+def test_a_browser_shows_it_and_steps_through(tmp_path: Path) -> None:
+    frames = history(60, 40)
+    shown = document(HOSTILE, [*frames[:-1], frame(39, step=19, owners={3: ("a", HOSTILE)}, free=(7,), fault="POOL-5")])
+    probe = """
+<script>
+const seen = [];
+function see(key, shift) {
+  document.dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey: Boolean(shift) }));
+  seen.push([byId("number").textContent, byId("queue").textContent.trim(), byId("holders").textContent]);
+}
+const start = byId("number").textContent, alarm = byId("fault").textContent;
+see("Home"); see("ArrowRight"); see("ArrowRight"); see("ArrowLeft"); see("ArrowRight", true); see("End");
+see("+"); see("f");
+const dots = new Set(time.getContext("2d").getImageData(0, 0, time.width, time.height).data).size;
+document.body.innerHTML = "";
+const pre = document.createElement("pre");
+pre.textContent = JSON.stringify({ start, alarm, seen, dots, title: document.title });
+document.body.append(pre);
+</script>"""
+    file = tmp_path / "timeline.html"
+    file.write_text(page(shown).replace("</body>", probe + "</body>"), encoding="utf-8")
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"]
+    ran = subprocess.run([CHROMIUM, *flags, file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(html.unescape(ran.stdout.split("<pre>")[1].split("</pre>")[0]))
+    assert found["start"].startswith("operation 40 of 40"), "it opens at the fault"
+    assert found["alarm"] == "POOL-5"
+    assert found["title"] != "owned"
+    assert [seen[0].split(",")[0].removeprefix("operation ") for seen in found["seen"]] == [
+        f"{number} of 40" for number in (1, 2, 3, 2, 3, 40, 40, 40)
+    ]
+    for seen in found["seen"]:
+        number = int(seen[0].split()[1])
+        assert seen[1] == " ".join(map(str, frames[number - 1].free if number < 40 else (7,)))
+    assert HOSTILE in found["seen"][-1][2]
+    assert found["dots"] > 4, "the picture has colours"
+
+
+def test_a_large_log_is_compact() -> None:
+    """2,000 pages and 400 operations: what is written grows with what changes, not with pages times operations."""
+    frames = [replace(shown, rows=()) for shown in history(2000, 400)]
+    changed = sum(len(set(one.owners) ^ set(other.owners)) for one, other in pairwise(frames))
+    assert len(json.dumps(document("t", frames))) < 40 * changed + 100_000
