@@ -3,10 +3,13 @@
 import functools
 import importlib
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend"]
+from .capabilities import CAPABILITIES, unknown_capabilities
+
+__all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_parameter"]
 
 DEFAULT_BACKEND = "kvproof.fast"
 
@@ -22,10 +25,27 @@ class Backend:
     Attributes:
         name: ``module`` or ``module:attribute``, as it was asked for.
         holder: the module, or the attribute of it.
+        without: capabilities that it is said to lack, beside those that the holder itself says.
     """
 
     name: str
     holder: Any
+    without: frozenset[str] = frozenset()
+
+    @functools.cached_property
+    def lacks(self) -> frozenset[str]:
+        """The capabilities that it is said to lack; see `capabilities`.
+
+        Raises:
+            BackendError: the holder's ``kvproof_lacks`` is no list of capabilities.
+        """
+        said = getattr(self.holder, "kvproof_lacks", ())
+        listed = None if isinstance(said, str) or not isinstance(said, Iterable) else list(said)
+        strange = [repr(said)] if listed is None else unknown_capabilities(listed)
+        if listed is None or strange:
+            known = ", ".join(CAPABILITIES)
+            raise BackendError(f"backend {self.name}: kvproof_lacks names {', '.join(strange)}; there are {known}")
+        return self.without.union(listed)
 
     def get(self, attribute: str) -> Any:
         """One of the backend's public names.
@@ -47,22 +67,27 @@ class Backend:
     def accepts(self, attribute: str, parameter: str) -> bool:
         """Whether one of the backend's callables, ``name`` or ``Class.method``, takes a parameter of that name."""
         first, *path = attribute.split(".")
-        try:
-            found = functools.reduce(getattr, path, self.get(first))
-            parameters = inspect.signature(found).parameters.values()
-        except (TypeError, ValueError):  # a callable that shows no signature
-            return False
-        return any(known.name == parameter or known.kind is known.VAR_KEYWORD for known in parameters)
+        return takes_parameter(functools.reduce(getattr, path, self.get(first)), parameter)
 
 
-def load_backend(name: str = DEFAULT_BACKEND) -> Backend:
+def takes_parameter(called: Any, parameter: str) -> bool:
+    """Whether a callable takes a parameter of that name; False if it shows no signature."""
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(known.name == parameter or known.kind is known.VAR_KEYWORD for known in parameters)
+
+
+def load_backend(name: str = DEFAULT_BACKEND, without: Iterable[str] = ()) -> Backend:
     """Imports a backend.
 
     Args:
         name: ``module``, or ``module:attribute`` for an object that holds the classes.
+        without: capabilities that it is said to lack.
 
     Raises:
-        BackendError: there is no such module or attribute, or importing it fails.
+        BackendError: there is no such module or attribute, importing it fails, or what it says to lack is unknown.
     """
     module_name, colon, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or (colon and not attribute):
@@ -72,6 +97,5 @@ def load_backend(name: str = DEFAULT_BACKEND) -> Backend:
     except Exception as error:  # a module runs any code while it is imported
         reason = " ".join(str(error).split()) or "no message"
         raise BackendError(f"backend {name} cannot be imported: {type(error).__name__}: {reason}") from error
-    if not colon:
-        return Backend(name, module)
-    return Backend(name, Backend(module_name, module).get(attribute))
+    holder = Backend(module_name, module).get(attribute) if colon else module
+    return Backend(name, holder, frozenset(without))

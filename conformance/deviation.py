@@ -1,13 +1,17 @@
 """What a conformance run finds: a deviation, and how the outcomes of one call are told apart."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep", "attempt"]
+__all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep", "attempt", "is_call"]
 
 REFUSALS = (TypeError, ValueError, IndexError)
 """The three errors by which a call is refused (R1); any other error is a fault of whoever raised it."""
+
+_NO_CALL = re.compile(r"# |\w+ = Request\(|\w+ grows by |\w+\.status = ")
+"""How lines begin that call nothing of the backend: notes, and what makes or changes a request."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Deviation(Exception):
         before: the observable state before the last call.
         after: the specification's observable state after it.
         trace: the steps that made the calls, so that they can be taken again.
+        observed_after: the backend's observable state after it.
     """
 
     def __init__(
@@ -48,24 +53,37 @@ class Deviation(Exception):
         calls: tuple[str, ...],
         before: Mapping[str, str],
         after: Mapping[str, str],
-        trace: tuple[TracedStep, ...],
+        trace: tuple[TracedStep, ...] = (),
+        observed_after: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(f"{clause}: expected {expected}, observed {observed}")
         self.clause, self.expected, self.observed, self.calls = clause, expected, observed, calls
         self.before, self.after, self.trace = dict(before), dict(after), trace
+        self.observed_after = dict(observed_after or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after, self.trace
-        return type(self), kept
+        return type(self), (*kept, self.observed_after)
 
     def without_trace(self) -> "Deviation":
         """The same without its steps, which may hold anything."""
-        return Deviation(self.clause, self.expected, self.observed, self.calls, self.before, self.after, ())
+        kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after
+        return Deviation(*kept, observed_after=self.observed_after)
 
     @property
-    def size(self) -> tuple[int, int]:
+    def num_calls(self) -> int:
+        """How many calls on the backend it takes, its construction included; what only changes a request is none."""
+        return sum(map(is_call, self.calls))
+
+    @property
+    def size(self) -> tuple[int, int, int]:
         """How long the sequence of calls is; the shortest one is kept."""
-        return len(self.calls), sum(map(len, self.calls))
+        return self.num_calls, len(self.calls), sum(map(len, self.calls))
+
+
+def is_call(line: str) -> bool:
+    """Whether a line of a sequence of calls calls the backend: no note, and not what makes or changes a request."""
+    return _NO_CALL.match(line) is None
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TypedDict, Unpack
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, configuration
@@ -18,105 +17,42 @@ from kvproof.spec.clauses import CLAUSES
 
 from .backends import Backend
 from .deviation import Deviation
+from .levels import Level
 from .machines import MACHINES, Machine
 from .properties import properties_of
 from .session import EnoughError, Session
 from .shortening import shorten
+from .verdicts import MachineReport, Report, Verdict
 
-__all__ = ["MachineReport", "Report", "Verdict", "check", "machines_for", "run", "run_machine"]
-
-Verdict = Literal["conforms", "deviates", "undecided", "not offered"]
+__all__ = ["MachineReport", "Report", "Search", "Verdict", "check", "machines_for", "run", "run_machine"]
 
 _SHORT_STEPS = 8
 
-_ENOUGH_STEPS = 200
-"""So many steps count for a clause even if its machine ended early, at a deviation from another clause."""
+
+class Search(TypedDict, total=False):
+    """How machines search; `run_machine` says what each option means."""
+
+    shrink_seconds: float
+    level: Level
+    seconds: float
 
 
-@dataclass(frozen=True)
-class MachineReport:
-    """What one machine found.
-
-    Attributes:
-        name: the machine.
-        clauses: the clauses that it checks.
-        missing: the names that it needs and the backend does not offer; if there are any, it did not run.
-        lacks: what else the backend does not offer, so that the steps about it were left out.
-        examples: sequences of calls that were made, until the first deviation if there is one.
-        steps: steps in them.
-        wasted: steps in them that had nothing possible to do.
-        tried: for each clause the steps in which it was compared.
-        deviations: the shortest deviation found for each clause, the shortest of all first.
-        undeclared: (property, clause) compared though not declared; empty unless the suite has a fault.
-        seconds: how long it took.
-    """
-
-    name: str
-    clauses: frozenset[str]
-    missing: list[str] = field(default_factory=list)
-    lacks: list[str] = field(default_factory=list)
-    examples: int = 0
-    steps: int = 0
-    wasted: int = 0
-    tried: Counter[str] = field(default_factory=Counter)
-    deviations: list[Deviation] = field(default_factory=list)
-    undeclared: list[tuple[str, str]] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a run found.
-
-    Attributes:
-        backend: the backend's name.
-        seed: the run's seed.
-        clauses: the labels of the clauses that were looked at.
-        machines: what each machine found.
-    """
-
-    backend: str
-    seed: int
-    clauses: tuple[str, ...]
-    machines: list[MachineReport]
-
-    def tried(self, clause: str) -> int:
-        """In how many steps a clause was compared."""
-        return sum(machine.tried[clause] for machine in self.machines)
-
-    def verdict(self, clause: str) -> Verdict:
-        """What came of one clause.
-
-        Returns:
-            ``deviates`` if any machine saw that; ``conforms`` if it was compared by a machine that came to its
-            end, or often enough by one that did not; ``not offered`` if the backend lacks what it is about;
-            else ``undecided``.
-        """
-        checking = [machine for machine in self.machines if clause in machine.clauses]
-        if any(found.clause == clause for machine in checking for found in machine.deviations):
-            return "deviates"
-        for machine in checking:
-            if machine.tried[clause] and (not machine.deviations or machine.tried[clause] >= _ENOUGH_STEPS):
-                return "conforms"
-        if checking and all(m.missing or (m.lacks and not m.deviations and not m.tried[clause]) for m in checking):
-            return "not offered"
-        return "undecided"
-
-    @property
-    def deviates(self) -> bool:
-        """Whether the backend deviates from any clause that was looked at."""
-        return any(machine.deviations for machine in self.machines)
-
-
-def machines_for(clauses: Iterable[str], names: Iterable[str] | None = None) -> list[type[Machine]]:
+def machines_for(
+    clauses: Iterable[str], names: Iterable[str] | None = None, level: Level = "exact"
+) -> list[type[Machine]]:
     """The machines that check any of some clauses, in the order in which they run.
 
     Args:
         clauses: the clauses' labels.
         names: the machines to choose from; None for all.
+        level: the level at which they compare.
     """
     wanted, allowed = set(clauses), set(MACHINES if names is None else names)
-    return [machine for name, machine in MACHINES.items() if name in allowed and wanted & _clauses_of(machine)]
+    return [
+        machine
+        for name, machine in MACHINES.items()
+        if name in allowed and level in machine.levels and wanted & _clauses_of(machine)
+    ]
 
 
 def check(
@@ -125,10 +61,11 @@ def check(
     clauses: Iterable[str] = CLAUSES,
     machines: Iterable[type[Machine]] | None = None,
     examples: int | None = None,
+    **search: Unpack[Search],
 ) -> Report:
     """Runs machines one after another; see `run`."""
     chosen = tuple(clauses)
-    return Report(backend.name, seed, chosen, list(run(backend, seed, chosen, machines, examples)))
+    return Report(backend.name, seed, chosen, list(run(backend, seed, chosen, machines, examples, **search)))
 
 
 def run(
@@ -137,6 +74,7 @@ def run(
     clauses: Iterable[str] = CLAUSES,
     machines: Iterable[type[Machine]] | None = None,
     examples: int | None = None,
+    **search: Unpack[Search],
 ) -> Iterator[MachineReport]:
     """Runs machines one after another.
 
@@ -146,13 +84,15 @@ def run(
         clauses: the labels of the clauses to look at.
         machines: the machines; None for all that check any of the clauses.
         examples: sequences of calls for each machine; None for as many as the machine has by default.
+        search: see `run_machine`.
 
     Yields:
         What a machine found, as soon as it has ended.
     """
     chosen = tuple(clauses)
-    for machine in machines_for(chosen) if machines is None else machines:
-        yield run_machine(machine, backend, seed, chosen, examples)
+    level = search.get("level", "exact")
+    for machine in machines_for(chosen, level=level) if machines is None else machines:
+        yield run_machine(machine, backend, seed, chosen, examples, **search)
 
 
 def run_machine(
@@ -162,31 +102,74 @@ def run_machine(
     clauses: Iterable[str] = CLAUSES,
     examples: int | None = None,
     shrink_seconds: float = 8.0,
+    level: Level = "exact",
+    seconds: float = 0.0,
 ) -> MachineReport:
-    """Runs one machine; see `run`."""
+    """Runs one machine.
+
+    After a deviation it goes on without the clause that deviates, so that one deviation does not hide the others:
+    until nothing new is found, or the time for that is over.
+
+    Args:
+        machine: the machine.
+        backend: the backend.
+        seed: the seed of what is drawn; the same seed makes the same calls.
+        clauses: the labels of the clauses to look at.
+        examples: sequences of calls; None for as many as the machine has by default.
+        shrink_seconds: how long each counterexample may be made shorter, and half of that again.
+        level: the level at which it compares.
+        seconds: how long after its beginning the machine may go on after a deviation; 0 to stop at the first.
+
+    Raises:
+        BackendError: what the backend says to lack is unknown.
+    """
     looked_at = frozenset(clauses)
     checked = _clauses_of(machine) & looked_at
     missing = machine.missing(backend)
     if missing:
-        return MachineReport(machine.name, checked, missing=missing)
+        return MachineReport(machine.name, checked, missing=missing, level=level)
     count = machine.examples if examples is None else examples
-    session = Session(backend, looked_at, shrink_seconds, max(count / machine.examples, 1.0))
     started = time.monotonic()
+    known: set[str] = set()
+    rounds: list[Session] = []
     with _no_traces():
-        bound: type[Machine] = type(machine.__name__, (machine,), {"session": session})
-        _explore(bound, session, seed, count)
-        shorten(bound, session, shrink_seconds / 2)
+        while True:
+            effort = max(count / machine.examples, 1.0)
+            session = Session(backend, looked_at - known, shrink_seconds, effort, level, known)
+            rounds.append(session)
+            bound: type[Machine] = type(machine.__name__, (machine,), {"session": session})
+            _explore(bound, session, seed, count)
+            shorten(bound, session, shrink_seconds / 2)
+            if session.shortest is None:
+                break
+            known.add(session.shortest.clause)
+            if time.monotonic() > started + seconds or known >= checked:
+                break
+    return _merged(machine.name, checked, rounds, time.monotonic() - started)
+
+
+def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: float) -> MachineReport:
+    """What a machine found in all of its rounds."""
+    shortest: dict[str, Deviation] = {}
+    tried: Counter[str] = Counter()
+    for session in rounds:
+        tried.update({clause: steps for clause, steps in session.tried.items() if clause in session.clauses})
+        for clause, found in session.deviations.items():
+            if clause not in shortest or found.size < shortest[clause].size:
+                shortest[clause] = found
     return MachineReport(
-        machine.name,
+        name,
         checked,
-        lacks=sorted(session.lacks),
-        examples=session.examples,
-        steps=session.steps,
-        wasted=session.wasted,
-        tried=Counter({clause: steps for clause, steps in session.tried.items() if clause in looked_at}),
-        deviations=sorted(session.deviations.values(), key=lambda found: found.size),
-        undeclared=sorted(session.undeclared),
-        seconds=time.monotonic() - started,
+        lacks=sorted(set().union(*(session.lacks for session in rounds))),
+        examples=sum(session.examples for session in rounds),
+        steps=sum(session.steps for session in rounds),
+        wasted=sum(session.wasted for session in rounds),
+        tried=tried,
+        deviations=sorted(shortest.values(), key=lambda found: found.size),
+        undeclared=sorted(set().union(*(session.undeclared for session in rounds))),
+        seconds=seconds,
+        level=rounds[-1].level,
+        ended=rounds[-1].shortest is None,
     )
 
 

@@ -9,6 +9,7 @@ from zlib import crc32
 
 from .backends import Backend
 from .deviation import Deviation, TracedStep
+from .levels import Level
 
 __all__ = ["EnoughError", "Session", "TracedStep"]
 
@@ -31,6 +32,9 @@ class Session:
             there without a verdict, since what follows would compare unlike states.
         shrink_seconds: how long a counterexample may be made shorter after it was found.
         effort: how many times as long as by default the machine runs.
+        level: how strict the comparison is.
+        known: the labels of clauses that the backend is known to break. What they refuse is not called: the backend
+            would not refuse it, and nothing could be compared any more.
 
     Attributes:
         examples: sequences of calls begun.
@@ -42,8 +46,18 @@ class Session:
         undeclared: (property, clause) compared though the property does not declare the clause.
     """
 
-    def __init__(self, backend: Backend, clauses: Iterable[str], shrink_seconds: float, effort: float = 1.0) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        clauses: Iterable[str],
+        shrink_seconds: float,
+        effort: float = 1.0,
+        level: Level = "exact",
+        known: Iterable[str] = (),
+    ) -> None:
         self.backend = backend
+        self.level = level
+        self.known = frozenset(known)
         self.clauses = frozenset(clauses)
         self.shrink_seconds = shrink_seconds
         self.effort = effort
@@ -56,6 +70,10 @@ class Session:
         self.undeclared: set[tuple[str, str]] = set()
         self._deadline: float | None = None
         self._kept: dict[str, list[Any]] = {}
+
+    def refuses(self, clause: str) -> bool:
+        """Whether a call is made that a clause refuses: not if nothing of what comes of it is looked at."""
+        return clause not in self.known and not self.clauses.isdisjoint({clause, "R1"})
 
     @property
     def shortest(self) -> Deviation | None:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..levels import LEVELS
 from ..properties import start, step
 from .arrays import Near, worst
 from .attention_blame import blame
@@ -100,6 +101,8 @@ class Attention(RaggedMachine):
     """Masks, layouts and types that many models have; a batch may be written by the call that attends."""
 
     name = "attention"
+    levels = frozenset(LEVELS)
+    capability = "kernels"
     needs = ("ragged_paged_attention",)
     examples, num_steps = 24, 12
 
@@ -141,6 +144,8 @@ class Limits(RaggedMachine):
     """Many query heads of an odd size, long rows, positions past 32767, page ids past 65535."""
 
     name = "limits"
+    levels = frozenset(LEVELS)
+    capability = "kernels"
     needs = ("ragged_paged_attention",)
     examples, num_steps = 15, 10
     known = LIMITS
@@ -151,6 +156,8 @@ class Latents(RaggedMachine):
     """Attention over latents: one head, whose value is its key but for the rotary part."""
 
     name = "latents"
+    levels = frozenset(LEVELS)
+    capability = "kernels"
     needs = ("mla_paged_attention",)
     examples, num_steps = 12, 10
     known = LATENT

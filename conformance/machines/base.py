@@ -13,6 +13,7 @@ from kvproof.spec.clauses import clause_of_message
 
 from ..backends import Backend
 from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
+from ..levels import Level
 from ..properties import clauses_of_step, steps_of
 from ..session import Session, TracedStep
 from .draws import Drawing
@@ -46,6 +47,8 @@ class Machine(RuleBasedStateMachine):
         examples: how many sequences of calls are tried unless told otherwise.
         num_steps: how many steps a sequence has.
         always: the clauses that the machine checks after every step, whatever the step is.
+        levels: the levels at which it runs; at both, if what it compares depends on no eviction policy.
+        capability: what the whole machine is about, by a name of `capabilities`; "" if no backend may lack it.
         session: what its examples share.
         spec: the specification's side.
         backend: the backend's side.
@@ -57,6 +60,8 @@ class Machine(RuleBasedStateMachine):
     examples: ClassVar[int] = 100
     num_steps: ClassVar[int] = 50
     always: ClassVar[frozenset[str]] = frozenset({"R1"})
+    levels: ClassVar[frozenset[Level]] = frozenset({"exact"})
+    capability: ClassVar[str] = ""
     session: ClassVar[Session]
 
     def __init__(self) -> None:
@@ -74,7 +79,9 @@ class Machine(RuleBasedStateMachine):
 
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:
-        """The public names that the machine needs and the backend does not offer."""
+        """What the machine needs and the backend does not offer: its capability, or public names."""
+        if cls.capability in backend.lacks:
+            return [f"capability {cls.capability}"]
         return [name for name in cls.needs if not _has(backend, name)]
 
     # -- Steps --------------------------------------------------------------------------------------
@@ -150,6 +157,13 @@ class Machine(RuleBasedStateMachine):
             self.session.lacks.add(f"{thing}.{method}")
         return offered
 
+    def lacks(self, capability: str) -> bool:
+        """Whether the backend is said to lack a capability; what is about it is left out."""
+        lacking = capability in self.session.backend.lacks
+        if lacking:
+            self.session.lacks.add(capability)
+        return lacking
+
     # -- Calls --------------------------------------------------------------------------------------
 
     def call(
@@ -161,8 +175,12 @@ class Machine(RuleBasedStateMachine):
         charge: Charge | Callable[[Any], Charge] | None = None,
         blame: Callable[[Any, Any], str] | None = None,
         also: tuple[str, ...] = (),
+        alone: bool = False,
     ) -> Both:
         """Makes one call on both sides and compares what came of it.
+
+        A call that the specification refuses is not made on the backend if no clause that is looked at says anything
+        of it.
 
         Args:
             line: the call as a report shows it.
@@ -173,6 +191,8 @@ class Machine(RuleBasedStateMachine):
                 them of the specification's result.
             blame: the label for a difference between two results, where it depends on them.
             also: other labels that ``blame`` may give.
+            alone: whether no later call depends on the result: then it is not compared, and ends no example, where
+                its clauses are not looked at.
 
         Returns:
             The results.
@@ -180,13 +200,15 @@ class Machine(RuleBasedStateMachine):
         expected = attempt(lambda: act(self.spec))
         if expected.error is not None and not _is_refusal(expected.error):
             raise SpecificationError(f"the specification is wrong: {line} {expected}") from expected.error
-        observed = attempt(lambda: act(self.backend))
         refused = expected.error is not None
+        if refused and not self.session.refuses(clause_of_message(str(expected.error))):
+            return Both(refused=True)
+        observed = attempt(lambda: act(self.backend))
         plain = Outcome(error=expected.error) if refused else Outcome(normal(expected.value, self.spec))
         self.calls.append(f"{line}  # {_brief(plain)}")
         if refused:
             self._compare_refusals(expected, observed)
-        else:
+        elif not alone or not self.session.clauses.isdisjoint({clause, *also}):
             self._compared |= {clause, *also}
             if observed.error is not None:
                 self.differ(clause, shown(plain.value), str(observed))
@@ -209,6 +231,8 @@ class Machine(RuleBasedStateMachine):
         self._compared |= {clause, "R1"}
         if observed.error is None:
             self.differ(clause, str(expected), f"no refusal, but {shown(observed.value)}")
+        if self.session.level == "safe" or "R1" not in self.session.clauses:
+            return
         if not isinstance(observed.error, kind):
             self.differ("R1", str(expected), str(observed))
         if not str(observed.error).strip():
@@ -245,6 +269,8 @@ class Machine(RuleBasedStateMachine):
                 continue
             if outcome.error is None and shows.blame is not None and not fixed:
                 clause = shows.blame(expected, outcome.value) or clause
+            if shows.aside and clause not in self.session.clauses:
+                continue
             observed = shown(outcome if outcome.error else outcome.value)
             self.differ(clause, f"{shows.name} = {shown(expected)}", f"{shows.name} = {observed}")
         self._before = self._after
@@ -254,11 +280,18 @@ class Machine(RuleBasedStateMachine):
         self._compared.add(clause)
         if clause not in self.session.clauses:
             raise _Undecided
+        Side.moment += 1
         before = {name: shown(value) for name, value in self._before.items()}
-        after = {shows.name: shown(attempt(functools.partial(shows.read, self.spec)).value) for shows in self.fields}
-        found = Deviation(clause, expected, observed, tuple(self.calls), before, after, tuple(self._trace))
+        after, observed_after = self._show(self.spec), self._show(self.backend)
+        calls, trace = tuple(self.calls), tuple(self._trace)
+        found = Deviation(clause, expected, observed, calls, before, after, trace, observed_after)
         self.session.record(found)
         raise found
+
+    def _show(self, side: Side) -> dict[str, str]:
+        """The observable state of a side as a report shows it; what cannot be read shows how it fails."""
+        read = {shows.name: attempt(functools.partial(shows.read, side)) for shows in self.fields}
+        return {name: shown(found if found.error else found.value) for name, found in read.items()}
 
 
 def _has(backend: Backend, name: str) -> bool:

@@ -20,6 +20,7 @@ class Batch(BatchSteps):
     """Up to four requests of one to three groups go on at a time."""
 
     name = "batch"
+    capability = "batch"
     examples = 30
     needs: ClassVar[tuple[str, ...]] = (
         *BatchSteps.needs,

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
+from ..levels import LEVELS
 from ..properties import start, step
 from .arrays import Array, bits, exact, poisoned, signed
 from .base import Both, Side
@@ -29,6 +30,8 @@ class Cache(CacheFaults):
     """A cache that is written, and whose pages are copied, again and again."""
 
     name = "cache"
+    levels = frozenset(LEVELS)
+    capability = "caches"
     needs = ("kv_cache_update",)
     examples, num_steps = 24, 14
 

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from kvproof.spec.declarations import PageRemoved, PageStored
 
+from ..backends import Backend
 from ..properties import start, step
 from .base import Side
 from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
@@ -12,6 +13,7 @@ from .worlds import World, worlds
 
 __all__ = ["Events"]
 
+_COUNTING = "CacheManager(counter_sampling)"
 _TELLING = {"enable_events": True, "counter_sampling": 1}
 _OPTIONS: tuple[dict[str, Any], ...] = (
     _TELLING,
@@ -25,13 +27,20 @@ class Events(GroupSteps):
     """After every call events, a follower's cached map and counters are compared; in some examples events are off."""
 
     name = "events"
+    capability = "events"
     examples = 30
     needs: ClassVar[tuple[str, ...]] = (
         *GroupSteps.needs,
-        *("CacheFollower", "CacheManager.take_events", "CacheManager(enable_events)", "CacheManager(counter_sampling)"),
+        *("CacheFollower", "CacheManager.take_events", "CacheManager(enable_events)", _COUNTING),
     )
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels | {"MAN-12", "MAN-13"}
+
+    @classmethod
+    def missing(cls, backend: Backend) -> list[str]:
+        """See `Machine.missing`; a backend that lacks counters samples none."""
+        lacking = super().missing(backend)
+        return [name for name in lacking if not (name == _COUNTING and "counters" in backend.lacks)]
 
     @start(world=worlds(MIXED, counts=(1, 1, 2), room=(1, 3), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:

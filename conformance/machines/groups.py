@@ -94,6 +94,7 @@ class Window(GroupSteps):
     """A sliding window, of one page or several, or a part of one."""
 
     name = "window"
+    capability = "groups"
     examples = 32
     needs = (*GroupSteps.needs, "SlidingWindowSpec")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
@@ -109,6 +110,7 @@ class Chunk(GroupSteps):
     """Chunked local attention, the chunk no multiple of the page or the other way round."""
 
     name = "chunk"
+    capability = "groups"
     examples = 30
     needs = (*GroupSteps.needs, "ChunkedLocalAttentionSpec")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
@@ -124,6 +126,7 @@ class Latent(GroupSteps):
     """Multi-head latent attention: like full attention."""
 
     name = "mla"
+    capability = "groups"
     examples = 10
     needs = (*GroupSteps.needs, "MLAAttentionSpec")
     labels = frozenset({"MAN-7", "MAN-9"})
@@ -139,6 +142,7 @@ class State(GroupSteps):
     """One state a request, or states at page boundaries that are kept and copied."""
 
     name = "state"
+    capability = "groups"
     examples = 36
     needs = (*GroupSteps.needs, "MambaSpec", "CacheManager.take_page_copies")
     labels = frozenset({"MAN-7"})
@@ -154,6 +158,7 @@ class Hybrid(GroupSteps):
     """Two or three groups of any kinds, each with a page size of its own."""
 
     name = "hybrid"
+    capability = "groups"
     examples = 60
     needs = (*GroupSteps.needs, "SlidingWindowSpec", "ChunkedLocalAttentionSpec", "MLAAttentionSpec", "MambaSpec")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})

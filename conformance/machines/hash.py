@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, MultimodalItem, Request
 
 from ..backends import Backend
+from ..levels import LEVELS
 from ..properties import start, step
 from .base import Machine, Side
 from .draws import EXTRA_KEYS, NO_INTS, Drawing, one_of, rarely
@@ -50,6 +51,8 @@ class Hash(Machine):
     """Its calls have no state; with the same seed both sides give the same bytes (HASH-1)."""
 
     name = "hash"
+    levels = frozenset(LEVELS)
+    capability = "keys"
     examples = 40
     needs = ("hash_page_tokens", "hash_request_tokens", "init_none_hash", "sha256")
     always = frozenset({"R1"})

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from ..levels import LEVELS
 from ..properties import start, step
 from .arrays import signed
 from .attention import RaggedMachine
@@ -28,6 +29,8 @@ class Kernels(RaggedMachine):
     """
 
     name = "kernels"
+    levels = frozenset(LEVELS)
+    capability = "kernels"
     needs = ("tpu_kernels", "tpu_kernels.attend", "tpu_kernels.update")
     examples, num_steps = 4, 5
     known = INTERPRETED

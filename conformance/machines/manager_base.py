@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ..backends import takes_parameter
 from ..deviation import attempt
 from .base import Both, Field, Side
 from .ghost import Ghost
@@ -43,41 +44,52 @@ class ManagerMachine(ManagerBlame):
 
     def build_managers(self, world: World) -> None:
         """Builds both managers, with those options that the backend's constructor knows."""
+        world = world.plain() if self.lacks("groups") else world
         wanted = {"hash_seed": b"kvproof", **world.options}
+        for option, capability in (("enable_events", "events"), ("counter_sampling", "counters")):
+            if option in wanted and (self.lacks("events") or self.lacks(capability)):
+                del wanted[option]
         options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
-        shown = "".join(f", {name}={getattr(value, '__name__', repr(value))}" for name, value in options.items())
 
         def act(side: Side) -> dict[str, Any]:
             groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
             make = functools.partial(side.names.get(self.made), *self.first)
             return self.parts(side, make(world.num_pages, groups, world.max_model_len, *flags, **options))
 
+        self.build(f"manager = {self.construction(world, flags)}", "MAN-2", act)
+        self.watch(*self.state_fields())
+
+    def construction(self, world: World, flags: tuple[bool, ...]) -> str:
+        """The call of the constructor as a report shows it."""
+        shown = "".join(f", {name}={getattr(value, '__name__', repr(value))}" for name, value in self.options.items())
         numbers = ", ".join(map(str, (*self.first, world.num_pages)))
         line = f"{numbers}, [{', '.join(map(str, world.groups))}], max_model_len={world.max_model_len}"
         named = ", ".join(f"{name}={flag}" for name, flag in zip(("caching", "use_eagle"), flags, strict=False))
-        self.build(f"manager = {self.made}({line}, {named}{shown})", "MAN-2", act)
-        self.watch(*self.state_fields())
+        return f"{self.made}({line}, {named}{shown})"
 
     def parts(self, side: Side, manager: Any) -> dict[str, Any]:
         """What a side has, beside its names."""
-        made = {"manager": manager, "pool": manager.page_pool, "pages": page_views(manager.page_pool)}
+        pages = page_views(manager.page_pool, "queue" not in side.names.lacks)
+        made = {"manager": manager, "pool": manager.page_pool, "pages": pages}
         return made | (follow(side) if "enable_events" in self.options else {})
 
     def state_fields(self) -> list[Field]:
         """What the managers show."""
         weakly = self.options.get("hash_function") is weak
+        lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         fields = [
             replace(shows, blame=self.blame_published, also=self.of_states) if shows.name in HASHES else shows
-            for shows in pool_fields("hash_seed" in self.options, weakly)
+            for shows in pool_fields("hash_seed" in self.options, weakly, lacks)
         ]
         also = (*self.of_states, *self.own("MAN-8"))
+        usage = Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9), aside=True)
         return [
             Field("pages of requests", "MAN-2", self.read_page_ids, blame=self.blame_pages, also=also),
             *fields,
-            Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9)),
-            *(event_fields() if "enable_events" in self.options else ()),
+            *((usage,) if self.offers("manager", "usage") else ()),
+            *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
         ]
 
@@ -145,9 +157,10 @@ class ManagerMachine(ManagerBlame):
             name: the request's id.
             new: tokens to be computed.
             found: a look-up's result that is handed back.
-            options: the other arguments.
+            options: the other arguments, those left out that the backend's manager does not take.
         """
         case = self.cases[name]
+        options = {option: value for option, value in options.items() if self.takes(option)}
         tokens = found.spec[1] if found is not None else 0
         computed = case.request.num_computed_tokens
         shown = "".join(f", {option}={value!r}" for option, value in options.items())
@@ -170,6 +183,13 @@ class ManagerMachine(ManagerBlame):
         if not allocated.refused:
             case.told = int(computed)
         return allocated
+
+    def takes(self, option: str) -> bool:
+        """Whether the backend's ``allocate_slots`` takes an option."""
+        taken = takes_parameter(self.backend.manager.allocate_slots, option)
+        if not taken:
+            self.session.lacks.add(f"manager.allocate_slots({option})")
+        return taken
 
     def page_lists(self, pages: Any, side: Any) -> Any:
         """Pages that a manager returned as they are compared: the ids of each group's, or None."""

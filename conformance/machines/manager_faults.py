@@ -26,8 +26,8 @@ class ManagerFaults(Admission):
             self.go_on_badly,
             self.allocate_badly,
             self.hit_badly,
-            self.publish_badly,
-            self.count_badly,
+            *([self.publish_badly] if self.offers("manager", "cache_pages") else []),
+            *([self.count_badly] if self.offers("manager", "get_num_common_prefix_pages") else []),
         ]
         likely(data, often, [self.free_badly, self.call_with_no_request, self.construct_badly])(data)
 
@@ -49,7 +49,7 @@ class ManagerFaults(Admission):
             "free": lambda side: side.manager.free(request),
             "free_page_hashes": lambda side: side.manager.free_page_hashes(request),
         }
-        name = one_of(data, list(calls))
+        name = one_of(data, [name for name in calls if self.offers("manager", name)])
         self.call(f"manager.{name}({request!r})", calls[name], "R1")
         wrong = one_of(data, [None, 1])
         self.call(f"manager.get_page_ids({wrong})", lambda side: side.manager.get_page_ids(wrong), "R1")
@@ -127,7 +127,8 @@ class ManagerFaults(Admission):
         if found is None or not found.spec[1]:
             pages = [self.some_pages(data, group, length) for group in self.world.groups]
         group = data.draw(st.integers(0, len(pages) - 1))
-        fault = one_of(data, ["page", "page", "page", "null", "another manager's page", "short", "group"])
+        strange = [] if self.lacks("groups") else ["another manager's page"]  # a manager without groups makes it
+        fault = one_of(data, ["page", "page", "page", "null", *strange, "short", "group"])
         if fault == "short":
             pages[group] = pages[group][1:]
         elif fault == "group":

@@ -30,13 +30,20 @@ def follow(side: Side) -> dict[str, Any]:
     return {"told": [], "follower": side.names.get("CacheFollower")()}
 
 
-def event_fields() -> tuple[Field, ...]:
-    """Events, a follower of them, and counters (MAN-12). A side has what `follow` makes, beside its ``manager``."""
+def event_fields(counters: bool) -> tuple[Field, ...]:
+    """Events, a follower of them, and counters (MAN-12). A side has what `follow` makes, beside its ``manager``.
+
+    Args:
+        counters: whether there are any.
+    """
+    counted = (
+        Field("counters", "MAN-12", lambda side: _counters(side.manager.counters), aside=True),
+        Field("counters of the pool", "MAN-12", lambda side: _counters(side.pool.counters), aside=True),
+    )
     return (
-        Field(TAKEN[0], "MAN-12", _events),
-        Field(TAKEN[1], "MAN-12", _followed),
-        Field("counters", "MAN-12", lambda side: _counters(side.manager.counters)),
-        Field("counters of the pool", "MAN-12", lambda side: _counters(side.pool.counters)),
+        Field(TAKEN[0], "MAN-12", _events, aside=True),
+        Field(TAKEN[1], "MAN-12", _followed, aside=True),
+        *(counted if counters else ()),
     )
 
 

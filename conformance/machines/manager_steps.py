@@ -1,5 +1,6 @@
 """The steps of all manager machines: requests arrive, hit, run, are preempted, resumed and freed, as engines do it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -194,7 +195,8 @@ class ManagerSteps(ManagerFaults):
     @step("HASH-3", when=lambda self: self.cases)
     def look_around(self, data: Drawing) -> None:
         """Looks up a request, waiting or live; adds what look-ups found; reads the requests' keys."""
-        acts = [self.look_up_any] if self.lacks("views") else [self.look_up_any, self.add_pages]
+        acts: list[Callable[[Drawing], None]] = [self.look_up_any]
+        acts += [] if self.lacks("views") else [self.add_pages]
         if hasattr(self.spec.manager, "req_to_page_hashes") and not self.lacks("keys"):
             acts += [self.read_keys] if self.offers("manager", "req_to_page_hashes") else []
         one_of(data, acts)(data)

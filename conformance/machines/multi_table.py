@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ..levels import LEVELS
 from ..properties import start, step
 from .base import Side
 from .draws import NO_INTS, Drawing, likely, one_of
@@ -17,6 +18,8 @@ class MultiTable(TableSteps):
     """A side's ``table`` is a MultiGroupPageTable; its ``tables`` are the groups' own."""
 
     name = "multi_table"
+    levels = frozenset(LEVELS)
+    capability = "tables"
     examples = 45
     needs = ("MultiGroupPageTable",)
 

@@ -40,6 +40,7 @@ class Pins(GroupSteps):
     """Prefixes of requests that wait, run or are gone; few tenants, each with a bound of its own."""
 
     name = "pins"
+    capability = "pins"
     examples = 45
     needs: ClassVar[tuple[str, ...]] = (
         *GroupSteps.needs,

@@ -102,15 +102,16 @@ class Pool(PoolFaults):
         """Looks up keys that are cached, were cached, or are cached for another group."""
         shared = [key.page_hash for key, pages in self.spec.pool.cached_page_hash_to_page.items() if len(pages) > 1]
         key: PageHash = one_of(data, shared * 3 + self.known_keys())
-        groups = one_of(data, [[0], [1], [0, 1], [1, 0], [2], [0, 0]])
+        groups = one_of(data, [[0]] if self.lacks("groups") else [[0], [1], [0, 1], [1, 0], [2], [0, 0]])
         self.call(
             f"pool.get_cached_page({self.key_name(key)}, {groups})",
             lambda side: side.pool.get_cached_page(side.keys[key], groups),
             "POOL-7",
             lambda pages, side: None if pages is None else page_list(pages, side),
+            alone=True,
         )
 
-    @step("POOL-11")
+    @step("POOL-11", when=lambda self: not self.lacks("views"))
     def set_on_view(self, data: Drawing) -> None:
         """Sets what a page view lets one set; what would break the pool's order is refused."""
         page = one_of(data, [*self.owned, 0])

@@ -82,19 +82,21 @@ class PoolMachine(Machine):
         """Builds both pools, with those options that the backend's constructor knows."""
         options = pool_options((self.spec.names, self.backend.names), "PagePool", {"hash_seed": b"kvproof", **wanted})
         self.sequences: list[tuple[int, ...]] = []
-        self.seeded, self.caching = "hash_seed" in options, caching
+        self.seeded, self.caching = "hash_seed" in options and not self.lacks("keys"), caching
         self.unhashed_first = bool(options.get("unhashed_first"))
         shown = "".join(f", {name}={value!r}" for name, value in options.items())
 
         def act(side: Side) -> dict[str, Any]:
             pool = side.names.get("PagePool")(num_pages, caching, **options)
             other = side.names.get("PagePool")(3, True)
-            pages = page_views(pool)
+            pages = page_views(pool, "queue" not in side.names.lacks)
             return {"pool": pool, "pages": pages, "other": other.get_new_pages(1)[0], "keys": {}}
 
         self.build(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
         self.check("POOL-3", "pages of a fresh pool", list(range(num_pages)), lambda: sorted(self.backend.pages))
-        self.watch(*pool_fields(self.seeded, weak=False), *(pin_fields() if "max_pinned_pages" in options else ()))
+        lacks = frozenset(filter(self.lacks, ("queue", "keys")))
+        fields = pool_fields(self.seeded, weak=False, lacks=lacks)
+        self.watch(*fields, *(pin_fields() if "max_pinned_pages" in options else ()))
 
     # -- What the specification's pool shows -----------------------------------------------------------
 
@@ -165,7 +167,7 @@ class PoolMachine(Machine):
         keys = self.keys_of(tokens, extra_keys, size)
         return Caching(
             tokens, extra_keys, before + behind + after, keys[: data.draw(st.integers(0, len(keys)))], first, full,
-            size, one_of(data, [0, 0, 0, 1]),
+            size, one_of(data, [0] if self.lacks("groups") else [0, 0, 0, 1]),
         )  # fmt: skip
 
     def keys_of(self, tokens: tuple[int, ...], extra_keys: tuple[ExtraKey, ...], size: int) -> list[Any]:
@@ -203,4 +205,5 @@ class PoolMachine(Machine):
             if self.hashed(page_id):
                 key = self.spec.pages[page_id].page_hash.page_hash
                 self.spec.keys.setdefault(key, key)
-                self.backend.keys.setdefault(key, self.backend.pages[page_id].page_hash.page_hash)
+                own = self.backend.pages[page_id].page_hash
+                self.backend.keys.setdefault(key, getattr(own, "page_hash", own))

@@ -19,7 +19,9 @@ class PoolFaults(PoolMachine):
     @step("POOL-4", "POOL-6")
     def misuse_pages(self, data: Drawing) -> None:
         """Takes, touches, frees, counts or moves pages with one fault; constructs a pool badly."""
-        faults = [self.get_badly, self.touch_badly, self.free_badly, self.free_badly, self.move_badly, self.count_badly]
+        faults = [self.get_badly, self.touch_badly, self.free_badly, self.free_badly]
+        if not self.lacks("views"):
+            faults += [self.count_badly] if self.lacks("queue") else [self.move_badly, self.count_badly]
         one_of(data, [*faults, self.construct_badly])(data)
 
     @step("R2")

@@ -24,6 +24,7 @@ class PoolPins(Pool):
     """Pages are held, pinned, both or neither; cached for two tenants or for nobody in particular."""
 
     name = "pool_pins"
+    capability = "pins"
     examples = 50
     needs = (
         *("PagePool", "PagePool.pin", "PagePool.unpin", "PagePool.set_priority", "PagePool.advance_time"),

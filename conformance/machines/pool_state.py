@@ -1,7 +1,7 @@
 """What the observable state of a page pool shows, read off public names only."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from .base import Field
@@ -13,31 +13,51 @@ Groups = list[tuple[int, list[int]]]
 """The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
 
 
-def page_views(pool: Any) -> dict[int, Any]:
-    """Views of a fresh pool's pages by id, the null page's first."""
-    free = sorted(pool.free_page_queue.get_all_free_pages(), key=lambda page: int(page.page_id))
-    return {0: pool.null_page, **{int(page.page_id): page for page in free}}
+def page_views(pool: Any, queue: bool = True) -> dict[int, Any]:
+    """Views of a fresh pool's pages by id, the null page's first.
+
+    Args:
+        pool: the pool.
+        queue: whether it shows its free queue; if not, all pages are taken and given back in the same order.
+    """
+    if queue:
+        pages = list(pool.free_page_queue.get_all_free_pages())
+    else:
+        pages = list(pool.get_new_pages(pool.get_num_free_pages()))
+        pool.free_pages(pages)
+    return {
+        0: pool.null_page,
+        **{int(page.page_id): page for page in sorted(pages, key=lambda page: int(page.page_id))},
+    }
 
 
-def pool_fields(seeded: bool, weak: bool) -> tuple[Field, ...]:
+def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = ()) -> tuple[Field, ...]:
     """What a pool shows. A side has its ``pool`` and the ``pages`` of it by id.
 
     Args:
         seeded: whether both pools were given the same seed, so that their keys are the same.
         weak: whether the hash function may collide. Then a backend that tells more keys apart is right too.
+        lacks: the capabilities that the backend lacks: it need not show its queue, nor what keys are made of.
     """
-    return (
-        Field("ref_cnt", "POOL-5", _counts),
-        Field("null page", "POOL-1", _null_page),
+    queue = (
         Field("not in the queue exactly while at 0", "POOL-2", _misplaced),
         Field("free pages", "POOL-3", lambda side: _page_ids(side.pool.free_page_queue.get_all_free_pages())),
         Field("numbers of free pages", "POOL-2", _numbers),
+    )
+    number = Field("number of free pages", "POOL-2", lambda side: int(side.pool.get_num_free_pages()))
+    keys = (
+        Field("cached under another key than its own", "POOL-8", _misfiled),
+        Field("keys", "HASH-1", _keys(seeded), blame=_blame_key, also=("HASH-2", "HASH-3"), aside=True),
+    )
+    return (
+        Field("ref_cnt", "POOL-5", _counts),
+        Field("null page", "POOL-1", _null_page, aside=True),
+        *((number,) if "queue" in lacks else queue),
         Field("hashed pages", "POOL-7", _hashed),
         Field("cached map", "POOL-7", _cached_map, refines if weak else operator.eq),
-        Field("cached under another key than its own", "POOL-8", _misfiled),
-        Field("keys", "HASH-1", _keys(seeded), blame=_blame_key, also=("HASH-2", "HASH-3")),
-        Field("usage", "POOL-10", lambda side: round(float(side.pool.get_usage()), 9)),
-        Field("check()", "POOL-2", _check),
+        *(() if "keys" in lacks else keys),
+        Field("usage", "POOL-10", lambda side: round(float(side.pool.get_usage()), 9), aside=True),
+        Field("check()", "POOL-2", _check, aside=True),
     )
 
 
@@ -64,6 +84,8 @@ def pool_options(side_names: Iterable[Any], class_name: str, options: Mapping[st
 def page_list(pages: Any, side: Any) -> object:
     """A page list that a call returned: its ids, and what is wrong with it as a list of views of a side's pages."""
     given = list(pages)
+    if "views" in side.names.lacks:
+        return _page_ids(given)
     flaws = [
         flaw
         for flaw, wrong in (

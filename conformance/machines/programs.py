@@ -8,6 +8,7 @@ import jax
 import jax.monitoring
 from hypothesis import strategies as st
 
+from ..levels import LEVELS
 from ..properties import start, step
 from .base import Side
 from .draws import Drawing
@@ -40,6 +41,8 @@ class Programs(TableMachine):
     """Commits with any number of rows and of dirty entries, with no program compiled before."""
 
     name = "programs"
+    levels = frozenset(LEVELS)
+    capability = "tables"
     needs = ("PageTable",)
     always = TableMachine.always | {"TAB-2"}
     examples, num_steps = 6, 16

@@ -37,6 +37,7 @@ class Queue(Machine):
     """A side has ``pages`` by id and the ``queue`` that some of them are in."""
 
     name = "queue"
+    capability = "queue"
     examples = 50
     needs = ("FreeCachePageQueue", "CachePage")
     always = frozenset({"R1", "POOL-2", "POOL-3", "POOL-5", "POOL-8"})

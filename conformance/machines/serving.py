@@ -28,6 +28,7 @@ class Serving(ServingMachine):
     """
 
     name = "serving"
+    capability = "kernels"
     needs = ("CacheManager", "PageTable", "kv_cache_update", "ragged_paged_attention")
     examples, num_steps = 30, 14
     always = frozenset({"R1"})
@@ -45,7 +46,7 @@ class Serving(ServingMachine):
             groups = [self.kit.group.declared(0, side.names, self.spec.names)]
             manager = side.names.get("CacheManager")(layout.num_pages, groups, self.kit.max_model_len, True, **options)
             table = side.names.get("PageTable")(setup.num_seqs, setup.row, setup.num_tokens)
-            pages = page_views(manager.page_pool)
+            pages = page_views(manager.page_pool, "queue" not in side.names.lacks)
             return {"manager": manager, "pages": pages, "table": table, "cache": layout.empty()}
 
         self.build(f"manager, table, cache = {self.kit}", "MAN-2", act)

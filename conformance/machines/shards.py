@@ -28,6 +28,7 @@ class Shards(GroupSteps):
     """
 
     name = "shards"
+    capability = "shards"
     examples = 27
     needs: ClassVar[tuple[str, ...]] = (*GroupSteps.needs, "ShardedCacheManager")
     labels = frozenset({"MAN-7", "MAN-8", "POOL-12"})
@@ -50,11 +51,13 @@ class Shards(GroupSteps):
         shards = []
         for shard in manager.shards:
             shards.append(Side(side.names))
-            shards[-1].put({"manager": shard, "pool": shard.page_pool, "pages": page_views(shard.page_pool)})
+            pages = page_views(shard.page_pool, "queue" not in side.names.lacks)
+            shards[-1].put({"manager": shard, "pool": shard.page_pool, "pages": pages})
         return {"manager": manager, "shards": shards, "pool": shards[0].pool, "pages": shards[0].pages}
 
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`: where requests live, and every pool."""
+        lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         return [
             Field("shards of requests", "POOL-12", self.read_shards),
             Field(
@@ -64,7 +67,7 @@ class Shards(GroupSteps):
                 blame=self.blame_pages,
                 also=("MAN-8", *self.of_states),
             ),
-            *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False)),
+            *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
             Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9)),
             Field("check() of the manager", "POOL-12", lambda side: side.manager.check()),
         ]

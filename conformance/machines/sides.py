@@ -69,6 +69,8 @@ class Field:
         agree: whether the backend's value agrees with the specification's.
         blame: the label for a difference between two values, where it depends on them; else empty.
         also: other labels that ``blame`` may give.
+        aside: whether no later call depends on it: then a wrong value by a clause that is not looked at does not
+            end the example.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Field:
     agree: Callable[[Any, Any], bool] = operator.eq
     blame: Callable[[Any, Any], str] | None = None
     also: tuple[str, ...] = ()
+    aside: bool = False
 
 
 @dataclass(frozen=True)

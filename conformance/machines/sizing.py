@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from ..levels import LEVELS
 from ..properties import start, step
 from .base import Machine, Side
 from .draws import Drawing, likely, one_of
@@ -36,6 +37,8 @@ class Sizing(Machine):
     """Nothing is kept from call to call."""
 
     name = "sizing"
+    levels = frozenset(LEVELS)
+    capability = "caches"
     needs = ("RaggedPagesCacheMetaData", "AxisRules")
     examples, num_steps = 20, 10
 

@@ -37,6 +37,7 @@ class Snapshots(Pins):
     """
 
     name = "snapshots"
+    capability = "snapshots"
     examples = 30
     needs: ClassVar[tuple[str, ...]] = (
         *Pins.needs,

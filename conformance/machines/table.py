@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from ..levels import LEVELS
 from ..properties import start, step
 from .base import Side
 from .draws import Drawing, one_of, some
@@ -19,6 +20,8 @@ class Table(TableFaults):
     """A side's ``table`` is a PageTable."""
 
     name = "table"
+    levels = frozenset(LEVELS)
+    capability = "tables"
     examples = 80
     needs = ("PageTable",)
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..backends import Backend
+from ..levels import LEVELS
 from ..properties import start, step
 from .arrays import FINE_BITS, Array, Near, exact, signed, worst
 from .base import Both, Machine, Side
@@ -188,6 +189,8 @@ class Views(ViewMachine):
     """One device: every layout and type; what is written by slots, by slices, in one axis of tokens or in two."""
 
     name = "views"
+    levels = frozenset(LEVELS)
+    capability = "caches"
     examples, num_steps = 16, 8
     known: ClassVar[tuple[Layout, ...]] = (
         Layout(),
@@ -242,6 +245,8 @@ class Sharded(ViewMachine):
     """A mesh of two by two devices: two pools, the KV heads of each on two devices."""
 
     name = "sharded"
+    levels = frozenset(LEVELS)
+    capability = "caches"
     examples, num_steps = 6, 8
 
     @classmethod

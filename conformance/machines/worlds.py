@@ -1,7 +1,7 @@
 """The worlds that the manager machines draw: which cache groups, how many pages, which options."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import lcm
 from typing import Any
@@ -122,6 +122,11 @@ class World:
     alphabet: tuple[int, int] = (0, 1)
     text: tuple[int, ...] = ()
     probing: bool = False
+
+    def plain(self) -> "World":
+        """The same with one group of full attention, for a backend that knows no others."""
+        size = self.groups[0].page_size if self.groups else 1
+        return replace(self, groups=(Group("full", size),), use_eagle=False)
 
     @property
     def unit(self) -> int:

@@ -1,0 +1,32 @@
+"""What a backend may lack without deviating, by name, where no missing method tells.
+
+A backend lacks what it does not offer by name; what its holder's attribute ``kvproof_lacks`` lists, which an adapter
+sets for the package that it adapts; and what the command line says (``--without``). A machine about it does not run, or
+leaves out the steps and the parts of the observable state that are; a clause that nothing else checks is *not offered*.
+"""
+
+from collections.abc import Iterable
+
+__all__ = ["CAPABILITIES", "unknown_capabilities"]
+
+CAPABILITIES = {
+    "groups": "cache groups of other kinds, or more than one",
+    "events": "events of what is cached and forgotten",
+    "counters": "counters of queries, hits and evictions",
+    "batch": "a step of all requests in one call",
+    "pins": "pins and priorities of prefixes",
+    "snapshots": "snapshots of a manager, and managers made from them",
+    "shards": "several shards under one manager",
+    "keys": "keys of pages that show digest, token ids and extra keys",
+    "views": "page views that guard the pool: setters that refuse, page lists that cannot be changed",
+    "queue": "the free queue, in the order in which its pages are taken",
+    "tables": "page tables",
+    "caches": "pages on the device: their sizes, their updates, their views",
+    "kernels": "attention, and what kernels compute",
+}
+"""Every capability with what it is."""
+
+
+def unknown_capabilities(names: Iterable[object]) -> list[str]:
+    """Those of some names that name no capability, as a message shows them."""
+    return [name if isinstance(name, str) else repr(name) for name in names if name not in CAPABILITIES]

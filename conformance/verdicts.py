@@ -1,0 +1,104 @@
+"""What a run finds: what each machine did, and a verdict for each clause."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .deviation import Deviation
+from .levels import Level
+
+__all__ = ["MachineReport", "Report", "Verdict"]
+
+Verdict = Literal["conforms", "deviates", "undecided", "not offered"]
+
+_ENOUGH_STEPS = 200
+"""So many steps count for a clause even if its machine ended early, at a deviation from another clause."""
+
+_FEW_STEPS = 20
+"""So many do if the machine went on, without the clauses that deviate, and came to its end."""
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """What one machine found.
+
+    Attributes:
+        name: the machine.
+        clauses: the clauses that it checks.
+        missing: the names that it needs and the backend does not offer; if there are any, it did not run.
+        lacks: what else the backend does not offer, so that the steps about it were left out.
+        examples: sequences of calls that were made, until the first deviation if there is one.
+        steps: steps in them.
+        wasted: steps in them that had nothing possible to do.
+        tried: for each clause the steps in which it was compared.
+        deviations: the shortest deviation found for each clause, the shortest of all first.
+        undeclared: (property, clause) compared though not declared; empty unless the suite has a fault.
+        seconds: how long it took.
+        level: the level at which it compared.
+        ended: whether it came to its end: after a deviation it does if it goes on without the clause that deviates.
+        note: what else there is to say, such as how many states were covered.
+    """
+
+    name: str
+    clauses: frozenset[str]
+    missing: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+    examples: int = 0
+    steps: int = 0
+    wasted: int = 0
+    tried: Counter[str] = field(default_factory=Counter)
+    deviations: list[Deviation] = field(default_factory=list)
+    undeclared: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+    level: Level = "exact"
+    ended: bool = True
+    note: str = ""
+
+    def decides(self, clause: str) -> bool:
+        """Whether it compared enough by a clause to say that the backend conforms, having seen no deviation from it."""
+        if not self.deviations:
+            return self.tried[clause] > 0
+        return self.tried[clause] >= (_FEW_STEPS if self.ended else _ENOUGH_STEPS)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run found.
+
+    Attributes:
+        backend: the backend's name.
+        seed: the run's seed.
+        clauses: the labels of the clauses that were looked at.
+        machines: what each machine found.
+    """
+
+    backend: str
+    seed: int
+    clauses: tuple[str, ...]
+    machines: list[MachineReport]
+
+    def tried(self, clause: str) -> int:
+        """In how many steps a clause was compared."""
+        return sum(machine.tried[clause] for machine in self.machines)
+
+    def verdict(self, clause: str) -> Verdict:
+        """What came of one clause.
+
+        Returns:
+            ``deviates`` if any machine saw that; ``conforms`` if it was compared by a machine that came to its
+            end, or often enough by one that did not; ``not offered`` if the backend lacks what it is about;
+            else ``undecided``.
+        """
+        checking = [machine for machine in self.machines if clause in machine.clauses]
+        if any(found.clause == clause for machine in checking for found in machine.deviations):
+            return "deviates"
+        if any(machine.decides(clause) for machine in checking):
+            return "conforms"
+        if checking and all(m.missing or (m.lacks and not m.deviations and not m.tried[clause]) for m in checking):
+            return "not offered"
+        return "undecided"
+
+    @property
+    def deviates(self) -> bool:
+        """Whether the backend deviates from any clause that was looked at."""
+        return any(machine.deviations for machine in self.machines)
