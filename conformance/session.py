@@ -1,7 +1,7 @@
 """One machine's run against one backend: what is compared, what was found, and how much was tried."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from time import monotonic
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ class Session:
         level: how strict the comparison is.
         known: the labels of clauses that the backend is known to break. What they refuse is not called: the backend
             would not refuse it, and nothing could be compared any more.
+        kept: the first few things of each kind, where they were drawn by another session; see `one_of_few`.
 
     Attributes:
         examples: sequences of calls begun.
@@ -54,6 +55,7 @@ class Session:
         effort: float = 1.0,
         level: Level = "exact",
         known: Iterable[str] = (),
+        kept: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self.backend = backend
         self.level = level
@@ -69,7 +71,12 @@ class Session:
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
         self._deadline: float | None = None
-        self._kept: dict[str, list[Any]] = {}
+        self.kept: dict[str, list[Any]] = {kind: list(few) for kind, few in (kept or {}).items()}
+
+    def again(self, backend: Backend) -> "Session":
+        """A session in which steps of this one can be taken again, on the same backend by another `Backend`."""
+        more = self.effort, self.level, self.known, self.kept
+        return Session(backend, self.clauses, self.shrink_seconds, *more)
 
     def refuses(self, clause: str) -> bool:
         """Whether a call is made that a clause refuses: not if nothing of what comes of it is looked at."""
@@ -97,7 +104,7 @@ class Session:
             drawn: what was drawn.
             most: how many there may be in a run of the usual length.
         """
-        kept = self._kept.setdefault(kind, [])
+        kept = self.kept.setdefault(kind, [])
         if drawn not in kept and len(kept) < ceil(most * self.effort):
             kept.append(drawn)
         found: T = drawn if drawn in kept else kept[crc32(repr(drawn).encode()) % len(kept)]
