@@ -1,0 +1,245 @@
+"""The counterexamples of machines as standalone tests: the calls on the backend alone, and one assertion that fails.
+
+A machine's steps are taken again while `emitting_notes` writes down every call on the backend's objects. What the
+last call must do becomes an assertion (`emitting_endings`). Where calls cannot be written as plain Python (caches of a
+thousand numbers, say), the test repeats the machine's steps instead.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from kvproof.spec.clauses import CLAUSES
+
+from .backends import load_backend
+from .deviation import Deviation, TracedStep
+from .emitting_endings import Ending, Last, ending_of
+from .emitting_literals import Literals, UnrenderableError
+from .emitting_notes import NotedBackend, NotedSide, Notes
+from .emitting_text import body_of
+from .machines import MACHINES, Machine
+from .machines.base import Both, Side, same
+from .scripts import Script
+from .session import Session
+
+__all__ = ["repeat", "script_of"]
+
+_REPEAT_SECONDS = 60.0
+
+
+def script_of(machine: type[Machine], found: Deviation, found_by: str = "") -> Script | None:
+    """A deviation as a test that stands alone.
+
+    Args:
+        machine: the machine that found it, bound to its session.
+        found: the deviation, with the steps that led there.
+        found_by: the command that finds it again.
+
+    Returns:
+        The test; None if neither its calls nor its steps can be written.
+    """
+    repeated = _repeated(machine, found, found_by)
+    plain = _plain(machine, found, found_by)
+    if plain is None:
+        return repeated
+    return replace(plain, otherwise=repeated)
+
+
+# -- The calls alone -----------------------------------------------------------------------------------------------
+
+
+class _Noting(Machine):
+    """A machine whose calls on the backend are noted; mixed into the machine that found a deviation.
+
+    Attributes:
+        notes: where they are noted.
+        last: the last call.
+        phase: what is being compared: ``call``, ``state``, or what the machine itself looks at (``other``).
+    """
+
+    notes: ClassVar[Notes]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = NotedSide(self.session.backend)  # type: ignore[arg-type]
+        self.last = Last()
+        self.phase = "other"
+
+    def build(self, line: str, clause: str, act: Any) -> None:
+        self.phase, self.last = "call", Last()
+        super().build(line, clause, self._noted(act))
+        self.phase = "other"
+
+    def call(self, line: str, act: Any, clause: str, normal: Any = same, *more: Any, **named: Any) -> Both:
+        def quietly(value: Any, side: Side) -> object:
+            with self.notes.quiet():
+                return normal(value, side)
+
+        self.phase, self.last = "call", Last(normal=normal)
+        made = super().call(line, self._noted(act), clause, quietly, *more, **named)
+        self.phase = "other"
+        return made
+
+    def _noted(self, act: Any) -> Any:
+        def acting(side: Side) -> Any:
+            if side is self.spec:
+                try:
+                    self.last.expected = act(side)
+                except Exception as error:
+                    self.last.refusal = error
+                    raise
+                return self.last.expected
+            self.notes.act += 1
+            try:
+                given = act(side)
+            except Exception as error:
+                self.last.error = error
+                raise
+            if isinstance(given, Mapping):  # what was built gets its names when it is put
+                return given
+            self.last.text = self.notes.text_of_result(given)
+            self.last.observed = self.notes.strip(given)
+            return self.last.observed
+
+        return acting
+
+    def compare_states(self, *given: Any, **named: Any) -> None:
+        before, self.phase = self.phase, "state"
+        with self.notes.quiet():
+            super().compare_states(*given, **named)
+        self.phase = before
+
+    def check(self, *given: Any, **named: Any) -> None:
+        self.phase = "other"
+        with self.notes.quiet():
+            super().check(*given, **named)
+
+    def differ(self, *given: Any, **named: Any) -> Any:
+        with self.notes.quiet():
+            super().differ(*given, **named)
+
+
+def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
+    """A deviation as plain calls; None if they cannot be written, or come to something else."""
+    backend = machine.session.backend
+    notes = Notes(backend.holder)
+    noted = NotedBackend(backend.name, backend.holder, backend.without, notes=notes)
+    session = machine.session.again(noted)
+    bound = type(machine.__name__, (_Noting, machine), {"session": session, "notes": notes})
+    taken = bound()
+    try:
+        for step in found.trace:
+            taken.repeat_step(step)
+        return None
+    except Deviation as again:
+        if again.clause != found.clause or notes.problem:
+            return None
+    except Exception:  # stand-ins are not everything that they stand for; then the steps are repeated instead
+        return None
+    ending = ending_of(taken, taken.phase, taken.last, notes)
+    if ending is None:
+        return None
+    return _script(notes, ending, found, backend.name, found_by)
+
+
+def _script(notes: Notes, ending: Ending, found: Deviation, backend: str, found_by: str) -> Script:
+    others = {*notes.literals.imports, *ending.sources}
+    lines, last = body_of(notes.statements, ending, others)
+    return Script(
+        found.clause,
+        found.expected,
+        found.observed,
+        backend,
+        tuple(lines),
+        last,
+        ending.raises,
+        tuple(line for name, line in notes.literals.imports.items() if _uses(lines, name)),
+        tuple(source for name, source in ending.sources.items() if _uses(lines, name)),
+        found_by,
+    )
+
+
+def _uses(lines: Iterable[str], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", line) for line in lines)
+
+
+# -- The steps again -----------------------------------------------------------------------------------------------
+
+
+def repeat(
+    backend: str,
+    machine: str,
+    clause: str,
+    steps: Sequence[TracedStep],
+    kept: Mapping[str, Sequence[Any]] | None = None,
+    clauses: Iterable[str] = CLAUSES,
+    known: Iterable[str] = (),
+    without: Iterable[str] = (),
+) -> None:
+    """Takes a machine's steps on a backend again.
+
+    Args:
+        backend: the backend's name.
+        machine: the machine's name.
+        clause: the label of the clause that they are to break.
+        steps: the steps.
+        kept: the things of a few that the run drew from; see `Session.one_of_few`.
+        clauses: the labels of the clauses that were looked at.
+        known: those of clauses that were known to be broken.
+        without: the capabilities that the backend was said to lack.
+
+    Raises:
+        AssertionError: the backend breaks the clause; with the calls, what was expected and what was observed.
+    """
+    session = Session(load_backend(backend, without), {*clauses, clause}, _REPEAT_SECONDS, known=known, kept=kept)
+    bound = type(machine, (MACHINES[machine],), {"session": session})
+    taken = bound()
+    try:
+        for step in steps:
+            taken.repeat_step(step)
+    except Deviation as found:
+        if found.clause == clause:
+            calls = "\n  ".join(found.calls)
+            told = f"{clause}\nexpected {found.expected}\nobserved {found.observed}\nafter\n  {calls}"
+            raise AssertionError(told) from None
+
+
+def _repeated(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
+    """A deviation as a test that repeats the machine's steps; None if what they drew cannot be written."""
+    session = machine.session
+    literals = Literals()
+    options: dict[str, Any] = {
+        "kept": {kind: list(kept) for kind, kept in session.kept.items()},
+        "known": sorted(session.known),
+        "without": sorted(session.backend.without),
+    }
+    if session.clauses != set(CLAUSES):
+        options["clauses"] = sorted(session.clauses)
+    try:
+        steps = [literals.of(step) for step in found.trace]
+        named = {name: literals.of(value) for name, value in options.items() if value}
+    except UnrenderableError:
+        return None
+    literals.name_of(repeat)
+    lines = [
+        "repeat(",
+        f"    {session.backend.name!r},",
+        f"    {machine.name!r},",
+        f"    {found.clause!r},",
+        "    [",
+        *(f"        {step}," for step in steps),
+        "    ],",
+        *(f"    {name}={text}," for name, text in named.items()),
+        ")",
+    ]
+    return Script(
+        found.clause,
+        found.expected,
+        found.observed,
+        session.backend.name,
+        tuple(lines),
+        len(lines),
+        imports=tuple(literals.imports.values()),
+        found_by=found_by,
+    )

@@ -1,0 +1,195 @@
+"""What the last call of a counterexample must do, as an assertion that fails on the backend it was found on."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .deviation import REFUSALS, attempt
+from .emitting_literals import UnrenderableError, is_plain
+from .emitting_notes import Notes
+from .emitting_readings import READINGS, Reading, page_views, readable, source
+from .machines import Machine
+from .machines.base import Side
+from .machines.sides import equal
+
+__all__ = ["Ending", "Last", "ending_of"]
+
+_ANY_REFUSAL = "(TypeError, ValueError, IndexError)"
+
+
+@dataclass
+class Last:
+    """The last call of a machine.
+
+    Attributes:
+        normal: makes of a side's result what is compared.
+        expected: the specification's result.
+        refusal: what the specification raised.
+        observed: the backend's result.
+        error: what the backend raised.
+        text: the expression that gives the backend's result; empty if there is none.
+    """
+
+    normal: Callable[[Any, Any], Any] | None = None
+    expected: Any = None
+    refusal: Exception | None = None
+    observed: Any = None
+    error: Exception | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a test.
+
+    Attributes:
+        refusals: the errors by one of which the last call must be refused, as source; empty if it must not be.
+        lines: the assertions behind it, variables as marks.
+        raises: the error that the test ends in, if it is none of an assertion.
+        sources: the functions that the test may use, by their names.
+    """
+
+    refusals: str = ""
+    lines: tuple[str, ...] = ()
+    raises: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def ending_of(taken: Machine, phase: str, last: Last, notes: Notes) -> Ending | None:
+    """The end of the test that shows what a machine saw.
+
+    Args:
+        taken: the machine, after it saw it.
+        phase: what it was comparing.
+        last: its last call.
+        notes: what was noted.
+
+    Returns:
+        None if what was compared cannot be told from outside.
+    """
+    views = {page_views.__name__: source(page_views)}
+    if phase == "state":
+        ending = _of_state(taken, notes, views)
+        return ending if ending is None or last.refusal is None else replace(ending, refusals=_ANY_REFUSAL)
+    if phase != "call":
+        return None
+    if last.refusal is not None:
+        return _of_refusal(last, views)
+    if last.error is not None:
+        return Ending(raises=type(last.error).__name__, sources=views)
+    return _of_result(last, notes, views) if last.text else None
+
+
+def _of_refusal(last: Last, views: Mapping[str, str]) -> Ending:
+    if last.error is None:
+        return Ending(_ANY_REFUSAL, sources=views)
+    kind = next(kind for kind in REFUSALS if isinstance(last.refusal, kind)).__name__
+    if isinstance(last.error, REFUSALS) and not str(last.error).strip():
+        return Ending(kind, ("assert str(refusal.value).strip()",), sources=views)
+    return Ending(kind, raises=type(last.error).__name__, sources=views)
+
+
+# -- Results ---------------------------------------------------------------------------------------------------------
+
+
+def _page_ids(pages: Any) -> Any:
+    return [page.page_id for page in pages]
+
+
+_FORMS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("{}.page_id", lambda page: page.page_id),
+    ("{}.get_page_ids()", lambda pages: pages.get_page_ids()),
+    ("({0}[0].get_page_ids(), {0}[1])", lambda found: (found[0].get_page_ids(), found[1])),
+    ("[page.page_id for page in {}]", _page_ids),
+    ("{}.tolist()", lambda array: array.tolist()),
+)
+"""Ways to look at a result that is no plain data; the first that both results have is taken."""
+
+
+def _of_result(last: Last, notes: Notes, views: Mapping[str, str]) -> Ending | None:
+    expected, observed, text = last.expected, last.observed, last.text
+    if (expected is None) != (observed is None):
+        return Ending(lines=(f"assert {text} is {'None' if expected is None else 'not None'}",), sources=views)
+    looks = [("{}", lambda value: value), *_FORMS, ("readable({})", readable)]
+    for form, look in looks:
+        line = _difference(form.format(text), look, expected, observed, notes)
+        if line:
+            return Ending(lines=(line,), sources={**views, "readable": source(readable)})
+    return None
+
+
+def _difference(text: str, look: Callable[[Any], Any], expected: Any, observed: Any, notes: Notes) -> str:
+    """The assertion that two things look alike; empty if they do, or cannot be looked at in this way."""
+    wanted, seen = attempt(lambda: look(expected)), attempt(lambda: look(observed))
+    if wanted.error is not None or seen.error is not None:
+        return ""
+    if not is_plain(wanted.value) or equal(wanted.value, seen.value) or isinstance(wanted.value, np.ndarray):
+        return ""
+    try:
+        literal = notes.literals.of(wanted.value)
+    except UnrenderableError:
+        return ""
+    return f"assert {text} {'is' if isinstance(wanted.value, bool) else '=='} {literal}"
+
+
+# -- States ----------------------------------------------------------------------------------------------------------
+
+
+def _of_state(taken: Machine, notes: Notes, views: Mapping[str, str]) -> Ending | None:
+    """The end that shows the first field that differs and can be told from outside."""
+    with notes.quiet():
+        Side.moment += 1
+        for shows in taken.fields:
+            expected = shows.read(taken.spec)
+            seen = attempt(functools.partial(shows.read, taken.backend))
+            if seen.error is None and equal(expected, seen.value, shows.agree):
+                continue
+            if shows.name == "check()":
+                return _of_check(taken, notes, views)
+            for reading in READINGS.get(shows.name, ()):
+                lines, raises = _looked_at(taken, reading, notes)
+                if lines:
+                    known = {**views, reading.look.__name__: source(reading.look)}
+                    return Ending(lines=lines, raises=raises, sources=known)
+    return None
+
+
+def _of_check(taken: Machine, notes: Notes, views: Mapping[str, str]) -> Ending | None:
+    """The own check of what was built, which raises."""
+    whole = taken.backend.manager if hasattr(taken.backend, "manager") else taken.backend.pool
+    outcome = attempt(whole.check)
+    text = notes.text_of_known(whole)
+    if text is None or outcome.error is None:
+        return None
+    return Ending(lines=(f"{text}.check()",), raises=type(outcome.error).__name__, sources=views)
+
+
+def _looked_at(taken: Machine, reading: Reading, notes: Notes) -> tuple[tuple[str, ...], str]:
+    """The assertion that a reading gives the same on both sides, and the error that it raises instead; or nothing."""
+    sharded = hasattr(taken.spec, "shards") and {"pool", "pages"} & set(reading.given)
+    specs = taken.spec.shards if sharded else [taken.spec]
+    backends = taken.backend.shards if sharded else [taken.backend]
+    names = [*taken.cases] if hasattr(taken, "cases") else []
+    texts = []
+    for side in backends:
+        given = [repr(names) if name == "names" else notes.text_of_known(getattr(side, name)) for name in reading.given]
+        if None in given:
+            return (), ""
+        texts.append(f"{reading.look.__name__}({', '.join(map(str, given))})")
+    text = f"[{', '.join(texts)}]" if sharded else texts[0]
+
+    def look(sides: Any) -> Any:
+        if reading.told is not None:
+            seen = [reading.told(side) for side in sides]
+        else:
+            given = [[names if name == "names" else getattr(side, name) for name in reading.given] for side in sides]
+            seen = [reading.look(*arguments) for arguments in given]
+        return seen if sharded else seen[0]
+
+    outcome = attempt(lambda: look(backends))
+    if outcome.error is not None:
+        return (text,), type(outcome.error).__name__
+    return tuple(filter(None, [_difference(text, look, specs, backends, notes)])), ""

@@ -1,0 +1,253 @@
+"""How an emitted test looks at a backend: small functions, whose sources go into the file where it uses them."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["READINGS", "Reading", "page_views", "readable", "source"]
+
+
+def page_views(pool: Any) -> Any:
+    """The pages of a pool in which nothing happened yet, by their ids."""
+    return {page.page_id: page for page in [pool.null_page, *pool.free_page_queue.get_all_free_pages()]}
+
+
+def readable(value: Any) -> Any:
+    """A result as plain values: pages by their ids, arrays and sequences as lists."""
+    if hasattr(value, "page_id"):
+        return int(value.page_id)
+    if hasattr(value, "get_page_ids") and hasattr(value, "pages"):
+        return [list(map(int, group)) for group in value.get_page_ids()]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: readable(entry) for key, entry in value.items()}
+    if hasattr(value, "__iter__") and not isinstance(value, str | bytes):
+        return [readable(entry) for entry in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: readable(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def ref_counts(pages: Any) -> Any:
+    """How often each page is held, by its id."""
+    return {page_id: int(page.ref_cnt) for page_id, page in pages.items() if page_id}
+
+
+def null_page(pool: Any) -> Any:
+    """The null page's id, count, flag and hash."""
+    page = pool.null_page
+    return page.page_id, page.ref_cnt, page.is_null, page.page_hash
+
+
+def free_pages(pool: Any) -> Any:
+    """The ids of the free pages, first the next to be taken."""
+    return [int(page.page_id) for page in pool.free_page_queue.get_all_free_pages()]
+
+
+def misplaced_pages(pool: Any, pages: Any) -> Any:
+    """The ids of pages that are not in the free queue exactly while nobody holds them."""
+    free = [page.page_id for page in pool.free_page_queue.get_all_free_pages()]
+    wrong = [n for n, page in pages.items() if n and free.count(n) != (page.ref_cnt == 0)]
+    return wrong + [n for n in free if n not in pages]
+
+
+def numbers_of_free_pages(pool: Any) -> Any:
+    """How many pages are free, as the pool and its queue say."""
+    return int(pool.get_num_free_pages()), int(pool.free_page_queue.num_free_pages)
+
+
+def hashed_pages(pages: Any) -> Any:
+    """The ids of the pages that have a hash."""
+    return [page_id for page_id, page in pages.items() if page_id and page.page_hash is not None]
+
+
+def cached_pages(pool: Any) -> Any:
+    """For each key of the cached map its group and its pages, in the order in which they were cached."""
+    entries = []
+    for key, pages in pool.cached_page_hash_to_page.items():
+        listed = pages.values() if hasattr(pages, "values") else pages
+        entries.append((int(key.group_id), [int(page.page_id) for page in listed]))
+    return sorted(entry for entry in entries if entry[1])
+
+
+def misfiled_pages(pool: Any) -> Any:
+    """The ids of pages that are cached under another key than their own hash."""
+    wrong = []
+    for key, pages in pool.cached_page_hash_to_page.items():
+        listed = pages.values() if hasattr(pages, "values") else pages
+        wrong += [int(page.page_id) for page in listed if page.page_hash != key]
+    return sorted(wrong)
+
+
+def page_keys(pages: Any) -> Any:
+    """The digest, the tokens and the extra keys of every page that has a hash."""
+    hashed = {n: page.page_hash.page_hash for n, page in pages.items() if n and page.page_hash is not None}
+    return {n: (key.hash_value, tuple(key.token_ids), key.extra_keys) for n, key in hashed.items()}
+
+
+def key_tokens(pages: Any) -> Any:
+    """The tokens and the extra keys of every page that has a hash."""
+    hashed = {n: page.page_hash.page_hash for n, page in pages.items() if n and page.page_hash is not None}
+    return {n: (tuple(key.token_ids), key.extra_keys) for n, key in hashed.items()}
+
+
+def usage(pool: Any) -> Any:
+    """The part of the pages that is in use."""
+    return round(float(pool.get_usage()), 9)
+
+
+def manager_usage(manager: Any) -> Any:
+    """The part of the pages that is in use."""
+    return round(float(manager.usage), 9)
+
+
+def pages_of_requests(manager: Any, names: Any) -> Any:
+    """The page ids of some requests, group by group."""
+    return {name: [list(map(int, group)) for group in manager.get_page_ids(name)] for name in names}
+
+
+def events_told(manager: Any) -> Any:
+    """What the manager told of its cache: the kind of each event, and what it says."""
+    told = []
+    for event in manager.take_events():
+        said = [getattr(event, name) for name in event.__dataclass_fields__]
+        told.append((type(event).__name__, *said))
+    return told
+
+
+def counters(owner: Any) -> Any:
+    """What was counted."""
+    return {name: getattr(owner.counters, name) for name in owner.counters.__dataclass_fields__}
+
+
+def pinned_pages(pool: Any) -> Any:
+    """How many pages are pinned."""
+    return int(pool.num_pinned_pages)
+
+
+def priorities(pool: Any, pages: Any) -> Any:
+    """The priority of every page."""
+    return {page_id: int(pool.get_priority(page_id)) for page_id in pages}
+
+
+def slots(manager: Any, names: Any) -> Any:
+    """The slots of requests, or by what error they have none."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = int(manager.slot_of(name))
+        except Exception as error:
+            found[name] = type(error).__name__
+    return found
+
+
+def shards_of_requests(manager: Any, names: Any) -> Any:
+    """The shard of every request."""
+    return {name: manager.shard_of(name) for name in names}
+
+
+def queued_pages(queue: Any) -> Any:
+    """The ids of the pages in a queue, first the first."""
+    return [int(page.page_id) for page in queue.get_all_free_pages()]
+
+
+def queue_length(queue: Any) -> Any:
+    """How many pages the queue says it has."""
+    return int(queue.num_free_pages)
+
+
+def counts_and_hashes(pages: Any) -> Any:
+    """The count of every page, and whether it has no hash."""
+    return {page_id: (page.ref_cnt, page.page_hash is None) for page_id, page in pages.items()}
+
+
+def neighbours(queue: Any, pages: Any) -> Any:
+    """The ids of the pages before and behind each page, and behind and before the queue's ends."""
+    ends = {"head": queue.fake_free_list_head, "tail": queue.fake_free_list_tail}
+    found = {}
+    for name, page in (pages | ends).items():
+        beside = page.prev_free_page, page.next_free_page
+        found[str(name)] = tuple(None if other is None else other.page_id for other in beside)
+    return found
+
+
+def row_lengths(tables: Any) -> Any:
+    """How many pages each row of each table names."""
+    return [[int(count) for count in table.num_pages_per_row] for table in tables]
+
+
+def host_rows(tables: Any) -> Any:
+    """The rows of each table on the host."""
+    return [table.get_cpu_tensor().tolist() for table in tables]
+
+
+def device_rows(tables: Any) -> Any:
+    """The rows of each table on the device."""
+    return [table.get_device_tensor().tolist() for table in tables]
+
+
+def changeable_tables(tables: Any) -> Any:
+    """The tables whose host rows can be changed from outside."""
+    return [n for n, table in enumerate(tables) if table.get_cpu_tensor().flags.writeable]
+
+
+def page_tables(table: Any) -> Any:
+    """The rows of every group's table on the host."""
+    return [each.get_cpu_tensor().tolist() for each in table.page_tables]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a test looks at one thing that the state shows.
+
+    Attributes:
+        look: the function.
+        given: the names of what it is given: of a side, or ``names``, the ids of all requests.
+        told: how the values are read off a side here, where looking twice shows another thing; None for ``look``.
+    """
+
+    look: Callable[..., Any]
+    given: tuple[str, ...]
+    told: Callable[[Any], Any] | None = None
+
+
+READINGS: dict[str, tuple[Reading, ...]] = {
+    "ref_cnt": (Reading(ref_counts, ("pages",)),),
+    "null page": (Reading(null_page, ("pool",)),),
+    "not in the queue exactly while at 0": (Reading(misplaced_pages, ("pool", "pages")),),
+    "free pages": (Reading(free_pages, ("pool",)),),
+    "numbers of free pages": (Reading(numbers_of_free_pages, ("pool",)),),
+    "hashed pages": (Reading(hashed_pages, ("pages",)),),
+    "cached map": (Reading(cached_pages, ("pool",)),),
+    "cached under another key than its own": (Reading(misfiled_pages, ("pool",)),),
+    "keys": (Reading(key_tokens, ("pages",)), Reading(page_keys, ("pages",))),
+    "usage": (Reading(usage, ("pool",)),),
+    "usage of the manager": (Reading(manager_usage, ("manager",)),),
+    "pages of requests": (Reading(pages_of_requests, ("manager", "names")),),
+    "events": (Reading(events_told, ("manager",), lambda side: side.told),),
+    "counters": (Reading(counters, ("manager",)),),
+    "counters of the pool": (Reading(counters, ("pool",)),),
+    "number of pinned pages": (Reading(pinned_pages, ("pool",)),),
+    "priorities": (Reading(priorities, ("pool", "pages")),),
+    "slots": (Reading(slots, ("manager", "names")),),
+    "shards of requests": (Reading(shards_of_requests, ("manager", "names")),),
+    "table rows": (Reading(page_tables, ("table",)),),
+    "pages": (Reading(counts_and_hashes, ("pages",)),),
+    "num_free_pages": (Reading(queue_length, ("queue",)),),
+    "queue": (Reading(queued_pages, ("queue",)),),
+    "neighbours": (Reading(neighbours, ("queue", "pages")),),
+    "pages in a row": (Reading(row_lengths, ("tables",)),),
+    "host rows": (Reading(host_rows, ("tables",)),),
+    "device rows": (Reading(device_rows, ("tables",)),),
+    "tables that can be changed from outside": (Reading(changeable_tables, ("tables",)),),
+}
+"""How a test looks at each field that machines compare; of several ways the first that shows a difference."""
+
+
+def source(function: Callable[..., Any]) -> str:
+    """The source of one of these functions, as a file has it: without annotations, which it would have to import."""
+    lines = inspect.getsource(function).splitlines()
+    head = lines[0].replace(": Any", "").replace(" -> Any", "")
+    return "\n".join([head, *lines[1:]])
