@@ -12,14 +12,17 @@ from .attention_blame import blame
 from .attention_faults import AttentionFaults
 from .base import Side
 from .draws import Drawing, one_of
-from .ragged import COMMON, LATENT, LIMITS, Batch, Setup
+from .ragged import COMMON, LATENT, LIMITS, NARROW, SETUPS, Batch, Setup
 from .ragged_draws import draw_batch
 
 __all__ = ["WRITTEN", "Attention", "Latents", "Limits", "RaggedMachine"]
 
 
-WRITTEN = ("plain", "chunk")
+WRITTEN = ("plain", "chunk", "written, window")
 """The setups whose batches are also written by the call that attends, a program more for each."""
+
+_SIMPLE = ("plain", "rows")
+"""The setups whose calls are made with one fault, the first that the backend takes."""
 
 
 class RaggedMachine(AttentionFaults):
@@ -28,7 +31,8 @@ class RaggedMachine(AttentionFaults):
     Attributes:
         known: the setups that are drawn; a program is compiled for each.
         few: how many of them in a run of the usual length.
-        setups: the names of those that the backend offers.
+        setups: the names of those that the backend takes.
+        written: the names of those whose batches it also writes in the call that attends.
     """
 
     known: ClassVar[Mapping[str, Setup]] = COMMON
@@ -37,11 +41,23 @@ class RaggedMachine(AttentionFaults):
     @start()
     def construct(self) -> None:
         """Nothing is kept from call to call."""
-        self.setups = [
-            name
-            for name, setup in self.known.items()
-            if self.offered(setup.function) and (not setup.layout.scaled or self.offered("ScaledPages"))
-        ]
+        self.setups = [name for name, setup in self.drawn().items() if self.taken(setup.function, setup)]
+        written = [name for name in WRITTEN if name in self.drawn()]
+        self.written = [name for name in written if self.taken("fused_ragged_paged_attention", SETUPS[name])]
+        simple = [name for name in _SIMPLE if self.taken("ragged_paged_attention", SETUPS[name])]
+        self.simplest = simple[0] if simple else ""
+
+    def drawn(self) -> Mapping[str, Setup]:
+        """The setups that are drawn, if the backend takes them; more of few options if it says what it takes."""
+        says = self.backend.names.offers("kvproof_takes_setup") and self.known is COMMON
+        return {**self.known, **NARROW} if says else self.known
+
+    def taken(self, function: str, setup: Setup) -> bool:
+        """Whether the backend has a function, and takes what a setup describes: ``kvproof_takes_setup`` says so."""
+        if not self.offered(function) or (setup.layout.scaled and not self.offered("ScaledPages")):
+            return False
+        names = self.backend.names
+        return not names.offers("kvproof_takes_setup") or bool(names.get("kvproof_takes_setup")(function, setup))
 
     def offered(self, name: str) -> bool:
         """Whether the backend has a function; one that it lacks is not called."""
@@ -49,7 +65,7 @@ class RaggedMachine(AttentionFaults):
             self.session.lacks.add(name)
         return self.backend.names.offers(name)
 
-    @step("ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-6", weight=4)
+    @step("ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-6", weight=4, when=lambda self: self.setups)
     def attend(self, data: Drawing) -> None:
         """Ragged rows, causal or not, windows, chunks, caps, sinks and scales; NaN wherever nothing may be read."""
         batch = draw_batch(data, self.session.one_of_few("setup", one_of(data, self.setups), self.few))
@@ -108,14 +124,14 @@ class Attention(RaggedMachine):
 
     def can_fuse(self) -> bool:
         """Whether a batch can be written by the call that attends."""
-        return bool(set(self.setups) & set(WRITTEN)) and self.offered("fused_ragged_paged_attention")
+        return bool(self.written)
 
     @step(
         "ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "CACHE-2", "CACHE-3", "CACHE-4", weight=3, when=can_fuse
     )
     def attend_fused(self, data: Drawing) -> None:
         """Writes the query tokens and attends in one call: what one row writes another may read."""
-        batch = draw_batch(data, one_of(data, [name for name in self.setups if name in WRITTEN]), writes=True)
+        batch = draw_batch(data, one_of(data, self.written), writes=True)
         self.layout = batch.kind.layout
         queries, _, *rest = batch.arguments()
         before, tokens = batch.kv_pages(before=True), batch.new_tokens()

@@ -16,14 +16,23 @@ _NAMES = ("queries", "kv_pages", "kv_lens", "page_table", "cu_q_lens", "num_seqs
 
 
 class AttentionFaults(CacheMachine):
-    """The steps of the attention machine that must be refused."""
+    """The steps of the attention machine that must be refused.
 
-    @step()
+    Attributes:
+        simplest: the simplest setup that the backend takes; "" if it takes none of the simple ones.
+    """
+
+    simplest = "plain"
+
+    @step(when=lambda self: self.simplest)
     def misuse(self, data: Drawing) -> None:
         """Wrong types, shapes and options; lengths, starts and page ids that are impossible, where they are checked."""
-        batch = Batch("plain", (1, 2), (3, 5), ((1,), (2, 3)), (0, 0))
+        batch = Batch(self.simplest, (1, 2), (3, 5), ((1,), (2, 3)), (0, 0))
         good = dict(zip(_NAMES, batch.arguments(), strict=True))
-        fault = one_of(data, [*self.of_types(good), *self.of_options(), *self.of_lengths(good), *self.of_pages(good)])
+        faults = [*self.of_types(good), *self.of_options(), *self.of_lengths(good), *self.of_pages(good)]
+        takes = self.backend.names.accepts
+        known = [f for f in faults if all(name in good or takes("ragged_paged_attention", name) for name in f)]
+        fault = one_of(data, known)
         arguments = [fault.get(name, value) for name, value in good.items()]
         options = {name: value for name, value in fault.items() if name not in good}
         shown = ", ".join(f"{name}={_told(value)}" for name, value in fault.items())
@@ -37,7 +46,7 @@ class AttentionFaults(CacheMachine):
 
     def of_types(self, good: dict[str, Any]) -> list[dict[str, Any]]:
         """Arrays of wrong types and shapes; lengths of 64 bits would be cut to 32 by the device."""
-        layout, queries = SETUPS["plain"].layout, good["queries"]
+        layout, queries = SETUPS[self.simplest].layout, good["queries"]
         return [
             *({name: good[name].astype(np.int64)} for name in _NAMES[2:]),
             *({name: good[name][:-1]} for name in ("kv_lens", "cu_q_lens", "page_table")),
@@ -69,7 +78,7 @@ class AttentionFaults(CacheMachine):
 
     def of_lengths(self, good: dict[str, Any]) -> list[dict[str, Any]]:
         """Lengths and starts that contradict each other."""
-        most = SETUPS["plain"].most_keys
+        most = SETUPS[self.simplest].most_keys
         rows, starts = good["kv_lens"], good["cu_q_lens"]
         faults = [
             *({"kv_lens": _with(rows, 1, value)} for value in (-1, 1, most + 1, 2**31 - 1)),
@@ -82,7 +91,7 @@ class AttentionFaults(CacheMachine):
 
     def of_pages(self, good: dict[str, Any]) -> list[dict[str, Any]]:
         """Pages of a sequence that do not exist: neither cut off nor wrapped round."""
-        count, table = SETUPS["plain"].layout.num_pages, good["page_table"]
+        count, table = SETUPS[self.simplest].layout.num_pages, good["page_table"]
         return [
             {"page_table": _with(table, place, value), "validate": True}
             for place in ((0, 0), (1, 1))

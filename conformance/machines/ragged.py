@@ -12,7 +12,7 @@ import numpy as np
 from .arrays import FINE_BITS, Array, poisoned, signed
 from .layouts import LatentLayout, Layout
 
-__all__ = ["COMMON", "INTERPRETED", "LATENT", "LIMITS", "NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
+__all__ = ["COMMON", "INTERPRETED", "LATENT", "LIMITS", "NARROW", "NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
 
 NULL = 0
 """The null page: what tables name where a page is released."""
@@ -149,7 +149,15 @@ INTERPRETED = {
 }
 """A shape that kernels take, and that is interpreted in a second."""
 
-SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT, **INTERPRETED}
+NARROW = {
+    "rows": Setup(Layout("v2")),
+    "rows, window": Setup(Layout("v2", page_size=3, num_pages=16), options={"window": 3}),
+    "rows, half": Setup(Layout("v2", "bfloat16"), queries="bfloat16", options={"soft_cap": 5.0}),
+    "written, window": Setup(Layout("v3"), options={"window": 2}),
+}
+"""What is drawn beside the others for a backend that says what it takes: few options, plain types."""
+
+SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT, **INTERPRETED, **NARROW}
 """All setups by name. Each costs a program for each attention, a second or two: so there are few."""
 
 
