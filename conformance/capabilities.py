@@ -18,7 +18,7 @@ CAPABILITIES = {
     "snapshots": "snapshots of a manager, and managers made from them",
     "shards": "several shards under one manager",
     "keys": "keys of pages that show digest, token ids and extra keys",
-    "views": "page views that guard the pool: setters that refuse, page lists that cannot be changed",
+    "views": "views that guard what they show: setters that refuse, page lists and host tables that cannot be changed",
     "queue": "the free queue, in the order in which its pages are taken",
     "tables": "page tables",
     "caches": "pages on the device: their sizes, their updates, their views",

@@ -57,7 +57,7 @@ class MultiTable(TableSteps):
             ROWS,
         )
 
-    @step("TAB-2")
+    @step("TAB-2", when=lambda self: self.offers("table", "append_rows_batch"))
     def append_rows_batch(self, data: Drawing) -> None:
         """Adds pages to several rows of every group, some of them named twice."""
         rows = data.draw(st.lists(st.integers(0, self.num_rows - 1), max_size=3))
@@ -77,7 +77,8 @@ class MultiTable(TableSteps):
     @step("TAB-2")
     def misuse(self, data: Drawing) -> None:
         """A list that does not fit one group, a list too few, rows and groups that do not exist: nothing happens."""
-        one_of(data, [self.fill_badly, self.fill_badly, self.batch_badly, self.name_badly, self.commit_badly])(data)
+        batches = [self.batch_badly] if self.offers("table", "append_rows_batch") else []
+        one_of(data, [self.fill_badly, self.fill_badly, *batches, self.name_badly, self.commit_badly])(data)
 
     def fill_badly(self, data: Drawing) -> None:
         """One fault in the last group, or the number of groups, or the row."""

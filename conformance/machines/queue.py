@@ -147,7 +147,7 @@ class Queue(Machine):
 
         self.call(f"queue.{method}(<a page of another queue>)", act, "POOL-2")
 
-    @step("POOL-8")
+    @step("POOL-8", when=lambda self: not self.lacks("views"))
     def set_on_page(self, data: Drawing) -> None:
         """Counts and hashes a page made by hand: a count below 0 and a second hash are refused."""
         page = one_of(data, list(self.spec.pages))

@@ -56,7 +56,7 @@ class Table(TableFaults):
         pages, shape = page_ids(data, self.spec.table.max_num_pages_per_req), shaped(data)
         self.change(f"table.add_row({pages}, {row})", lambda side: side.table.add_row(shape(pages), row), "TAB-2", ROWS)
 
-    @step("TAB-2")
+    @step("TAB-2", when=lambda self: self.offers("table", "append_rows_batch"))
     def append_rows_batch(self, data: Drawing) -> None:
         """Adds pages to several rows, some of them named twice."""
         rows = data.draw(st.lists(st.integers(0, self.num_rows - 1), max_size=4))

@@ -115,9 +115,11 @@ class TableMachine(Machine):
         self.watch(
             Field("pages in a row", "TAB-1", _counts),
             Field("host rows", "TAB-1", _host, blame=self.blame_padding),
-            Field("tables that can be changed from outside", "TAB-6", _changeable),
-            Field("device rows", "TAB-4", lambda side: _device(side) if self.looking else "not looked at"),
-            Field("broken device handles", "TAB-4", lambda side: _broken_handles(side) if self.looking else []),
+            *(() if self.lacks("views") else (Field("tables that can be changed from outside", "TAB-6", _changeable),)),
+            Field("device rows", "TAB-4", lambda side: _device(side) if self.looking else "not looked at", aside=True),
+            Field(
+                "broken device handles", "TAB-4", lambda side: _broken_handles(side) if self.looking else [], aside=True
+            ),
         )
 
     def blame_padding(self, expected: list[Rows], observed: list[Rows]) -> str:

@@ -20,7 +20,8 @@ class TableFaults(TableSteps):
     @step("TAB-2", weight=2)
     def misuse_rows(self, data: Drawing) -> None:
         """Appends, adds, moves, swaps, clears or commits with one fault."""
-        one_of(data, [self.append_badly, self.append_badly, self.batch_badly, self.name_badly, self.commit_badly])(data)
+        batches = [self.batch_badly] if self.offers("table", "append_rows_batch") else []
+        one_of(data, [self.append_badly, self.append_badly, *batches, self.name_badly, self.commit_badly])(data)
 
     @step("TAB-2", "TAB-7")
     def misuse_numbers(self, data: Drawing) -> None:
