@@ -66,8 +66,16 @@ class Backend:
 
     def accepts(self, attribute: str, parameter: str) -> bool:
         """Whether one of the backend's callables, ``name`` or ``Class.method``, takes a parameter of that name."""
-        first, *path = attribute.split(".")
-        return takes_parameter(functools.reduce(getattr, path, self.get(first)), parameter)
+        if (attribute, parameter) not in self._accepted:
+            first, *path = attribute.split(".")
+            called = functools.reduce(getattr, path, self.get(first))
+            self._accepted[attribute, parameter] = takes_parameter(called, parameter)
+        return self._accepted[attribute, parameter]
+
+    @functools.cached_property
+    def _accepted(self) -> dict[tuple[str, str], bool]:
+        """What is known of parameters: to read a signature takes longer than to build a pool."""
+        return {}
 
 
 def takes_parameter(called: Any, parameter: str) -> bool:
