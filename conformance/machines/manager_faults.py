@@ -155,7 +155,7 @@ class ManagerFaults(Admission):
 
     def strange_page(self, side: Side) -> Any:
         """A page of another pool."""
-        return side.names.get("CacheManager")(3, [], 8).page_pool.get_new_pages(1)[0]
+        return side.names.get("CacheManager")(3, [], 8, False).page_pool.get_new_pages(1)[0]
 
     def publish_badly(self, data: Drawing) -> None:
         """Publishes more than the request was given slots for, or for a request that is not live."""
