@@ -1,0 +1,1 @@
+"""Other packages under the names that the machines know: each module is a backend, the package installed separately."""

@@ -1,0 +1,69 @@
+"""vLLM 0.33.0, unmodified: its block pool, its KV-cache manager and its block tables, under our names.
+
+Names and shapes are translated, nothing else: a block is a page, a group of blocks that a call takes or gives is a list
+of pages, one of its own requests stands for each of ours. No fault is mended and none is added; what it does not check
+stays unchecked. The modules beside this one hold the parts, and import vLLM when one of these names is first asked for.
+
+It runs on a CPU. What it cannot show there, or does not have, is lacking: its keys are digests without token ids, its
+events name no pages, its slot mapping is a kernel for a GPU, its page views are plain objects with public fields. Its
+common prefix is left out: it is zeros, kept for the name's sake.
+"""
+
+import importlib
+import logging
+import os
+from typing import Any
+
+from .peers import import_peer
+
+__all__ = ["INSTALL", "kvproof_lacks", "kvproof_takes_world"]
+
+INSTALL = "pip install vllm==0.33.0 (or, without a GPU, as the README says)"
+
+kvproof_lacks = ("keys", "views", "events", "counters", "batch", "pins", "snapshots", "shards", "caches", "kernels")
+"""What it does not have, or shows in no way that can be compared."""
+
+_PARTS = {
+    "CachePage": "pages",
+    "FreeCachePageQueue": "pages",
+    "PagePool": "pool",
+    "CacheGroupSpec": "groups",
+    "ChunkedLocalAttentionSpec": "groups",
+    "FullAttentionSpec": "groups",
+    "MLAAttentionSpec": "groups",
+    "MambaSpec": "groups",
+    "SlidingWindowSpec": "groups",
+    "CacheManager": "manager",
+    "CachePages": "manager",
+    "PageTable": "tables",
+    "MultiGroupPageTable": "tables",
+}
+"""In which of the modules beside this one each name is."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # else a machine without a GPU has no platform to it
+    import_peer("vllm", INSTALL)
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # else it warns of each refused reset
+    return getattr(importlib.import_module(f".vllm_{_PARTS[name]}", __package__), name)
+
+
+def kvproof_takes_world(world: Any) -> bool:
+    """Whether its manager takes groups together: it refuses other mixes by assertions, when it is made or first asked.
+
+    With prefix caching there is at least one group, states are of mode align, and chunked local attention has pages as
+    large as every other group's and no Eagle draft model. States of mode align with pages of several sizes are found
+    amid a page, which is another interface: they are left out.
+
+    Args:
+        world: what was drawn, with its ``groups``, ``caching`` and ``use_eagle``.
+    """
+    if not world.caching:
+        return True
+    kinds = {group.kind for group in world.groups}
+    sizes = {group.page_size for group in world.groups}
+    if not kinds or "state" in kinds or ("chunk" in kinds and world.use_eagle):
+        return False
+    return len(sizes) == 1 or kinds.isdisjoint({"chunk", "aligned"})
