@@ -1,0 +1,7 @@
+"""The machines of level safe: a backend is driven alone, and judged by what any correct one must hold.
+
+Which page is taken, which is evicted, and when, is policy: a radix tree decides otherwise than a queue. What a machine
+of this folder asks is told from the calls and from what the backend shows, never from the specification's choices: who
+holds which page, what each page holds (the ghost content of R2), how many are free, and whether a hit is the request's
+own prefix and the longest that is resident. A backend may put a page of equal content in another's place at any time.
+"""

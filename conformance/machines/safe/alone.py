@@ -1,0 +1,127 @@
+"""Calls on the backend alone: answered, refused, and what it shows before and after."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from ...deviation import Outcome, attempt
+from ...levels import Level
+from ..base import Machine, Side, shown
+from ..sides import Field
+
+__all__ = ["Alone"]
+
+Act = Callable[[Side], Any]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class Alone(Machine):
+    """A machine that makes its calls on the backend only, and judges what comes of them by a model of its own.
+
+    Attributes:
+        known: what the model knows of each thing that the backend shows: what it showed after the last call, as far
+            as that was found right, and else what it must show.
+    """
+
+    levels: ClassVar[frozenset[Level]] = frozenset({"safe"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, object] = {}
+
+    # -- Calls --------------------------------------------------------------------------------------
+
+    def make(self, line: str, clause: str, act: Callable[[Side], Mapping[str, Any]]) -> None:
+        """Makes what the other calls are made on; the names that ``act`` returns become the backend's."""
+        self.calls.append(line)
+        outcome = attempt(lambda: act(self.backend))
+        self.compared(clause)
+        if outcome.error is not None:
+            self.differ(clause, "an object", str(outcome))
+        self.backend.put(outcome.value)
+
+    def try_out(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Outcome:
+        """Makes a call that may be answered or refused.
+
+        Args:
+            line: the call as a report shows it.
+            clause: the label that an answer which cannot be read is charged to.
+            act: makes it on the backend.
+            read: makes of the answer what can be judged.
+
+        Returns:
+            The answer, read, or the refusal.
+        """
+        self._before = dict(self.known)
+        outcome = attempt(lambda: act(self.backend))
+        if outcome.error is not None:
+            self.calls.append(f"{line}  # {type(outcome.error).__name__}")
+            return outcome
+        seen = attempt(lambda: read(outcome.value))
+        self.calls.append(f"{line}  # {shown(seen.value) if seen.error is None else shown(outcome.value)}")
+        if seen.error is not None:
+            self.differ(clause, "an answer that can be read", f"{shown(outcome.value)}: {seen}")
+        return seen
+
+    def ask(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Any:
+        """Makes a call that must be answered, and returns the answer; see `try_out`."""
+        outcome = self.try_out(line, clause, act, read)
+        self.compared(clause)
+        if outcome.error is not None:
+            self.differ(clause, "an answer: nothing is wrong with the call", str(outcome))
+        return outcome.value
+
+    def refuse(self, line: str, clause: str, why: str, act: Act) -> None:
+        """Makes a call that must be refused, by whatever exception, and that changes nothing (R1).
+
+        A call whose refusal is not looked at is not made: nothing could be told after it.
+
+        Args:
+            line: the call as a report shows it.
+            clause: the label that an answer is charged to.
+            why: what is wrong with it.
+            act: makes it on the backend.
+        """
+        if not self.session.refuses(clause):
+            return
+        outcome = self.try_out(line, clause, act)
+        self.compared(clause)
+        if outcome.error is None:
+            self.differ(clause, f"a refusal: {why}", f"no refusal, but {shown(outcome.value)}")
+        self.unchanged("R1", "a refused call changes nothing")
+
+    # -- What it shows --------------------------------------------------------------------------------
+
+    def show(self, readers: Mapping[str, Callable[[Side], object]]) -> None:
+        """Makes reports show these things, each by what reads it off the backend."""
+        self.fields = tuple(Field(name, "R1", self._reader(name, read)) for name, read in readers.items())
+
+    def _reader(self, name: str, read: Callable[[Side], object]) -> Callable[[Side], object]:
+        return lambda side: self.known.get(name) if side is self.spec else read(side)
+
+    def see(self, name: str, clause: str) -> Any:
+        """Reads one of the things that the backend shows."""
+        shows = next(shows for shows in self.fields if shows.name == name)
+        outcome = attempt(lambda: shows.read(self.backend))
+        if outcome.error is not None:
+            self.differ(clause, f"{name} that can be read", str(outcome))
+        return outcome.value
+
+    def unchanged(self, clause: str, why: str) -> None:
+        """Holds what the backend shows against what it showed before the call."""
+        Side.moment += 1
+        self.compared(clause)
+        for shows in self.fields:
+            now = self.see(shows.name, clause)
+            if now != self.known.get(shows.name):
+                was = shown(self.known.get(shows.name))
+                self.differ(clause, f"{why}: {shows.name} = {was}", f"{shows.name} = {shown(now)}")
+
+    def hold(self, clause: str, right: bool, expected: str, observed: Callable[[], str] | str) -> None:
+        """Judges something on which no later call depends: where its clause is not looked at, the example goes on."""
+        if clause in self.session.clauses:
+            self.compared(clause)
+            if not right:
+                self.differ(clause, expected, observed if isinstance(observed, str) else observed())

@@ -1,0 +1,323 @@
+"""The calls on a manager at level safe: look-ups, slots, and giving back, each judged by the model."""
+
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import EngineRequestStatus
+
+from ...backends import takes_parameter
+from ...deviation import Outcome
+from ..base import Both, shown
+from ..draws import Drawing
+from ..manager_blame import Case
+from ..sides import Side
+from . import showing
+from .demand import Demand, demand
+from .manager_model import Lists, ManagerModel
+
+__all__ = ["ManagerCalls"]
+
+Standing = Literal["right", "wrong", "either"]
+"""Whether a call must be answered, must be refused, or may be both."""
+
+
+def _hit(found: Any) -> tuple[Lists, int]:
+    pages, length = found
+    return showing.ids_of(pages), int(length)
+
+
+class ManagerCalls(ManagerModel):
+    """A look-up's result is kept as `Both`: as the model reads it, and as the backend gave it."""
+
+    # -- Hits -------------------------------------------------------------------------------------------
+
+    def look_up(self, name: str) -> Both:
+        """Looks a request up; nothing changes by it, and what is found is its own and the longest that is resident."""
+        case = self.cases[name]
+        given: list[Any] = []
+
+        def act(side: Side) -> Any:
+            given.append(side.manager.get_computed_pages(case.request))
+            return given[0]
+
+        pages, length = self.ask(f"manager.get_computed_pages({name})", "MAN-1", act, _hit)
+        self.unchanged("MAN-1", "a look-up changes nothing")
+        self.judge_hit(case, pages, length)
+        case.found = Both((pages, length), tuple(given[0]))
+        return case.found
+
+    def judge_hit(self, case: Case, pages: Lists, length: int) -> None:
+        """Holds a hit against what the pages hold and which of them are resident."""
+        said = f"{pages}, {length} tokens"
+        if length == 0:
+            self.hold("MAN-1", not any(map(any, pages)), "no pages with a hit of 0 tokens", said)
+        else:
+            self.compared("R2")
+            wrong = self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
+            if wrong:
+                self.differ(wrong, "pages that hold the request's own prefix, at most all but its last token", said)
+        longest = self.longest(case)
+        if longest is not None and length != longest:
+            eagle = ("MAN-9",) if self.world.eagle_groups else ()
+            labels = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
+            label = labels[0] if length < longest else "MAN-1"
+            self.hold(label, False, f"{longest} tokens, the longest prefix that is resident", said)
+        self.compared("MAN-1")
+
+    def longest(self, case: Case) -> int | None:
+        """How many tokens a request must hit; None where nothing shows what is resident."""
+        sampling = case.request.sampling_params
+        if not self.caching or sampling.prompt_logprobs is not None:
+            return 0
+        resident = self.resident
+        if resident is None:
+            return None
+        return self.ghost.longest(self.world, resident, case.tokens, case.request.extra_keys)
+
+    def standing(self, case: Case, pages: Lists, length: int) -> Standing:
+        """Whether pages may be handed back as hits: they must if they hold the request's prefix and are resident."""
+        if not length:
+            return "right"
+        if self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length):
+            return "wrong"
+        resident = self.resident
+        shown_all = resident is not None and {page for held in pages for page in held if page} <= set(resident)
+        return "right" if shown_all else "either"
+
+    def part_of(self, data: Drawing, found: Both) -> Both:
+        """The first pages of a hit, where the backend lets one make lists of pages."""
+        if not self.backend.names.offers("CachePages"):
+            self.session.lacks.add("CachePages")
+            return found
+        (lists, length), (pages, _) = found.spec, found.backend
+        tokens = data.draw(st.integers(0, length // self.unit)) * self.unit
+        ends = [tokens // group.page_size for group in self.world.groups]
+        first = tuple(held[:end] for held, end in zip(pages.pages, ends, strict=True))
+        shown_as = [held[:end] for held, end in zip(lists, ends, strict=True)]
+        return Both((shown_as, tokens), (self.backend.names.get("CachePages")(first), tokens))
+
+    # -- Slots ------------------------------------------------------------------------------------------
+
+    def allocate(self, name: str, new: Any, found: Both | None = None, **options: Any) -> Both:
+        """Allocates slots: what is not wrong is answered, by pages where there is room for them.
+
+        Args:
+            name: the request's id.
+            new: tokens to be computed.
+            found: a look-up's result that is handed back.
+            options: the other arguments, those left out that the backend's manager does not take.
+        """
+        case = self.cases[name]
+        options = {option: value for option, value in options.items() if self.takes(option)}
+        hits, tokens = found.spec if found is not None else ([[] for _ in self.world.groups], 0)
+        computed = int(case.request.num_computed_tokens)
+        promised = computed + tokens + new
+        slots = min(promised + options.get("num_lookahead_tokens", 0), self.max_model_len)
+        standing = self.standing(case, hits, tokens) if promised <= self.max_model_len else "wrong"
+        wanted = demand(self.world.groups, self.lists, name, hits, computed, promised, slots)
+        more = "".join(f", {option}={value!r}" for option, value in options.items())
+        with_hits = f", {tokens}, <pages {hits}>" if found is not None else ""
+        at = f"  [num_computed_tokens={computed}]" if computed else ""
+        given = (tokens, found.backend[0]) if found is not None else ()
+        answer = self.try_out(
+            f"manager.allocate_slots({name}, {new}{with_hits}{more}){at}",
+            "MAN-2",
+            lambda side: side.manager.allocate_slots(case.request, new, *given, **options),
+            lambda pages: None if pages is None else showing.ids_of(pages),
+        )
+        self.compared("MAN-2")
+        self.judge_answer(answer, standing, wanted)
+        if answer.error is not None:
+            self.unchanged("R1", "a refused call changes nothing")
+            return Both(refused=True)
+        if answer.value is None:
+            self.judge_none(name, wanted, computed)
+        else:
+            if case.live:
+                self.write(name, computed)  # drafts were accepted, or what was delayed has come
+            self.grant_pages(name, answer.value, wanted, (computed, tokens, promised, slots))
+            self.write_granted(name, computed + tokens, promised, bool(options.get("delay_cache_pages")))
+            self.settle("MAN-2")
+            self.judge_new(name, answer.value)
+        case.told = computed
+        return Both(answer.value, answer.value)
+
+    def judge_answer(self, answer: Outcome, standing: Standing, wanted: Demand) -> None:
+        """Whether the call was to be refused, to be answered by None, or by pages."""
+        room = f"{wanted.new} new pages and {wanted.used_up} hits that nobody holds, {self.num_free} free"
+        room += f" and {wanted.released} given back" if wanted.released else ""
+        fits = wanted.net <= self.num_free
+        if answer.error is not None:
+            if standing == "right":
+                self.differ("MAN-2", "an answer: nothing is wrong with the call", str(answer))
+        elif standing == "wrong" and answer.value is not None:
+            why = "the hits are not the request's prefix, or the tokens are too many"
+            self.differ("MAN-2", f"a refusal: {why}", shown(answer.value))
+        elif fits != (answer.value is not None) and standing == "right":
+            self.differ("MAN-2", f"{'pages' if fits else 'None'}: {room}", shown(answer.value))
+
+    def judge_none(self, name: str, wanted: Demand, computed: int) -> None:
+        """Without slots nothing changes, but for the pages that are given back (MAN-2)."""
+        if self.cases[name].live:
+            before, self.reached[name] = self.lists, computed
+            self.lists = before | {name: wanted.kept}
+        was: Any = self.known.get("cached pages", [])
+        expected = dict(self.lists)
+        self.settle("MAN-2")
+        if self.lists != expected:
+            self.differ("MAN-2", f"None changes no page list: {expected}", f"{self.lists}")
+        now: Any = self.known.get("cached pages", [])
+        kept = set(now) <= set(was) if wanted.released else now == was
+        self.hold("MAN-2", kept, f"None leaves the cached pages {was} as they are", f"{now}")
+
+    def grant_pages(self, name: str, given: Lists, wanted: Demand, counts: tuple[int, int, int, int]) -> None:
+        """Notes that a request was given pages; they are new, and as many as it asked for (MAN-2, R2).
+
+        Args:
+            name: the request's id.
+            given: the pages that it was given, null pages before that of a state.
+            wanted: what it asked for.
+            counts: computed tokens, those just found, these and the new ones, these and look-ahead.
+        """
+        computed, found, promised, slots = counts
+        case = self.cases[name]
+        short = [length - len(kept) for length, kept in zip(wanted.lengths, wanted.kept, strict=True)]
+        if list(map(len, given)) != short:
+            self.differ("MAN-2", f"{short} new pages, group by group", f"{given}")
+        others = {page for other, lists in self.lists.items() if other != name for pages in lists for page in pages}
+        taken = [page for pages in wanted.kept for page in pages if page]
+        for number, (kept, pages) in enumerate(zip(wanted.kept, given, strict=True)):
+            for place, page in enumerate(pages, len(kept)):
+                if not 0 <= page < self.world.num_pages:
+                    self.differ("POOL-1", f"pages of 1 to {self.world.num_pages - 1}", f"{given}")
+                own = page in others and self.holds(page, case, number, place)
+                if page and (page in taken or (page in others and not own)):
+                    self.differ("R2", "pages that nobody holds", f"{given}, page {page} of which is held")
+                if page:
+                    taken.append(page)
+                    if not own:
+                        self.fresh.add(page)
+        if not case.live:
+            case.given = case.slots = 0
+            case.hits = case.written = case.computed = found
+            case.void, case.live = False, True
+        case.given = max(case.given, promised)
+        case.slots = max(case.slots, slots)
+        self.reached[name] = computed + found
+        self.lists = self.lists | {name: [kept + pages for kept, pages in zip(wanted.kept, given, strict=True)]}
+
+    def write_granted(self, name: str, start: int, promised: int, delayed: bool) -> None:
+        """Notes what the pages hold once a request's next step is dispatched; before, that the step reads its own.
+
+        Args:
+            name: the request's id.
+            start: its computed tokens, hits included.
+            promised: these and the new ones.
+            delayed: whether what the new ones need comes later.
+        """
+        case = self.cases[name]
+        for page in self.fresh:
+            self.ghost.contents.pop(page, None)
+            self.writers[page] = case
+        wrong = self.ghost.unread(self.lists[name], start, case.request)
+        if wrong:
+            self.differ("R2", f"{name} reads its own pages", f"others at (group, place) {wrong} of {self.lists[name]}")
+        if not delayed:
+            self.write(name, promised)
+        case.computed = start
+
+    def judge_new(self, name: str, given: Lists) -> None:
+        """The pages returned are those behind the request's lists; a new state begins as a copy (MAN-2, MAN-13)."""
+        behind = [held[len(held) - len(pages) :] for held, pages in zip(self.lists[name], given, strict=True)]
+        if behind != given:
+            self.differ("MAN-2", f"{given} at the ends of the lists of {name}", f"{self.lists[name]}")
+        reached = self.reached[name]
+        copies = [
+            (number, held[group.first_place(reached)], pages[-1])
+            for number, (group, held, pages) in enumerate(zip(self.world.groups, self.lists[name], given, strict=True))
+            if group.kind == "aligned" and pages and reached
+        ]
+        if any(group.kind == "aligned" for group in self.world.groups) and self.offers("manager", "take_page_copies"):
+            taken = self.ask(
+                "manager.take_page_copies()",
+                "MAN-13",
+                lambda side: side.manager.take_page_copies(),
+                lambda noted: [tuple(map(int, copy)) for copy in noted],
+            )
+            self.hold("MAN-13", taken == copies, f"copies {copies}, each (group, source, destination)", f"{taken}")
+
+    # -- Giving back ------------------------------------------------------------------------------------
+
+    def free_takes_written(self) -> bool:
+        """Whether the backend's manager can be told what was written."""
+        return takes_parameter(self.backend.manager.free, "num_written")
+
+    def free_request(self, name: str, written: int | None = None) -> None:
+        """Frees a request. Those whose pages were withdrawn with it are freed next, as an engine does (MAN-4).
+
+        Args:
+            name: the request's id.
+            written: its tokens that are written; None: all.
+        """
+        case = self.cases[name]
+        clause = "MAN-5" if written is None else "MAN-4"
+        told = "" if written is None else f", num_written={written}"
+        withdrawn = self.withdrawn(name, written) if case.live else {}
+        void = {
+            other: min(place * group.page_size for group, place in self.where(other, withdrawn))
+            for other in self.names_of(live=True)
+            if other != name and self.where(other, withdrawn)
+        }
+        if case.live and written is None:
+            self.write(name, case.given)
+        was_live, case.live = case.live, False
+        answer = self.ask(
+            f"manager.free({name}{told})",
+            clause,
+            lambda side: side.manager.free(case.request, *(() if written is None else (written,))),
+            lambda held: [] if held is None and written is None else sorted(map(str, held)),
+        )
+        self.lists = {other: lists for other, lists in self.lists.items() if other != name}
+        for page in withdrawn:
+            self.ghost.contents.pop(page, None)
+        for other in void:
+            self.cases[other].void = True
+        if was_live:
+            self.settle(clause)
+        else:
+            self.unchanged(clause, "a request that is not live is passed over")
+        if written is not None:
+            holders = f"the requests that hold any of {sorted(withdrawn)}: {sorted(void)}"
+            self.hold("MAN-4", answer == sorted(void), holders, f"{answer}")
+        for other, end in void.items():
+            if self.cases[other].live:
+                self.free_request(other, end)
+                self.leave(other)
+
+    def withdrawn(self, name: str, written: int | None) -> dict[int, int]:
+        """The pages that a request wrote or was to write, and that do not lie wholly below a number of tokens."""
+        case = self.cases[name]
+        if written is None or not self.caching:
+            return {}
+        first = max(case.hits, written)
+        return {
+            page: place
+            for group, pages in zip(self.world.groups, self.lists[name], strict=True)
+            for place, page in enumerate(pages)
+            if page and place >= first // group.page_size and self.writers.get(page) is case
+        }
+
+    def where(self, name: str, pages: dict[int, int]) -> list[tuple[Any, int]]:
+        """Where a request holds any of some pages: the group and the place."""
+        return [
+            (group, place)
+            for group, held in zip(self.world.groups, self.lists[name], strict=True)
+            for place, page in enumerate(held)
+            if page in pages
+        ]
+
+    def leave(self, name: str, status: EngineRequestStatus = EngineRequestStatus.PREEMPTED) -> None:
+        """What an engine notes of a request that was freed."""
+        self.cases[name].request.status = status
+        self.cases[name].request.num_computed_tokens = 0

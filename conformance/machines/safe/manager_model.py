@@ -1,0 +1,218 @@
+"""The model of a manager at level safe: who holds which page, what it holds, how many are free, what is cached."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ...backends import takes_parameter
+from ..manager_admission import Admission
+from ..manager_blame import Case
+from ..sides import Side
+from ..worlds import World
+from . import showing
+from .alone import Alone
+from .contents import Contents
+from .demand import needed_places
+
+__all__ = ["ManagerModel"]
+
+Lists = list[list[int]]
+
+
+class ManagerModel(Alone, Admission):
+    """One manager, judged after every call by what any correct one shows then.
+
+    Attributes:
+        ghost: what the pages hold.
+        lists: the page lists of the live requests, as last shown and found right.
+        reached: for each live request its computed tokens at the last call for it, hits included (MAN-8).
+        writers: the request that was given a page last, as the object that plays it.
+        fresh: the pages that the last call handed out.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = (
+        "CacheManager",
+        "CacheManager.get_computed_pages",
+        "CacheManager.allocate_slots",
+        "CacheManager.free",
+        "CacheManager.get_page_ids",
+    )
+    always = frozenset({"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-10", "MAN-3"})
+    ghost: Contents
+
+    def build_managers(self, world: World) -> None:
+        """Builds a manager, with those options that the backend's constructor knows."""
+        names = self.backend.names
+        made = names.get("CacheManager")
+        world = world.plain() if self.lacks("groups") else world
+        if not takes_parameter(made, "use_eagle"):
+            world = replace(world, use_eagle=False)
+        self.world, self.cases, self.ghost = world, {}, Contents(world.groups)
+        self.lists: dict[str, Lists] = {}
+        self.reached: dict[str, int] = {}
+        self.writers: dict[int, Case] = {}
+        self.fresh: set[int] = set()
+        wanted = {"hash_seed": b"kvproof", **world.options}
+        self.options = {name: value for name, value in wanted.items() if takes_parameter(made, name)}
+        flags = (world.caching, True) if world.use_eagle else (world.caching,)
+
+        def act(side: Side) -> dict[str, Any]:
+            groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
+            manager = made(world.num_pages, groups, world.max_model_len, *flags, **self.options)
+            pool = getattr(manager, "page_pool", None)
+            views = showing.known_views(pool, not self.lacks("queue"))
+            return {"manager": manager, "pool": pool, "pages": views}
+
+        self.make(f"manager = {self.construction(world, flags)}", "MAN-2", act)
+        self.show({name: read for name, read in self.readers().items() if read(self.backend) is not None})
+        self.settle("MAN-2")
+
+    def readers(self) -> Mapping[str, Any]:
+        """What a manager may show, each by what reads it off; None is read off what it does not show."""
+        return {
+            "pages of requests": self.read_lists,
+            "number of free pages": lambda side: showing.num_free(side.pool),
+            "free pages": lambda side: showing.free_in_queue(side.pool),
+            "usage": lambda side: round(float(side.manager.usage), 9) if hasattr(side.manager, "usage") else None,
+            "pages with a count": lambda side: showing.with_count(side.pages),
+            "pages with a hash": lambda side: showing.with_hash(side.pages),
+            "cached pages": lambda side: showing.resident(side.manager, side.pool, side.pages),
+        }
+
+    def read_lists(self, side: Any) -> dict[str, Lists]:
+        """The pages of every live request."""
+        return {name: showing.ids_of(side.manager.get_page_ids(name)) for name in self.names_of(live=True)}
+
+    def held(self, name: str) -> Lists:
+        """The pages that a request holds, group by group."""
+        return self.lists.get(name, [[] for _ in self.world.groups])
+
+    @property
+    def shows(self) -> set[str]:
+        """What the backend shows."""
+        return {shows.name for shows in self.fields}
+
+    @property
+    def resident(self) -> list[int] | None:
+        """The pages that were shown as cached after the last call; None where nothing shows that."""
+        if "cached pages" not in self.shows:
+            self.session.lacks.add("what shows which pages are cached")
+            return None
+        found: Any = self.known["cached pages"]
+        return list(found)
+
+    @property
+    def num_free(self) -> int:
+        """How many pages nobody holds."""
+        held = {page for lists in self.lists.values() for pages in lists for page in pages if page}
+        return self.world.num_pages - 1 - len(held)
+
+    # -- After a call -----------------------------------------------------------------------------------
+
+    def settle(self, clause: str) -> None:
+        """Judges what the backend shows after a call that was answered.
+
+        Args:
+            clause: the label that a fault is charged to where it has none of its own.
+        """
+        Side.moment += 1
+        lists: dict[str, Lists] = self.see("pages of requests", clause)
+        for name, groups in lists.items():
+            self.judge_shape(clause, name, groups)
+        self.judge_owners(lists)
+        for name, groups in lists.items():
+            self.judge_content(name, groups)
+        self.lists = lists
+        self.known["pages of requests"] = lists
+        self.judge_numbers(clause)
+        self.judge_cached(clause)
+
+    def judge_shape(self, clause: str, name: str, groups: Lists) -> None:
+        """A live request has a list for each group, as long as its calls made it, of pages that there are."""
+        lengths = list(map(len, groups))
+        right = self.lengths(name)
+        if lengths != right:
+            self.differ(clause, f"{name} holds lists of {right} pages", f"{groups}")
+        strange = [page for pages in groups for page in pages if not 0 <= page < self.world.num_pages]
+        if strange:
+            self.differ("POOL-1", f"pages of 1 to {self.world.num_pages - 1}", f"{strange} in the pages of {name}")
+        self.compared("POOL-1")
+        for group, pages in zip(self.world.groups, groups, strict=True):
+            stands = [place for place, page in enumerate(pages) if page]
+            places = needed_places(group, len(pages), self.reached[name])
+            if stands != places:
+                label = "MAN-13" if group.keeps_states else "MAN-8" if group.gives_back else "POOL-1"
+                self.differ(label, f"pages of {name} at the places {places} of {group}, nulls elsewhere", f"{pages}")
+
+    def lengths(self, name: str) -> list[int]:
+        """How long the lists of a live request are."""
+        return [len(pages) for pages in self.held(name)]
+
+    def judge_owners(self, lists: Mapping[str, Lists]) -> None:
+        """A page has one holder, or several whose own prefix it holds (R2)."""
+        self.compared("R2")
+        holders: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+        for name, groups in lists.items():
+            for number, pages in enumerate(groups):
+                for place, page in enumerate(pages):
+                    holders[page].append((name, number, place))
+        for page, several in holders.items():
+            for name, number, place in several if page and len(several) > 1 else ():
+                case = self.cases[name]
+                if not case.void and not self.holds(page, case, number, place):
+                    said = " and ".join(f"{other} (group {g}, place {p})" for other, g, p in several)
+                    self.differ(
+                        "R2", f"page {page}, on which {name} may still write, held by {name} alone", f"held by {said}"
+                    )
+
+    def holds(self, page: int, case: Case, number: int, place: int) -> bool:
+        """Whether a page holds the content that belongs to a place of a request, all of it."""
+        return self.ghost.contents.get(page) == self.ghost.full(number, place, case.tokens, case.request.extra_keys)
+
+    def judge_content(self, name: str, groups: Lists) -> None:
+        """The pages behind what a live request has computed hold its own content, whichever pages they are (R2)."""
+        case = self.cases[name]
+        for number, (group, pages) in enumerate(zip(self.world.groups, groups, strict=True)):
+            if group.keeps_states or case.void:
+                continue
+            full = range(group.first_place(self.reached[name]), case.written // group.page_size)
+            wrong = [place for place in full if not self.holds(pages[place], case, number, place)]
+            if wrong:
+                said = f"other content at the places {wrong} of {pages}, group {number}"
+                self.differ("R2", f"pages that hold the tokens of {name}", said)
+
+    def judge_numbers(self, clause: str) -> None:
+        """As many pages are in use as are held, the null page left out (POOL-2, POOL-10)."""
+        free, pages = self.num_free, self.world.num_pages - 1
+        held = {page for lists in self.lists.values() for group in lists for page in group if page}
+        right = {
+            "number of free pages": (clause, free),
+            "free pages": ("POOL-2", sorted(set(range(1, pages + 1)) - held)),
+            "pages with a count": ("POOL-2", sorted(held)),
+            "usage": ("POOL-10", round((pages - free) / pages, 9)),
+        }
+        for name, (label, expected) in right.items():
+            if name in self.shows:
+                self.known[name] = expected
+                seen = self.see(name, label)
+                self.hold(label, seen == expected, f"{name} = {expected}, as {sorted(held)} are held", f"{seen}")
+                self.known[name] = seen
+
+    def judge_cached(self, clause: str) -> None:
+        """What is cached is full of known content, and all that shows it agrees (POOL-3, POOL-7, MAN-3, MAN-4)."""
+        fresh, self.fresh = self.fresh, set()
+        if "cached pages" not in self.shows:
+            return
+        seen = self.see("cached pages", "POOL-7")
+        before: Any = self._before.get("cached pages", [])
+        self.known["cached pages"] = seen
+        if "pages with a hash" in self.shows:
+            hashed = self.known["pages with a hash"] = self.see("pages with a hash", "POOL-7")
+            self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
+        bare = [page for page in seen if not self.ghost.is_full(page)]
+        stale = [page for page in bare if page in before and page in fresh]
+        self.hold("POOL-3", not stale, f"{stale} forgotten, as they were handed out anew", f"cached pages {seen}")
+        label = "MAN-4" if clause == "MAN-4" else "MAN-3"
+        said = f"cached pages that are full of tokens that are known and written: not {bare}"
+        self.hold(label, not bare, said, f"cached pages {seen}")

@@ -1,0 +1,281 @@
+"""The pool machine of level safe: one page pool, whatever the order in which it hands out pages."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import Request
+
+from ...properties import start, step
+from ..base import Nothing
+from ..draws import EXTRA_KEYS, NO_INTS, NO_LISTS, Drawing, likely, one_of, rarely, some, spread, whole
+from ..ghost import Content
+from .pool_model import Key, PoolModel
+
+__all__ = ["SafePool"]
+
+_EXTRA_KEYS = ((),) * (2 * len(EXTRA_KEYS)) + EXTRA_KEYS
+
+
+def _ids(pages: Any) -> list[int]:
+    return [int(page.page_id) for page in pages]
+
+
+def _found(pages: Any) -> list[int] | None:
+    return None if pages is None else _ids(pages)
+
+
+class SafePool(PoolModel):
+    """Takes, touches, frees, caches, evicts, looks up and resets."""
+
+    name = "safe-pool"
+    examples = 80
+
+    @start(num_pages=st.integers(3, 9), caching=st.sampled_from([True] * 5 + [False]), page_size=st.integers(1, 2))
+    def construct(self, num_pages: int, caching: bool, page_size: int) -> None:
+        """A fresh pool: all of its pages are free."""
+        self.build_pool(num_pages, caching, page_size)
+
+    # -- Taking and giving back -----------------------------------------------------------------------
+
+    @step("POOL-4", when=lambda self: self.free, weight=3)
+    def get_new_pages(self, data: Drawing) -> None:
+        """Takes pages that nobody holds, whichever, their hashes evicted; 0 gives none."""
+        count = 0 if rarely(data) and rarely(data) else whole(data, 1, min(len(self.free), 4))
+        clause = "POOL-3" if count else "POOL-4"
+        pages = self.ask(f"pool.get_new_pages({count})", clause, lambda side: side.pool.get_new_pages(count), _ids)
+        if len(pages) != count or len(set(pages)) != count:
+            self.differ(clause, f"{count} different pages", f"{pages}")
+        wrong = [page for page in pages if page not in self.counts]
+        if wrong:
+            self.differ("POOL-1", f"pages of 1 to {self.num_pages - 1}", f"{pages}")
+        if not set(pages) <= set(self.free):
+            self.differ("POOL-2", f"pages that nobody holds: of {self.free}", f"{pages}")
+        for page in pages:
+            self.counts[page] = 1
+            self.ghost.contents.pop(page, None)
+        self.settle("POOL-3")
+
+    @step("POOL-6", when=lambda self: self.touchable() and self.offers("pool", "touch"))
+    def touch(self, data: Drawing) -> None:
+        """Touches held pages, cached free pages and the null page, several groups at once, pages repeatedly."""
+        options = [*self.touchable(), 0]
+        groups = data.draw(st.lists(st.lists(st.sampled_from(options), max_size=3), max_size=3))
+        shape = spread(data)
+        line = f"pool.touch({groups})"
+        self.ask(line, "POOL-6", lambda side: side.pool.touch(shape([shape(self.views(group)) for group in groups])))
+        for page in (page for group in groups for page in group if page):
+            self.counts[page] += 1
+        self.settle("POOL-6")
+
+    @step(when=lambda self: self.held, weight=2)
+    def free_pages(self, data: Drawing) -> None:
+        """Frees pages, each at most as often as it is held, null pages among them."""
+        mentions = [page for page, count in self.counts.items() for _ in range(count)]
+        freed = some(data, [*mentions, 0], most=5, least=1)
+        shape = spread(data)
+        line = f"pool.free_pages({freed})"
+        self.ask(line, "POOL-5", lambda side: side.pool.free_pages(shape(self.views(freed))))
+        for page in freed:
+            if page:
+                self.counts[page] -= 1
+        self.settle("POOL-5")
+
+    # -- Caching --------------------------------------------------------------------------------------
+
+    def can_cache(self) -> object:
+        """Whether a page can be cached."""
+        return self.caching and self.cacheable() and self.offers("pool", "cache_full_pages")
+
+    @step("HASH-2", "R2", when=can_cache, weight=4)
+    def cache_full_pages(self, data: Drawing) -> None:
+        """Caches full pages of a request behind those that are cached already; they can be found from then on."""
+        fresh = some(data, self.cacheable(), most=3, least=1)
+        group = one_of(data, [0] if self.lacks("groups") else [0, 0, 0, 1])
+        known = [list(tokens) for tokens, _ in self.keys]
+        tokens = [*one_of(data, [[], *known]), *(one_of(data, [0, 1]) for _ in range(3 * self.page_size))]
+        extra_keys = one_of(data, _EXTRA_KEYS)
+        before: list[int] = []
+        while len(before) < len(tokens) // self.page_size - len(fresh) and one_of(data, [True, True, False]):
+            there = self.resident_with(self.ghost.full(group, len(before), tokens, extra_keys))
+            if not there:
+                break
+            before.append(there[0])
+        end = len(before) + len(fresh)
+        tokens = tokens[: end * self.page_size + data.draw(st.integers(0, 1))]
+        contents = [self.ghost.full(group, place, tokens, extra_keys) for place in range(end)]
+        request = Request("r", tokens, extra_keys)
+        self.ask(
+            f"pool.cache_full_pages(Request('r', {tokens}, {extra_keys}), {before + fresh}, [], {len(before)}, {end}, "
+            f"page_size={self.page_size}, kv_cache_group_id={group})",
+            "POOL-7",
+            lambda side: side.pool.cache_full_pages(
+                request, self.views(before + fresh), [], len(before), end, self.page_size, group
+            ),
+        )
+        for page, content in zip(fresh, contents[len(before) :], strict=True):
+            self.ghost.contents[page] = content
+        self.settle("POOL-7")
+        for page, content in zip(fresh, contents[len(before) :], strict=True):
+            there = self.resident_with(content)
+            if there == []:
+                self.differ("POOL-7", f"page {page} cached, or another of its content", f"cached pages {self.cached}")
+            key = getattr(self.backend.pages[page], "page_hash", None)
+            if key is not None:
+                self.keys[content.tokens, content.extra_keys] = getattr(key, "page_hash", key)
+        if not self.keys:
+            self.session.lacks.add("page.page_hash")
+
+    @step("HASH-2", "R2", when=lambda self: self.keys and self.offers("pool", "get_cached_page"), weight=3)
+    def get_cached_page(self, data: Drawing) -> None:
+        """Looks up keys that are cached or were, in one group or several."""
+        what: Key = one_of(data, list(self.keys))
+        groups = one_of(data, [[0]] if self.lacks("groups") else [[0], [0], [1], [0, 1]])
+        name = f"<the key of {list(what[0])} with {what[1][-1]}>"
+        pages = self.ask(
+            f"pool.get_cached_page({name}, {groups})",
+            "POOL-7",
+            lambda side: side.pool.get_cached_page(self.keys[what], groups),
+            _found,
+        )
+        contents = [Content(group, *what) for group in groups]
+        there = [self.resident_with(content) for content in contents]
+        self.compared("R2")
+        if pages is None:
+            self.hold("POOL-7", [] in there or None in there, f"a page of each of {there}", "None")
+        else:
+            held = [self.ghost.contents.get(page) for page in pages]
+            if held != contents:
+                alike = [content and content.tokens for content in held] == [content.tokens for content in contents]
+                said = f"pages that hold {list(what[0])} with these extra keys, or None"
+                self.differ("HASH-2" if alike else "R2", said, f"{pages}, which hold {held}")
+            self.hold("POOL-7", [] not in there, "None: a group has no such page", f"{pages}")
+        self.unchanged("POOL-7", "a look-up changes nothing")
+
+    @step("POOL-9", "POOL-11")
+    def forget(self, data: Drawing) -> None:
+        """Drops the hashes of some pages, held or free; or every hash, if no page is held."""
+        acts: list[Callable[[Drawing], None]] = [self.reset] if self.offers("pool", "reset_prefix_cache") else []
+        acts += [self.evict] if self.offers("pool", "evict_pages") else []
+        if not acts:
+            raise Nothing
+        one_of(data, acts)(data)
+
+    def reset(self, data: Drawing) -> None:
+        """Forgets everything, if nothing is held; now and then all pages are given back first."""
+        if bool(self.held) and one_of(data, [True, False]):
+            mentions = [page for page, count in self.counts.items() for _ in range(count)]
+            line = f"pool.free_pages({mentions})"
+            self.ask(line, "POOL-5", lambda side: side.pool.free_pages(self.views(mentions)))
+            self.counts = dict.fromkeys(self.counts, 0)
+            self.settle("POOL-5")
+        idle = not self.held
+        done = self.ask("pool.reset_prefix_cache()", "POOL-9", lambda side: side.pool.reset_prefix_cache(), bool)
+        self.hold("POOL-9", done == idle, f"{idle}, as {self.held} are held", f"{done}")
+        if done:
+            self.ghost.contents.clear()
+            self.settle("POOL-9")
+        else:
+            self.unchanged("POOL-9", "a reset that did nothing")
+
+    def evict(self, data: Drawing) -> None:
+        """Drops the hashes of some pages; nothing else changes."""
+        evicted = some(data, [*(self.cached or []), *self.counts, 0], most=3, least=1)
+        before = self.cached
+        self.ask(f"pool.evict_pages({evicted})", "POOL-11", lambda side: side.pool.evict_pages(evicted))
+        for page in evicted:
+            self.ghost.contents.pop(page, None)
+        self.settle("POOL-11")
+        if before is not None:
+            right = [page for page in before if page not in evicted]
+            self.hold("POOL-11", self.cached == right, f"cached pages {right}", f"{self.cached}")
+
+    # -- What must be refused -------------------------------------------------------------------------
+
+    @step("POOL-4", "POOL-6", "POOL-8", "POOL-11", weight=3)
+    def misuse(self, data: Drawing) -> None:
+        """Takes, touches, frees, caches or evicts with one fault; constructs a pool badly."""
+        acts = [self.get_badly, self.free_badly, self.free_badly, self.construct_badly]
+        acts += [self.touch_badly] if self.offers("pool", "touch") else []
+        acts += [self.cache_badly] if self.caching and self.held and self.offers("pool", "cache_full_pages") else []
+        acts += [self.evict_badly] if self.offers("pool", "evict_pages") else []
+        one_of(data, acts)(data)
+
+    def construct_badly(self, data: Drawing) -> None:
+        """A pool needs 2 pages and a bool."""
+        arguments: tuple[Any, ...] = one_of(data, [(1, True), (True, True), (4.0, True), (-3, True), (4, 1)])
+        line = f"PagePool{arguments}"
+        self.refuse(line, "R1", "one of them is wrong", lambda side: side.names.get("PagePool")(*arguments))
+
+    def get_badly(self, data: Drawing) -> None:
+        """No int, a negative number, or more than are free."""
+        count = likely(data, [len(self.free) + 1, -1], NO_INTS)
+        line = f"pool.get_new_pages({count!r})"
+        self.refuse(line, "POOL-4", f"{len(self.free)} are free", lambda side: side.pool.get_new_pages(count))
+
+    def strange_page(self) -> Any:
+        """A page of another pool."""
+        return self.backend.names.get("PagePool")(3, True).get_new_pages(1)[0]
+
+    def touch_badly(self, data: Drawing) -> None:
+        """A free page without a hash, another pool's page, no page, no list; good pages stand before it."""
+        good = some(data, self.touchable(), most=2)
+        bare = [page for page in self.free if self.cached is not None and page not in self.cached]
+        fault = one_of(data, [*bare[:2], "a page of another pool", "no page", *NO_LISTS[:2]])
+        views: list[Any] = self.views(good)
+        groups: Any = [views, fault]
+        if fault not in NO_LISTS:
+            last = self.strange_page() if fault == "a page of another pool" else fault
+            groups = [[*views, self.backend.pages[fault] if isinstance(fault, int) else last]]
+        line = f"pool.touch([{good}, {fault!r}])"
+        why = f"{fault!r} is no list of pages, no page of this pool, or free and without a hash"
+        self.refuse(line, "POOL-6", why, lambda side: side.pool.touch(groups))
+
+    def free_badly(self, data: Drawing) -> None:
+        """A mention too many, a free page, another pool's page, no page, no list; good pages stand before it."""
+        good = some(data, self.held, most=2)
+        page = one_of(data, [*self.held, *self.counts])
+        left = self.counts[page] - Counter(good)[page]
+        fault: Any = one_of(data, ["too often", "too often", "a page of another pool", "no page", *NO_LISTS])
+        views: Any = self.views(good)
+        if fault == "too often":
+            shown = f"{[*good, *[page] * (left + 1)]}"
+            views += self.views([page] * (left + 1))
+        elif fault in NO_LISTS:
+            shown, views = repr(fault), fault
+        else:
+            shown = f"[{good}, {fault}]"
+            views.append(self.strange_page() if fault == "a page of another pool" else fault)
+        why = f"held are {[page for page in self.held for _ in range(self.counts[page])]}"
+        self.refuse(f"pool.free_pages({shown})", "POOL-5", why, lambda side: side.pool.free_pages(views))
+
+    def cache_badly(self, data: Drawing) -> None:
+        """Counts that don't fit, too few tokens; a page that is free or cached already, another pool's page."""
+        page = one_of(data, self.held)
+        size = self.page_size
+        cached = [page for page in self.held if page in (self.cached or [])]
+        pages: list[Any] = [*self.free[:1], *cached[:1] * 2, "a page of another pool"]
+        kind = one_of(data, ["counts", "tokens", "page", "page"])
+        fault: Any = page if kind != "page" else one_of(data, pages)
+        if kind != "page" and page in cached:
+            raise Nothing
+        counts = one_of(data, [(2, 1), (0, 2), (0, -1)]) if kind == "counts" else (0, 1)
+        tokens = [0] * (size - 1 if kind == "tokens" else 4 * size)
+        view = self.backend.pages[fault] if isinstance(fault, int) else self.strange_page()
+        clause = "POOL-8" if kind == "page" and isinstance(fault, int) else "R1"
+        self.refuse(
+            f"pool.cache_full_pages(Request('r', {tokens}), [{fault}], [], {counts[0]}, {counts[1]}, "
+            f"page_size={size}, kv_cache_group_id=0)",
+            clause,
+            f"wrong {kind}",
+            lambda side: side.pool.cache_full_pages(Request("r", tokens), [view], [], *counts, size, 0),
+        )
+
+    def evict_badly(self, data: Drawing) -> None:
+        """Ids of no page, after ids of pages; no list."""
+        wrong = likely(data, [-1, self.num_pages], NO_INTS)
+        evicted: Any = one_of(data, [[*some(data, self.cached or [], most=2), wrong]] * 3 + [1])
+        line = f"pool.evict_pages({evicted!r})"
+        self.refuse(line, "POOL-11", f"{wrong!r} is no page", lambda side: side.pool.evict_pages(evicted))
