@@ -8,8 +8,8 @@ from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, Request
 
 from .base import Both, Nothing, Side
 from .draws import EXTRA_KEYS, Drawing, one_of, rarely
-from .manager_base import ManagerMachine
 from .manager_blame import Case
+from .manager_endings import Endings
 
 __all__ = ["IDS", "Admission"]
 
@@ -17,7 +17,7 @@ IDS = ("a", "b", "c", "d")
 """The ids of requests: few, so that they are used again."""
 
 
-class Admission(ManagerMachine):
+class Admission(Endings):
     """Brings requests, looks them up and admits them.
 
     Attributes:
