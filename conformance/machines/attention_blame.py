@@ -1,6 +1,6 @@
 """What a wrong attention result is charged to: found out by calling again with one thing less in the way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ _SLIGHT = 64
 """So many times the tolerance are a matter of rounding (ATT-6); what is further off reads other keys (ATT-1)."""
 
 
-def blame(batch: Batch, call: Call, near: Near, seen: Array, place: tuple[int, ...]) -> str | None:
+def blame(
+    batch: Batch, call: Call, near: Near, seen: Array, place: tuple[int, ...], harmless: Collection[str] = ()
+) -> str | None:
     """The clause by which a result is wrong.
 
     Args:
@@ -26,6 +28,7 @@ def blame(batch: Batch, call: Call, near: Near, seen: Array, place: tuple[int, .
         near: what is right.
         seen: what the backend gave.
         place: the place of the largest error.
+        harmless: what was not poisoned in the call.
 
     Returns:
         The label; None if the same call gives what is right now.
@@ -35,8 +38,8 @@ def blame(batch: Batch, call: Call, near: Near, seen: Array, place: tuple[int, .
     if batch.rows_that_read_nothing()[place[0]]:
         return "ATT-2"
     for clean, clause in (((), None), (("slots",), "ATT-3"), (("padding",), "ATT-4"), (("slots", "padding"), "ATT-3")):
-        if _right(batch, near, call, batch.arguments(clean)):
-            return clause
+        if _right(batch, near, call, batch.arguments({*clean, *harmless})):
+            return clause if set(clean).difference(harmless) else None
     error = abs(float(seen[place]) - float(near.right[place]))
     if np.isnan(error):
         return "ATT-1"

@@ -53,7 +53,7 @@ class Kernels(RaggedMachine):
         attend = side.names.get("tpu_kernels").attend
         return self.noted(attend(*given, num_kv_heads=setup.layout.heads, **setup.options))
 
-    def judge(self, batch: Batch, right: Any, seen: Any, pages: Any, fused: bool = False) -> None:
+    def judge(self, batch: Batch, right: Any, seen: Any, pages: Any, fused: Any = None) -> None:
         """See `RaggedMachine.judge`; first there must be no race (ATT-6)."""
         self.hold_minds("ATT-6")
         super().judge(batch, right, seen, pages, fused)

@@ -35,6 +35,9 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
         setup.first_key(q, kv) // setup.layout.page_size if reserved and not rarely(data) else 0
         for q, kv in zip(q_lens, kv_lens, strict=True)
     ]
+    if writes and one_of(data, [False, True]):  # so that a request reads what a later one writes
+        for drawn in (q_lens, kv_lens, pages, released):
+            drawn.reverse()
     contents = ["normal"]
     if setup.layout.dtype == "float32" and (setup.layout.dims[0] in (16, 64) or "scale" in setup.options):
         contents += ["normal", "hot" if "soft_cap" in setup.options else "cold"]
