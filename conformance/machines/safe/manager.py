@@ -9,7 +9,7 @@ from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ...properties import start, step
 from ..base import Nothing
-from ..draws import Drawing, one_of, rarely
+from ..draws import EXTRA_KEYS, Drawing, one_of, rarely
 from ..groups import MIXED
 from ..hash import weak
 from ..manager_admission import IDS
@@ -67,6 +67,40 @@ class Serving(ManagerFaults):
                 self.leave(name, EngineRequestStatus.FINISHED)
         self.bring(third, [*[other] * self.unit, *rest, one])
         self.look_up(third)
+
+    @step("MAN-1", "MAN-2", "HASH-2", "MAN-6", when=lambda self: len(self.names_of(live=True)) < len(IDS) - 1, weight=2)
+    def outrun(self, data: Drawing) -> None:
+        """A request is looked up, others take the pages that it found, and then it is admitted with its old hit."""
+        name = one_of(data, self.names_of(live=False)) if self.names_of(live=False) else self.arrived(data)
+        found = self.look_up(name)
+        for _ in range(2):
+            if len(self.names_of(live=True)) < len(IDS) - 1:
+                other = one_of(
+                    data, [known for known in IDS if known != name and known not in self.names_of(live=True)]
+                )
+                tokens = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=1, max_size=self.unit))
+                self.bring(other, tokens[: self.max_model_len])
+                self.allocate(other, 1, num_lookahead_tokens=self.max_model_len)
+        case = self.cases[name]
+        case.request.num_computed_tokens = 0
+        self.allocate(name, self.chunk(data, found.spec[1], case.request.num_tokens), found)
+
+    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come)
+    def tell_apart(self, data: Drawing) -> None:
+        """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
+        place = data.draw(st.integers(0, len(EXTRA_KEYS) - 1))
+        keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + data.draw(st.integers(1, 3))) % len(EXTRA_KEYS)]]
+        name = one_of(data, [known for known in IDS if known not in self.names_of(live=True)])
+        tokens = data.draw(
+            st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=2 * self.unit + 1)
+        )[: self.max_model_len]
+        self.bring(name, tokens, keys[0])
+        self.allocate(name, len(tokens))
+        if self.cases[name].live:
+            self.free_request(name)
+            self.leave(name, EngineRequestStatus.FINISHED)
+        self.bring(name, tokens, keys[1])
+        self.look_up(name)
 
     # -- Requests run -------------------------------------------------------------------------------------
 

@@ -140,7 +140,8 @@ class ManagerCalls(ManagerModel):
             self.write_granted(name, computed + tokens, promised, bool(options.get("delay_cache_pages")))
             self.settle("MAN-2")
             self.judge_new(name, answer.value)
-        case.told = computed
+        if answer.value is not None or self.world.gives_back:
+            case.told = computed  # without slots nothing changed, so that nothing need be known of it
         return Both(answer.value, answer.value)
 
     def judge_answer(self, answer: Outcome, standing: Standing, wanted: Demand) -> None:
@@ -269,8 +270,8 @@ class ManagerCalls(ManagerModel):
             for other in self.names_of(live=True)
             if other != name and self.where(other, withdrawn)
         }
-        if case.live and written is None:
-            self.write(name, case.given)
+        if case.live and not case.void:
+            self.write(name, case.given if written is None else min(written, case.given))
         was_live, case.live = case.live, False
         answer = self.ask(
             f"manager.free({name}{told})",

@@ -45,7 +45,7 @@ class ManagerModel(Alone, Admission):
         """Builds a manager, with those options that the backend's constructor knows."""
         names = self.backend.names
         made = names.get("CacheManager")
-        world = world.plain() if self.lacks("groups") else world
+        world = world.within(names)
         if not takes_parameter(made, "use_eagle"):
             world = replace(world, use_eagle=False)
         self.world, self.cases, self.ghost = world, {}, Contents(world.groups)

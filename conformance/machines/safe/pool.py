@@ -63,7 +63,7 @@ class SafePool(PoolModel):
         """Touches held pages, cached free pages and the null page, several groups at once, pages repeatedly."""
         options = [*self.touchable(), 0]
         groups = data.draw(st.lists(st.lists(st.sampled_from(options), max_size=3), max_size=3))
-        shape = spread(data)
+        shape = spread(data, self.lacks("iterables"))
         line = f"pool.touch({groups})"
         self.ask(line, "POOL-6", lambda side: side.pool.touch(shape([shape(self.views(group)) for group in groups])))
         for page in (page for group in groups for page in group if page):
@@ -75,7 +75,7 @@ class SafePool(PoolModel):
         """Frees pages, each at most as often as it is held, null pages among them."""
         mentions = [page for page, count in self.counts.items() for _ in range(count)]
         freed = some(data, [*mentions, 0], most=5, least=1)
-        shape = spread(data)
+        shape = spread(data, self.lacks("iterables"))
         line = f"pool.free_pages({freed})"
         self.ask(line, "POOL-5", lambda side: side.pool.free_pages(shape(self.views(freed))))
         for page in freed:
