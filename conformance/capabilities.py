@@ -19,6 +19,7 @@ CAPABILITIES = {
     "shards": "several shards under one manager",
     "keys": "keys of pages that show digest, token ids and extra keys",
     "views": "views that guard what they show: setters that refuse, page lists and host tables that cannot be changed",
+    "iterables": "iterators and arrays where lists are taken",
     "queue": "the free queue, in the order in which its pages are taken",
     "tables": "page tables",
     "caches": "pages on the device: their sizes, their updates, their views",

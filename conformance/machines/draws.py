@@ -129,7 +129,14 @@ def whole(data: Drawing, least: int, most: int) -> Any:
     return shape(number)
 
 
-def spread(data: Drawing) -> Callable[[Iterable[Any]], Any]:
-    """Draws a shape for a list argument: a list, a tuple, or an iterator that can be read only once (R1)."""
+def spread(data: Drawing, plain: bool = False) -> Callable[[Iterable[Any]], Any]:
+    """Draws a shape for a list argument: a list, a tuple, or an iterator that can be read only once (R1).
+
+    Args:
+        data: where it is drawn from.
+        plain: a list, whatever is drawn, for a backend that takes nothing else.
+    """
+    if plain:
+        return list
     shapes: list[Callable[[Iterable[Any]], Any]] = [list, tuple, iter]
     return one_of(data, shapes)

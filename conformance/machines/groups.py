@@ -144,7 +144,7 @@ class State(GroupSteps):
     name = "state"
     capability = "groups"
     examples = 36
-    needs = (*GroupSteps.needs, "MambaSpec", "CacheManager.take_page_copies")
+    needs = (*GroupSteps.needs, "MambaSpec")
     labels = frozenset({"MAN-7"})
     always = GroupSteps.always | labels | {"MAN-13"}
 

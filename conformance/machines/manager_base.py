@@ -44,7 +44,7 @@ class ManagerMachine(ManagerBlame):
 
     def build_managers(self, world: World) -> None:
         """Builds both managers, with those options that the backend's constructor knows."""
-        world = world.plain() if self.lacks("groups") else world
+        world = world.within(self.backend.names)
         wanted = {"hash_seed": b"kvproof", **world.options}
         for option, capability in (("enable_events", "events"), ("counter_sampling", "counters")):
             if option in wanted and (self.lacks("events") or self.lacks(capability)):

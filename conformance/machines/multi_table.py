@@ -45,7 +45,7 @@ class MultiTable(TableSteps):
     @step("TAB-2")
     def set_row(self, data: Drawing) -> None:
         """Adds pages to a row of every group, or replaces the row."""
-        row, shape = self.some_row(data), shaped(data)
+        row, shape = self.some_row(data), shaped(data, self.lacks("iterables"))
         method = one_of(data, ["append_row", "add_row"])
         room = self.rooms(row) if method == "append_row" else [3] * len(self.spec.tables)
         room = [min(most, int(t.max_num_pages_per_req)) for most, t in zip(room, self.spec.tables, strict=True)]
@@ -66,7 +66,7 @@ class MultiTable(TableSteps):
         for row in rows:
             lists.append(self.lists_for(data, room[row]))
             room[row] = [most - len(pages) for most, pages in zip(room[row], lists[-1], strict=True)]
-        shape = shaped(data)
+        shape = shaped(data, self.lacks("iterables"))
         self.change(
             f"table.append_rows_batch({lists}, {rows})",
             lambda side: side.table.append_rows_batch(lists, shape(rows)),

@@ -52,7 +52,7 @@ class Pool(PoolFaults):
         """Touches held pages, cached free pages and the null page, several groups at once, pages repeatedly."""
         options = [*(page for page in self.owned if self.count(page) or self.hashed(page)), 0]
         groups = data.draw(st.lists(st.lists(st.sampled_from(options), max_size=3), max_size=3))
-        shape = spread(data)
+        shape = spread(data, self.lacks("iterables"))
         self.call(
             f"pool.touch({names(groups)})",
             lambda side: side.pool.touch(shape([shape(self.pages_of(side, group)) for group in groups])),
@@ -65,7 +65,7 @@ class Pool(PoolFaults):
         """Frees pages, each at most as often as it is held, null pages among them."""
         mentions = [page for page in self.owned for _ in range(self.count(page))]
         freed = some(data, [*mentions, 0], most=5, least=1)
-        shape = spread(data)
+        shape = spread(data, self.lacks("iterables"))
         bare = any(page and not self.hashed(page) for page in freed)
         self.call(
             f"pool.free_pages({names(freed)})",

@@ -95,7 +95,7 @@ class Queue(Machine):
     def add_several(self, data: Drawing) -> None:
         """Puts pages behind the last, or before the first where the queue can; none is no error."""
         given = some(data, self.outside, most=4)
-        shape = spread(data)
+        shape = spread(data, self.lacks("iterables"))
         method = one_of(data, ["append_n", "prepend_n"] if self.offers("queue", "prepend_n") else ["append_n"])
         self.call(
             f"queue.{method}({given})",

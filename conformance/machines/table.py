@@ -44,7 +44,7 @@ class Table(TableFaults):
     def append_row(self, data: Drawing) -> None:
         """Adds pages behind those of a row; none is no error."""
         row = self.some_row(data)
-        pages, shape = page_ids(data, self.room(0, row)), shaped(data)
+        pages, shape = page_ids(data, self.room(0, row)), shaped(data, self.lacks("iterables"))
         self.change(
             f"table.append_row({pages}, {row})", lambda side: side.table.append_row(shape(pages), row), "TAB-2", ROWS
         )
@@ -53,7 +53,8 @@ class Table(TableFaults):
     def add_row(self, data: Drawing) -> None:
         """Replaces a row by a shorter or longer one."""
         row = self.some_row(data)
-        pages, shape = page_ids(data, self.spec.table.max_num_pages_per_req), shaped(data)
+        pages = page_ids(data, self.spec.table.max_num_pages_per_req)
+        shape = shaped(data, self.lacks("iterables"))
         self.change(f"table.add_row({pages}, {row})", lambda side: side.table.add_row(shape(pages), row), "TAB-2", ROWS)
 
     @step("TAB-2", when=lambda self: self.offers("table", "append_rows_batch"))
@@ -65,7 +66,8 @@ class Table(TableFaults):
         for row in rows:
             lists.append(page_ids(data, room[row]))
             room[row] -= len(lists[-1])
-        shape, inner = shaped(data), shaped(data)
+        plain = self.lacks("iterables")
+        shape, inner = shaped(data, plain), shaped(data, plain)
         self.change(
             f"table.append_rows_batch({lists}, {rows})",
             lambda side: side.table.append_rows_batch([inner(pages) for pages in lists], shape(rows)),

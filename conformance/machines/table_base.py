@@ -28,8 +28,10 @@ def page_ids(data: Drawing, most: int) -> list[int]:
     return data.draw(st.lists(st.sampled_from(PAGE_IDS), max_size=max(min(most, 3), 0)))
 
 
-def shaped(data: Drawing) -> Callable[[Sequence[int]], Any]:
-    """Draws a shape for a list of numbers: a list, a tuple, an iterator, or an integer array."""
+def shaped(data: Drawing, plain: bool = False) -> Callable[[Sequence[int]], Any]:
+    """Draws a shape for a list of numbers: a list, a tuple, an iterator, or an integer array; ``plain``: a list."""
+    if plain:
+        return list
     shapes: list[Callable[[Sequence[int]], Any]] = [list, tuple, iter, _int32, _int64]
     return one_of(data, shapes)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import permutations, product
 from math import lcm
 from typing import Any
 
@@ -122,6 +122,26 @@ class World:
     alphabet: tuple[int, int] = (0, 1)
     text: tuple[int, ...] = ()
     probing: bool = False
+
+    def within(self, names: Backend) -> "World":
+        """The same, or what comes next to it that a backend takes.
+
+        A backend that lacks groups takes one of full attention. One that takes some, and not all of them together, says
+        so by ``kvproof_takes_groups(groups, use_eagle)``.
+        """
+        if "groups" in names.lacks:
+            return self.plain()
+        if not self.groups or not names.offers("kvproof_takes_groups"):
+            return self
+        takes = names.get("kvproof_takes_groups")
+        known = [replace(group, flagged=False) for group in self.groups]
+        known += [replace(group, kind="state") for group in known if group.kind == "aligned"]
+        behind_full = [(Group("full", group.page_size), group) for group in known] if len(self.groups) > 1 else []
+        nearest = [self.groups, *permutations(known, 2), *behind_full, *((group,) for group in known)]
+        for groups, eagle in product(nearest, (self.use_eagle, False)):
+            if takes(groups, eagle):
+                return replace(self, groups=tuple(groups), use_eagle=eagle)
+        return self.plain()
 
     def plain(self) -> "World":
         """The same with one group of full attention, for a backend that knows no others."""
