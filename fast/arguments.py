@@ -31,12 +31,19 @@ __all__ = [
     "naturals",
     "plain_array",
     "refusal",
+    "shown",
 ]
 
 
 def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
     """The error to raise for a refused call: ``message`` with the clause's label behind it."""
     return kind(f"{message} [{clause}]")
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it; of what may hold token ids only the type (SEC-2)."""
+    plain = value is None or isinstance(value, int | float | str | bytes | np.generic)
+    return repr(value) if plain else f"<{type(value).__name__}>"
 
 
 # -- One value ------------------------------------------------------------------------------------
@@ -46,7 +53,7 @@ def _number(name: str, value: object) -> int:
     if type(value) is int:
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise refusal(TypeError, "R1", f"{name}={value!r} must be an int")
+        raise refusal(TypeError, "R1", f"{name}={shown(value)} must be an int")
     return int(value)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, HashFunction
 
-from .arguments import attribute, finite, id_array, index, integer, listed, refusal
+from .arguments import attribute, finite, id_array, index, integer, listed, refusal, shown
 from .extra_keys import extra_segments
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, read_page_hash, sha256
@@ -417,7 +417,7 @@ class PagePool(HeldPages):
         given = listed(name, pages)
         for page in given:
             if not isinstance(page, CachePage):
-                raise refusal(TypeError, "R1", f"{name} has {page!r}, which is no CachePage")
+                raise refusal(TypeError, "R1", f"{name} has {shown(page)}, which is no CachePage")
             if not isinstance(page, PageView) or page._pool is not self:
                 raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
         return np.array([page._id for page in given], np.int64)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import integer, refusal
+from .arguments import integer, refusal, shown
 from .hashing import PageHashWithGroupId
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ class PageView(CachePage):
 
     @page_hash.setter
     def page_hash(self, page_hash: PageHashWithGroupId) -> None:
-        raise refusal(
-            ValueError, "POOL-7", f"page_hash={page_hash!r} on page {self._id}: use cache_full_pages of its pool"
-        )
+        del page_hash  # it has token ids (SEC-2)
+        raise refusal(ValueError, "POOL-7", f"page_hash of page {self._id}: use cache_full_pages of its pool")
 
     def reset_hash(self) -> None:
         """Drops the page's hash, and with it its place in the cached map (POOL-11)."""
@@ -212,7 +211,7 @@ class PageList(Sequence[CachePage]):
         given = tuple(pages)
         for page in given:
             if not isinstance(page, CachePage):
-                raise refusal(TypeError, "R1", f"pages has {page!r}, which is no CachePage")
+                raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")
         pools = {id(page._pool) if isinstance(page, PageView) else None for page in given}
         if len(pools) == 1 and isinstance(given[0], PageView):
             return cls(given[0]._pool, tuple(page._id for page in given))

@@ -52,9 +52,11 @@ def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_f
             raise refusal(ValueError, "MAN-14", f"requests has two objects of the id {request.request_id!r}")
     whole = Part("snapshot", snapshot)
     for name, expected in (("kvproof", HEADER), ("version", VERSION)):
-        part = whole.member(name)
+        part = Part(f"snapshot.{name}", snapshot.get(name))
         if type(part.value) is not type(expected) or part.value != expected:
-            raise part.damaged(f"must be {expected!r}")
+            raise part.damaged(f"must be {expected!r}", "SEC-3")
+    if set(snapshot) != set(_KEYS):
+        raise whole.damaged(f"must be an object with the keys {list(_KEYS)}", "SEC-3")
     parts = whole.members(_KEYS)
     _require_pages(parts)
     manager = _made(kind, parts, hash_function)
@@ -80,7 +82,7 @@ def _require_pages(parts: Mapping[str, Part]) -> None:
     for pin in parts["pins"].items():
         lists += pin.member("pages").items()
     if parts["num_pages"].integer() > 1 + sum(map(len, lists)):
-        raise parts["num_pages"].damaged("must be no more than are free or held")
+        raise parts["num_pages"].damaged("must be no more than are free or held", "SEC-3")
 
 
 def _made(kind: type[ManagerKind], parts: Mapping[str, Part], hash_function: HashFunction) -> ManagerKind:

@@ -32,9 +32,9 @@ class Part:
         self._name = name
         self.value = value
 
-    def damaged(self, problem: str) -> Exception:
+    def damaged(self, problem: str, clause: str = "MAN-14") -> Exception:
         """The error for a part that is damaged or does not fit the rest (MAN-14)."""
-        return refusal(ValueError, "MAN-14", f"{self._name} {problem}")
+        return refusal(ValueError, clause, f"{self._name} {problem}")
 
     # -- What has parts of its own ----------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import refusal
+from .arguments import refusal, shown
 
 __all__ = ["token_bytes"]
 
@@ -43,13 +43,13 @@ def token_bytes(name: str, tokens: Tokens, start: int = 0, stop: int | None = No
             _require_int32(name, part)
         return part.astype("<i4", copy=False).tobytes()
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
-        raise refusal(TypeError, "R1", f"{name}={tokens!r} must be a sequence of ints")
+        raise refusal(TypeError, "R1", f"{name}={shown(tokens)} must be a sequence of ints")
     values: Sequence[Any] = tokens[start:stop] if isinstance(tokens, Sequence) else list(tokens)[start:stop]
     kinds = set(map(type, values))
     if not kinds <= {int}:
         for place, value in enumerate(values, start):
             if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-                raise refusal(TypeError, "R1", f"{name}[{place}]={value!r} must be an int")
+                raise refusal(TypeError, "R1", f"{name}[{place}] must be an int, not a {type(value).__name__}")
     try:
         return np.frombuffer(array("i", values), np.int32).astype("<i4", copy=False).tobytes() if values else b""
     except OverflowError:

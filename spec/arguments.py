@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "token_list"]
+__all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "shown", "token_list"]
 
 
 def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
     """The error to raise for a refused call: ``message`` with the clause's label behind it."""
     return kind(f"{message} [{clause}]")
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it; of what may hold token ids only the type (SEC-2)."""
+    plain = value is None or isinstance(value, int | float | str | bytes | np.generic)
+    return repr(value) if plain else f"<{type(value).__name__}>"
 
 
 def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1") -> int:
@@ -27,7 +33,7 @@ def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1
         ValueError: it is below ``minimum``.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise refusal(TypeError, "R1", f"{name}={value!r} must be an int")
+        raise refusal(TypeError, "R1", f"{name}={shown(value)} must be an int")
     if minimum is not None and value < minimum:
         raise refusal(ValueError, clause, f"{name}={value} must be at least {minimum}")
     return int(value)
@@ -91,7 +97,10 @@ def listed(name: str, values: object) -> list[Any]:
 
 
 def token_list(name: str, tokens: object) -> list[int]:
-    """Reads token ids: integers that an int32 holds, in a list or in a one-dimensional integer array (R1)."""
+    """Reads token ids: integers that an int32 holds, in a list or in a one-dimensional integer array (R1).
+
+    Messages show none of them (SEC-2).
+    """
     if isinstance(tokens, np.ndarray):
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise refusal(
@@ -104,7 +113,7 @@ def token_list(name: str, tokens: object) -> list[int]:
         values = listed(name, tokens)
     for position, token in enumerate(values):
         if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer):
-            raise refusal(TypeError, "R1", f"{name}[{position}]={token!r} must be an int")
+            raise refusal(TypeError, "R1", f"{name}[{position}] must be an int, not a {type(token).__name__}")
         if not -(2**31) <= token < 2**31:
             raise refusal(ValueError, "R1", f"{name}[{position}]={token} does not fit an int32")
     return [int(token) for token in values]

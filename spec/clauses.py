@@ -164,6 +164,14 @@ _SENTENCES = {
     "step what another writes in it. It equals the update followed by attention.",
     "ATT-6": "Against float64 on the inputs as stored: f32 |error| <= 2^-17 max|v|; bf16 and f16 |error| <= "
     "2^-8 (|ref| + max|v|).",
+    # -- Security ---------------------------------------------------------------------------------
+    "SEC-2": "No error message, printed object, event, counter or snapshot shows the text of a cache salt. Error "
+    "messages and printed events show no token ids and no fingerprints of salts either.",
+    "SEC-3": "What is read back is a document of a named kind and version, never pickled, nothing in it naming code. "
+    "One of another kind or version, with other fields, or that claims more than it tells of, is refused before "
+    "anything is made of it; check() holds after every load.",
+    "SEC-4": "Request ids are hostile text: whatever stands in one, it is a name like any other. Messages show it "
+    "by repr, so that no control character leaves them; elsewhere it is escaped, or written as a literal.",
 }
 
 CLAUSES: dict[str, Clause] = {label: Clause(label, sentence) for label, sentence in _SENTENCES.items()}

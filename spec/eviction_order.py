@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from .arguments import flag, index, integer, listed, real, refusal
+from .arguments import flag, index, integer, listed, real, refusal, shown
 from .free_queue import FreeCachePageQueue, PoolFreeQueue
 from .pages import CachePage, PageList
 
@@ -119,7 +119,7 @@ class EvictionOrder:
         given = listed(name, pages)
         for page in given:
             if not isinstance(page, CachePage):
-                raise refusal(TypeError, "R1", f"{name} has {page!r}, which is no CachePage")
+                raise refusal(TypeError, "R1", f"{name} has {shown(page)}, which is no CachePage")
             if page._pool is not self:
                 raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
         return given

@@ -28,7 +28,10 @@ class Live:
 
 
 def request_id_of(request: EngineRequest) -> str:
-    """Reads the id of a request, and that it has all that is read of one (R1)."""
+    """Reads the id of a request, and that it has all that is read of one (R1).
+
+    Any text is an id; it is hostile, and every message shows it by repr (SEC-4).
+    """
     for name in (
         "all_token_ids",
         "num_tokens",

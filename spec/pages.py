@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from .arguments import integer, refusal
+from .arguments import integer, refusal, shown
 from .hashing import PageHashWithGroupId
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class PageList(Sequence[CachePage]):
         self._pages = tuple(pages)
         for page in self._pages:
             if not isinstance(page, CachePage):
-                raise refusal(TypeError, "R1", f"pages has {page!r}, which is no CachePage")
+                raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")
 
     @property
     def page_ids(self) -> list[int]:

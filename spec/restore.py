@@ -54,19 +54,26 @@ ManagerKind = TypeVar("ManagerKind", bound="CacheManager")
 
 
 def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_function: HashFunction) -> ManagerKind:
-    """The manager of a snapshot; see `CacheManager.restore`."""
+    """The manager of a snapshot; see `CacheManager.restore`.
+
+    What is of another kind or version, has other fields, or claims more pages than it tells of, is no snapshot
+    (SEC-3); what contradicts itself is a damaged one (MAN-14).
+    """
     if not isinstance(snapshot, Mapping):
         raise refusal(TypeError, "R1", f"snapshot must be a mapping, not {type(snapshot).__name__}")
     init_none_hash(b"", hash_function)  # refuses what is no hash function
     if snapshot.get("kvproof") != HEADER:
-        raise damaged("kvproof", f"must be {HEADER!r}")
-    if read_integer("version", snapshot.get("version")) != VERSION:
-        raise damaged("version", f"must be {VERSION}")
+        raise damaged("kvproof", f"must be {HEADER!r}", "SEC-3")
+    version = snapshot.get("version")
+    if type(version) is not int or version != VERSION:
+        raise damaged("version", f"must be {VERSION}", "SEC-3")
+    if set(snapshot) != _KEYS:
+        raise damaged("the object", f"must be an object with the keys {sorted(_KEYS)}", "SEC-3")
     objects: dict[str, EngineRequest] = {}
     for request in listed("requests", requests):
         if objects.setdefault(request_id_of(request), request) is not request:
             raise damaged("requests", f"given have two objects of the id {request.request_id!r}")
-    loading = _Loading(kind, read_object("the object", snapshot, _KEYS), objects, hash_function)
+    loading = _Loading(kind, snapshot, objects, hash_function)
     loading.load()
     return loading.manager
 
@@ -106,7 +113,7 @@ class _Loading(Generic[ManagerKind]):
             for pages in read_list("pages", pin.get("pages") if isinstance(pin, Mapping) else None):
                 ids += read_list("pages", pages)
         if read_integer("num_pages", self._snapshot["num_pages"]) > len(ids) + 1:
-            raise damaged("num_pages", f"is {self._snapshot['num_pages']}, more than are free or held")
+            raise damaged("num_pages", f"is {self._snapshot['num_pages']}, more than are free or held", "SEC-3")
 
     def _made(self, kind: type[ManagerKind], hash_function: HashFunction) -> ManagerKind:
         """The manager as it was at first."""

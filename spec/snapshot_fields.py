@@ -62,9 +62,9 @@ _LATEST = sys.float_info.max
 _EVENTS = {kind.__name__: kind for kind in (PageStored, PageRemoved, CacheCleared)}
 
 
-def damaged(name: str, problem: str) -> Exception:
-    """The error for a snapshot that is damaged or does not fit (MAN-14)."""
-    return refusal(ValueError, "MAN-14", f"snapshot: {name} {problem}")
+def damaged(name: str, problem: str, clause: str = "MAN-14") -> Exception:
+    """The error for a snapshot that is damaged or does not fit (MAN-14), or is no snapshot at all (SEC-3)."""
+    return refusal(ValueError, clause, f"snapshot: {name} {problem}")
 
 
 # -- Reading JSON ---------------------------------------------------------------------------------

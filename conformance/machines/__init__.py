@@ -15,6 +15,7 @@ from .pool import Pool
 from .pool_pins import PoolPins
 from .programs import Programs
 from .queue import Queue
+from .secrets import Secrets
 from .serving import Serving
 from .shards import Shards
 from .sizing import Sizing
@@ -43,6 +44,7 @@ MACHINES: dict[str, type[Machine]] = {
             Pins,
             Shards,
             Snapshots,
+            Secrets,
         ),
         *(Table, MultiTable, Programs),
         *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels),

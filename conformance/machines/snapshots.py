@@ -137,7 +137,7 @@ class Snapshots(Pins):
         known = list(self.known.values()) if requests is None else requests
         return side.names.get("CacheManager").restore(shot, known, **hashed)
 
-    @step("MAN-14", weight=2)
+    @step("MAN-14", "SEC-3", weight=2)
     def restore_badly(self, data: Drawing) -> None:
         """A snapshot that is damaged, of another kind or version, or whose requests are missing, is refused."""
         shot = _json(self.spec.manager)
