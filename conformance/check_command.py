@@ -1,34 +1,69 @@
-"""``kvproof check``: reads its options, runs the machines, tells what they found."""
+"""``kvproof check``: runs the machines, tells what they found."""
 
 import argparse
+import importlib.util
+import io
 import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
 
 from rich.console import Console
 
-from kvproof.spec.clauses import CLAUSES
-
-from .backends import BackendError, load_backend
+from .backends import Backend, BackendError, load_backend
+from .check_options import BadInputError, Options, add_options, read_options, write
+from .deep import DeepRun, resumed
 from .deviation import SpecificationError
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
-from .machines import MACHINES
-from .report import as_json, machine_line, print_report
-from .runner import MachineReport, Report, machines_for, run
-from .workers import run_in_workers
+from .junit import junit_xml
+from .redacting import redacted
+from .redaction import Redaction
+from .report import machine_line, print_report
+from .report_json import as_json
+from .runner import MachineReport, Report, run
+from .scripts import EmitError, write_test
+from .terminal import visible
+from .workers import Task, WorkerError, run_in_workers
+from .xfails import XfailsError
 
 __all__ = ["add_parser", "run_check"]
 
+_DESCRIPTION = """\
+Makes random sequences of calls on the backend and on the specification, compares every result, every refusal
+and the whole observable state after every call, and says for each clause what came of it:
+
+  conforms      compared in that many steps, without a difference
+  deviates      a difference was seen; the shortest sequence of calls that shows it is printed, with the
+                observable state before the last call and after it, as it must be and as it is
+  expected      it deviates as a line of --xfails says
+  undecided     not compared, or hardly, because a deviation from another clause ended the search
+  not offered   the backend does not have what the clause is about
+
+After a deviation the search goes on without the clause that deviates, so that one deviation hides no other.
+What a backend does not offer by name is not checked; what else it lacks is said by --without, or by the
+attribute kvproof_lacks of the backend. At level safe any eviction order is right and any exception a refusal.
+"""
+
+_EPILOG = """\
+examples:
+  kvproof check --backend kvproof.spec --profile quick
+  kvproof check --backend my_engine.cache --level safe --without keys,events
+  kvproof check --machines pool,queue --clauses POOL-3 --seed 7 --json report.json --emit test_pool_3.py
+  kvproof check --xfails known.txt --junit report.xml
+  kvproof check --profile deep --hours 8 --state deep.json
+  kvproof check --jobs 1 --step-timeout 0             in this process, for a debugger
+
+exit status: 0 no deviation, or expected ones only; 1 the backend deviates; 2 could not run
+"""
 
 _DEVICES = "--xla_force_host_platform_device_count=4"
 """Where the user has set no flags: a CPU stands for four devices, so that what is split over a mesh can be checked."""
 
-
-class _BadInputError(Exception):
-    """An option that makes no sense; the message is one line."""
+_HOURS = 1.0
+"""After so many no round begins, unless told otherwise."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
@@ -36,34 +71,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     check = commands.add_parser(
         "check",
         help=about,
-        description="""\
-Makes random sequences of calls on the backend and on the specification, compares every result, every refusal
-and the whole observable state after every call, and says for each clause what came of it:
-
-  conforms      compared in that many steps, without a difference
-  deviates      a difference was seen; the shortest sequence of calls that shows it is printed
-  undecided     not compared, or hardly, because a deviation from another clause ended the search
-  not offered   the backend does not have what the clause is about
-""",
-        epilog="""\
-examples:
-  kvproof check --backend kvproof.spec --examples 20
-  kvproof check --machines pool,queue --clauses POOL-3 --seed 7 --json report.json
-
-exit status: 0 no deviation; 1 the backend deviates; 2 could not run
-""",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = check.add_argument
-    add("--backend", default="kvproof.fast", metavar="M[:A]", help="module, or object in it (default %(default)s)")
-    add("--clauses", metavar="L,L", help="look at these clauses only, such as POOL-3,R1")
-    add("--machines", metavar="A,B", help="run these machines only: queue, pool, manager, table, attention, ...")
-    add("--examples", type=int, metavar="N", help="sequences of calls for each machine (default: enough for a minute)")
-    add("--seed", type=int, metavar="S", help="draw as an earlier run did (default: a new seed, which is printed)")
-    add(
-        "--jobs", type=int, metavar="N", help="processes that run machines; the report is the same (default: 2 at most)"
-    )
-    add("--json", metavar="FILE", help="write the report to a file as well")
+    add_options(check)
     check.set_defaults(func=run_check)
 
 
@@ -71,68 +83,117 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Checks as asked.
 
     Returns:
-        The exit status: 0 no deviation, 1 the backend deviates, 2 could not run.
+        The exit status: 0 no deviation but expected ones, 1 the backend deviates, 2 could not run.
     """
     try:
-        return _run(arguments)
-    except (_BadInputError, BackendError, SpecificationError) as error:
-        print(f"kvproof check: {error}", file=sys.stderr)
+        options = read_options(arguments)
+        for file in (arguments.json, arguments.junit):
+            write(file, "")  # better known now than after a minute
+        return _run(options)
+    except (BadInputError, XfailsError, BackendError, SpecificationError, WorkerError) as error:
+        print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
+        return COULD_NOT_RUN
+    except KeyboardInterrupt:
+        print("kvproof check: interrupted", file=sys.stderr)
         return COULD_NOT_RUN
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    clauses = _chosen("--clauses", arguments.clauses, list(CLAUSES))
-    names = _chosen("--machines", arguments.machines, list(MACHINES))
-    if arguments.examples is not None and arguments.examples < 1:
-        raise _BadInputError(f"--examples {arguments.examples} must be at least 1")
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise _BadInputError(f"--jobs {arguments.jobs} must be at least 1")
-    if arguments.seed is not None and arguments.seed < 0:
-        raise _BadInputError(f"--seed {arguments.seed} must not be negative")
-    machines = machines_for(clauses, names)
-    if not machines:
-        raise _BadInputError(f"none of the machines {', '.join(names)} checks any of {', '.join(clauses)}")
-    file = None if arguments.json is None else Path(arguments.json)
-    if file is not None:
-        _write(file, "")  # better known now than after a minute
+def _run(options: Options) -> int:
+    given = options.given
     os.environ.setdefault("XLA_FLAGS", _DEVICES)
-    backend = load_backend(arguments.backend)
-    seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
-    jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
-    console, progress = Console(), Console(stderr=True)
+    backend = load_backend(given.backend, options.without)
+    lacks = tuple(sorted(backend.lacks))
+    seed = secrets.randbelow(2**32) if given.seed is None else given.seed
+    console = Console()
+    if given.profile == "deep":
+        deep = resumed(options, seed)
+        _go_deep(deep, backend, console)
+        return _tell(options, deep.report(backend.name, lacks), console)
     console.print(f"seed {seed}", highlight=False)
-    report = Report(backend.name, seed, tuple(clauses), [])
-    found: Iterator[MachineReport] = (
-        run_in_workers(backend.name, seed, clauses, [machine.name for machine in machines], arguments.examples, jobs)
-        if jobs > 1 and len(machines) > 1
-        else run(backend, seed, clauses, machines, arguments.examples)
-    )
-    for machine in machines:
-        with progress.status(f"{machine.name} ..."):
-            report.machines.append(next(found))
-        console.print(machine_line(report.machines[-1]), markup=False, highlight=False, soft_wrap=True)
-    console.print()
-    print_report(report, console)
-    if file is not None:
-        _write(file, json.dumps(as_json(report), indent=1) + "\n")
-    if all(machine.missing for machine in report.machines):
-        raise BackendError(f"backend {backend.name} offers nothing that the machines need")
-    return DEVIATES if report.deviates else FINE
+    report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks)
+    report.machines.extend(_reports(options, backend, seed, console))
+    return _tell(options, report, console)
 
 
-def _chosen(option: str, given: str | None, known: list[str]) -> list[str]:
-    """Those of the known names that an option lists, in their own order."""
-    if given is None:
-        return known
-    words = [word.strip() for word in given.split(",") if word.strip()]
-    strange = [word for word in words if word not in known]
-    if strange or not words:
-        raise _BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known)}")
-    return [name for name in known if name in words]
+def _reports(options: Options, backend: Backend, seed: int, console: Console) -> Iterator[MachineReport]:
+    """What the machines find, each told in a line as soon as it has ended."""
+    progress = Console(stderr=True)
+    with closing(_found(options, backend, seed)) as found:
+        for machine in options.machines:
+            with progress.status(f"{machine.name} ..."):
+                report = next(found)
+            console.print(machine_line(report), markup=False, highlight=False, soft_wrap=True)
+            yield report
+            if options.given.first and options.xfails.unexpected_of(report):
+                return
 
 
-def _write(file: Path, text: str) -> None:
+def _go_deep(deep: DeepRun, backend: Backend, console: Console) -> None:
+    """Takes rounds until the time is over, a first deviation is enough, or somebody interrupts it."""
+    given = deep.options.given
+    hours = _HOURS if given.hours is None else given.hours
+    before = f", after {deep.rounds} rounds in {deep.seconds / 3600:.2f} h" if deep.rounds else ""
+    console.print(f"seed {deep.seed}{before}", highlight=False)
+    quiet = Console(file=io.StringIO())
     try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _BadInputError(f"{file}: {error.strerror or error}") from error
+        while deep.seconds < hours * 3600 and not (given.first and deep.failures):
+            began = time.monotonic()
+            reports = list(_reports(deep.options, backend, deep.next_seed, quiet))
+            number, seed = deep.rounds, deep.next_seed
+            new = deep.add(reports, time.monotonic() - began)
+            steps = sum(report.steps for report in reports)
+            console.print(f"round {number}, seed {seed}: {steps} steps; {deep.seconds / 3600:.2f} h", highlight=False)
+            for failure in new:
+                line = f"  {failure.clause}, by machine {failure.machine}: {failure.command}"
+                console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {deep.rounds} rounds have ended", highlight=False)
+
+
+def _tell(options: Options, report: Report, console: Console) -> int:
+    """Prints and writes a report.
+
+    Returns:
+        The exit status.
+    """
+    given, xfails = options.given, options.xfails
+    scripts = [script for machine in report.machines for script in machine.scripts]
+    report = redacted(report, Redaction()) if given.redact else report
+    console.print()
+    print_report(report, console, xfails)
+    for line in xfails.stale(report):
+        print(f"kvproof check: {visible(line)}", file=sys.stderr)
+    write(given.json, json.dumps(as_json(report, xfails), indent=1) + "\n")
+    write(given.junit, junit_xml(report, xfails))
+    if all(machine.missing for machine in report.machines):
+        raise BackendError(f"backend {report.backend} offers nothing that the machines need")
+    if given.emit is not None and report.deviates:
+        try:
+            for line in write_test(given.emit, scripts):
+                print(f"kvproof check: {visible(line)}", file=sys.stderr)
+        except EmitError as error:
+            print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
+    return DEVIATES if xfails.unexpected(report) else FINE
+
+
+def _found(options: Options, backend: Backend, seed: int) -> Generator[MachineReport, None, None]:
+    """What the machines find: in processes of their own, or here if nothing else is asked for, or can be had."""
+    given, names = options.given, [machine.name for machine in options.machines]
+    jobs = min(os.cpu_count() or 1, 2) if given.jobs is None else given.jobs
+    jobs = min(jobs, len(names))
+    search = options.search
+    if given.emit is not None:
+        search = {**search, "found_by": options.command(None, seed, "default" if given.profile == "deep" else None)}
+    elsewhere = jobs > 1 or search["step_timeout"] > 0
+    if elsewhere and _can_be_imported(given.backend.partition(":")[0]):
+        task = Task(given.backend, options.without, seed, options.clauses, given.examples, search)
+        return run_in_workers(task, names, jobs)
+    return run(backend, seed, options.clauses, options.machines, given.examples, **search)
+
+
+def _can_be_imported(module: str) -> bool:
+    """Whether another process can import a module that this one has imported: not if it was made here."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # it has no spec: it was not imported from anywhere
+        return False

@@ -12,7 +12,10 @@ from hypothesis.strategies import SearchStrategy
 if TYPE_CHECKING:
     from .machines.base import Machine
 
-__all__ = ["Property", "Step", "clauses_of_step", "declared_clauses", "properties_of", "start", "step", "steps_of"]
+__all__ = [
+    *("Property", "Step", "clauses_of_machine", "clauses_of_step", "declared_clauses", "properties_of"),
+    *("start", "step", "steps_of"),
+]
 
 Method = Callable[..., None]
 
@@ -115,6 +118,11 @@ def properties_of(machine: "type[Machine]") -> list[Property]:
         )
         for name, found in steps_of(machine).items()
     ]
+
+
+def clauses_of_machine(machine: "type[Machine]") -> frozenset[str]:
+    """The clauses that any step of a machine checks."""
+    return frozenset(clause for found in properties_of(machine) for clause in found.clauses)
 
 
 def declared_clauses(machines: "Iterable[type[Machine]]") -> dict[str, list[Property]]:

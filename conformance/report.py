@@ -1,7 +1,6 @@
-"""How a conformance run is told: a table of clauses, then each deviation with its calls; or the same as JSON."""
+"""How a conformance run is told: a table of clauses, then each deviation with its calls and the states around it."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,12 +9,24 @@ from rich.table import Table
 from kvproof.spec.clauses import CLAUSES
 
 from .deviation import Deviation
-from .runner import MachineReport, Report
+from .terminal import visible
+from .verdicts import MachineReport, Report
+from .xfails import Xfails
 
-__all__ = ["as_json", "machine_line", "print_report", "short"]
+__all__ = ["machine_line", "print_deviation", "print_report", "short", "verdict_lines"]
 
-_STYLES = {"conforms": "green", "deviates": "bold red", "undecided": "yellow", "not offered": "dim"}
+_STYLES = {
+    "conforms": "green",
+    "deviates": "bold red",
+    "expected": "magenta",
+    "undecided": "yellow",
+    "not offered": "dim",
+}
 _SHORT = 48
+
+_BEFORE, _RIGHT, _SEEN = "before the last call", "after, by the specification", "after, by the backend"
+_SAME = "after, by both"
+_WIDTH = len(_RIGHT)
 
 
 def short(sentence: str) -> str:
@@ -26,27 +37,34 @@ def short(sentence: str) -> str:
 def machine_line(machine: MachineReport) -> str:
     """What one machine did, in a line."""
     if machine.missing:
-        return f"{machine.name}: not offered: {', '.join(machine.missing)}"
+        return visible(f"{machine.name}: not offered: {', '.join(machine.missing)}")
     line = (
         f"{machine.name}: {machine.examples} sequences, {machine.steps} steps, {machine.wasted} of them wasted, "
         f"{machine.seconds:.1f} s"
     )
+    if machine.note:
+        line += f"; {machine.note}"
     if machine.lacks:
         line += f"; not offered: {', '.join(machine.lacks)}"
     if machine.deviations:
         line += f"; deviates from {', '.join(found.clause for found in machine.deviations)}"
-    return line
+    return visible(line)
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Prints the table of clauses and every machine's shortest deviation."""
-    table = Table(title=f"{report.backend}, seed {report.seed}", title_justify="left", box=None, pad_edge=False)
+def print_report(report: Report, console: Console, xfails: Xfails) -> None:
+    """Prints the table of clauses, every deviation, and how many clauses came to what."""
+    title = f"{escape(visible(report.backend))}, level {report.level}, seed {report.seed}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("clause", no_wrap=True)
     table.add_column("what it says", no_wrap=True, overflow="ellipsis")
     table.add_column("steps", justify="right", no_wrap=True, min_width=6)
     table.add_column("verdict", no_wrap=True, min_width=max(map(len, _STYLES)))
+    counts = dict.fromkeys(_STYLES, 0)
     for clause in report.clauses:
-        verdict = report.verdict(clause)
+        verdict: str = report.verdict(clause)
+        if xfails.expected(report, clause) is not None:
+            verdict = "expected"
+        counts[verdict] += 1
         table.add_row(
             clause,
             escape(short(CLAUSES[clause].sentence)),
@@ -55,81 +73,59 @@ def print_report(report: Report, console: Console) -> None:
         )
     console.print(table)
     for machine in report.machines:
-        if machine.deviations:
-            _print_deviation(machine, console)
-    console.print(f"\n{_summary(report)}", markup=False, highlight=False)
+        for found in machine.deviations:
+            print_deviation(found, machine.name, console, xfails)
+    named = {"expected": "expected to deviate"}
+    told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
+    console.print(f"\n{len(report.clauses)} clauses: {', '.join(told)}", markup=False, highlight=False)
 
 
-def _print_deviation(machine: MachineReport, console: Console) -> None:
-    shortest, *others = machine.deviations
-    console.print(f"\n[bold red]{shortest.clause}[/] broken, found by machine {machine.name}")
-    for line in _lines(shortest):
+def print_deviation(found: Deviation, machine: str, console: Console, xfails: Xfails) -> None:
+    """Prints one deviation."""
+    expected = xfails.expects(machine, found.clause)
+    if expected is None:
+        console.print(f"\n[bold red]{found.clause}[/] broken, found by machine {machine}", highlight=False)
+    else:
+        reason = escape(visible(expected.reason)) or f"{escape(visible(xfails.file))}:{expected.number}"
+        console.print(
+            f"\n[magenta]{found.clause}[/] broken as expected ({reason}), found by machine {machine}", highlight=False
+        )
+    for line in verdict_lines(found):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if others:
-        labels = ", ".join(found.clause for found in others)
-        line = f"  also seen to deviate: {labels}; kvproof check --clauses {others[0].clause} looks at it alone"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(found: Deviation) -> Iterable[str]:
-    """One deviation, line by line."""
-    yield f"  the clause  {CLAUSES[found.clause].sentence}"
-    yield f"  expected    {found.expected}"
-    yield f"  observed    {found.observed}"
-    yield "  calls"
-    for call in found.calls:
-        yield f"    {call}"
-    changed = {name: value for name, value in found.after.items() if found.before.get(name) != value}
-    for title, state in (("before the last call", found.before), ("that it changes, by the specification", changed)):
-        if state:
-            yield f"  state {title}"
-            for name, value in state.items():
-                yield f"    {name}: {value}"
+def verdict_lines(found: Deviation) -> list[str]:
+    """One deviation, line by line: the clause, what was expected, what came, the calls, the states around the last.
+
+    Nothing in them can command a terminal.
+    """
+    last = f"calls, {found.num_calls} on the backend, the last one deviates"
+    lines = [
+        f"  the clause  {CLAUSES[found.clause].sentence}",
+        f"  expected    {found.expected}",
+        f"  observed    {found.observed}",
+        f"  {last}",
+        *(f"    {call}" for call in found.calls),
+        *_states(found),
+    ]
+    return list(map(visible, lines))
 
 
-def _summary(report: Report) -> str:
-    verdicts = [report.verdict(clause) for clause in report.clauses]
-    counts = [f"{verdicts.count(name)} {name}" for name in _STYLES if name in verdicts]
-    return f"{len(verdicts)} clauses: {', '.join(counts)}"
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    """A run's report as JSON values."""
-    return {
-        "backend": report.backend,
-        "seed": report.seed,
-        "deviates": report.deviates,
-        "clauses": [
-            {
-                "clause": clause,
-                "sentence": CLAUSES[clause].sentence,
-                "steps": report.tried(clause),
-                "verdict": report.verdict(clause),
-            }
-            for clause in report.clauses
-        ],
-        "machines": [_machine_json(machine) for machine in report.machines],
-    }
-
-
-def _machine_json(machine: MachineReport) -> dict[str, Any]:
-    return {
-        "machine": machine.name,
-        "not_offered": [*machine.missing, *machine.lacks],
-        "sequences": machine.examples,
-        "steps": machine.steps,
-        "wasted": machine.wasted,
-        "seconds": round(machine.seconds, 3),
-        "deviations": [
-            {
-                "clause": found.clause,
-                "sentence": CLAUSES[found.clause].sentence,
-                "expected": found.expected,
-                "observed": found.observed,
-                "calls": list(found.calls),
-                "before": found.before,
-                "after": found.after,
-            }
-            for found in machine.deviations
-        ],
-    }
+def _states(found: Deviation) -> list[str]:
+    """The observable state around the last call: what it changes, and what it should have."""
+    if not found.before and not found.after:
+        return []
+    sides: dict[str, Mapping[str, str]] = {_BEFORE: found.before, _RIGHT: found.after}
+    if found.observed_after:
+        sides[_SEEN] = found.observed_after
+    names = dict.fromkeys(name for state in sides.values() for name in state)
+    lines = []
+    for name in names:
+        shown = {title: state[name] for title, state in sides.items() if name in state}
+        if len(set(shown.values())) > 1 or (found.before and name not in found.before):
+            if shown.get(_RIGHT) == shown.get(_SEEN):
+                shown = {_BEFORE: shown.get(_BEFORE, ""), _SAME: shown[_RIGHT]}
+            lines += [f"    {name}", *(f"      {title:{_WIDTH}}  {value}" for title, value in shown.items())]
+    if not lines:
+        return ["  state: as before the last call, on both sides"]
+    return ["  state, as far as it changes or differs", *lines]

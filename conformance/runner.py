@@ -3,8 +3,9 @@
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -19,14 +20,22 @@ from .backends import Backend
 from .deviation import Deviation
 from .levels import Level
 from .machines import MACHINES, Machine
-from .properties import properties_of
+from .properties import clauses_of_machine
+from .scripts import Script
 from .session import EnoughError, Session
 from .shortening import shorten
+from .step_timeout import Board, Watch
 from .verdicts import MachineReport, Report, Verdict
 
 __all__ = ["MachineReport", "Report", "Search", "Verdict", "check", "machines_for", "run", "run_machine"]
 
 _SHORT_STEPS = 8
+
+_SOON = 5.0
+"""Seconds: where a step takes longer until it is stopped, the calls before it are left as many as they are."""
+
+_TRIES = 12
+"""So many stopped steps are worth the time for making the calls before one fewer."""
 
 
 class Search(TypedDict, total=False):
@@ -35,6 +44,9 @@ class Search(TypedDict, total=False):
     shrink_seconds: float
     level: Level
     seconds: float
+    effort: float
+    step_timeout: float
+    found_by: str
 
 
 def machines_for(
@@ -51,7 +63,7 @@ def machines_for(
     return [
         machine
         for name, machine in MACHINES.items()
-        if name in allowed and level in machine.levels and wanted & _clauses_of(machine)
+        if name in allowed and level in machine.levels and wanted & clauses_of_machine(machine)
     ]
 
 
@@ -75,7 +87,7 @@ def run(
     machines: Iterable[type[Machine]] | None = None,
     examples: int | None = None,
     **search: Unpack[Search],
-) -> Iterator[MachineReport]:
+) -> Generator[MachineReport, None, None]:
     """Runs machines one after another.
 
     Args:
@@ -104,6 +116,10 @@ def run_machine(
     shrink_seconds: float = 8.0,
     level: Level = "exact",
     seconds: float = 0.0,
+    effort: float = 1.0,
+    step_timeout: float = 0.0,
+    found_by: str = "",
+    board: Board | None = None,
 ) -> MachineReport:
     """Runs one machine.
 
@@ -115,37 +131,65 @@ def run_machine(
         backend: the backend.
         seed: the seed of what is drawn; the same seed makes the same calls.
         clauses: the labels of the clauses to look at.
-        examples: sequences of calls; None for as many as the machine has by default.
+        examples: sequences of calls; None for as many as the machine has by default, times ``effort``.
         shrink_seconds: how long each counterexample may be made shorter, and half of that again.
         level: the level at which it compares.
         seconds: how long after its beginning the machine may go on after a deviation; 0 to stop at the first.
+        effort: see ``examples``.
+        step_timeout: how long a step may take; 0 for as long as it likes. What takes longer ends the machine, if
+            this runs in the main thread and the call runs Python.
+        found_by: the command that runs it, for tests made of the deviations; "" to make none.
+        board: where to show what is called, for who ends the process if the call does not run Python.
 
     Raises:
         BackendError: what the backend says to lack is unknown.
     """
     looked_at = frozenset(clauses)
-    checked = _clauses_of(machine) & looked_at
+    checked = clauses_of_machine(machine) & looked_at
     missing = machine.missing(backend)
     if missing:
         return MachineReport(machine.name, checked, missing=missing, level=level)
-    count = machine.examples if examples is None else examples
+    count = max(round(machine.examples * effort), 1) if examples is None else examples
     started = time.monotonic()
     known: set[str] = set()
     rounds: list[Session] = []
-    with _no_traces():
+    scripts: list[Script | None] = []
+    watch = Watch(step_timeout, board)
+    with _no_traces(), watch.watching():
         while True:
-            effort = max(count / machine.examples, 1.0)
-            session = Session(backend, looked_at - known, shrink_seconds, effort, level, known)
+            few = max(count / machine.examples, 1.0)
+            session = Session(backend, looked_at - known, shrink_seconds, few, level, known, watch=watch)
             rounds.append(session)
             bound: type[Machine] = type(machine.__name__, (machine,), {"session": session})
             _explore(bound, session, seed, count)
+            if watch.hung:
+                _shorten_stopped(bound, session)
+                break
             shorten(bound, session, shrink_seconds / 2)
             if session.shortest is None:
                 break
             known.add(session.shortest.clause)
+            scripts += [_script(bound, session.shortest, found_by)] if found_by else []
             if time.monotonic() > started + seconds or known >= checked:
                 break
-    return _merged(machine.name, checked, rounds, time.monotonic() - started)
+    merged = _merged(machine.name, checked, rounds, time.monotonic() - started)
+    return replace(merged, scripts=[script for script in scripts if script is not None])
+
+
+def _script(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
+    """A test made of a deviation."""
+    from .emitting import script_of  # it knows all machines, and is needed by few
+
+    return script_of(machine, found, found_by)
+
+
+def _shorten_stopped(machine: type[Machine], session: Session) -> None:
+    """Makes the calls before one that did not return fewer, where it can be told soon that it does not."""
+    watch = session.watch
+    soon = max(1.0, 10 * watch.longest)
+    if soon <= _SOON:
+        watch.seconds = min(watch.limit, soon)
+        shorten(machine, session, _TRIES * watch.seconds)
 
 
 def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: float) -> MachineReport:
@@ -169,7 +213,8 @@ def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: 
         undeclared=sorted(set().union(*(session.undeclared for session in rounds))),
         seconds=seconds,
         level=rounds[-1].level,
-        ended=rounds[-1].shortest is None,
+        ended=rounds[-1].shortest is None and not rounds[-1].watch.hung,
+        note=rounds[-1].watch.note,
     )
 
 
@@ -219,7 +264,3 @@ def _no_traces() -> Iterator[None]:
             yield
         finally:
             configuration.set_hypothesis_home_dir(before)
-
-
-def _clauses_of(machine: type[Machine]) -> frozenset[str]:
-    return frozenset(clause for found in properties_of(machine) for clause in found.clauses)

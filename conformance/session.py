@@ -10,6 +10,7 @@ from zlib import crc32
 from .backends import Backend
 from .deviation import Deviation, TracedStep
 from .levels import Level
+from .step_timeout import Watch
 
 __all__ = ["EnoughError", "Session", "TracedStep"]
 
@@ -35,6 +36,7 @@ class Session:
         level: how strict the comparison is.
         known: the labels of clauses that the backend is known to break. What they refuse is not called: the backend
             would not refuse it, and nothing could be compared any more.
+        watch: stops steps that take too long; None for steps that take as long as they like.
         kept: the first few things of each kind, where they were drawn by another session; see `one_of_few`.
 
     Attributes:
@@ -56,10 +58,12 @@ class Session:
         level: Level = "exact",
         known: Iterable[str] = (),
         kept: Mapping[str, Sequence[Any]] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.backend = backend
         self.level = level
         self.known = frozenset(known)
+        self.watch = watch or Watch()
         self.clauses = frozenset(clauses)
         self.shrink_seconds = shrink_seconds
         self.effort = effort

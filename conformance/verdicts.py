@@ -6,6 +6,7 @@ from typing import Literal
 
 from .deviation import Deviation
 from .levels import Level
+from .scripts import Script
 
 __all__ = ["MachineReport", "Report", "Verdict"]
 
@@ -37,6 +38,7 @@ class MachineReport:
         level: the level at which it compared.
         ended: whether it came to its end: after a deviation it does if it goes on without the clause that deviates.
         note: what else there is to say, such as how many states were covered.
+        scripts: tests made of the deviations, if they were asked for.
     """
 
     name: str
@@ -53,10 +55,11 @@ class MachineReport:
     level: Level = "exact"
     ended: bool = True
     note: str = ""
+    scripts: list[Script] = field(default_factory=list)
 
     def decides(self, clause: str) -> bool:
         """Whether it compared enough by a clause to say that the backend conforms, having seen no deviation from it."""
-        if not self.deviations:
+        if self.ended and not self.deviations:
             return self.tried[clause] > 0
         return self.tried[clause] >= (_FEW_STEPS if self.ended else _ENOUGH_STEPS)
 
@@ -70,12 +73,18 @@ class Report:
         seed: the run's seed.
         clauses: the labels of the clauses that were looked at.
         machines: what each machine found.
+        level: the level at which they compared.
+        profile: the profile, by its name.
+        without: the capabilities that the backend is said to lack.
     """
 
     backend: str
     seed: int
     clauses: tuple[str, ...]
     machines: list[MachineReport]
+    level: Level = "exact"
+    profile: str = "default"
+    without: tuple[str, ...] = ()
 
     def tried(self, clause: str) -> int:
         """In how many steps a clause was compared."""

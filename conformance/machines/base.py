@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn
 
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from ..backends import Backend
 from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
 from ..levels import Level
 from ..properties import clauses_of_step, steps_of
-from ..session import Session, TracedStep
+from ..session import EnoughError, Session, TracedStep
+from ..step_timeout import NoAnswer
 from .draws import Drawing
 from .sides import Both, Field, Side, equal, same, shown
 
@@ -72,6 +74,7 @@ class Machine(RuleBasedStateMachine):
         self.fields: tuple[Field, ...] = ()
         self.calls: list[str] = []
         self._before: dict[str, object] = {}
+        self._wrong_before: set[str] = set()
         self._after: dict[str, object] = {}
         self._compared: set[str] = set()
         self._over = False
@@ -126,20 +129,50 @@ class Machine(RuleBasedStateMachine):
         self._compared = set()
         self._trace.append(TracedStep(name, drawn))
         wasted = False
+        self.session.watch.begin(self.name, name, self.session.examples, self.session.steps)
         try:
             act()
         except Nothing:
             wasted = True
         except _Undecided:
             self._over = True
+        except NoAnswer:
+            self._stopped(again=self.session.watch.stopped())
         finally:
             self.session.end_step(name, clauses_of_step(type(self), name), self._compared, wasted)
+
+    def _stopped(self, again: bool) -> NoReturn:
+        """Ends the search: a call was stopped, and whatever comes next might have to be, too.
+
+        Args:
+            again: whether one was stopped before, and the calls before it are being made fewer.
+        """
+        watch = self.session.watch
+        clause, expected = watch.pending
+        if clause in self.session.clauses:
+            before = {name: shown(value) for name, value in self._before.items()}
+            calls, trace = tuple(self.calls), tuple(self._trace)
+            found = Deviation(clause, expected, watch.observed, calls, before, self._show(self.spec), trace)
+            self.session.record(found)
+            if again:
+                raise found
+        raise EnoughError
+
+    def watched(self, clause: str, expected: str) -> AbstractContextManager[None]:
+        """Where the backend is called and read: what does not come to an end is stopped, and charged to a clause.
+
+        Args:
+            clause: the label of the clause.
+            expected: what the specification says of the call that was noted last.
+        """
+        return self.session.watch.over(clause, expected, self.calls)
 
     def build(self, line: str, clause: str, act: Callable[[Side], Mapping[str, Any]]) -> None:
         """Builds what the other steps call; the names that ``act`` returns become the side's."""
         self.calls.append(line)
         self.spec.put(act(self.spec))
-        outcome = attempt(lambda: act(self.backend))
+        with self.watched(clause, "an object"):
+            outcome = attempt(lambda: act(self.backend))
         self._compared.add(clause)
         if outcome.error is not None:
             self.differ(clause, "an object", str(outcome))
@@ -148,7 +181,8 @@ class Machine(RuleBasedStateMachine):
     def watch(self, *fields: Field) -> None:
         """Compares these from now on after every call, and once now."""
         self.fields = fields
-        self.compare_states({})
+        with self.watched(fields[0].clause, "an object whose state can be read"):
+            self.compare_states({})
 
     def offers(self, thing: str, method: str) -> bool:
         """Whether the backend's object has a method beyond the seeds' interface; one that it lacks is not called."""
@@ -203,26 +237,28 @@ class Machine(RuleBasedStateMachine):
         refused = expected.error is not None
         if refused and not self.session.refuses(clause_of_message(str(expected.error))):
             return Both(refused=True)
-        observed = attempt(lambda: act(self.backend))
         plain = Outcome(error=expected.error) if refused else Outcome(normal(expected.value, self.spec))
-        self.calls.append(f"{line}  # {_brief(plain)}")
-        if refused:
-            self._compare_refusals(expected, observed)
-        elif not alone or not self.session.clauses.isdisjoint({clause, *also}):
-            self._compared |= {clause, *also}
-            if observed.error is not None:
-                self.differ(clause, shown(plain.value), str(observed))
-            seen = attempt(lambda: normal(observed.value, self.backend))
-            if seen.error is not None:
-                self.differ(clause, shown(plain.value), f"a result that cannot be read: {shown(seen)}")
-            if not equal(plain.value, seen.value):
-                where = clause if blame is None else blame(plain.value, seen.value)
-                self.differ(where, shown(plain.value), shown(seen.value))
-        if refused:
-            clause = clause_of_message(str(expected.error))
-            self.compare_states(clause if clause in _ATOMIC else "R1", fixed=True)
-        else:
-            self.compare_states((charge(plain.value) if callable(charge) else charge) or {})
+        brief = _brief(plain)
+        self.calls.append(f"{line}  # {brief}")
+        with self.watched(clause_of_message(str(expected.error)) if refused else clause, brief):
+            observed = attempt(lambda: act(self.backend))
+            if refused:
+                self._compare_refusals(expected, observed)
+            elif not alone or not self.session.clauses.isdisjoint({clause, *also}):
+                self._compared |= {clause, *also}
+                if observed.error is not None:
+                    self.differ(clause, shown(plain.value), str(observed))
+                seen = attempt(lambda: normal(observed.value, self.backend))
+                if seen.error is not None:
+                    self.differ(clause, shown(plain.value), f"a result that cannot be read: {shown(seen)}")
+                if not equal(plain.value, seen.value):
+                    where = clause if blame is None else blame(plain.value, seen.value)
+                    self.differ(where, shown(plain.value), shown(seen.value))
+            if refused:
+                clause = clause_of_message(str(expected.error))
+                self.compare_states(clause if clause in _ATOMIC else "R1", fixed=True)
+            else:
+                self.compare_states((charge(plain.value) if callable(charge) else charge) or {})
         return Both(expected.value, observed.value, refused)
 
     def _compare_refusals(self, expected: Outcome, observed: Outcome) -> None:
@@ -243,7 +279,8 @@ class Machine(RuleBasedStateMachine):
     def check(self, clause: str, what: str, expected: object, read: Callable[[], object]) -> None:
         """Compares one thing that the backend shows with what it must show."""
         self._compared.add(clause)
-        outcome = attempt(read)
+        with self.watched(clause, f"{what}: {shown(expected)}"):
+            outcome = attempt(read)
         if outcome.error is not None or not equal(expected, outcome.value):
             self.differ(clause, f"{what}: {shown(expected)}", shown(outcome if outcome.error else outcome.value))
 
@@ -266,10 +303,12 @@ class Machine(RuleBasedStateMachine):
             outcome = attempt(functools.partial(shows.read, self.backend))
             self._compared |= {clause} if fixed else {clause, *shows.also}
             if outcome.error is None and equal(expected, outcome.value, shows.agree):
+                self._wrong_before.discard(shows.name)
                 continue
             if outcome.error is None and shows.blame is not None and not fixed:
                 clause = shows.blame(expected, outcome.value) or clause
-            if shows.aside and clause not in self.session.clauses:
+            if shows.aside and (shows.name in self._wrong_before or clause not in self.session.clauses):
+                self._wrong_before.add(shows.name)  # whatever is called next is not to blame
                 continue
             observed = shown(outcome if outcome.error else outcome.value)
             self.differ(clause, f"{shows.name} = {shown(expected)}", f"{shows.name} = {observed}")
