@@ -12,11 +12,12 @@ common prefix is left out: it is zeros, kept for the name's sake.
 import importlib
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from .peers import import_peer
 
-__all__ = ["INSTALL", "kvproof_lacks", "kvproof_takes_world"]
+__all__ = ["INSTALL", "kvproof_lacks", "kvproof_takes_groups"]
 
 INSTALL = "pip install vllm==0.33.0 (or, without a GPU, as the README says)"
 
@@ -50,20 +51,18 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".vllm_{_PARTS[name]}", __package__), name)
 
 
-def kvproof_takes_world(world: Any) -> bool:
-    """Whether its manager takes groups together: it refuses other mixes by assertions, when it is made or first asked.
+def kvproof_takes_groups(groups: Sequence[Any], use_eagle: bool) -> bool:
+    """Whether its manager takes some groups together: other mixes it refuses by assertions, some when first looked up.
 
-    With prefix caching there is at least one group, states are of mode align, and chunked local attention has pages as
-    large as every other group's and no Eagle draft model. States of mode align with pages of several sizes are found
-    amid a page, which is another interface: they are left out.
+    There is at least one group; states are of mode align; chunked local attention has pages as large as every other
+    group's, and no Eagle draft model. States of mode align with pages of several sizes are left out: their hits end
+    amid a page, which is another interface.
 
     Args:
-        world: what was drawn, with its ``groups``, ``caching`` and ``use_eagle``.
+        groups: what was drawn, each with its ``kind`` and ``page_size``.
+        use_eagle: whether an Eagle draft model runs.
     """
-    if not world.caching:
-        return True
-    kinds = {group.kind for group in world.groups}
-    sizes = {group.page_size for group in world.groups}
-    if not kinds or "state" in kinds or ("chunk" in kinds and world.use_eagle):
+    kinds = {group.kind for group in groups}
+    if not kinds or "state" in kinds or ("chunk" in kinds and use_eagle):
         return False
-    return len(sizes) == 1 or kinds.isdisjoint({"chunk", "aligned"})
+    return len({group.page_size for group in groups}) == 1 or kinds.isdisjoint({"chunk", "aligned"})
