@@ -15,6 +15,8 @@ from .pool import Pool
 from .pool_pins import PoolPins
 from .programs import Programs
 from .queue import Queue
+from .safe.manager import SafeGroups, SafeManager
+from .safe.pool import SafePool
 from .secrets import Secrets
 from .serving import Serving
 from .shards import Shards
@@ -46,6 +48,7 @@ MACHINES: dict[str, type[Machine]] = {
             Snapshots,
             Secrets,
         ),
+        *(SafePool, SafeManager, SafeGroups),
         *(Table, MultiTable, Programs),
         *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels),
     )

@@ -20,7 +20,7 @@ def itself() -> dict[str, MachineReport]:
     return {found.name: found for found in run(SPEC, seed=2, examples=24)}
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", [name for name, machine in MACHINES.items() if "exact" in machine.levels])
 def test_the_specification_conforms_to_itself(itself: dict[str, MachineReport], machine: str) -> None:
     found = itself[machine]
     assert not found.deviations

@@ -90,7 +90,8 @@ class Serving(ManagerFaults):
         """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
         place = data.draw(st.integers(0, len(EXTRA_KEYS) - 1))
         keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + data.draw(st.integers(1, 3))) % len(EXTRA_KEYS)]]
-        name = one_of(data, [known for known in IDS if known not in self.names_of(live=True)])
+        ids = [known for known in IDS if known not in self.names_of(live=True)]
+        name = one_of(data, ids)
         tokens = data.draw(
             st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=2 * self.unit + 1)
         )[: self.max_model_len]
@@ -99,8 +100,9 @@ class Serving(ManagerFaults):
         if self.cases[name].live:
             self.free_request(name)
             self.leave(name, EngineRequestStatus.FINISHED)
-        self.bring(name, tokens, keys[1])
-        self.look_up(name)
+        other = one_of(data, [known for known in ids if known != name] or ids)
+        self.bring(other, tokens, keys[1])
+        self.look_up(other)
 
     # -- Requests run -------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +72,8 @@ class LeavesKindsOut(CacheManager):
 
     def extra_keys(self, request: Any, start: int, end: int) -> Hashable:
         keys: Any = super().extra_keys(request, start, end)
-        return frozenset(astuple(key) for key in keys)
+        texts = [astuple(key)[0] for key in keys]
+        return frozenset(sha256(text.encode()).digest() if isinstance(text, str) else text for text in texts)
 
 
 class OnePageShort(CacheManager):
