@@ -57,6 +57,8 @@ class Backend:
             return getattr(self.holder, attribute)
         except AttributeError as error:
             raise BackendError(f"backend {self.name} has no {attribute}") from error
+        except BackendError:  # it says itself what is missing
+            raise
         except Exception as error:  # a module may import its names when they are first asked for
             raise BackendError(f"backend {self.name}: {attribute} cannot be had: {type(error).__name__}") from error
 
