@@ -129,7 +129,7 @@ class Serving(ManagerFaults):
             self.leave(name, EngineRequestStatus.FINISHED)
         self.probe()
 
-    @step("MAN-1", "MAN-2", when=lambda self: self.takes_pages_late())
+    @step("MAN-1", "MAN-2", "HASH-2", "MAN-6", when=lambda self: self.takes_pages_late())
     def cache_pages(self, data: Drawing) -> None:
         """Publishes what was delayed; publishing less than before, or again, does nothing."""
         name = self.some_live(data)

@@ -53,17 +53,19 @@ class ManagerCalls(ManagerModel):
         if length == 0:
             self.hold("MAN-1", not any(map(any, pages)), "no pages with a hit of 0 tokens", said)
         else:
-            self.compared("R2")
+            for label in ("R2", "HASH-2", *(("MAN-6",) if case.earlier else ())):
+                self.compared(label)
             wrong = self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
             if wrong:
                 self.differ(wrong, "pages that hold the request's own prefix, at most all but its last token", said)
         longest = self.longest(case)
+        eagle = self.own("MAN-9") if self.world.eagle_groups else ()
+        labels = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
+        for label in labels:
+            self.compared(label)
         if longest is not None and length != longest:
-            eagle = ("MAN-9",) if self.world.eagle_groups else ()
-            labels = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
             label = labels[0] if length < longest else "MAN-1"
             self.hold(label, False, f"{longest} tokens, the longest prefix that is resident", said)
-        self.compared("MAN-1")
 
     def longest(self, case: Case) -> int | None:
         """How many tokens a request must hit; None where nothing shows what is resident."""

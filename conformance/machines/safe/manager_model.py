@@ -141,8 +141,9 @@ class ManagerModel(Alone, Admission):
         for group, pages in zip(self.world.groups, groups, strict=True):
             stands = [place for place, page in enumerate(pages) if page]
             places = needed_places(group, len(pages), self.reached[name])
+            label = "MAN-13" if group.keeps_states else "MAN-8" if group.gives_back else "POOL-1"
+            self.compared(label)
             if stands != places:
-                label = "MAN-13" if group.keeps_states else "MAN-8" if group.gives_back else "POOL-1"
                 self.differ(label, f"pages of {name} at the places {places} of {group}, nulls elsewhere", f"{pages}")
 
     def lengths(self, name: str) -> list[int]:
