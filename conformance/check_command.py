@@ -29,7 +29,7 @@ from .terminal import visible
 from .workers import Task, WorkerError, run_in_workers
 from .xfails import XfailsError
 
-__all__ = ["add_parser", "run_check"]
+__all__ = ["DEVICES", "add_parser", "run_check"]
 
 _DESCRIPTION = """\
 Makes random sequences of calls on the backend and on the specification, compares every result, every refusal
@@ -59,7 +59,7 @@ examples:
 exit status: 0 no deviation, or expected ones only; 1 the backend deviates; 2 could not run
 """
 
-_DEVICES = "--xla_force_host_platform_device_count=4"
+DEVICES = "--xla_force_host_platform_device_count=4"
 """Where the user has set no flags: a CPU stands for four devices, so that what is split over a mesh can be checked."""
 
 _HOURS = 1.0
@@ -100,7 +100,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def _run(options: Options) -> int:
     given = options.given
-    os.environ.setdefault("XLA_FLAGS", _DEVICES)
+    os.environ.setdefault("XLA_FLAGS", DEVICES)
     backend = load_backend(given.backend, options.without)
     lacks = tuple(sorted(backend.lacks))
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
