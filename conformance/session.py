@@ -80,7 +80,7 @@ class Session:
     def again(self, backend: Backend) -> "Session":
         """A session in which steps of this one can be taken again, on the same backend by another `Backend`."""
         more = self.effort, self.level, self.known, self.kept
-        return Session(backend, self.clauses, self.shrink_seconds, *more)
+        return Session(backend, self.clauses, self.shrink_seconds, *more, watch=self.watch)
 
     def refuses(self, clause: str) -> bool:
         """Whether a call is made that a clause refuses: not if nothing of what comes of it is looked at."""
