@@ -3,3 +3,10 @@
 Start with `format`, which says what a log holds. `recording` writes one, `reading` reads it, `player` makes its
 calls, `replaying` names the first wrong step, `shrinking` makes it short, `lockstep` does without a log.
 """
+
+from .format import LogError
+from .frames import Frame, frames
+from .recording import record
+from .replaying import LogResult, WrongStep, replay_log
+
+__all__ = ["Frame", "LogError", "LogResult", "WrongStep", "frames", "record", "replay_log"]

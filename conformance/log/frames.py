@@ -1,9 +1,18 @@
 """A log as a sequence of pictures of the pool: what `kvproof show` draws."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-__all__ = ["Frame"]
+import kvproof.spec
+
+from ..backends import Backend
+from ..redaction import Redaction
+from .calls import CALLS
+from .replaying import Replayed, Run
+from .sides import Thing
+
+__all__ = ["Frame", "frames"]
 
 
 @dataclass(frozen=True)
@@ -32,3 +41,146 @@ class Frame:
     evicted: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]
     fault: str | None
+
+
+def frames(
+    path: str | Path, *, steps_only: bool = False, show_tokens: bool = False, redact: bool = False
+) -> Iterator[Frame]:
+    """The frames of a log, one for each operation, by replaying it on the specification.
+
+    They end at the first wrong step, which is the last frame's ``fault``; of what comes behind it nobody can say
+    what is right. Of several managers or pools the first one is drawn. O(pages) for each frame.
+
+    Args:
+        path: the log.
+        steps_only: only frames of operations that end a step of the engine, commits and batched calls, and the
+            faulty one.
+        show_tokens: whether token ids may stand in the lines of calls (SEC-2).
+        redact: whether request ids are mapped.
+
+    Raises:
+        LogError: see `replay_log`.
+    """
+    name = Redaction().text if redact else str
+    run = Run(Path(path), Backend("kvproof.spec", kvproof.spec), frozenset(), name, show_tokens)
+    camera = _Camera(name)
+    waiting: Frame | None = None
+    for replayed in run.steps():
+        ends = camera.note(replayed)
+        if ends or not steps_only or replayed.difference is not None:
+            if waiting is not None:
+                yield waiting
+            waiting = camera.take(replayed)
+    if run.wrong is not None and waiting is not None:  # a wrong state is seen behind the operation that left it
+        operation, difference, _ = run.wrong
+        fault = f"{difference.clause}: {difference.observed}, expected {difference.expected}"
+        if waiting.number != operation.number:
+            yield waiting
+            waiting = camera.take(camera.last)
+        waiting = replace(waiting, fault=fault)
+    if waiting is not None:
+        yield waiting
+
+
+class _Camera:
+    """Follows a replay, and takes its frames.
+
+    Args:
+        name: how a request's id is shown.
+
+    Attributes:
+        last: the operation that was noted last.
+    """
+
+    last: Replayed
+
+    def __init__(self, name: Callable[[str], str]) -> None:
+        self._name = name
+        self._step = self._next_step = 0
+        self._commits = False
+        self._served: set[int] = set()
+        self._held: dict[str, tuple[int, ...]] = {}
+        self._cached: frozenset[int] = frozenset()
+
+    def note(self, replayed: Replayed) -> bool:
+        """Notes who holds which pages after an operation, and its step; returns whether it may end the step."""
+        self.last = replayed
+        operation = replayed.operation
+        self._step = self._next_step
+        ends = operation.method == "commit"
+        if ends:
+            self._commits = True
+            self._next_step = self._step + 1
+        elif operation.method == "allocate_slots_batch":
+            ends = not self._commits
+            self._next_step = self._step + ends
+        elif operation.method == "allocate_slots" and not self._commits:
+            request = operation.arguments["request"].get("r")
+            if request in self._served:  # no engine serves a request twice in a step
+                self._served.clear()
+                self._step = self._next_step = self._step + 1
+            self._served.add(request)
+        self._follow(replayed)
+        return ends
+
+    def _follow(self, replayed: Replayed) -> None:
+        """Asks the manager what the requests of a call hold now."""
+        operation, player = replayed.operation, replayed.player
+        thing = player.sides[0].things[operation.target]
+        if thing.name != "CacheManager" or CALLS["CacheManager"].get(operation.method, _READ).reads:
+            return
+        told = operation.arguments.get("request")
+        if operation.method == "allocate_slots_batch":
+            names = list(self._held)
+        elif isinstance(told, dict) and "r" in told:
+            names = [player.requests[told["r"]].request_id]
+        else:
+            return
+        for name in names:
+            held = tuple(page for group in thing.it.get_page_ids(name) for page in group if page)
+            if held:
+                self._held[name] = held
+            else:
+                self._held.pop(name, None)
+
+    def take(self, replayed: Replayed) -> Frame:
+        """The frame of the operation that was noted last."""
+        things = replayed.player.sides[0].things
+        pool = next((thing for thing in things.values() if thing.views), None)
+        owners: dict[int, list[str]] = {}
+        free: tuple[int, ...] = ()
+        before, cached = self._cached, frozenset[int]()
+        if pool is not None:
+            it = pool.it.page_pool if pool.name == "CacheManager" else pool.it
+            free = tuple(page.page_id for page in it.free_page_queue.get_all_free_pages())
+            cached = frozenset(page_id for page_id, view in pool.views.items() if view.page_hash is not None)
+            owners = {page_id: [] for page_id in pool.views.keys() - {0, *free}}
+        for name, pages in self._held.items():
+            for page in pages:
+                owners[page].append(self._name(name))
+        self._cached = cached
+        return Frame(
+            replayed.operation.number,
+            self._step,
+            replayed.line(),
+            {page: tuple(names) for page, names in owners.items()},
+            cached,
+            free,
+            tuple(sorted(before - cached)),
+            _rows(things.values()),
+            None,
+        )
+
+
+_READ = next(call for call in CALLS["CacheManager"].values() if call.reads)
+"""Properties only read."""
+
+
+def _rows(things: Iterable[Thing]) -> tuple[tuple[int, ...], ...]:
+    """The host rows of all tables, as far as they name pages."""
+    rows = []
+    for thing in things:
+        if thing.name == "PageTable":
+            host, counts = thing.it.get_cpu_tensor(), thing.it.num_pages_per_row
+            rows += [tuple(row[:count]) for row, count in zip(host.tolist(), counts.tolist(), strict=True)]
+    return tuple(rows)

@@ -1,0 +1,77 @@
+"""Columns of numbers, written as how they differ from the ones before."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["as_column", "decoded", "encoded"]
+
+Column = NDArray[np.int64] | int
+
+
+def as_column(values: Any) -> Any:
+    """A copy of the numbers that a call was given, or the one number; anything that is neither as it is."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim == 1:
+        return values.astype(np.int64)
+    if isinstance(values, list | tuple | range) and set(map(type, values)) <= {int}:
+        return np.array(values, np.int64)
+    return values
+
+
+def encoded(column: Column, before: Column | None) -> Any:
+    """A column as a log has it: a number, ``{"more": d, "but": [[place, value]]}`` or a list.
+
+    Args:
+        column: the numbers, or one for all.
+        before: the column of the call before, if there was one.
+    """
+    if not isinstance(column, np.ndarray):
+        return int(column)
+    if isinstance(before, np.ndarray) and before.shape == column.shape and column.size:
+        grown = column - before
+        more = int(grown[-1])
+        other = (grown != more).nonzero()[0]
+        if not other.size:
+            return {"more": more}
+        if other.size * 4 <= column.size:
+            return {"more": more, "but": [other.tolist(), column[other].tolist()]}
+    return column.tolist()
+
+
+def decoded(entry: Any, before: Sequence[int] | int | None) -> list[int] | int:
+    """Reads a column.
+
+    Args:
+        entry: what `encoded` gave, hostile until read.
+        before: the column of the call before.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(entry, dict):
+        return _number(entry) if not isinstance(entry, list) else [_number(value) for value in entry]
+    if not isinstance(before, list) or not set(entry) <= {"more", "but"} or "more" not in entry:
+        raise ValueError("a column that goes on from none")
+    more = _number(entry["more"])
+    column = [value + more for value in before]
+    but = entry.get("but", [[], []])
+    if not isinstance(but, list) or len(but) != 2 or not all(isinstance(part, list) for part in but):
+        raise ValueError("a column with exceptions that can't be read")
+    for place, value in zip(*but, strict=True):
+        if not 0 <= _number(place) < len(column):
+            raise ValueError("a column with an exception behind its end")
+        column[place] = _number(value)
+    if any(abs(value) >= _BEYOND for value in column):
+        raise ValueError("a column with a number that is too large")
+    return column
+
+
+_BEYOND = 2**63
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _BEYOND:
+        raise ValueError("a column with what is no number")
+    return value

@@ -1,0 +1,97 @@
+"""Which clause a wrong answer, a wrong refusal or a wrong state breaks."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .calls import CALLS, PROPERTIES, Call
+from .entries import Operation
+from .sides import Answer, Thing
+from .states import FIELDS, digest
+
+__all__ = ["Difference", "call_of", "compare_answers", "compare_states", "recorded_answer"]
+
+_ATOMIC = {"TAB-2"}
+"""Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
+
+_MOST_SHOWN = 400
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What an implementation did otherwise than the specification.
+
+    Attributes:
+        clause: the label of the clause that it breaks.
+        expected: what the specification says.
+        observed: what was done.
+    """
+
+    clause: str
+    expected: str
+    observed: str
+
+
+def call_of(name: str, method: str) -> Call:
+    """What is known of a method or a property of a class."""
+    return CALLS[name].get(method) or PROPERTIES[name][method]
+
+
+def recorded_answer(operation: Operation, expected: Answer) -> Answer:
+    """What a log says that came of a call."""
+    recorded = operation.result
+    if operation.method == "allocate_slots" and recorded == [] and isinstance(expected.value, list):
+        recorded = [[] for _ in expected.value]  # a run of calls names only those that gave pages
+    return Answer(recorded, operation.error)
+
+
+def compare_answers(thing: Thing, operation: Operation, expected: Answer, observed: Answer) -> Difference | None:
+    """The difference between two answers to a call; None if there is none."""
+    call = call_of(thing.name, operation.method)
+    if expected.error is not None:
+        if observed.error is None:
+            return Difference(expected.clause, str(expected), f"no refusal, but {shown(observed.value)}")
+        if observed.error != expected.error:
+            return Difference("R1", str(expected), str(observed))
+        return None
+    if observed.error is not None:
+        return Difference(call.clause, shown(expected.value), str(observed))
+    if same_value(expected.value, observed.value):
+        return None
+    return Difference(call.clause, shown(expected.value), shown(observed.value))
+
+
+def compare_states(
+    expected: Mapping[str, Any], observed: Mapping[str, Any], last: tuple[Call, Answer] | None
+) -> Difference | None:
+    """The first difference between two states of an object; None if there is none.
+
+    Args:
+        expected: the specification's.
+        observed: what was shown; a long field by its CRC-32, a missing one is not compared.
+        last: the one call since the last comparison, and the specification's answer; None where there were several.
+    """
+    for name, clause in FIELDS.items():
+        if name not in observed or name not in expected or same_value(digest(expected[name]), digest(observed[name])):
+            continue
+        if last is not None:
+            call, answer = last
+            refused = answer.clause if answer.clause in _ATOMIC else "R1"
+            charged = refused if answer.error is not None else call.charge.get(name, clause)
+            clause = clause if name == "device rows" and answer.error is None else charged
+        return Difference(clause, f"{name} = {shown(expected[name])}", f"{name} = {shown(observed[name])}")
+    return None
+
+
+def same_value(expected: Any, observed: Any) -> bool:
+    """Whether two values are the same as JSON has them; the last digits of a real number don't count."""
+    if isinstance(expected, float) and isinstance(observed, int | float):
+        return abs(expected - observed) < 1e-8
+    return json.dumps(expected, sort_keys=True) == json.dumps(observed, sort_keys=True)
+
+
+def shown(value: Any) -> str:
+    """A value as a report shows it, on one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."

@@ -1,0 +1,243 @@
+"""Reads the entries of a log: numbers within bounds, objects and requests in their order (SEC-3)."""
+
+import base64
+import binascii
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.snapshot_fields import extra_keys_from_json, group_from_json
+
+from .calls import CALLS, CLASSES, PROPERTIES
+from .columns import decoded
+from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown
+
+__all__ = ["EntryReader"]
+
+_MOST = {
+    "num_pages": 1 << 20,
+    "max_model_len": 1 << 22,
+    "max_num_reqs": 1 << 16,
+    "max_num_pages_per_req": 1 << 20,
+    "max_num_batched_tokens": 1 << 22,
+}
+"""The largest objects that a replay makes."""
+
+_MOST_ENTRIES = 1 << 26
+_MOST_GROUPS = 64
+_MOST_SIZE = 1 << 20
+_MOST_OBJECTS = 256
+_MOST_NAME = 1 << 16
+_COLUMNS = 5
+
+
+class EntryReader:
+    """Reads entries one after another.
+
+    Attributes:
+        ended: whether the log's end was read.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._names: list[str] = []
+        self._requests = 0
+        self._operations = 0
+        self._steps: dict[int, list[Any]] = {}
+
+    def read(self, entry: Any) -> Iterator[Entry]:
+        """What an entry tells.
+
+        Raises:
+            ValueError: it tells nothing that a log can tell; other errors where a part of it has another form.
+        """
+        if not isinstance(entry, list) or not entry or not isinstance(entry[0], str):
+            raise ValueError("an entry must be a list that begins with a word")
+        match entry:
+            case ["make", number, name, dict(arguments)]:
+                yield self._made(number, name, arguments)
+            case ["request", number, request_id, tokens, keys, wanted]:
+                yield self._request(number, request_id, tokens, keys, wanted)
+            case ["tokens", list(numbers), list(starts), list(counts), text]:
+                yield from self._grown(numbers, starts, counts, _tokens(text))
+            case ["keys", number, keys]:
+                yield NewKeys(self._known(number), _extra_keys(keys))
+            case ["call", number, method, dict(arguments), result]:
+                yield self._call(number, method, arguments, result, None)
+            case ["call", number, method, dict(arguments), None, str(error)] if error.isidentifier():
+                yield self._call(number, method, arguments, None, error)
+            case ["slots", number, requests, computed, known, new, ahead, list(some)]:
+                yield from self._slots(number, requests, computed, known, new, ahead, some)
+            case ["step", number, *columns, dict(options), result, [numbers, known]] if len(columns) == _COLUMNS:
+                yield self._step(number, columns, options, result, numbers, known)
+            case ["state", number, dict(fields)]:
+                self._name(number)
+                yield Shown(number, fields)
+            case ["end", _]:
+                self.ended = True
+            case _:
+                raise ValueError(f"no entry of a log: {entry[0]!r} of {len(entry)} parts")
+
+    # -- Objects and requests ---------------------------------------------------------------------
+
+    def _made(self, number: Any, name: Any, arguments: dict[str, Any]) -> Made:
+        if number != len(self._names) or isinstance(number, bool) or number >= _MOST_OBJECTS:
+            raise ValueError(f"object {number!r}: the next one must be {len(self._names)}")
+        if not isinstance(name, str) or name not in CLASSES:
+            raise ValueError(f"object {number} is of no known class")
+        if "of" in arguments:
+            self._name(_whole("of", arguments["of"], _MOST_OBJECTS))
+            if set(arguments) - {"of", "group"}:
+                raise ValueError(f"object {number}: a part is given no arguments")
+            _whole("group", arguments.get("group", 0), _MOST_GROUPS)
+        else:
+            needed, possible = CLASSES[name]
+            if not set(needed) <= set(arguments) <= {*needed, *possible}:
+                raise ValueError(f"object {number}: {name} is made of {', '.join(needed)}")
+            arguments = {argument: _argument(argument, value) for argument, value in arguments.items()}
+            _require_small(arguments)
+        self._names.append(name)
+        return Made(number, name, arguments)
+
+    def _request(self, number: Any, request_id: Any, tokens: Any, keys: Any, wanted: Any) -> NewRequest:
+        if number != self._requests or isinstance(number, bool):
+            raise ValueError(f"request {number!r}: the next one must be {self._requests}")
+        if not isinstance(request_id, str) or len(request_id) > _MOST_NAME:
+            raise ValueError(f"request {number}: its id must be a text")
+        if wanted is not None:
+            _whole("prompt_logprobs", wanted, 1 << 31)
+        self._requests += 1
+        return NewRequest(number, request_id, _tokens(tokens), _extra_keys(keys), wanted)
+
+    def _grown(
+        self, numbers: list[Any], starts: list[Any], counts: list[Any], tokens: NDArray[np.int32]
+    ) -> Iterator[Grown]:
+        begin = 0
+        for number, start, count in zip(numbers, starts, counts, strict=True):
+            end = begin + _whole("count", count, len(tokens) + 1)
+            if end > len(tokens):
+                raise ValueError("more tokens told than given")
+            yield Grown(self._known(number), _whole("start", start, 1 << 31), tokens[begin:end])
+            begin = end
+
+    # -- Operations -------------------------------------------------------------------------------
+
+    def _call(self, number: Any, method: Any, arguments: dict[str, Any], result: Any, error: str | None) -> Operation:
+        name = self._name(number)
+        if not isinstance(method, str) or method not in CALLS[name].keys() | PROPERTIES[name].keys():
+            raise ValueError(f"{name} has no such method")
+        self._operations += 1
+        return Operation(self._operations, number, method, arguments, (), result, error)
+
+    def _slots(
+        self, number: Any, requests: Any, computed: Any, known: Any, new: Any, ahead: Any, some: list[Any]
+    ) -> Iterator[Operation]:
+        if self._name(number) != "CacheManager":
+            raise ValueError("slots are a manager's")
+        numbers = [self._known(request) for request in requests]
+        columns = [_column(column, len(numbers)) for column in (decoded(computed, None), new, ahead)]
+        columns.append(_column(decoded(known, columns[0]), len(numbers)))
+        results = {_whole("place", place, len(numbers)): result for place, result in some}
+        for place, request in enumerate(numbers):
+            done, more, further, length = (column[place] for column in columns)
+            self._operations += 1
+            arguments: dict[str, Any] = {
+                "request": {"r": request, "computed": done, "known": length, "running": True},
+                "num_new_tokens": more,
+            }
+            if further:
+                arguments["num_lookahead_tokens"] = further
+            yield Operation(self._operations, number, "allocate_slots", arguments, (), results.get(place, []))
+
+    def _step(
+        self, number: Any, columns: list[Any], options: dict[str, Any], result: Any, numbers: Any, known: Any
+    ) -> Operation:
+        if self._name(number) != "CacheManager":
+            raise ValueError("steps are a manager's")
+        before = self._steps.get(number, [None] * _COLUMNS)
+        read = [decoded(column, old) for column, old in zip(columns, before, strict=True)]
+        self._steps[number] = read
+        slots, computed, new, ahead, rows = read
+        arguments = {
+            "slots": slots,
+            "num_computed_tokens": computed,
+            "num_new_tokens": new,
+            "num_lookahead_tokens": ahead,
+            "delay_cache_pages": bool(options.get("delay", False)),
+        }
+        if options.get("tables") is not None:
+            self._name(_whole("tables", options["tables"], _MOST_OBJECTS))
+            arguments |= {"tables": {"k": options["tables"]}, "rows": rows}
+        requests = [self._known(request) for request in numbers]
+        lengths = _column(known, len(requests))
+        self._operations += 1
+        told = tuple(zip(requests, lengths, strict=True))
+        return Operation(self._operations, number, "allocate_slots_batch", arguments, told, result)
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    def _name(self, number: Any) -> str:
+        return self._names[_whole("an object's number", number, len(self._names))]
+
+    def _known(self, number: Any) -> int:
+        return _whole("a request's number", number, self._requests)
+
+
+def _whole(name: str, value: Any, below: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
+        raise ValueError(f"{name} must be an integer in [0, {below})")
+    return value
+
+
+def _column(column: Any, length: int) -> list[int]:
+    values = decoded(column, None)
+    if not isinstance(values, list):
+        return [values] * length
+    if len(values) != length:
+        raise ValueError(f"a column of {len(values)} numbers for {length} calls")
+    return values
+
+
+def _tokens(text: Any) -> NDArray[np.int32]:
+    if not isinstance(text, str):
+        raise ValueError("token ids must be a text in base 64")
+    try:
+        given = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise ValueError("token ids must be a text in base 64") from None
+    return np.frombuffer(given, "<i4").astype(np.int32)
+
+
+def _extra_keys(value: Any) -> Any:
+    return extra_keys_from_json("extra keys", value) or ()
+
+
+def _argument(name: str, value: Any) -> Any:
+    if name == "kv_cache_groups":
+        if not isinstance(value, list) or len(value) > _MOST_GROUPS:
+            raise ValueError(f"kv_cache_groups must be a list of at most {_MOST_GROUPS}")
+        groups = [group_from_json("group", group) for group in value]
+        for group in groups:
+            _whole("page_size", group.kv_cache_spec.page_size, _MOST_SIZE)
+        return groups
+    if name in _MOST:
+        return _whole(name, value, _MOST[name] + 1)
+    if name == "page_sizes":
+        if not isinstance(value, list) or len(value) > _MOST_GROUPS:
+            raise ValueError(f"page_sizes must be a list of at most {_MOST_GROUPS}")
+        return [_whole("page_sizes", size, _MOST_SIZE) for size in value]
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise ValueError(f"{name} must be a number or true or false")
+
+
+def _require_small(arguments: dict[str, Any]) -> None:
+    """Refuses tables that no machine would make."""
+    rows = arguments.get("max_num_reqs", 0)
+    width = arguments.get("max_num_pages_per_req", 0)
+    if "page_sizes" in arguments:
+        width = sum(arguments["max_model_len"] // max(size, 1) + 1 for size in arguments["page_sizes"])
+    if rows * width > _MOST_ENTRIES:
+        raise ValueError(f"tables of {rows * width} entries: at most {_MOST_ENTRIES} are read")

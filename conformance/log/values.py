@@ -1,0 +1,153 @@
+"""Arguments and results as a log has them: plain JSON, pages by their ids, keys by numbers."""
+
+import marshal
+import zlib
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from kvproof.spec.declarations import CacheCounters
+
+__all__ = ["KeyNumbers", "kind_of", "page_ids", "plain", "result", "same", "snapshot"]
+
+_REFUSALS = (TypeError, ValueError, IndexError)
+_WHOLE = 64
+"""Arrays of up to so many entries stand in a log as they are, others as their CRC-32."""
+
+_DEEPEST = 8
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of an error as a log has it: one of the three refusals (R1), or the name of its class."""
+    return next((kind.__name__ for kind in _REFUSALS if isinstance(error, kind)), type(error).__name__)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A number, a text, None, or a list of such things, as JSON has it; else ``{"type": name}``."""
+    if value is None or isinstance(value, int | str):
+        return value
+    if isinstance(value, np.bool_ | np.integer):
+        return value.item()
+    if isinstance(value, float | np.floating):
+        return round(float(value), 9) if np.isfinite(value) else {"type": "float"}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.ndim:
+        return value.tolist()
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return [plain(entry, depth + 1) for entry in value]
+    if depth < _DEEPEST and isinstance(value, dict):
+        return {str(name): plain(entry, depth + 1) for name, entry in value.items()}
+    return {"type": type(value).__name__}
+
+
+def snapshot(value: Any) -> Any:
+    """`plain` for arguments of calls that are made in each step: lists of numbers are copied as a whole."""
+    kind = type(value)
+    if kind is int or kind is bool or value is None:
+        return value
+    if kind is list or kind is tuple:
+        try:
+            return marshal.loads(marshal.dumps(value))
+        except ValueError:  # something that is no number of Python's
+            return plain(value)
+    return plain(value)
+
+
+def page_ids(pages: Any) -> Any:
+    """The ids of a list of pages; what is no page stands as ``{"type": name}``."""
+    ids = getattr(pages, "page_ids", None)
+    if isinstance(ids, list):
+        return ids
+    if not isinstance(pages, Iterable) or isinstance(pages, str | bytes):
+        return plain(pages) if pages is None else {"type": type(pages).__name__}
+    found = []
+    for page in pages:
+        number = getattr(page, "page_id", None)
+        found.append({"type": type(page).__name__} if number is None else int(number))
+    return found
+
+
+def _groups(pages: Any) -> Any:
+    if pages is None:
+        return None
+    if isinstance(pages, list | tuple):  # page ids already
+        return [list(map(int, group)) for group in pages]
+    if hasattr(pages, "get_page_ids"):
+        return [list(map(int, group)) for group in pages.get_page_ids()]
+    return [page_ids(group) for group in pages.pages]
+
+
+def same(column: list[int]) -> list[int] | int:
+    """A list of numbers, or the one number that stands in all of its places."""
+    return column[0] if column and column.count(column[0]) == len(column) else column
+
+
+class KeyNumbers:
+    """Keys of pages numbered as they come up: what two sides call alike is the same key on both (SEC-2)."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, key: Any) -> int | None:
+        """The number of a digest; None for None."""
+        return None if key is None else self._numbers.setdefault(key, len(self._numbers))
+
+    def event(self, told: Any) -> list[Any]:
+        """An event: its kind, group, page, the numbers of its key and, where it tells of one, of its parent's."""
+        entry: list[Any] = [type(told).__name__]
+        if hasattr(told, "page_id"):
+            entry += [int(told.group_id), int(told.page_id), self.of(told.page_hash)]
+        if hasattr(told, "parent_hash"):
+            entry.append(self.of(told.parent_hash))
+        return entry
+
+
+def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
+    """A result as it is recorded and compared.
+
+    Args:
+        kind: see `Call`.
+        value: what the call returned.
+        keys: the side's numbers of keys.
+    """
+    match kind:
+        case "none":
+            return plain(value)
+        case "pages":
+            return None if value is None else page_ids(value)
+        case "groups":
+            return _groups(value)
+        case "hit":
+            return [_groups(value[0]), plain(value[1])]
+        case "pin":
+            return None if value is None else [plain(value.pin_id), plain(value.num_tokens), _groups(value.pages)]
+        case "copies":
+            return [list(map(int, copy)) for copy in value]
+        case "events":
+            return [keys.event(told) for told in value]
+        case "counters":
+            return {field.name: plain(getattr(value, field.name)) for field in fields(CacheCounters)}
+        case "array":
+            return _array(np.asarray(value))
+        case "batch":
+            return _batch(value)
+        case _:
+            return plain(value)
+
+
+def _array(array: np.ndarray[Any, Any]) -> Any:
+    if array.size <= _WHOLE:
+        return [str(array.dtype), array.tolist()]
+    return [str(array.dtype), list(array.shape), zlib.crc32(np.ascontiguousarray(array).tobytes())]
+
+
+def _batch(batch: Any) -> list[Any]:
+    """Who got no slots, and for each group who got how many pages, and which."""
+    granted = np.asarray(batch.granted, bool)
+    groups = []
+    for pages, offsets in zip(batch.page_ids, batch.offsets, strict=True):
+        counts = np.diff(offsets)
+        places = counts.nonzero()[0]
+        groups.append([places.tolist(), same(counts[places].tolist()), np.asarray(pages).tolist()])
+    return [[] if granted.all() else (~granted).nonzero()[0].tolist(), groups]
