@@ -28,7 +28,7 @@ def test_a_backend_that_conforms(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["check", "--backend", "kvproof.spec", "--examples", "20", "--machines", "queue,table", "--seed", "3"]
-    assert main([*arguments, "--json", "report.json"]) == 0
+    assert main([*arguments, "--json", "report.json", "--jobs", "1", "--step-timeout", "0"]) == 0
     printed = capsys.readouterr().out
     assert "seed 3" in printed
     assert "TAB-2" in printed
@@ -43,10 +43,8 @@ def test_a_backend_that_conforms(
 
 def test_a_backend_that_deviates(broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
-    assert (
-        main(["check", "--backend", broken, "--clauses", "POOL-3", "--seed", "1", "--jobs", "1", "--json", str(file)])
-        == 1
-    )
+    arguments = ["check", "--backend", broken, "--clauses", "POOL-3", "--machines", "pool", "--seed", "1"]
+    assert main([*arguments, "--profile", "quick", "--json", str(file)]) == 1
     printed = capsys.readouterr().out
     assert "deviates" in printed
     assert "pool.free_pages" in printed
@@ -81,7 +79,8 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_seed_is_drawn_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--backend", "kvproof.spec", "--examples", "1", "--machines", "queue"]) == 0
+    arguments = ["check", "--backend", "kvproof.spec", "--examples", "1", "--machines", "queue"]
+    assert main([*arguments, "--step-timeout", "0"]) == 0
     assert capsys.readouterr().out.splitlines()[0].removeprefix("seed ").isdigit()
 
 
