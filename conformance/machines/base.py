@@ -109,8 +109,11 @@ class Machine(RuleBasedStateMachine):
         self.run_step(name, functools.partial(steps_of(type(self))[name].method, self, drawing), drawing.drawn)
 
     def repeat_step(self, step: TracedStep) -> None:
-        """Takes a step again, with what it drew."""
-        method = steps_of(type(self))[step.name].method
+        """Takes a step again, with what it drew; one that is not possible any more is left out."""
+        found = steps_of(type(self))[step.name]
+        if found.when is not None and not found.when(self):
+            return
+        method = found.method
         if isinstance(step.drawn, Mapping):
             self.run_step(step.name, functools.partial(method, self, **step.drawn), step.drawn)
         else:
