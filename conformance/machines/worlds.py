@@ -131,7 +131,7 @@ class World:
         """
         if "groups" in names.lacks:
             return self.plain()
-        if not self.groups or not names.offers("kvproof_takes_groups"):
+        if not names.offers("kvproof_takes_groups"):
             return self
         takes = names.get("kvproof_takes_groups")
         known = [replace(group, flagged=False) for group in self.groups]
