@@ -128,7 +128,7 @@ def _page_pool() -> Any:
     module: Any = _module("core.page_pool")
     _module("core.utils").init_none_hash()  # its managers do so; a pool alone cannot cache before one was made
 
-    class PagePool(module.PagePool):  # type: ignore[misc, name-defined] # imported when needed
+    class PagePool(module.PagePool):  # type: ignore[misc] # imported when needed
         """Its pool, given requests of its own."""
 
         def cache_full_pages(self, request: Any, *arguments: Any, **options: Any) -> Any:
@@ -142,7 +142,7 @@ def _page_pool() -> Any:
 def _cache_manager() -> Any:
     module: Any = _module("core.manager")
 
-    class CacheManager(module.CacheManager):  # type: ignore[misc, name-defined] # imported when needed
+    class CacheManager(module.CacheManager):  # type: ignore[misc] # imported when needed
         """Its manager, given requests of its own."""
 
         @functools.cached_property
