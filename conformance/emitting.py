@@ -8,7 +8,7 @@ thousand numbers, say), the test repeats the machine's steps instead.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from kvproof.spec.clauses import CLAUSES
 
@@ -18,7 +18,7 @@ from .emitting_endings import Ending, Last, ending_of
 from .emitting_literals import Literals, UnrenderableError
 from .emitting_notes import NotedBackend, NotedSide, Notes
 from .emitting_text import body_of
-from .machines import MACHINES, Machine
+from .machines import EVERY_MACHINE, Machine
 from .machines.base import Both, Side, same
 from .scripts import Script
 from .session import Session
@@ -62,7 +62,7 @@ class _Noting(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backend = NotedSide(self.session.backend)  # type: ignore[arg-type]
+        self.backend = NotedSide(cast(NotedBackend, self.session.backend))
         self.last = Last()
         self.phase = "other"
 
@@ -72,12 +72,8 @@ class _Noting(Machine):
         self.phase = "other"
 
     def call(self, line: str, act: Any, clause: str, normal: Any = same, *more: Any, **named: Any) -> Both:
-        def quietly(value: Any, side: Side) -> object:
-            with self.notes.quiet():
-                return normal(value, side)
-
         self.phase, self.last = "call", Last(normal=normal)
-        made = super().call(line, self._noted(act), clause, quietly, *more, **named)
+        made = super().call(line, self._noted(act), clause, normal, *more, **named)
         self.phase = "other"
         return made
 
@@ -92,32 +88,32 @@ class _Noting(Machine):
                 return self.last.expected
             self.notes.act += 1
             try:
-                given = act(side)
+                with self.notes.taken():
+                    given = act(side)
+                    if isinstance(given, Mapping):  # what was built gets its names when it is put
+                        return given
+                    self.last.text = self.notes.text_of_result(given)
+                    self.last.observed = self.notes.strip(given)
             except Exception as error:
                 self.last.error = error
                 raise
-            if isinstance(given, Mapping):  # what was built gets its names when it is put
-                return given
-            self.last.text = self.notes.text_of_result(given)
-            self.last.observed = self.notes.strip(given)
             return self.last.observed
 
         return acting
 
+    def append(self, *given: Any, **named: Any) -> None:
+        """Some machines write to the backend's tables between two calls, by a method of this name."""
+        with self.notes.taken():
+            super().append(*given, **named)  # type: ignore[misc]
+
     def compare_states(self, *given: Any, **named: Any) -> None:
         before, self.phase = self.phase, "state"
-        with self.notes.quiet():
-            super().compare_states(*given, **named)
+        super().compare_states(*given, **named)
         self.phase = before
 
     def check(self, *given: Any, **named: Any) -> None:
         self.phase = "other"
-        with self.notes.quiet():
-            super().check(*given, **named)
-
-    def differ(self, *given: Any, **named: Any) -> Any:
-        with self.notes.quiet():
-            super().differ(*given, **named)
+        super().check(*given, **named)
 
 
 def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
@@ -193,7 +189,7 @@ def repeat(
         AssertionError: the backend breaks the clause; with the calls, what was expected and what was observed.
     """
     session = Session(load_backend(backend, without), {*clauses, clause}, _REPEAT_SECONDS, known=known, kept=kept)
-    bound = type(machine, (MACHINES[machine],), {"session": session})
+    bound = type(machine, (EVERY_MACHINE[machine],), {"session": session})
     taken = bound()
     try:
         for step in steps:

@@ -140,20 +140,19 @@ def _difference(text: str, look: Callable[[Any], Any], expected: Any, observed: 
 
 def _of_state(taken: Machine, notes: Notes, views: Mapping[str, str]) -> Ending | None:
     """The end that shows the first field that differs and can be told from outside."""
-    with notes.quiet():
-        Side.moment += 1
-        for shows in taken.fields:
-            expected = shows.read(taken.spec)
-            seen = attempt(functools.partial(shows.read, taken.backend))
-            if seen.error is None and equal(expected, seen.value, shows.agree):
-                continue
-            if shows.name == "check()":
-                return _of_check(taken, notes, views)
-            for reading in READINGS.get(shows.name, ()):
-                lines, raises = _looked_at(taken, reading, notes)
-                if lines:
-                    known = {**views, reading.look.__name__: source(reading.look)}
-                    return Ending(lines=lines, raises=raises, sources=known)
+    Side.moment += 1
+    for shows in taken.fields:
+        expected = shows.read(taken.spec)
+        seen = attempt(functools.partial(shows.read, taken.backend))
+        if seen.error is None and equal(expected, seen.value, shows.agree):
+            continue
+        if shows.name == "check()":
+            return _of_check(taken, notes, views)
+        for reading in READINGS.get(shows.name, ()):
+            lines, raises = _looked_at(taken, reading, notes)
+            if lines:
+                known = {**views, reading.look.__name__: source(reading.look)}
+                return Ending(lines=lines, raises=raises, sources=known)
     return None
 
 

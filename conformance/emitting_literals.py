@@ -18,6 +18,9 @@ MOST_ENTRIES = 64
 
 _ATOMS = (type(None), bool, int, float, str, bytes)
 
+_VALUES = ("kvproof.spec.declarations.extra_keys", "kvproof.spec.declarations.events")
+"""Modules of values that all backends share."""
+
 
 class UnrenderableError(Exception):
     """A value has no literal; the message says which."""
@@ -25,7 +28,7 @@ class UnrenderableError(Exception):
 
 def is_plain(value: object) -> bool:
     """Whether a value is data through and through: no object of a backend is among it."""
-    if isinstance(value, (*_ATOMS, np.generic, np.ndarray, enum.Enum)):
+    if isinstance(value, (*_ATOMS, np.generic, np.ndarray, enum.Enum)) or type(value).__module__ in _VALUES:
         return True
     if type(value) is dict:
         return all(map(is_plain, value)) and all(map(is_plain, value.values()))

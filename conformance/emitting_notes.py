@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
@@ -41,6 +41,7 @@ class Statement:
         inline: whether it can be written where its result is used, if that is one place.
         act: the number of the call of the machine that it belongs to.
         prepares: whether it only makes or changes a request.
+        refused: the name of the error that it raised.
         value: what it gave.
     """
 
@@ -51,6 +52,7 @@ class Statement:
     inline: bool = False
     act: int = 0
     prepares: bool = False
+    refused: str = ""
     value: Any = None
 
 
@@ -76,7 +78,7 @@ class Notes:
     Attributes:
         statements: the statements, in their order.
         literals: writes values, and keeps the imports.
-        on: whether calls are noted.
+        on: whether calls are noted now.
         act: the number of the machine's call that is being made.
         problem: why what was noted is no use; empty while it is.
     """
@@ -84,7 +86,8 @@ class Notes:
     def __init__(self, holder: Any) -> None:
         self.statements: list[Statement] = []
         self.literals = Literals(holder)
-        self.on = True
+        self._holder = holder
+        self.on = False
         self.act = 0
         self.problem = ""
         self._known: dict[int, tuple[Any, str]] = {}
@@ -93,9 +96,9 @@ class Notes:
         self._count = 0
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Nothing is noted meanwhile: the backend's objects themselves are given out."""
-        before, self.on = self.on, False
+    def taken(self) -> Iterator[None]:
+        """Calls are noted meanwhile; otherwise the backend's objects themselves are given out."""
+        before, self.on = self.on, True
         try:
             yield
         finally:
@@ -160,7 +163,9 @@ class Notes:
         if known is not None:
             return known
         try:
-            return self._page(value) if hasattr(value, "page_id") else self._pages(value) or self.literals.of(value)
+            if hasattr(value, "page_id"):
+                return self._page(value)
+            return self._pages(value) or self._groups(value) or self.literals.of(value)
         except UnrenderableError as error:
             self.problem = self.problem or f"{error} cannot be written"
             return "..."
@@ -177,6 +182,13 @@ class Notes:
         if is_plain(value) or not isinstance(value, Sequence) or not all(hasattr(entry, "page_id") for entry in value):
             return ""
         return f"[{', '.join(map(self._page, value))}]"
+
+    def _groups(self, value: Any) -> str:
+        """Pages of several groups, of the backend's own class; empty if it is none."""
+        if type(value) is not getattr(self._holder, "CachePages", None):
+            return ""
+        groups = [self.given(list(group))[1] for group in value.pages]
+        return f"backend.CachePages(({', '.join(groups)}{',' if len(groups) == 1 else ''}))"
 
     def _request(self, request: Request) -> str:
         known = self._requests.get(id(request))
@@ -238,7 +250,11 @@ class Notes:
         reads = text.rpartition(".")[2] in _READS
         builds = isinstance(called, type)
         statement = self.add(f"{text}({', '.join(shown)})", name=_word(called), idle=reads, inline=builds)
-        value = called(*(real for real, _ in given), **{name: real for name, (real, _) in named.items()})
+        try:
+            value = called(*(real for real, _ in given), **{name: real for name, (real, _) in named.items()})
+        except Exception as error:
+            statement.refused = type(error).__name__
+            raise
         statement.value = value
         return self.stand_in(value, mark(statement.number or 0))
 
@@ -246,8 +262,13 @@ class Notes:
         """Sets an attribute, and notes it first."""
         owner, text = _inside(what)
         real, shown = self.given(value)
-        self.statements.append(Statement(f"{text}.{name} = {shown}", act=self.act))
-        setattr(owner, name, real)
+        statement = Statement(f"{text}.{name} = {shown}", act=self.act)
+        self.statements.append(statement)
+        try:
+            setattr(owner, name, real)
+        except Exception as error:
+            statement.refused = type(error).__name__
+            raise
 
     def name(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """Gives things the names by which a side knows them; returns the backend's own objects."""
@@ -263,7 +284,7 @@ class Notes:
 
     def noted_side(self, side: Side) -> "NotedSide":
         """A side within a side, whose things are noted as well."""
-        noted = NotedSide(side.names)
+        noted = NotedSide(cast("NotedBackend", side.names))
         noted.put({name: value for name, value in vars(side).items() if name not in ("names", "read")})
         return noted
 
@@ -446,8 +467,11 @@ class NotedBackend(Backend):
 
     def accepts(self, attribute: str, parameter: str) -> bool:
         """See `Backend.accepts`."""
-        with self.notes.quiet():
+        before, self.notes.on = self.notes.on, False
+        try:
             return super().accepts(attribute, parameter)
+        finally:
+            self.notes.on = before
 
 
 class NotedSide(Side):
@@ -473,7 +497,7 @@ class NotedSide(Side):
         value, notes = made[name], self._notes
         if not notes.on:
             return value
-        if type(value) is dict and all(notes.text_of_known(entry) for entry in value.values()):
+        if type(value) is dict and value and all(notes.text_of_known(entry) for entry in value.values()):
             return {key: self._shown(entry) for key, entry in value.items()}
         if type(value) is list and value and all(notes.text_of_known(entry) for entry in value):
             return [self._shown(entry) for entry in value]

@@ -134,7 +134,7 @@ def priorities(pool: Any, pages: Any) -> Any:
 
 def slots(manager: Any, names: Any) -> Any:
     """The slots of requests, or by what error they have none."""
-    found = {}
+    found: Any = {}
     for name in names:
         try:
             found[name] = int(manager.slot_of(name))
@@ -248,6 +248,4 @@ READINGS: dict[str, tuple[Reading, ...]] = {
 
 def source(function: Callable[..., Any]) -> str:
     """The source of one of these functions, as a file has it: without annotations, which it would have to import."""
-    lines = inspect.getsource(function).splitlines()
-    head = lines[0].replace(": Any", "").replace(" -> Any", "")
-    return "\n".join([head, *lines[1:]])
+    return inspect.getsource(function).replace(": Any", "").replace(" -> Any", "").rstrip()

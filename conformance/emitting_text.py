@@ -53,11 +53,18 @@ def body_of(statements: Sequence[Statement], ending: Ending, others: Iterable[st
         text = written(statement.text)
         return f"{names[statement.number]} = {text}" if assigned and statement.number is not None else text
 
+    def lines(statement: Statement) -> list[str]:
+        """An earlier statement, which may have been refused by both."""
+        if not statement.refused:
+            return [line(statement)]
+        return [f"with pytest.raises({statement.refused}):", f"    {written(statement.text)}"]
+
     asserted = [written(text) for text in ending.lines]
     last = [statement for statement in kept if statement.act == act and not statement.prepares]
     begin = next((place for place, statement in enumerate(last) if not statement.inline), len(last) - 1)
     under = last[max(begin, 0) :]
-    before = [line(statement) for statement in kept if all(statement is not other for other in under)]
+    earlier = [statement for statement in kept if all(statement is not other for other in under)]
+    before = [text for statement in earlier for text in lines(statement)]
     calls = [line(statement) for statement in under]
     if ending.refusals:
         bound = " as refusal" if any("refusal." in text for text in asserted) else ""

@@ -6,6 +6,7 @@ Who finds a counterexample supplies its lines (`emitting` those of a machine's c
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -116,7 +117,7 @@ def source_of(scripts: Sequence[Script]) -> str:
     imports = list(dict.fromkeys(line for script in scripts for line in script.imports))
     if any("pytest." in line for script in scripts for line in script.lines):
         imports.append("import pytest")
-    if len(backends) == 1:
+    if len(backends) == 1 and any(map(_names_backend, scripts)):
         imports.append(_import_of(backends[0]))
     plain = sorted({line for line in imports if line.startswith("import ")})
     parts += [*plain, *sorted(set(imports) - set(plain))]
@@ -125,9 +126,14 @@ def source_of(scripts: Sequence[Script]) -> str:
     for place, (name, script) in enumerate(zip(names, scripts, strict=True)):
         number = names[:place].count(name)
         parts += ["", "", f"def {name}{f'_{number + 1}' if number else ''}():", _quoted(_about(script), "    ")]
-        lines = [_import_of(script.backend), "", *script.lines] if len(backends) > 1 else script.lines
+        alone = len(backends) == 1 or not _names_backend(script)
+        lines = script.lines if alone else [_import_of(script.backend), "", *script.lines]
         parts += [f"    {line}" if line else "" for line in lines]
     return "\n".join(parts) + "\n"
+
+
+def _names_backend(script: Script) -> bool:
+    return any(re.search(r"\bbackend\b", line) for line in script.lines)
 
 
 def _heading(scripts: Sequence[Script], backends: Sequence[str]) -> str:
