@@ -11,7 +11,7 @@ from kvproof.spec.clauses import CLAUSES
 
 from .capabilities import CAPABILITIES
 from .levels import LEVELS, Level
-from .machines import MACHINES, Machine
+from .machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, Machine
 from .profiles import PROFILES
 from .runner import Search, machines_for
 from .xfails import Xfails, read_xfails
@@ -19,6 +19,9 @@ from .xfails import Xfails, read_xfails
 __all__ = ["BadInputError", "Options", "add_options", "read_options", "write"]
 
 _MOST_SEED = 2**64
+
+_MINUTES = 10.0
+"""So long, about, the small worlds take on two cores."""
 
 
 class BadInputError(Exception):
@@ -62,6 +65,8 @@ class Options:
         words += [f"--clauses {','.join(self.clauses)}"] if given.clauses is not None else []
         named = ",".join(chosen.name for chosen in self.machines) if given.machines is not None else None
         words += [f"--machines {machine or named}"] if machine or named else []
+        words += ["--exhaustive"] if given.exhaustive else []
+        words += [f"--minutes {given.minutes:g}"] if given.minutes is not None else []
         words += [f"--examples {given.examples}"] if given.examples is not None else []
         chosen = given.profile if profile is None else profile
         words += [f"--profile {chosen}"] if chosen != "default" else []
@@ -82,10 +87,12 @@ def add_options(check: argparse.ArgumentParser) -> None:
     add("--clauses", metavar="L,L", help="look at these clauses only, such as POOL-3,R1")
     add("--machines", metavar="A,B", help="run these machines only: queue, pool, manager, table, attention, ...")
     add("--xfails", metavar="FILE", help="deviations that are expected: lines CLAUSE or machine:CLAUSE, # and a reason")
+    add("--exhaustive", action="store_true", help="every state of small worlds, nearest first, in place of draws")
     add = check.add_argument_group("how long, how often").add_argument
     abouts = "; ".join(f"{name}: {profile.about}" for name, profile in PROFILES.items())
     add("--profile", choices=list(PROFILES), default="default", help=f"{abouts} (default %(default)s)")
     add("--examples", type=int, metavar="N", help="sequences of calls for each machine, whatever the profile says")
+    add("--minutes", type=float, metavar="M", help="with --exhaustive: for about M minutes on two cores (default 10)")
     add("--seed", type=int, metavar="S", help="draw as an earlier run did (default: a new seed, which is printed)")
     add("--first", action="store_true", help="stop at the first deviation; otherwise every clause gets a verdict")
     add("--step-timeout", type=float, default=60.0, metavar="S",
@@ -110,7 +117,7 @@ def read_options(given: argparse.Namespace) -> Options:
         XfailsError: the file of expected deviations makes none.
     """
     clauses = _chosen("--clauses", given.clauses, list(CLAUSES))
-    names = _chosen("--machines", given.machines, list(MACHINES))
+    names = _chosen("--machines", given.machines, list(EXHAUSTIVE if given.exhaustive else MACHINES))
     without = _chosen("--without", given.without, list(CAPABILITIES)) if given.without is not None else []
     for option, value, least in (("--examples", given.examples, 1), ("--jobs", given.jobs, 1)):
         if value is not None and value < least:
@@ -126,12 +133,14 @@ def read_options(given: argparse.Namespace) -> Options:
     if not machines:
         looked_at = ", ".join(clauses) if given.clauses is not None else "any clause"
         raise BadInputError(f"none of the machines {', '.join(names)} checks {looked_at} at level {given.level}")
-    xfails = Xfails() if given.xfails is None else read_xfails(Path(given.xfails), CLAUSES, MACHINES)
+    xfails = Xfails() if given.xfails is None else read_xfails(Path(given.xfails), CLAUSES, EVERY_MACHINE)
     search: Search = {
         **PROFILES[given.profile].search(first=given.first),
         "level": given.level,
         "step_timeout": given.step_timeout,
     }
+    if given.minutes is not None:
+        search["effort"] = given.minutes / _MINUTES
     return Options(given, tuple(clauses), tuple(machines), given.level, tuple(without), xfails, search)
 
 
@@ -141,12 +150,20 @@ def _check_together(given: argparse.Namespace) -> None:
     for option, value in (("--hours", given.hours), ("--state", given.state)):
         if value is not None and not deep:
             raise BadInputError(f"{option} {value} says nothing without --profile deep")
+    if given.minutes is not None and not given.exhaustive:
+        raise BadInputError(f"--minutes {given.minutes:g} says nothing without --exhaustive")
+    if given.minutes is not None and not 0 < given.minutes < math.inf:
+        raise BadInputError(f"--minutes {given.minutes:g} must be a positive number")
+    if given.exhaustive and given.profile != "default":
+        raise BadInputError(f"--profile {given.profile} says nothing with --exhaustive: small worlds draw nothing")
     if given.hours is not None and not 0 < given.hours < math.inf:
         raise BadInputError(f"--hours {given.hours:g} must be a positive number")
     if given.redact and given.emit is not None:
         raise BadInputError(f"--emit {given.emit} writes calls that can be made, tokens and all: not with --redact")
     if given.emit is not None and not given.emit.endswith(".py"):
         raise BadInputError(f"--emit {given.emit} must end in .py")
+    if given.emit is not None and not Path(given.emit).parent.is_dir():
+        raise BadInputError(f"--emit {given.emit}: there is no directory {Path(given.emit).parent}")
     files = [file for file in (given.json, given.junit, given.emit, given.state) if file is not None]
     if len(set(files)) < len(files):
         raise BadInputError(f"{max(files, key=files.count)} is to be written twice")

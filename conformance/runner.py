@@ -19,7 +19,7 @@ from kvproof.spec.clauses import CLAUSES
 from .backends import Backend
 from .deviation import Deviation
 from .levels import Level
-from .machines import MACHINES, Machine
+from .machines import EVERY_MACHINE, MACHINES, Machine
 from .properties import clauses_of_machine
 from .scripts import Script
 from .session import EnoughError, Session
@@ -62,7 +62,7 @@ def machines_for(
     wanted, allowed = set(clauses), set(MACHINES if names is None else names)
     return [
         machine
-        for name, machine in MACHINES.items()
+        for name, machine in EVERY_MACHINE.items()
         if name in allowed and level in machine.levels and wanted & clauses_of_machine(machine)
     ]
 
@@ -214,15 +214,20 @@ def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: 
         seconds=seconds,
         level=rounds[-1].level,
         ended=rounds[-1].shortest is None and not rounds[-1].watch.hung,
-        note=rounds[-1].watch.note,
+        note=rounds[-1].watch.note or rounds[0].note,
     )
 
 
 def _explore(machine: type[Machine], session: Session, seed: int, examples: int) -> None:
     """Lets Hypothesis draw sequences of calls; the session keeps what they find.
 
-    A third of them are short and come first: what they find is soon made shorter still.
+    A third of them are short and come first: what they find is soon made shorter still. A machine that draws nothing
+    is walked through.
     """
+    walk = getattr(machine, "walk", None)
+    if walk is not None:
+        walk(examples)
+        return
     for count, steps in (
         (examples // 3, min(_SHORT_STEPS, machine.num_steps)),
         (examples - examples // 3, machine.num_steps),

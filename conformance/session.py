@@ -47,6 +47,7 @@ class Session:
         deviations: for each clause that the backend was seen to break, the shortest deviation.
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
         undeclared: (property, clause) compared though the property does not declare the clause.
+        note: what else there is to say of the search, such as how much of a small world was seen.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Session:
         self.deviations: dict[str, Deviation] = {}
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
+        self.note = ""
         self._deadline: float | None = None
         self.kept: dict[str, list[Any]] = {kind: list(few) for kind, few in (kept or {}).items()}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from .backends import BackendError, load_backend
 from .deviation import Deviation, SpecificationError
-from .machines import MACHINES, TOGETHER
+from .machines import EVERY_MACHINE, TOGETHER
 from .properties import clauses_of_machine
 from .runner import MachineReport, Search, run_machine
 from .step_timeout import BOARD_SIZE, Board, InFlight, no_answer
@@ -164,7 +164,7 @@ class _Worker:
         """The report of the machine whose call was in flight."""
         self.over = True
         name, self.names = self.names[0], self.names[1:]
-        machine = MACHINES[name]
+        machine = EVERY_MACHINE[name]
         looked_at = clauses_of_machine(machine).intersection(self._task.clauses)
         deviation = Deviation(seen.clause, seen.expected, observed, seen.calls, {}, {})
         return [
@@ -195,7 +195,7 @@ def _serve(task: Task, connection: "Connection[Any, Any]", memory: Any) -> None:
         backend = load_backend(task.backend, task.without)
         while True:
             for name in connection.recv():
-                machine = MACHINES[name]
+                machine = EVERY_MACHINE[name]
                 report = run_machine(
                     machine, backend, task.seed, task.clauses, task.examples, board=board, **task.search
                 )

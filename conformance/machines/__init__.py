@@ -1,5 +1,6 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
+from ..exhaustive.worlds import SMALLEST, WORLDS
 from .attention import Attention, Latents, Limits
 from .base import Machine
 from .batch import Batch
@@ -25,9 +26,9 @@ from .snapshots import Snapshots
 from .table import Table
 from .views import Sharded, Views
 
-__all__ = ["MACHINES", "TOGETHER", "Machine"]
+__all__ = ["EVERY_MACHINE", "EXHAUSTIVE", "MACHINES", "TOGETHER", "Machine"]
 
-MACHINES: dict[str, type[Machine]] = {
+MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} | {
     machine.name: machine
     for machine in (
         *(
@@ -54,6 +55,12 @@ MACHINES: dict[str, type[Machine]] = {
     )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""
+
+EXHAUSTIVE: dict[str, type[Machine]] = {world.name: world for world in WORLDS}
+"""The small worlds of ``kvproof check --exhaustive``, by name: they take minutes each, and run only when asked for."""
+
+EVERY_MACHINE = MACHINES | EXHAUSTIVE
+"""Both, for those who look a machine up by its name."""
 
 TOGETHER = frozenset({"sizing", "cache", "views", "attention", "limits", "latents", "serving", "sharded", "kernels"})
 """The machines that call device functions: some share compiled programs, so that one process should run them all."""
