@@ -11,6 +11,29 @@ Start with `machines.base`, where two sides make the same call and are compared;
 which calls. `runner` runs them, `report` tells what they found.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .backends import Backend, BackendError, load_backend
 
-__all__ = ["Backend", "BackendError", "load_backend"]
+if TYPE_CHECKING:
+    from .log import Lockstep, LockstepError, LogError, frames, record, replay_log
+
+__all__ = [
+    "Backend",
+    "BackendError",
+    "Lockstep",
+    "LockstepError",
+    "LogError",
+    "frames",
+    "load_backend",
+    "record",
+    "replay_log",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What is about logs is imported when it is first asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no {name}")
+    return getattr(importlib.import_module(".log", __name__), name)

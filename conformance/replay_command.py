@@ -12,6 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .backends import DEFAULT_BACKEND, BackendError, load_backend
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
+from .log import log_command
+from .log.reading import is_log
 from .replay import Replay
 from .replay_engine import DeviationError, Engine
 from .replay_groups import GroupsError, copies_states, read_groups
@@ -51,6 +53,10 @@ none is accepted.
 A trace has a line for each request, in the order of arrival; a hash id names a block of 512 input tokens:
 
   {"timestamp": 0, "input_length": 1000, "output_length": 50, "hash_ids": [0, 1]}
+
+A log, which kvproof.conformance.record writes of a live engine, is told from a trace by its first line. Its calls are
+made again on the specification, and the first one whose recorded result, refusal or state differs is named with the
+clause that it breaks.
 """
 
 _EPILOG = """\
@@ -59,6 +65,7 @@ examples:
   kvproof replay --synthetic --lockstep --num-pages 500    does it what the specification does, short of pages
   kvproof replay --synthetic 1000 --seed 7 --save t.jsonl  make a trace up, keep it, replay it
   kvproof replay --synthetic --groups full:16,window:16:4096,mamba --eagle
+  kvproof replay engine.log                                where an engine's recorded calls first went wrong
 
 exit status: 0 fine; 1 the backend differs from the specification, raises, or keeps pages; 2 could not run
 """
@@ -82,13 +89,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     parser = commands.add_parser(
         "replay",
         help=about,
-        usage="kvproof replay (TRACE | --synthetic [N]) [options]",
+        usage="kvproof replay (TRACE | LOG | --synthetic [N]) [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("trace", nargs="?", type=Path, metavar="TRACE", help="the trace, a file of JSON lines")
+    add("trace", nargs="?", type=Path, metavar="TRACE|LOG", help="the trace or the log, a file of JSON lines")
     add(
         "--synthetic",
         nargs="?",
@@ -100,7 +107,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--seed", type=int, default=0, metavar="S", help="seed of the synthetic trace and of the keys (default 0)")
     add("--save", type=Path, metavar="FILE", help="write the synthetic trace to a file, which replays as any other")
     add("--limit", type=int, metavar="R", help="serve the first R requests only")
-    add("--backend", default=DEFAULT_BACKEND, metavar="M[:A]", help="module, or object in it (default %(default)s)")
+    add(
+        "--backend",
+        metavar="M[:A]",
+        help=f"module, or object in it (default {DEFAULT_BACKEND}; for a log kvproof.spec)",
+    )
     add("--groups", default="full", metavar="SPEC", help="cache groups, see above (default full)")
     add("--page-size", type=int, default=16, metavar="P", help="tokens in a page of groups that don't say (default 16)")
     add("--num-pages", type=int, metavar="N", help="pages of the pool (default: for 3,200,000 tokens in every group)")
@@ -115,6 +126,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
     add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
     add("--json", type=Path, metavar="FILE", help="write the report to a file as well")
+    add("--ignore", metavar="C,..", help="of a log: pass over reads that differ by these clauses")
+    add("--show-tokens", action="store_true", help="of a log: show token ids")
+    add("--redact", action="store_true", help="of a log: show other ids in place of the requests'")
     parser.set_defaults(func=run)
 
 
@@ -124,6 +138,12 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 fine, 1 the backend deviates, 2 could not run.
     """
+    if args.trace is not None and is_log(args.trace):
+        for option, asked in (("--synthetic", args.synthetic is not None), ("--lockstep", args.lockstep)):
+            if asked:
+                return _could_not_run(f"{option} does not go with a log")
+        return log_command.run(args)
+    args.backend = args.backend or DEFAULT_BACKEND
     try:
         job = _prepare(args)
     except (_BadInputError, BackendError, GroupsError, TraceError) as error:

@@ -6,7 +6,8 @@ calls, `replaying` names the first wrong step, `shrinking` makes it short, `lock
 
 from .format import LogError
 from .frames import Frame, frames
+from .lockstep import Lockstep, LockstepError
 from .recording import record
 from .replaying import LogResult, WrongStep, replay_log
 
-__all__ = ["Frame", "LogError", "LogResult", "WrongStep", "frames", "record", "replay_log"]
+__all__ = ["Frame", "Lockstep", "LockstepError", "LogError", "LogResult", "WrongStep", "frames", "record", "replay_log"]

@@ -61,8 +61,9 @@ class LogReader:
                         break
                     if not line.endswith(b"\n"):
                         self.cut = f"cut off in line {self.line}"
+                        yield from self._line(self._whole_entries(line))
                         return
-                    yield from self._line(line)
+                    yield from self._line(self._parsed(line))
         except OSError as error:
             raise LogError(f"{self.path}: {error.strerror or error}") from error
         if not self._entries.ended:
@@ -87,8 +88,7 @@ class LogReader:
             raise LogError(f"{self.path}: a log, version {version}: this version reads version {VERSION} only")
         self.shows_tokens = header.get("tokens") == "shown"
 
-    def _line(self, line: bytes) -> Iterator[Entry]:
-        given = self._parsed(line)
+    def _line(self, given: Any) -> Iterator[Entry]:
         if not isinstance(given, list) or self._entries.ended:
             raise self._wrong("no entries of a log" if not self._entries.ended else "a line behind the log's end")
         for entry in given:
@@ -97,6 +97,17 @@ class LogReader:
             except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
                 raise self._wrong(_one_line(error)) from error
             yield from read
+
+    def _whole_entries(self, line: bytes) -> list[Any]:
+        """The entries of a line that was cut off which are whole."""
+        text, entries, place = line.decode("ascii", "replace"), [], 1
+        while True:
+            try:
+                entry, end = _DECODER.raw_decode(text, place)
+            except (ValueError, RecursionError):
+                return entries
+            entries.append(entry)
+            place = end + 1
 
     def _parsed(self, line: bytes) -> Any:
         try:
@@ -119,6 +130,9 @@ def _integer(digits: str) -> int:
     if not -_LARGEST < number < _LARGEST:
         raise ValueError(f"a number of {len(digits)} digits")
     return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=_integer)
 
 
 def _one_line(error: Exception) -> str:

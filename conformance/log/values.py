@@ -122,6 +122,8 @@ def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
             return [_groups(value[0]), plain(value[1])]
         case "pin":
             return None if value is None else [plain(value.pin_id), plain(value.num_tokens), _groups(value.pages)]
+        case "ids":
+            return [plain(request_id) for request_id in value or ()]
         case "copies":
             return [list(map(int, copy)) for copy in value]
         case "events":

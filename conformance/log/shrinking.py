@@ -1,0 +1,316 @@
+"""Makes a log that deviates short: delta debugging on its operations, held to the specification at every try (R1).
+
+A try leaves operations out and plays the rest. It counts only if it deviates by the same clause as before, and if the
+specification refuses nothing that it did not refuse in the log: else the engine would have been made to do what it
+never did. With a backend both are played; what one operation says of another's result (hits that are handed back,
+pages that were taken, slots) is said anew in every try. Without one the engine's answers are known for the log only, so
+that an operation is left out only where the specification still gives every other one the very result that the log has,
+and the last one the very result that it was expected to have: what is left shows the same deviation, but whether the
+engine would do the same again is not known.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import kvproof.spec
+
+from ..backends import Backend
+from .adapting import Adapter, prepared
+from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
+from .entries import Entry, Grown, NewRequest, Operation, Shown
+from .format import LogError
+from .player import Player, UnplayableError
+from .reading import LogReader
+from .sides import Answer
+
+__all__ = ["Shrunk", "Try", "shrink"]
+
+_FEW = 400
+"""Up to so many operations the states are compared after each one, else at the end of a try only."""
+
+_WINDOWS = 64
+"""A long log is looked at in so many places first, to find where it goes wrong."""
+
+
+@dataclass
+class Try:
+    """Operations that were played, up to the first that deviates.
+
+    Attributes:
+        entries: what was played, requests and objects included.
+        played: the operations as they were made, arguments said anew.
+        answers: of each operation the specification's answer and the engine's.
+        difference: how the last one deviates.
+        field: the field of the state that shows it; empty where the result does.
+        player: who played.
+    """
+
+    entries: list[Entry]
+    played: list[Operation]
+    answers: list[tuple[Answer, Answer]]
+    difference: Difference
+    field: str
+    player: Player
+
+
+@dataclass
+class Shrunk:
+    """What is left of a log.
+
+    Attributes:
+        last: the shortest try that deviates.
+        operations: operations of the log up to where it deviates.
+        tries: how many were made.
+        seconds: how long that took.
+    """
+
+    last: Try
+    operations: int
+    tries: int
+    seconds: float
+
+
+class _InvalidError(Exception):
+    """A try that doesn't count."""
+
+
+class _Shrinker:
+    """Tries one selection of operations after another."""
+
+    def __init__(self, entries: list[Entry], backend: Backend | None) -> None:
+        self.backend = backend
+        self.entries = entries
+        self.refused: set[int] = set()
+        self.wanted = Difference("", "", "")
+        self.tries = 0
+
+    def play(self, entries: Sequence[Entry], since: int = 0, first: bool = False) -> Try | None:
+        """Plays entries; returns how they deviate, None if they don't.
+
+        Args:
+            entries: what is played.
+            since: states are compared after operations from this place on.
+            first: whether it is the log itself, whose refusals are as they are.
+
+        Raises:
+            _InvalidError: it is not for this log to say.
+        """
+        self.tries += 1
+        holders = [kvproof.spec] + ([] if self.backend is None else [self.backend.holder])
+        player = Player(holders)
+        adapter = Adapter(player)
+        played: list[Operation] = []
+        answers: list[tuple[Answer, Answer]] = []
+        kept: list[Entry] = []
+        for entry in entries:
+            kept.append(entry)
+            if not isinstance(entry, Operation):
+                if isinstance(entry, Shown):
+                    found = self._recorded_state(player, entry, played, answers)
+                    if found is not None:
+                        return Try(kept, played, answers, *found, player)
+                else:
+                    player.prepare(entry)
+                continue
+            operation = entry if self.backend is None else adapter.adapt(entry)
+            if operation is None:
+                continue
+            expected, *other = player.call(operation)
+            observed = other[0] if other else recorded_answer(operation, expected)
+            if expected.error is not None:
+                if first:
+                    self.refused.add(entry.number)
+                elif entry.number not in self.refused:
+                    raise _InvalidError
+            played.append(operation)
+            answers.append((expected, observed))
+            if self.backend is not None:
+                adapter.learn(entry, expected)
+            thing = player.sides[0].things[operation.target]
+            difference = compare_answers(thing, operation, expected, observed)
+            field = ""
+            if difference is None and self.backend is not None and len(played) > since:
+                difference, field = self._live_states(player, operation, expected)
+            if difference is not None:
+                return Try(kept, played, answers, difference, field, player)
+        return None
+
+    def _live_states(self, player: Player, operation: Operation, answer: Answer) -> tuple[Difference | None, str]:
+        """Compares what both sides show of the object that was called, and of the tables that it wrote to."""
+        targets = [operation.target]
+        if isinstance(operation.arguments.get("tables"), dict):
+            targets.append(operation.arguments["tables"]["k"])
+        for target in targets:
+            thing = player.sides[0].things[target]
+            states = []
+            for side in player.sides:
+                try:
+                    states.append(side.state(thing.whole, player.ids, device=thing.name.endswith("Table")))
+                except Exception as error:  # a backend may raise anything
+                    shown = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+                    return Difference("R1", "a state that can be read", shown), "?"
+            call = call_of(player.sides[0].things[operation.target].name, operation.method)
+            difference = compare_states(states[0], states[1], (call, answer))
+            if difference is not None:
+                return difference, difference.expected.partition(" = ")[0]
+        return None, ""
+
+    def _recorded_state(
+        self, player: Player, entry: Shown, played: list[Operation], answers: list[tuple[Answer, Answer]]
+    ) -> tuple[Difference, str] | None:
+        if self.backend is not None or not played:
+            return None
+        side = player.sides[0]
+        state = side.state(side.things[entry.target].whole, player.ids, "device rows" in entry.fields)
+        last = player.sides[0].things[played[-1].target]
+        difference = compare_states(state, entry.fields, (call_of(last.name, played[-1].method), answers[-1][0]))
+        return None if difference is None else (difference, difference.expected.partition(" = ")[0])
+
+    def attempt(self, entries: Sequence[Entry]) -> Try | None:
+        """Plays a selection; returns it cut to where it deviates by the clause, None if it does not count."""
+        count = sum(isinstance(entry, Operation) for entry in entries)
+        try:
+            found = self.play(entries, 0 if count <= _FEW else count - 1)
+        except (_InvalidError, UnplayableError):
+            return None
+        if found is None or found.difference.clause != self.wanted.clause:
+            return None
+        return found if self.backend is not None or found.difference == self.wanted else None
+
+
+def shrink(
+    path: str | Path,
+    backend: Backend | None = None,
+    seconds: float = 60.0,
+    progress: Callable[[int, int], None] = lambda left, tries: None,
+) -> Shrunk:
+    """Makes a log that deviates as short as it can.
+
+    Args:
+        path: the log.
+        backend: what is played beside the specification; None: the engine's recorded answers.
+        seconds: how long it may take; what is found by then is returned.
+        progress: told how many operations are left, and how many tries were made.
+
+    Raises:
+        LogError: the log can't be read, or nothing in it deviates.
+    """
+    started = time.monotonic()
+    reader = LogReader(Path(path))
+    entries = list(reader.entries())
+    shrinker = _Shrinker(entries, backend)
+    try:
+        if backend is not None:
+            shrinker.entries = entries = prepared(entries)
+        best = _first(shrinker, entries)
+    except UnplayableError as error:
+        raise LogError(f"{path}: {error}") from error
+    if best is None:
+        held = "its recorded results are right" if backend is None else f"{backend.name} does all of it right"
+        raise LogError(f"{path}: nothing to shrink: {held}")
+    shrinker.wanted = best.difference
+    if backend is None:  # states on the way are those of the whole log: only the one that deviates is kept
+        last = best.entries[-1]
+        best.entries = [entry for entry in best.entries if not isinstance(entry, Shown) or entry is last]
+    total = len(best.played)
+    deadline = started + seconds
+
+    def told(found: Try) -> bool:
+        progress(len(found.played), shrinker.tries)
+        return time.monotonic() < deadline
+
+    before = -1
+    while before != len(best.played) and time.monotonic() < deadline:
+        before = len(best.played)
+        for selection in (_by_request, _by_halves):
+            best = _reduced(shrinker, best, selection, told)
+    best = shrinker.attempt(_small_tokens(best.entries)) or best
+    return Shrunk(best, total, shrinker.tries, time.monotonic() - started)
+
+
+def _first(shrinker: _Shrinker, entries: list[Entry]) -> Try | None:
+    """Where the log itself first deviates: in a long one its states are compared here and there first."""
+    count = sum(isinstance(entry, Operation) for entry in entries)
+    if shrinker.backend is None or count <= _FEW:
+        return shrinker.play(entries, first=True)
+    stride = max(count // _WINDOWS, _FEW)
+    for end in range(stride, count + stride, stride):
+        found = shrinker.play(_upto(entries, end), since=min(end, count) - 1, first=True)
+        if found is not None:
+            exact = shrinker.play(_upto(entries, end), since=end - stride, first=True)
+            return exact or found
+    return None
+
+
+def _upto(entries: Sequence[Entry], end: int) -> list[Entry]:
+    """The entries of the first so many operations."""
+    kept: list[Entry] = []
+    for entry in entries:
+        if isinstance(entry, Operation):
+            if end == 0:
+                break
+            end -= 1
+        kept.append(entry)
+    return kept
+
+
+def _reduced(
+    shrinker: _Shrinker,
+    best: Try,
+    selections: Callable[[Try], Iterator[set[int]]],
+    told: Callable[[Try], bool],
+) -> Try:
+    """Leaves sets of operations out as long as that works."""
+    going = True
+    while going:
+        going = False
+        for left_out in selections(best):
+            kept = [entry for entry in best.entries if not (isinstance(entry, Operation) and entry.number in left_out)]
+            found = shrinker.attempt(kept) if left_out else None
+            if found is not None and len(found.played) < len(best.played):
+                best, going = found, True
+                if not told(best):
+                    return best
+                break
+            if not told(best):
+                return best
+    return best
+
+
+def _by_request(best: Try) -> Iterator[set[int]]:
+    """The operations of each request, all at once."""
+    of: dict[int, set[int]] = {}
+    operations = [entry for entry in best.entries if isinstance(entry, Operation)]
+    for operation in operations[:-1]:
+        told = operation.arguments.get("request")
+        if isinstance(told, dict) and "r" in told:
+            of.setdefault(told["r"], set()).add(operation.number)
+    yield from of.values()
+
+
+def _by_halves(best: Try) -> Iterator[set[int]]:
+    """Halves, quarters, ... and single ones of the operations before the last; the last parts first."""
+    numbers = [entry.number for entry in best.entries if isinstance(entry, Operation)][:-1]
+    size = len(numbers)
+    while size:
+        for end in range(len(numbers), 0, -size):
+            yield set(numbers[max(end - size, 0) : end])
+        size //= 2
+
+
+def _small_tokens(entries: Sequence[Entry]) -> list[Entry]:
+    """The same with small numbers for token ids, equal where they were equal."""
+    numbers: dict[int, int] = {}
+
+    def small(tokens: Any) -> Any:
+        return np.array([numbers.setdefault(token, len(numbers)) for token in tokens.tolist()], np.int32)
+
+    return [
+        replace(entry, tokens=small(entry.tokens)) if isinstance(entry, NewRequest | Grown) else entry
+        for entry in entries
+    ]
