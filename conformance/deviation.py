@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep", "attempt", "is_call"]
@@ -16,15 +16,20 @@ _NO_CALL = re.compile(r"# |\w+ = Request\(|\w+ grows by |\w+\.status = ")
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step that a machine took.
+    """A step that a machine took, or one of the operations that steps are made of.
 
     Attributes:
-        name: the step's name.
-        drawn: what it drew: values in their order, or arguments by name for the first step of a sequence.
+        name: the step's name, or the operation's.
+        drawn: what it drew: values in their order; arguments by name for the first step of a sequence; for an
+            operation its positional arguments, and behind them those by name.
+        is_operation: whether it is an operation.
+        made: the operations that a step was made of, in their order; None among them stands for any other call.
     """
 
     name: str
     drawn: Mapping[str, Any] | Sequence[Any]
+    is_operation: bool = False
+    made: list["TracedStep | None"] = field(default_factory=list, repr=False, compare=False)
 
 
 class SpecificationError(Exception):

@@ -165,7 +165,7 @@ def run_machine(
             if watch.hung:
                 _shorten_stopped(bound, session)
                 break
-            shorten(bound, session, shrink_seconds / 2)
+            shorten(bound, session, 1.5 * shrink_seconds)
             if session.shortest is None:
                 break
             known.add(session.shortest.clause)
@@ -243,7 +243,7 @@ def _draw(machine: type[Machine], session: Session, seed: int, examples: int, st
         stateful_step_count=steps,
         database=None,
         deadline=None,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate,),
         verbosity=Verbosity.quiet,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,

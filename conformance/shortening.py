@@ -1,14 +1,32 @@
-"""Makes a counterexample shorter: leaves out steps that it does without.
+"""Makes a counterexample shorter: leaves out steps, takes others apart, makes simpler what they draw.
 
-Hypothesis makes what a step draws simpler, and is slow to see that a whole step can go. Here a sequence of steps
-is taken again from what each drew, without some of them, and kept if it still deviates by the same clause.
+A sequence of steps is known by what each step drew, so that it can be taken again with a few changes, some hundred
+times a second; and by the operations that steps were made of, which can be made again alone. It is kept if it still
+deviates by the same clause, is no longer than before, and is no deviation of the specification from itself: then
+something was changed into what makes no sense, and the machine is misled.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from .backends import Backend
 from .deviation import Deviation
 from .machines import Machine
+from .machines.base import SPEC
 from .session import EnoughError, Session, TracedStep
 
 __all__ = ["shorten"]
+
+_MOST_NUMBER = 8
+"""Draws are changed into numbers below this one as well, where a sequence becomes shorter by it."""
+
+_MANY = 12
+"""More steps than these are first taken in a hurry."""
+
+Steps = tuple[TracedStep, ...]
 
 
 def shorten(machine: type[Machine], session: Session, seconds: float) -> None:
@@ -20,42 +38,208 @@ def shorten(machine: type[Machine], session: Session, seconds: float) -> None:
         seconds: how long it may take.
     """
     found = session.shortest
-    if found is None:
-        return
-    session.grant(seconds)
-    try:
-        before = len(found.trace) + 1
-        while len(found.trace) < before:
-            before = len(found.trace)
-            found = _leave_out(machine, found)
-    except EnoughError:
-        return
+    if found is not None:
+        shortening = _Shortening(machine, session, found, monotonic() + seconds)
+        with suppress(EnoughError):
+            shortening.run()
+        session.deviations[found.clause] = shortening.found
 
 
-def _leave_out(machine: type[Machine], found: Deviation) -> Deviation:
-    """Leaves out runs of steps, long ones first; never the first step, which builds, nor the last, which deviates."""
-    size = max(len(found.trace) // 2, 1)
-    while size:
-        place = 1
-        while place < len(found.trace) - 1:
-            rest = found.trace[min(place + size, len(found.trace) - 1) :]
-            shorter = _repeat(machine, found.trace[:place] + rest, found.clause)
-            if shorter is None:
-                place += size
-            else:
-                found = shorter
-        size //= 2
-    return found
+class _Shortening:
+    """Looks for ever shorter sequences.
+
+    Args:
+        machine: the machine, bound to its session.
+        session: the session.
+        found: the deviation.
+        end: when to stop.
+
+    Attributes:
+        found: the shortest deviation so far.
+    """
+
+    def __init__(self, machine: type[Machine], session: Session, found: Deviation, end: float) -> None:
+        def on(backend: Backend) -> type[Machine]:
+            return type(machine.__name__, (machine,), {"session": session.again(backend)})
+
+        self._machine = on(session.backend)
+        self._alone = on(Backend(SPEC.name, SPEC.holder, session.backend.lacks)) if not machine.missing(SPEC) else None
+        self._session = session
+        self._end = end
+        self.found = found
+
+    def run(self) -> None:
+        """Looks until nothing is found any more."""
+        before = None
+        while before != (self.found.size, self.found.trace):
+            before = self.found.size, self.found.trace
+            self._take_apart()
+            self._leave_out_steps()
+            self._simplify_start()
+            self._simplify_draws()
+            self._tighten()
+
+    def _leave_out_steps(self) -> None:
+        """Leaves out runs of steps, long ones first; never the first step, which builds, nor the last one."""
+        size = max(len(self.found.trace) // 2, 1)
+        while size:
+            place = 1
+            while place < len(self.found.trace) - 1:
+                trace = self.found.trace
+                if not self._keep(trace[:place] + trace[min(place + size, len(trace) - 1) :]):
+                    place += size
+            size //= 2
+
+    def _take_apart(self) -> None:
+        """Puts the operations that steps are made of in their place, without all other calls, or step by step."""
+        first, *steps = self.found.trace
+        if any(step.made for step in steps):
+            last = _operations(steps[-1]) if None not in steps[-1].made else (steps[-1],)
+            if self._keep((first, *(made for step in steps[:-1] for made in _operations(step)), *last), longer=True):
+                return
+        for place in reversed(range(1, len(steps) + 1)):
+            before, step, behind = self.found.trace[:place], self.found.trace[place], self.found.trace[place + 1 :]
+            if step.made and None not in step.made:
+                self._keep((*before, *_operations(step), *behind), longer=True)
+
+    def _simplify_start(self) -> None:
+        """Makes what the first step is given simpler: a smaller world."""
+        first = self.found.trace[0]
+        for name in _by_name(first):
+            changed = True
+            while changed:
+                given = _by_name(self.found.trace[0])
+                changed = any(
+                    self._keep((replace(first, drawn={**given, name: simpler}), *self.found.trace[1:]))
+                    for simpler in _simpler(given[name])
+                )
+
+    def _tighten(self) -> None:
+        """Leaves out a step, and makes the first one's world tighter: what only fills a pool goes with the room."""
+        for place in reversed(range(1, len(self.found.trace) - 1)):
+            first, *steps = self.found.trace
+            worlds = [(name, given) for name, given in _by_name(first).items() if hasattr(given, "tighter")]
+            if place < len(steps):
+                rest = (*steps[: place - 1], *steps[place:])
+                _ = any(
+                    self._keep((replace(first, drawn={**_by_name(first), name: tighter}), *rest), shorter=True)
+                    for name, given in worlds
+                    for tighter in given.tighter()
+                )
+
+    def _simplify_draws(self) -> None:
+        """Makes draws simpler, one by one, those of the last step first; or other ones, where that shortens."""
+        for place in reversed(range(1, len(self.found.trace))):
+            drawn = 0
+            while drawn < len(self._drawn(place)):
+                value = self._drawn(place)[drawn]
+                if not any(self._keep(self._with_draw(place, drawn, simpler)) for simpler in _simpler(value)):
+                    others = [*range(value + 1, _MOST_NUMBER), None] if type(value) is int else []
+                    _ = any(self._keep(self._with_draw(place, drawn, other), shorter=True) for other in others)
+                    drawn += 1
+
+    def _drawn(self, place: int) -> list[Any]:
+        """What a step drew, other than the first."""
+        return list(self.found.trace[place].drawn) if place < len(self.found.trace) else []
+
+    def _with_draw(self, place: int, drawn: int, value: Any) -> Steps:
+        """The steps with another draw in the place of one."""
+        trace, values = self.found.trace, self._drawn(place)
+        values[drawn] = value
+        return (*trace[:place], replace(trace[place], drawn=values), *trace[place + 1 :])
+
+    def _keep(self, steps: Steps, shorter: bool = False, longer: bool = False) -> bool:
+        """Takes steps again, and keeps them if they deviate as before.
+
+        Args:
+            steps: the steps.
+            shorter: whether there must be fewer calls.
+            longer: whether there may be more text, for as many calls.
+        """
+        if monotonic() > self._end:
+            raise EnoughError
+        hurried = len(steps) > _MANY and _repeat(self._machine, steps, hurrying=True)
+        if len(steps) > _MANY and (not hurried or hurried.clause != self.found.clause):
+            return False
+        taken = _repeat(self._machine, steps)
+        if taken is None or taken.clause != self.found.clause:
+            self._note(taken)
+            return False
+        calls, before = taken.num_calls, self.found.num_calls
+        if calls > before or (shorter and calls == before) or not (shorter or longer or taken.size <= self.found.size):
+            return False
+        if not self._makes_sense(taken):
+            return False
+        self.found = taken
+        return True
+
+    def _note(self, taken: Deviation | None) -> None:
+        """Keeps a deviation by another clause that was come upon, if it is the shortest by that clause."""
+        known = taken and self._session.deviations.get(taken.clause)
+        if taken is not None and (known is None or taken.size < known.size) and self._makes_sense(taken):
+            self._session.deviations[taken.clause] = taken
+
+    def _makes_sense(self, taken: Deviation) -> bool:
+        """Whether the specification does not deviate from itself in the same steps."""
+        return self._alone is None or _repeat(self._alone, taken.trace) is None
 
 
-def _repeat(machine: type[Machine], steps: tuple[TracedStep, ...], clause: str) -> Deviation | None:
-    """Takes steps again. Returns the deviation by a clause that they end in; None if they do not."""
+def _repeat(machine: type[Machine], steps: Steps, hurrying: bool = False) -> Deviation | None:
+    """Takes steps again.
+
+    Args:
+        machine: the machine.
+        steps: the steps.
+        hurrying: whether states are compared in the last step only, which takes a third of the time.
+
+    Returns:
+        The deviation that they end in; None if they end in none.
+    """
     taken = machine()
     try:
-        for step in steps:
+        for place, step in enumerate(steps):
+            taken.hurrying = hurrying and place < len(steps) - 1
             taken.repeat_step(step)
     except Deviation as found:
-        return found if found.clause == clause else None
+        return found
     except Exception:  # steps that build on one that was left out may be impossible, in any way
         return None
     return None
+
+
+def _by_name(first: TracedStep) -> Mapping[str, Any]:
+    """What the first step was given."""
+    return first.drawn if isinstance(first.drawn, Mapping) else {}
+
+
+def _operations(step: TracedStep) -> Steps:
+    """The operations that a step is made of, without other calls; an operation by itself."""
+    return (step,) if step.is_operation else tuple(made for made in step.made if made is not None)
+
+
+def _simpler(value: Any) -> Iterator[Any]:
+    """What is simpler than something that was drawn, the simplest first; nothing for what cannot be made simpler."""
+    if value is True:
+        yield False
+    elif type(value) is int and value > 0:
+        yield from dict.fromkeys((0, value // 2, value - 1))
+    elif type(value) in (list, tuple):
+        yield from _shorter(value)
+    elif type(value) is dict:
+        yield from ({name: kept for name, kept in value.items() if name != left_out} for left_out in value)
+    elif hasattr(value, "simpler"):
+        yield from value.simpler()
+
+
+def _shorter(values: Any) -> Iterator[Any]:
+    """A list or a tuple without some of its entries, or with one entry made simpler."""
+    if values:
+        yield values[:0]
+    if len(values) > 2:
+        yield values[: len(values) // 2]
+        yield values[len(values) // 2 :]
+    for place in range(len(values)):
+        yield values[:place] + values[place + 1 :]
+    for place, entry in enumerate(values):
+        for simpler in _simpler(entry):
+            yield values[:place] + type(values)([simpler]) + values[place + 1 :]

@@ -60,10 +60,9 @@ def reused_id_keeps_keys(fast: ModuleType) -> SimpleNamespace:
     def stand_in(self: Any, request: Any) -> Any:
         if not isinstance(getattr(request, "request_id", None), str):
             return request
-        known = self.stand_ins.get(request.request_id)
-        if known is None or known._request is not request:
-            known = _StandIn(request, self.noted, self.page_size or 1)
-            self.stand_ins[request.request_id] = known
+        known = self.stand_ins.get(id(request))
+        if known is None:
+            known = self.stand_ins[id(request)] = _StandIn(request, self.noted, self.page_size or 1)
         return known
 
     def through(name: str) -> Any:

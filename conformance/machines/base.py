@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -22,6 +22,8 @@ from .draws import Drawing
 from .sides import Both, Field, Side, equal, same, shown
 
 __all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same", "shown"]
+
+T = TypeVar("T")
 
 Charge = Mapping[str, str] | str
 """Labels for differences of the state, by field, or one for all fields."""
@@ -54,6 +56,7 @@ class Machine(RuleBasedStateMachine):
         session: what its examples share.
         spec: the specification's side.
         backend: the backend's side.
+        hurrying: whether states are not compared, as nobody asks for what is wrong by now.
         fields: what the observable state shows.
     """
 
@@ -79,6 +82,8 @@ class Machine(RuleBasedStateMachine):
         self._compared: set[str] = set()
         self._over = False
         self._trace: list[TracedStep] = []
+        self._operating = False
+        self.hurrying = False
 
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:
@@ -109,7 +114,12 @@ class Machine(RuleBasedStateMachine):
         self.run_step(name, functools.partial(steps_of(type(self))[name].method, self, drawing), drawing.drawn)
 
     def repeat_step(self, step: TracedStep) -> None:
-        """Takes a step again, with what it drew; one that is not possible any more is left out."""
+        """Takes a step, or makes an operation, again, with what it drew; what is not possible any more is left out."""
+        if step.is_operation:
+            *arguments, options = cast(Sequence[Any], step.drawn)
+            act = functools.partial(getattr(self, step.name), *arguments, **options)
+            self.run_step(step.name, act, step.drawn, is_operation=True)
+            return
         found = steps_of(type(self))[step.name]
         if found.when is not None and not found.when(self):
             return
@@ -117,20 +127,44 @@ class Machine(RuleBasedStateMachine):
         if isinstance(step.drawn, Mapping):
             self.run_step(step.name, functools.partial(method, self, **step.drawn), step.drawn)
         else:
-            self.run_step(step.name, functools.partial(method, self, Drawing(None, step.drawn)), step.drawn)
+            drawing = Drawing(None, step.drawn)
+            self.run_step(step.name, functools.partial(method, self, drawing), drawing.drawn)
 
-    def run_step(self, name: str, act: Callable[[], None], drawn: Mapping[str, Any] | Sequence[Any]) -> None:
+    def operate(self, name: str, act: Callable[[], T], arguments: Sequence[Any]) -> T:
+        """Makes an operation; see `operations.operation`."""
+        if self._operating:
+            return act()
+        self._note_made(TracedStep(name, arguments, is_operation=True))
+        self._operating = True
+        try:
+            return act()
+        finally:
+            self._operating = False
+
+    def _note_made(self, made: TracedStep | None) -> None:
+        """Notes what the step that is taken is made of."""
+        if self._trace and not self._operating:
+            self._trace[-1].made.append(made)
+
+    def run_step(
+        self,
+        name: str,
+        act: Callable[[], None],
+        drawn: Mapping[str, Any] | Sequence[Any],
+        is_operation: bool = False,
+    ) -> None:
         """Takes one step, and counts it.
 
         Args:
             name: the step's name.
             act: takes it.
             drawn: what it draws; it may grow meanwhile.
+            is_operation: whether it is an operation taken by itself.
         """
         if self._over:
             return
         self._compared = set()
-        self._trace.append(TracedStep(name, drawn))
+        self._trace.append(TracedStep(name, drawn, is_operation))
         wasted = False
         self.session.watch.begin(self.name, name, self.session.examples, self.session.steps)
         try:
@@ -142,7 +176,8 @@ class Machine(RuleBasedStateMachine):
         except NoAnswer:
             self._stopped(again=self.session.watch.stopped())
         finally:
-            self.session.end_step(name, clauses_of_step(type(self), name), self._compared, wasted)
+            declared = self._compared if is_operation else clauses_of_step(type(self), name)
+            self.session.end_step(name, declared, self._compared, wasted)
 
     def _stopped(self, again: bool) -> NoReturn:
         """Ends the search: a call was stopped, and whatever comes next might have to be, too.
@@ -234,6 +269,7 @@ class Machine(RuleBasedStateMachine):
         Returns:
             The results.
         """
+        self._note_made(None)
         expected = attempt(lambda: act(self.spec))
         if expected.error is not None and not _is_refusal(expected.error):
             raise SpecificationError(f"the specification is wrong: {line} {expected}") from expected.error
@@ -298,6 +334,8 @@ class Machine(RuleBasedStateMachine):
             charge: labels for differences, by field, or one for all fields.
             fixed: charge to these labels whatever the values are.
         """
+        if self.hurrying:
+            return
         Side.moment += 1
         self._after = {shows.name: shows.read(self.spec) for shows in self.fields}
         for shows in self.fields:

@@ -1,5 +1,6 @@
 """The batched step, held against single calls or against the specification's batched step."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ from .base import Field, Nothing, Side
 from .draws import Drawing, one_of, rarely, some
 from .groups import GroupSteps
 from .manager_admission import IDS
+from .operations import operation
 from .table_base import rows_of, shaped
 
 __all__ = ["BatchSteps", "Step"]
@@ -100,6 +102,34 @@ class BatchSteps(GroupSteps):
         asked = self.draw_step(data)
         singly = not self.options.get("enable_events") and one_of(data, [True, False])
         shape, one_for_all = shaped(data), one_of(data, [True, False])
+        tokens = list(zip(asked.names, asked.computed, asked.new, asked.lookahead, strict=True))
+        self.go_on_together(tokens, asked.delay, asked.tabled, singly, shape, one_for_all)
+        self.probe()
+
+    @operation
+    def go_on_together(
+        self,
+        requests: list[tuple[str, int, int, int]],
+        delay: bool,
+        tabled: bool,
+        singly: bool,
+        shape: Callable[[Sequence[int]], Any],
+        one_for_all: bool,
+    ) -> None:
+        """Live requests go on in one call.
+
+        Args:
+            requests: for each its id, its computed tokens, its new tokens, and its look-ahead.
+            delay: see `Step`.
+            tabled: see `Step`.
+            singly: whether the specification is called once for each.
+            shape: makes a list argument of a list.
+            one_for_all: whether one number stands for equal ones.
+        """
+        if not all(self.cases[name].live for name, *_ in requests):
+            raise Nothing
+        names, computed, news, ahead = [list(of_all) for of_all in zip(*requests, strict=True)] or [[], [], [], []]
+        asked = Step(names, computed, news, ahead, delay, tabled)
         new = asked.new[0] if one_for_all and len(set(asked.new)) == 1 else asked.new
         lookahead = asked.lookahead[0] if one_for_all and len(set(asked.lookahead)) == 1 else asked.lookahead
 
@@ -127,7 +157,6 @@ class BatchSteps(GroupSteps):
             self.cases[name].request.num_computed_tokens = self.cases[name].told = asked.computed[place]
             if granted.backend.granted[place]:
                 self.grant(name, asked.computed[place], 0, asked.new[place], asked.lookahead[place])
-        self.probe()
 
     def draw_step(self, data: Drawing) -> Step:
         """Draws a step of live requests, now and then of none; first those that came to an end make room for others."""

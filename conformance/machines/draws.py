@@ -68,36 +68,35 @@ class Drawing:
 
     Args:
         source: Hypothesis' data; None to draw again what was drawn.
-        drawn: what was drawn.
+        before: what was drawn.
 
     Attributes:
         drawn: what was drawn so far.
     """
 
-    def __init__(self, source: DataObject | None, drawn: Sequence[Any] = ()) -> None:
+    def __init__(self, source: DataObject | None, before: Sequence[Any] = ()) -> None:
         self._source = source
-        self._place = 0
-        self.drawn = list(drawn)
+        self._before = before
+        self.drawn: list[Any] = []
 
     def draw(self, strategy: SearchStrategy[T]) -> T:
         """Draws a value."""
         if self._source is not None:
             value = self._source.draw(strategy)
-            self.drawn.append(value)
-            return value
-        if self._place == len(self.drawn):
+        elif len(self.drawn) < len(self._before):
+            value = self._before[len(self.drawn)]
+        else:
             raise UnrepeatableError
-        self._place += 1
-        again: T = self.drawn[self._place - 1]
-        return again
+        self.drawn.append(value)
+        return value
 
 
 def one_of(data: Drawing, options: Sequence[T]) -> T:
     """Draws one of some options; the first is the simplest."""
     place = data.draw(st.integers(0, len(options) - 1))
-    if place >= len(options):
+    if not options or type(place) is not int:
         raise UnrepeatableError
-    return options[place]
+    return options[min(place, len(options) - 1)]  # taken again, there may be fewer
 
 
 def likely(data: Drawing, often: Sequence[T], seldom: Sequence[T]) -> T:
@@ -117,9 +116,10 @@ def some(data: Drawing, options: Sequence[T], most: int, least: int = 0) -> list
         if options
         else st.just([])
     )
-    if any(place >= len(options) for place in places):
+    found = [options[place] for place in places if place < len(options)]  # taken again, there may be fewer
+    if len(found) < least:
         raise UnrepeatableError
-    return [options[place] for place in places]
+    return found
 
 
 def whole(data: Drawing, least: int, most: int) -> Any:

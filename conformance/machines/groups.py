@@ -9,6 +9,7 @@ from .hash import weak
 from .manager_admission import IDS
 from .manager_base import ManagerMachine
 from .manager_steps import ManagerSteps
+from .operations import operation
 from .worlds import KINDS, STATES, Group, World, worlds
 
 __all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "State", "Window"]
@@ -42,10 +43,9 @@ class GroupSteps(ManagerSteps):
         for _ in range(2):
             tokens = self.most_tokens()
             if tokens and len(self.names_of(live=True)) < len(IDS):
-                self.allocate(self.arrived(data), 1, num_lookahead_tokens=tokens - 1)
+                self.admit_with(self.arrived(data), 1, num_lookahead_tokens=tokens - 1)
         computed, new = self.next_chunk(data, name)
-        self.cases[name].request.num_computed_tokens = computed
-        self.allocate(name, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
+        self.continue_with(name, computed, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
         self.probe()
 
     def most_tokens(self) -> int:
@@ -79,6 +79,11 @@ class GroupSteps(ManagerSteps):
     def take_page_copies(self, data: Drawing) -> None:
         """The copies to be run before the step, those of requests that were freed meanwhile left out."""
         del data
+        self.take_all_copies()
+
+    @operation
+    def take_all_copies(self) -> None:
+        """Takes the copies that are to be run."""
         self.call(
             "manager.take_page_copies()",
             self.take_copies,

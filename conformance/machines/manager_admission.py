@@ -10,6 +10,7 @@ from .base import Both, Nothing, Side
 from .draws import EXTRA_KEYS, Drawing, one_of, rarely
 from .manager_blame import Case
 from .manager_endings import Endings
+from .operations import operation
 
 __all__ = ["IDS", "Admission"]
 
@@ -48,11 +49,14 @@ class Admission(Endings):
             self.look_up(name)
         return name
 
+    @operation
     def bring(
         self, name: str, tokens: list[int], extra_keys: tuple[ExtraKey, ...] = (), logprobs: int | None = None
     ) -> None:
         """A request comes under an id that is not live."""
         earlier = self.cases.get(name)
+        if not tokens or (earlier is not None and earlier.live):
+            raise Nothing
         details = (f", {extra_keys}" if extra_keys else "") + (", prompt_logprobs=1" if logprobs else "")
         self.calls.append(f"{name} = Request({name!r}, {tokens}{details})")
         self.cases[name] = Case(Request(name, tokens, extra_keys, logprobs))
@@ -64,19 +68,37 @@ class Admission(Endings):
         waiting = self.names_of(live=False)
         name = one_of(data, waiting) if waiting else self.arrived(data)
         case = self.cases[name]
-        case.request.num_computed_tokens = 0
         kind = one_of(data, ["fresh", "fresh", "fresh", "stale", "part", "none"])
         found = case.found if kind == "stale" else None
         if kind in ("fresh", "part"):
             found = self.look_up(name)
-            if kind == "part" and found.spec[1]:
-                found = self.part_of(data, found)
-        hits = found.spec[1] if found is not None else 0
-        self.allocate(name, self.chunk(data, hits, case.request.num_tokens), found, **self.extras(data))
-        if case.live:
-            case.request.status = EngineRequestStatus.RUNNING
+        hits = None if found is None else found.spec[1]
+        if kind == "part" and hits:
+            hits = data.draw(st.integers(0, hits // self.unit)) * self.unit
+        self.admit_with(name, self.chunk(data, hits or 0, case.request.num_tokens), hits, **self.extras(data))
         self.probe()
         return name
+
+    @operation
+    def admit_with(self, name: str, new: int, hits: int | None = None, **options: Any) -> None:
+        """A waiting request gets slots.
+
+        Args:
+            name: its id.
+            new: tokens to be computed.
+            hits: how many tokens of what its last look-up found are handed back; None to hand nothing back.
+            options: other arguments of ``allocate_slots``.
+        """
+        case = self.cases[name]
+        if case.live:
+            raise Nothing
+        case.request.num_computed_tokens = 0
+        found = None if hits is None else case.found
+        if found is not None and hits is not None and hits < found.spec[1]:
+            found = self.part_of(found, hits)
+        self.allocate(name, new, found, **options)
+        if self.cases[name].live:
+            case.request.status = EngineRequestStatus.RUNNING
 
     def chunk(self, data: Drawing, start: int, end: int) -> int:
         """How many tokens a step computes that begins after ``start`` tokens of ``end``: all, up to a page, or some."""
@@ -116,8 +138,22 @@ class Admission(Endings):
         computed, new = self.next_chunk(data, name)
         if not new:
             raise Nothing
+        self.continue_with(name, computed, new, **self.extras(data))
+
+    @operation
+    def continue_with(self, name: str, computed: int, new: int, **options: Any) -> None:
+        """A live request gets slots for ``new`` tokens behind those computed."""
+        if not self.cases[name].live:
+            raise Nothing
         self.cases[name].request.num_computed_tokens = computed
-        self.allocate(name, new, **self.extras(data))
+        self.allocate(name, new, **options)
+
+    @operation
+    def grow(self, name: str, tokens: list[int]) -> None:
+        """A request has more tokens: it was decoded, or drafts were accepted."""
+        for token in tokens:
+            self.cases[name].request.append(token)
+        self.calls.append(f"{name} grows by {tokens}")
 
     def next_chunk(self, data: Drawing, name: str) -> tuple[int, int]:
         """How many tokens of a live request are computed now, and how many come next; 0 at the longest length.
@@ -133,9 +169,7 @@ class Admission(Endings):
         if computed == request.num_tokens:
             alphabet = st.sampled_from(self.world.alphabet)
             grown = data.draw(st.lists(alphabet, min_size=1, max_size=max(drafts, 2)))
-            for token in grown:
-                request.append(token)
-            self.calls.append(f"{name} grows by {grown}")
+            self.grow(name, grown)
             if drafts and one_of(data, [True, False]):
                 computed = min(case.given, request.num_tokens)
         if computed >= self.max_model_len:
@@ -156,9 +190,8 @@ class Admission(Endings):
             name for name in self.names_of(live=True) if self.cases[name].request.status is EngineRequestStatus.RUNNING
         ]
 
-    def part_of(self, data: Drawing, found: Both) -> Both:
+    def part_of(self, found: Both, tokens: int) -> Both:
         """The first pages of a hit; where a window or a state of the shorter prefix is not among them, no hit."""
-        tokens = data.draw(st.integers(0, found.spec[1] // self.unit)) * self.unit
 
         def cut(side: Side) -> Any:
             groups = zip(self.world.groups, found.of(self, side)[0].pages, strict=True)

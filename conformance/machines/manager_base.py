@@ -12,6 +12,7 @@ from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Case, ManagerBlame
 from .manager_fields import event_fields, follow, pin_fields
+from .operations import operation
 from .pool_state import page_list, page_views, pool_fields, pool_options
 from .worlds import World
 
@@ -120,6 +121,7 @@ class ManagerMachine(ManagerBlame):
 
     # -- Requests ---------------------------------------------------------------------------------------
 
+    @operation
     def look_up(self, name: str) -> Both:
         """Looks a request up on both sides; nothing changes in the pool, and what is found is the request's own."""
         case = self.cases[name]

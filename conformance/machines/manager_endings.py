@@ -3,6 +3,7 @@
 from kvproof.spec.declarations import Request
 
 from .manager_base import COUNTS, HASHES, ManagerMachine
+from .operations import operation
 
 __all__ = ["Endings"]
 
@@ -14,6 +15,7 @@ class Endings(ManagerMachine):
         """Whether the backend's manager can be told what was written."""
         return self.backend.names.accepts("CacheManager.free", "num_written")
 
+    @operation
     def free_request(self, name: str, written: int | None) -> None:
         """Frees a request on both sides."""
         case = self.cases[name]
@@ -36,6 +38,7 @@ class Endings(ManagerMachine):
         case.live = False
         case.request.num_computed_tokens = 0
 
+    @operation
     def drop_keys(self, name: str) -> None:
         """Drops the keys computed for a request; nothing else changes."""
         if not self.offers("manager", "free_page_hashes"):
@@ -48,6 +51,7 @@ class Endings(ManagerMachine):
             charge=self.charged("MAN-6"),
         )
 
+    @operation
     def free_a_namesake(self, name: str) -> None:
         """Another object with the id of a request, live or not, is not that request: freeing it does nothing."""
         stranger = Request(name, self.cases[name].tokens)

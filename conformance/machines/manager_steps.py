@@ -13,6 +13,7 @@ from .draws import Drawing, one_of, rarely
 from .manager_admission import IDS
 from .manager_base import HASHES
 from .manager_faults import ManagerFaults
+from .operations import operation
 
 __all__ = ["ManagerSteps"]
 
@@ -46,7 +47,7 @@ class ManagerSteps(ManagerFaults):
         first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
         for name, tokens in ((first, [*[one] * size, *rest, one]), (second, [*[other] * size, one])):
             self.bring(name, tokens)
-            self.allocate(name, len(tokens))
+            self.admit_with(name, len(tokens))
             if self.cases[name].live:
                 self.free_request(name, None)
         self.bring(third, [*[other] * size, *rest, one])
@@ -67,8 +68,16 @@ class ManagerSteps(ManagerFaults):
     def cache_pages(self, data: Drawing) -> None:
         """Publishes what was delayed; publishing less than before, or again, does nothing."""
         name = self.some_live(data)
+        given = self.cases[name].given
+        self.publish(name, data.draw(st.integers(0, given)) if rarely(data) else given)
+        self.probe()
+
+    @operation
+    def publish(self, name: str, count: int) -> None:
+        """Publishes the full pages of a live request's first tokens."""
         case = self.cases[name]
-        count = data.draw(st.integers(0, case.given)) if rarely(data) else case.given
+        if not case.live or count > case.given:
+            raise Nothing
         self.write(name, count)  # drafts may have been accepted
         self.call(
             f"manager.cache_pages({name}, {count})",
@@ -76,7 +85,6 @@ class ManagerSteps(ManagerFaults):
             "MAN-3",
             charge=self.charged("MAN-3"),
         )
-        self.probe()
 
     @step("MAN-3", "MAN-10", when=lambda self: self.offers("manager", "get_num_common_prefix_pages"))
     def get_num_common_prefix_pages(self, data: Drawing) -> None:
@@ -84,14 +92,23 @@ class ManagerSteps(ManagerFaults):
         name = self.some_live(data)
         status = one_of(data, [EngineRequestStatus.RUNNING] * 3 + [EngineRequestStatus.PREEMPTED])
         if status is not self.cases[name].request.status:
-            self.calls.append(f"{name}.status = {status.name}")
-            self.cases[name].request.status = status
+            self.set_status(name, status)
         running = self.running()
         if not running:
             return
         asked = one_of(data, running)
         right = self.num_running(asked)
-        count = one_of(data, [right, right, right, data.draw(st.integers(0, 4))])
+        self.count_common(asked, one_of(data, [right, right, right, data.draw(st.integers(0, 4))]))
+
+    @operation
+    def set_status(self, name: str, status: EngineRequestStatus) -> None:
+        """The engine sets a request's status."""
+        self.cases[name].request.status = status
+        self.calls.append(f"{name}.status = {status.name}")
+
+    @operation
+    def count_common(self, asked: str, count: int) -> None:
+        """Counts the pages that all running requests share, told how many run."""
         self.call(
             f"manager.get_num_common_prefix_pages({asked}, {count})",
             lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
@@ -125,21 +142,30 @@ class ManagerSteps(ManagerFaults):
         """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
         self.turn(data)
         if one_of(data, [True, False]) or not self.offers("pool", "evict_pages"):
-            self.call(
-                "manager.reset_prefix_cache()",
-                lambda side: side.manager.reset_prefix_cache(),
-                "POOL-9",
-                charge=self.charged("POOL-9"),
-            )
+            self.reset()
         else:
-            evicted = data.draw(st.lists(st.sampled_from(sorted(self.spec.pages)), min_size=1, max_size=2))
-            self.call(
-                f"manager.page_pool.evict_pages({evicted})",
-                lambda side: side.pool.evict_pages(evicted),
-                "POOL-11",
-                charge=dict.fromkeys((*HASHES, "free pages"), "POOL-11"),
-            )
+            self.evict(data.draw(st.lists(st.sampled_from(sorted(self.spec.pages)), min_size=1, max_size=2)))
         self.probe()
+
+    @operation
+    def reset(self) -> None:
+        """Forgets every cached prefix."""
+        self.call(
+            "manager.reset_prefix_cache()",
+            lambda side: side.manager.reset_prefix_cache(),
+            "POOL-9",
+            charge=self.charged("POOL-9"),
+        )
+
+    @operation
+    def evict(self, pages: list[int]) -> None:
+        """Drops the hashes of some pages."""
+        self.call(
+            f"manager.page_pool.evict_pages({pages})",
+            lambda side: side.pool.evict_pages(pages),
+            "POOL-11",
+            charge=dict.fromkeys((*HASHES, "free pages"), "POOL-11"),
+        )
 
     # -- Looking --------------------------------------------------------------------------------------------
 

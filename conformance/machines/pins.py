@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
 from ..properties import start, step
-from .base import Field, Side
+from .base import Field, Nothing, Side
 from .draws import NO_INTS, Drawing, likely, one_of, rarely, some
 from .groups import MIXED, GroupSteps
 from .manager_base import COUNTS, HASHES
+from .operations import operation
 from .worlds import World, worlds
 
 __all__ = ["BAD_TIMES", "PINNED", "PRIORITIES", "Pins"]
@@ -94,6 +95,11 @@ class Pins(GroupSteps):
         gone, every = self.names_of(live=False), list(self.cases)
         name = one_of(data, one_of(data, [gone or every, every]))
         tokens = data.draw(st.integers(0, self.max_model_len)) if rarely(data) else None
+        self.pin(name, tokens)
+
+    @operation
+    def pin(self, name: str, tokens: int | None) -> None:
+        """Pins what is cached of a request, or of its first tokens."""
         more = () if tokens is None else (tokens,)
         pinned = self.call(
             f"manager.pin_prefix({name}{'' if tokens is None else f', {tokens}'})",
@@ -114,8 +120,11 @@ class Pins(GroupSteps):
         """What was pinned is given up: the last page first, group by group."""
         self.unpin(one_of(data, self.pins))
 
+    @operation
     def unpin(self, pin: int) -> None:
         """Gives a pinned prefix up."""
+        if pin not in self.pins:
+            raise Nothing
         self.pins.remove(pin)
         self.call(
             f"manager.unpin_prefix({pin})",
@@ -133,6 +142,11 @@ class Pins(GroupSteps):
             options["num_tokens"] = data.draw(st.integers(0, self.max_model_len))
         if one_of(data, [True, False]):
             options["expires_at"] = self.now + one_of(data, [1, 2, 0.5])
+        self.rank(name, priority, **options)
+
+    @operation
+    def rank(self, name: str, priority: int, **options: Any) -> None:
+        """Ranks what is cached of a request."""
         shown = "".join(f", {option}={value}" for option, value in options.items())
         self.call(
             f"manager.set_prefix_priority({name}, {priority}{shown})",
@@ -144,7 +158,12 @@ class Pins(GroupSteps):
     @step("PIN-2", when=ranks_any)
     def advance_time(self, data: Drawing) -> None:
         """Time goes on, or stands still; priorities end."""
-        self.now += one_of(data, [1, 0.5, 0, 3])
+        self.pass_time(one_of(data, [1, 0.5, 0, 3]))
+
+    @operation
+    def pass_time(self, seconds: float) -> None:
+        """Some time passes."""
+        self.now += seconds
         self.call(
             f"manager.advance_time({self.now})",
             lambda side: side.manager.advance_time(self.now),
@@ -156,10 +175,14 @@ class Pins(GroupSteps):
     def evict_pages(self, data: Drawing) -> None:
         """Drops the hashes of some pages; a pinned one refuses the call."""
         cached = [page for page in sorted(self.spec.pages)[1:] if self.spec.pages[page].page_hash is not None]
-        evicted = some(data, [*cached, 0], most=2, least=1)
+        self.evict_of_manager(some(data, [*cached, 0], most=2, least=1))
+
+    @operation
+    def evict_of_manager(self, pages: list[int]) -> None:
+        """Drops the hashes of some pages by the manager's own call."""
         self.call(
-            f"manager.evict_pages({evicted})",
-            lambda side: side.manager.evict_pages(evicted),
+            f"manager.evict_pages({pages})",
+            lambda side: side.manager.evict_pages(pages),
             "POOL-11",
             charge=dict.fromkeys((*HASHES, "free pages"), "POOL-11"),
         )

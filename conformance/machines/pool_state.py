@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from .base import Field
+from .base import SPEC, Field
 from .sides import once
 
 __all__ = ["page_list", "page_views", "pool_fields", "pool_options", "refines"]
@@ -62,9 +62,9 @@ def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = ()) -> tuple[
 
 
 def _check(side: Any) -> None:
-    """The own check of what was built, where it has one; a manager's covers its pool."""
+    """The own check of what was built, a manager's covers its pool; the specification's is not run."""
     whole = getattr(side, "manager", side.pool)
-    if hasattr(whole, "check"):
+    if side.names is not SPEC and hasattr(whole, "check"):
         whole.check()
 
 

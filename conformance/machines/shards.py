@@ -11,6 +11,7 @@ from ..properties import start, step
 from .base import Both, Field, Side
 from .draws import NO_INTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
+from .operations import operation
 from .pool_state import page_list, page_views, pool_fields
 from .sides import equal
 from .worlds import World, worlds
@@ -78,7 +79,11 @@ class Shards(GroupSteps):
 
     def turn(self, data: Drawing) -> None:
         """See `Admission.turn`."""
-        number = data.draw(st.integers(0, self.first[0] - 1))
+        self.turn_to(data.draw(st.integers(0, self.first[0] - 1)))
+
+    @operation
+    def turn_to(self, number: int) -> None:
+        """From now on a side's ``pool`` and ``pages`` are those of a shard."""
         for side in (self.spec, self.backend):
             side.put({"pool": side.shards[number].pool, "pages": side.shards[number].pages})
 

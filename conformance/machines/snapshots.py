@@ -14,6 +14,7 @@ from .draws import Drawing, one_of
 from .groups import MIXED, GroupSteps
 from .hash import weak
 from .manager_fields import TAKEN, event
+from .operations import operation
 from .pins import Pins
 from .snapshot_faults import damages
 from .worlds import World, worlds
@@ -106,6 +107,7 @@ class Snapshots(Pins):
             self.restore_from(own=True)
         super().probe()
 
+    @operation
     def restore_from(self, own: bool) -> None:
         """Restores the backend's manager from its own snapshot, or from the specification's."""
 

@@ -1,6 +1,6 @@
 """The worlds that the manager machines draw: which cache groups, how many pages, which options."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
 from math import lcm
@@ -34,6 +34,7 @@ STATES = ("state", "aligned")
 """The kinds that keep a state (MAN-13)."""
 
 _MOST_LENGTH = 14
+_MOST_FEWER = 16
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,14 @@ class Group:
         spec = classes.get(_CLASSES[self.kind])(page_size=self.page_size, **shape)
         flag = {"is_eagle_group": True} if self.flagged else {}
         return classes.get("CacheGroupSpec")(spec, (f"layer {number}",), **flag)
+
+    def simpler(self) -> Iterator["Group"]:
+        """Groups that are simpler: smaller ones, or without a flag."""
+        if self.flagged:
+            yield replace(self, flagged=False)
+        for name in ("page_size", "extent"):
+            number = getattr(self, name)
+            yield from (replace(self, **{name: less}) for less in (number // 2, number - 1) if less > 0)
 
     def __str__(self) -> str:
         more = f", {_EXTENTS[self.kind]}={self.extent}" if self.kind in _EXTENTS else ""
@@ -169,6 +178,27 @@ class World:
         flagged = [place for place, group in enumerate(self.groups) if group.flagged]
         attention = [place for place, group in enumerate(self.groups) if not group.keeps_states]
         return (flagged or attention) if self.use_eagle else []
+
+    def simpler(self) -> Iterator["World"]:
+        """Worlds that a shorter counterexample may do with: with less in them, or smaller."""
+        plain: dict[str, Any] = {"probing": False, "use_eagle": False, "options": {}, "text": (), "alphabet": (0, 1)}
+        for name, value in plain.items():
+            if getattr(self, name) != value:
+                yield replace(self, **{name: value})
+        if len(self.groups) > 1:
+            for place in range(len(self.groups)):
+                yield replace(self, groups=self.groups[:place] + self.groups[place + 1 :])
+        for place, group in enumerate(self.groups):
+            for other in group.simpler():
+                yield replace(self, groups=(*self.groups[:place], other, *self.groups[place + 1 :]))
+        for name in ("num_pages", "max_model_len"):
+            number = getattr(self, name)
+            yield from (replace(self, **{name: fewer}) for fewer in (number // 2, number - 1) if fewer > 1)
+
+    def tighter(self) -> Iterator["World"]:
+        """Worlds with a few pages fewer."""
+        fewest = max(self.num_pages - _MOST_FEWER, 2)
+        yield from (replace(self, num_pages=number) for number in range(self.num_pages - 1, fewest - 1, -1))
 
 
 def _sizes(count: int, multiples: Sequence[int]) -> list[tuple[int, ...]]:

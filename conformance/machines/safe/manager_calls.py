@@ -2,14 +2,11 @@
 
 from typing import Any, Literal
 
-from hypothesis import strategies as st
-
 from kvproof.spec.declarations import EngineRequestStatus
 
 from ...backends import takes_parameter
 from ...deviation import Outcome
 from ..base import Both, shown
-from ..draws import Drawing
 from ..manager_blame import Case
 from ..sides import Side
 from . import showing
@@ -87,13 +84,12 @@ class ManagerCalls(ManagerModel):
         shown_all = resident is not None and {page for held in pages for page in held if page} <= set(resident)
         return "right" if shown_all else "either"
 
-    def part_of(self, data: Drawing, found: Both) -> Both:
+    def part_of(self, found: Both, tokens: int) -> Both:
         """The first pages of a hit, where the backend lets one make lists of pages."""
         if not self.backend.names.offers("CachePages"):
             self.session.lacks.add("CachePages")
             return found
-        (lists, length), (pages, _) = found.spec, found.backend
-        tokens = data.draw(st.integers(0, length // self.unit)) * self.unit
+        (lists, _), (pages, _) = found.spec, found.backend
         ends = [tokens // group.page_size for group in self.world.groups]
         first = tuple(held[:end] for held, end in zip(pages.pages, ends, strict=True))
         shown_as = [held[:end] for held, end in zip(lists, ends, strict=True)]
