@@ -34,6 +34,7 @@ _COMMANDS = {
     "check": "hold a backend against the specification",
     "clauses": "list the clauses, where each is implemented and what checks it",
     "replay": "serve a request trace through a backend and report hits, evictions and time",
+    "show": "draw an operation log as one page of HTML",
 }
 """Every command with its line in the help. Its module, ``<command>_command``, has ``add_parser(commands, help)``."""
 

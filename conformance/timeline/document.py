@@ -26,7 +26,7 @@ class Document(TypedDict):
         requests: the requests' ids, in the order in which they came to hold pages.
         holders: sets of requests that hold a page together, each as places in ``requests``. The first two are empty:
             the one stands for nobody, the other for calls on the pool itself.
-        frames: for each operation ``[step, call, pages, queue, evicted, rows, fault]``, where
+        frames: for each picture ``[operation, step, call, pages, queue, evicted, rows, fault]``, where
 
             pages   [id, code, id, code, ...] of those that changed; code = 2 * place in ``holders`` + is cached
             queue   [taken, front, back]: the free queue without the pages in the first list, then with those of the
@@ -71,7 +71,7 @@ def document(title: str, frames: Iterable[Frame]) -> Document:
         changed = {page for page, _ in frame.owners.items() ^ before.owners.items()} | (frame.cached ^ before.cached)
         pages = [number for page in sorted(changed) for number in (page, _code(frame, page, requests, holders))]
         queue, rows = _queue_edit(before.free, frame.free), _row_edits(before.rows, frame.rows)
-        written.append([frame.step, frame.call, pages, queue, list(frame.evicted), rows, frame.fault])
+        written.append([frame.number, frame.step, frame.call, pages, queue, list(frame.evicted), rows, frame.fault])
         before = frame
     return Document(
         version=VERSION,

@@ -11,7 +11,7 @@ const kept = [];
 const copy = (s) => ({ codes: s.codes.slice(), queue: s.queue.slice(), rows: s.rows.map((row) => row.slice()) });
 
 function addUp(state, frame) {
-  const [, , pages, [taken, front, back], , rows] = frame;
+  const [, , , pages, [taken, front, back], , rows] = frame;
   for (let k = 0; k < pages.length; k += 2) state.codes[pages[k]] = pages[k + 1];
   if (taken.length || front.length || back.length) {
     const gone = new Set(taken);
@@ -70,12 +70,12 @@ function drawTime() {
   const image = context.createImageData(wide, high), data = image.data, state = stateAt(first);
   const evicted = new Uint8Array(high);
   let reached = first;
-  frames[first][4].forEach((page) => { evicted[page] = 1; });
+  frames[first][5].forEach((page) => { evicted[page] = 1; });
   for (let x = 0; x < wide; x++) {
     const last = first + Math.max(Math.ceil(((x + 1) * count) / wide) - 1, 0);
     while (reached < last) {
       addUp(state, frames[++reached]);
-      frames[reached][4].forEach((page) => { evicted[page] = 1; });
+      frames[reached][5].forEach((page) => { evicted[page] = 1; });
     }
     for (let page = 0; page < high; page++) {
       const [r, g, b] = evicted[page] ? EVICTED : colour(page, state.codes[page]), at = 4 * (page * wide + x);
@@ -89,7 +89,7 @@ function drawTime() {
 function markNow() {
   const context = time.getContext("2d"), x = Math.floor(((now - first) * time.width) / count);
   context.putImageData(drawTime.image, 0, 0);
-  context.fillStyle = frames[now][6] === null ? "rgba(0,0,0,.55)" : css(EVICTED);
+  context.fillStyle = frames[now][7] === null ? "rgba(0,0,0,.55)" : css(EVICTED);
   context.fillRect(x, 0, 1, time.height);
 }
 
@@ -105,10 +105,11 @@ function lookFrom(wanted) {
 const SIDE = 14;
 
 function drawPages(state) {
-  const canvas = byId("pages"), across = Math.max(Math.min(100, numPages), 1), context = canvas.getContext("2d");
+  const canvas = byId("pages"), room = Math.floor(document.body.clientWidth / SIDE) - 3,
+    across = Math.max(Math.min(100, numPages, room), 1), context = canvas.getContext("2d");
   canvas.width = across * SIDE;
   canvas.height = Math.ceil(numPages / across) * SIDE;
-  const evicted = new Set(frames[now][4]);
+  const evicted = new Set(frames[now][5]);
   for (let page = 0; page < numPages; page++) {
     const x = (page % across) * SIDE, y = Math.floor(page / across) * SIDE, code = state.codes[page];
     context.fillStyle = css(colour(page, code));
@@ -151,10 +152,10 @@ function table(body, lines) {
 function show(number) {
   now = Math.max(0, Math.min(number, frames.length - 1));
   if (now < first || now >= first + count) lookFrom(count);
-  const [step, call, , , evicted, , fault] = frames[now], state = stateAt(now);
+  const [operation, step, call, , , evicted, , fault] = frames[now], state = stateAt(now);
   markNow();
   byId("place").value = now;
-  byId("number").textContent = `operation ${now + 1} of ${frames.length}, step ${step}:`;
+  byId("number").textContent = `picture ${now + 1} of ${frames.length}, operation ${operation}, step ${step}:`;
   byId("call").textContent = call;
   byId("fault").hidden = fault === null;
   byId("fault").textContent = fault === null ? "" : fault;
@@ -181,10 +182,10 @@ function show(number) {
 }
 
 function stepFrom(way) {
-  const step = frames[now][0];
+  const step = frames[now][1];
   let at = now;
-  while (at + way >= 0 && at + way < frames.length && frames[at][0] === step) at += way;
-  while (way < 0 && at > 0 && frames[at - 1][0] === frames[at][0]) at -= 1;
+  while (at + way >= 0 && at + way < frames.length && frames[at][1] === step) at += way;
+  while (way < 0 && at > 0 && frames[at - 1][1] === frames[at][1]) at -= 1;
   show(at);
 }
 
@@ -197,7 +198,7 @@ const KEYS = {
   End: () => show(frames.length - 1),
   "+": () => { lookFrom(Math.ceil(count / 2)); show(now); },
   "-": () => { lookFrom(count * 2); show(now); },
-  f: () => { const at = frames.findIndex((frame) => frame[6] !== null); if (at >= 0) show(at); },
+  f: () => { const at = frames.findIndex((frame) => frame[7] !== null); if (at >= 0) show(at); },
 };
 
 document.addEventListener("keydown", (event) => {
@@ -211,7 +212,7 @@ byId("place").addEventListener("input", (event) => show(Number(event.target.valu
 time.addEventListener("click", (event) => show(first + Math.floor((event.offsetX / time.clientWidth) * count)));
 
 byId("legend").append(...[
-  ["free", FREE], ["free, cached", CACHED], ["held by one request: a colour for each", hue(0)],
+  ["free", FREE], ["free, cached (a dot: held and cached)", CACHED], ["held by one request: a colour for each", hue(0)],
   ["held by several", SHARED], ["held by no request", ALONE], ["evicted here", EVICTED], ["the null page", NULL],
 ].map(([text, rgb]) => {
   const entry = document.createElement("span"), mark = document.createElement("i");
@@ -221,7 +222,7 @@ byId("legend").append(...[
 }));
 
 if (frames.length) {
-  const asked = Number(location.hash.slice(1)), fault = frames.findIndex((frame) => frame[6] !== null);
+  const asked = Number(location.hash.slice(1)), fault = frames.findIndex((frame) => frame[7] !== null);
   drawTime();
   show(asked > 0 ? asked - 1 : Math.max(fault, 0));
 }

@@ -15,10 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproof import fast
+from kvproof.conformance import record
+from kvproof.conformance.cli import main
 from kvproof.conformance.log.frames import Frame
 from kvproof.conformance.timeline import document, page
 
 HOSTILE = "</script><script>document.title='owned'</script><!-- \u2028 & \" ' {{data}} \x1b[31m"
+
+LAYERS = fast.FullAttentionSpec(page_size=4, num_kv_heads=1, head_size=8, dtype="float32")
 
 CHROMIUM = next((found for name in ("chromium", "google-chrome", "chrome") if (found := shutil.which(name))), None)
 
@@ -63,7 +68,7 @@ def states(made: Mapping[str, Any]) -> Iterator[tuple[dict[int, int], list[int],
     codes: dict[int, int] = {}
     queue: list[int] = []
     rows: list[list[int]] = []
-    for _, _, changed, (taken, front, back), _, edits, _ in made["frames"]:
+    for _, _, _, changed, (taken, front, back), _, edits, _ in made["frames"]:
         codes = {**codes, **dict(zip(changed[::2], changed[1::2], strict=True))}
         queue = [*front, *(number for number in queue if number not in taken), *back]
         rows = [list(row) for row in rows]
@@ -91,9 +96,9 @@ def test_a_step_writes_what_it_changes_and_no_more() -> None:
     made = document(
         "t", [frame(0, free=free), frame(1, free=free[3:], owners={1: ("a",)}), frame(2, free=(*free[3:], 2))]
     )
-    assert made["frames"][0][3] == [[], [], list(free)]
-    assert made["frames"][1][2:4] == [[1, 4], [[1, 2, 3], [], []]]
-    assert made["frames"][2][2:4] == [[1, 0], [[], [], [2]]]
+    assert made["frames"][0][4] == [[], [], list(free)]
+    assert made["frames"][1][3:5] == [[1, 4], [[1, 2, 3], [], []]]
+    assert made["frames"][2][3:5] == [[1, 0], [[], [], [2]]]
 
 
 class Markup(html.parser.HTMLParser):
@@ -180,10 +185,10 @@ document.body.append(pre);
     flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"]
     ran = subprocess.run([CHROMIUM, *flags, file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(html.unescape(ran.stdout.split("<pre>")[1].split("</pre>")[0]))
-    assert found["start"].startswith("operation 40 of 40"), "it opens at the fault"
+    assert found["start"].startswith("picture 40 of 40, operation 39, step 19"), "it opens at the fault"
     assert found["alarm"] == "POOL-5"
     assert found["title"] != "owned"
-    assert [seen[0].split(",")[0].removeprefix("operation ") for seen in found["seen"]] == [
+    assert [seen[0].split(",")[0].removeprefix("picture ") for seen in found["seen"]] == [
         f"{number} of 40" for number in (1, 2, 3, 2, 3, 40, 40, 40)
     ]
     for seen in found["seen"]:
@@ -191,6 +196,46 @@ document.body.append(pre);
         assert seen[1] == " ".join(map(str, frames[number - 1].free if number < 40 else (7,)))
     assert HOSTILE in found["seen"][-1][2]
     assert found["dots"] > 4, "the picture has colours"
+
+
+def test_a_log_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SEC-2: what the engine's tokens are is not in the page unless it was asked for."""
+    manager = fast.CacheManager(6, [fast.CacheGroupSpec(LAYERS)], max_model_len=16)
+    log, out = tmp_path / "engine.log", tmp_path / "engine.html"
+    with record(manager, log, show_tokens=True) as recorded:
+        for name in ("a", HOSTILE):
+            request = fast.Request(name, [4711, 4712, 4713, 4714, 4715])
+            pages, hit = recorded.get_computed_pages(request)
+            recorded.allocate_slots(request, 5 - hit, hit, pages)
+    assert main(["show", str(log), "-o", str(out)]) == 0
+    assert "4 pictures of 6 pages" in capsys.readouterr().out
+    text = out.read_text(encoding="utf-8")
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data["requests"] == ["a", HOSTILE]
+    assert [frame[0] for frame in data["frames"]] == [1, 2, 3, 4]
+    assert [0, 1] in data["holders"], "the first page is shared"
+    assert "4711" not in text
+    assert main(["show", str(log), "-o", str(out), "--redact"]) == 0
+    assert "\\u2028" not in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("log", "out", "said"),
+    [
+        ("no_such.log", "out.html", "no_such.log"),
+        ("bad.log", "out.html", "bad.log"),
+        ("bad.log", "no/out.html", "no/out"),
+    ],
+)
+def test_what_cannot_be_drawn(
+    log: str, out: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.log").write_text("{}\n")
+    assert main(["show", log, "-o", out]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert errors.count("\n") == 1
 
 
 def test_a_large_log_is_compact() -> None:
