@@ -17,9 +17,12 @@ EXTERNAL = {
     "spec": {"numpy", "ml_dtypes"},
     "fast": {"numpy", "jax"},
     "kernels": {"numpy", "jax"},
-    "conformance": {"numpy", "jax", "hypothesis", "rich"},
+    "conformance": {"numpy", "jax", "hypothesis", "rich", "pytest"},
 }
 """The packages from elsewhere that a folder may import; conformance imports JAX where it runs, not at its top."""
+
+PYTEST = {"pytest_plugin", "pytest_run", "test_conformance"}
+"""The modules of conformance that are pytest's: no other imports it, so that the command does without."""
 
 OURS = {
     "spec": ("kvproof.spec",),
@@ -97,6 +100,7 @@ def test_a_folder_imports_only_what_it_may(path: Path) -> None:
         else:
             allowed = top in sys.stdlib_module_names or top in EXTERNAL[folder]
         assert allowed, f"{path.relative_to(ROOT)} imports {name}"
+        assert top != "pytest" or path.stem in PYTEST, f"{path.relative_to(ROOT)} imports pytest"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=IDS)
