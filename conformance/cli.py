@@ -33,7 +33,9 @@ exit status: 0 no deviation; 1 the backend deviates; 2 could not run
 _COMMANDS = {
     "check": "hold a backend against the specification",
     "clauses": "list the clauses, where each is implemented and what checks it",
-    "replay": "serve a request trace through a backend and report hits, evictions and time",
+    "replay": "serve a request trace through a backend, or find the first wrong step of an operation log",
+    "shrink": "make an operation log that deviates short",
+    "strength": "run the suite on the seeded bugs and say what it catches",
     "show": "draw an operation log as one page of HTML",
 }
 """Every command with its line in the help. Its module, ``<command>_command``, has ``add_parser(commands, help)``."""

@@ -173,7 +173,8 @@ def run_machine(
             if time.monotonic() > started + seconds or known >= checked:
                 break
     merged = _merged(machine.name, checked, rounds, time.monotonic() - started)
-    return replace(merged, scripts=[script for script in scripts if script is not None])
+    first = rounds[0].first_at - started if rounds[0].deviations else 0.0
+    return replace(merged, scripts=[script for script in scripts if script is not None], seconds_to_first=first)
 
 
 def _script(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:

@@ -45,6 +45,7 @@ class Session:
         wasted: steps that had nothing possible to do.
         tried: for each clause the steps in which it was compared.
         deviations: for each clause that the backend was seen to break, the shortest deviation.
+        first_at: when the first deviation was seen, by the monotonic clock.
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
         undeclared: (property, clause) compared though the property does not declare the clause.
         note: what else there is to say of the search, such as how much of a small world was seen.
@@ -77,6 +78,7 @@ class Session:
         self.undeclared: set[tuple[str, str]] = set()
         self.note = ""
         self._deadline: float | None = None
+        self.first_at = 0.0
         self.kept: dict[str, list[Any]] = {kind: list(few) for kind, few in (kept or {}).items()}
 
     def again(self, backend: Backend) -> "Session":
@@ -132,6 +134,7 @@ class Session:
         """Keeps a deviation if it is the shortest of its clause."""
         if self._deadline is None:
             self.grant(self.shrink_seconds)
+            self.first_at = monotonic()
         known = self.deviations.get(deviation.clause)
         if known is None or deviation.size < known.size:
             self.deviations[deviation.clause] = deviation

@@ -35,6 +35,7 @@ class MachineReport:
         deviations: the shortest deviation found for each clause, the shortest of all first.
         undeclared: (property, clause) compared though not declared; empty unless the suite has a fault.
         seconds: how long it took.
+        seconds_to_first: after how long it saw its first deviation; 0.0 if it saw none.
         level: the level at which it compared.
         ended: whether it came to its end: after a deviation it does if it goes on without the clause that deviates.
         note: what else there is to say, such as how many states were covered.
@@ -56,6 +57,7 @@ class MachineReport:
     ended: bool = True
     note: str = ""
     scripts: list[Script] = field(default_factory=list)
+    seconds_to_first: float = 0.0
 
     def decides(self, clause: str) -> bool:
         """Whether it compared enough by a clause to say that the backend conforms, having seen no deviation from it."""
