@@ -14,6 +14,7 @@ from ..groups import MIXED
 from ..hash import weak
 from ..manager_admission import IDS
 from ..worlds import World, worlds
+from .demand import demand
 from .manager_faults import ManagerFaults
 
 __all__ = ["SafeGroups", "SafeManager"]
@@ -28,7 +29,7 @@ class Serving(ManagerFaults):
 
     def can_come(self) -> bool:
         """Whether there is an id for one more request."""
-        return len(self.names_of(live=True)) < len(IDS)
+        return bool(self.unused())
 
     def can_run(self) -> object:
         """Whether a live request can go on, or one can be admitted that then does."""
@@ -50,15 +51,14 @@ class Serving(ManagerFaults):
 
     def can_part(self) -> bool:
         """Whether there are ids and tokens enough for three prompts of two pages."""
-        names = len(IDS) - len(self.names_of(live=True))
-        return bool(self.world.groups) and names >= 3 and 2 * self.unit < self.max_model_len
+        return bool(self.world.groups) and len(self.unused()) >= 3 and 2 * self.unit < self.max_model_len
 
     @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_part)
     def part_ways(self, data: Drawing) -> None:
         """Two prompts differ in their first page: what the one goes on with is not the other's, though alike."""
         one, other = one_of(data, [self.world.alphabet, self.world.alphabet[::-1]])
         rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit, max_size=self.unit))
-        first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
+        first, second, third = self.unused()[:3]
         for name, tokens in ((first, [*[one] * self.unit, *rest, one]), (second, [*[other] * self.unit, one])):
             self.bring(name, tokens)
             self.allocate(name, len(tokens))
@@ -68,33 +68,60 @@ class Serving(ManagerFaults):
         self.bring(third, [*[other] * self.unit, *rest, one])
         self.look_up(third)
 
-    @step("MAN-1", "MAN-2", "HASH-2", "MAN-6", when=lambda self: len(self.names_of(live=True)) < len(IDS) - 1, weight=2)
+    def unused(self) -> list[str]:
+        """The ids that are not live."""
+        return [name for name in IDS if name not in self.names_of(live=True)]
+
+    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=lambda self: len(self.unused()) > 1, weight=2)
     def outrun(self, data: Drawing) -> None:
-        """A request is looked up, others take the pages that it found, and then it is admitted with its old hit."""
-        name = one_of(data, self.names_of(live=False)) if self.names_of(live=False) else self.arrived(data)
+        """A request hits what one like it left; another takes all free pages, and then it is admitted with that hit."""
+        name, other = self.unused()[:2]
+        tokens = self.some_tokens(data)
+        self.bring(name, tokens)
+        self.allocate(name, len(tokens))
+        if self.cases[name].live:
+            self.free_request(name)
+            self.leave(name, EngineRequestStatus.FINISHED)
+        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
         found = self.look_up(name)
-        for _ in range(2):
-            if len(self.names_of(live=True)) < len(IDS) - 1:
-                other = one_of(
-                    data, [known for known in IDS if known != name and known not in self.names_of(live=True)]
-                )
-                tokens = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=1, max_size=self.unit))
-                self.bring(other, tokens[: self.max_model_len])
-                self.allocate(other, 1, num_lookahead_tokens=self.max_model_len)
+        self.take_all(data, other)
         case = self.cases[name]
-        case.request.num_computed_tokens = 0
         self.allocate(name, self.chunk(data, found.spec[1], case.request.num_tokens), found)
+
+    @step("MAN-1", "MAN-2", "MAN-8", "HASH-2", "MAN-6", when=lambda self: len(self.unused()) > 1, weight=2)
+    def fork(self, data: Drawing) -> None:
+        """A request shares the first pages of one that goes on; then another takes all free pages."""
+        name, other = self.unused()[:2]
+        live = self.names_of(live=True)
+        if live:
+            tokens = self.cases[one_of(data, live)].tokens
+            tokens = tokens[: data.draw(st.integers(1, len(tokens)))]
+        else:
+            tokens = self.some_tokens(data)
+        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
+        found = self.look_up(name)
+        self.allocate(name, self.chunk(data, found.spec[1], self.cases[name].request.num_tokens), found)
+        self.take_all(data, other)
+
+    def some_tokens(self, data: Drawing) -> list[int]:
+        """The tokens of a prompt of a page or two."""
+        tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=2 * self.unit + 1)
+        return data.draw(tokens)[: self.max_model_len]
+
+    def take_all(self, data: Drawing, name: str) -> None:
+        """A request comes that gets every free page."""
+        self.bring(name, self.some_tokens(data))
+        most = self.most_tokens(name)
+        if most:
+            self.allocate(name, 1, num_lookahead_tokens=most - 1)
 
     @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come)
     def tell_apart(self, data: Drawing) -> None:
         """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
         place = data.draw(st.integers(0, len(EXTRA_KEYS) - 1))
         keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + data.draw(st.integers(1, 3))) % len(EXTRA_KEYS)]]
-        ids = [known for known in IDS if known not in self.names_of(live=True)]
-        name = one_of(data, ids)
-        tokens = data.draw(
-            st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=2 * self.unit + 1)
-        )[: self.max_model_len]
+        ids = self.unused()
+        name, tokens = one_of(data, ids), self.some_tokens(data)
         self.bring(name, tokens, keys[0])
         self.allocate(name, len(tokens))
         if self.cases[name].live:
@@ -103,6 +130,15 @@ class Serving(ManagerFaults):
         other = one_of(data, [known for known in ids if known != name] or ids)
         self.bring(other, tokens, keys[1])
         self.look_up(other)
+
+    def most_tokens(self, name: str) -> int:
+        """For how many tokens of a request that waits the free pages suffice."""
+        groups = self.world.groups
+        none: list[list[int]] = [[] for _ in groups]
+        for tokens in range(self.max_model_len, 0, -1):
+            if demand(groups, self.lists, name, none, 0, tokens, tokens).net <= self.num_free:
+                return tokens
+        return 0
 
     # -- Requests run -------------------------------------------------------------------------------------
 
@@ -283,7 +319,7 @@ class SafeGroups(Serving):
         """Others take what is free: what a request gives back does not suffice for what it asks for, or just so."""
         name = one_of(data, self.unfinished())
         if self.can_come():
-            self.allocate(self.arrived(data), 1, num_lookahead_tokens=data.draw(st.integers(0, self.max_model_len)))
+            self.take_all(data, self.unused()[0])
         computed, new = self.next_chunk(data, name)
         if not new:
             raise Nothing

@@ -199,7 +199,7 @@ class SafePool(PoolModel):
         """Takes, touches, frees, caches or evicts with one fault; constructs a pool badly."""
         acts = [self.get_badly, self.free_badly, self.free_badly, self.construct_badly]
         acts += [self.touch_badly] if self.offers("pool", "touch") else []
-        acts += [self.cache_badly] if self.caching and self.held and self.offers("pool", "cache_full_pages") else []
+        acts += [self.cache_badly] * 3 if self.caching and self.held and self.offers("pool", "cache_full_pages") else []
         acts += [self.evict_badly] if self.offers("pool", "evict_pages") else []
         one_of(data, acts)(data)
 

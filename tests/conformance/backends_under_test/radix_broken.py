@@ -214,23 +214,23 @@ def _backend(manager: type[CacheManager]) -> Backend:
 
 
 _TREES: Sequence[tuple[type[RadixTree], set[str]]] = (
-    (EvictsLocked, {"R2"}),
-    (SplitsWrongly, {"R2"}),
+    (EvictsLocked, {"R2", "POOL-10"}),
+    (SplitsWrongly, {"R2", "POOL-10"}),
     (SplitUnlocks, {"POOL-10", "R2", "MAN-2"}),
     (EvictsTwice, {"R2", "POOL-10"}),
     (KeepsEvicted, {"POOL-3", "R2", "MAN-3", "POOL-10"}),
 )
 _MANAGERS: Sequence[tuple[type[CacheManager], set[str]]] = (
-    (ForgetsExtraKeys, {"HASH-2"}),
-    (LeavesKindsOut, {"HASH-2"}),
+    (ForgetsExtraKeys, {"HASH-2", "MAN-6"}),
+    (LeavesKindsOut, {"HASH-2", "MAN-6"}),
     (OnePageShort, {"MAN-1"}),
     (HitsEverything, {"MAN-1"}),
     (LeaksOnAbort, {"POOL-10", "MAN-2"}),
-    (FreesTheTwin, {"R2", "POOL-10"}),
+    (FreesTheTwin, {"R2", "POOL-3", "POOL-10"}),
     (FreesTwice, {"R2", "POOL-10"}),
-    (TakesItsOwnHits, {"R2", "MAN-2"}),
+    (TakesItsOwnHits, {"R2", "MAN-2", "POOL-10"}),
     (GivesUpEarly, {"MAN-2"}),
-    (PublishesUnwritten, {"R2", "MAN-3"}),
+    (PublishesUnwritten, {"R2", "POOL-3", "MAN-2", "MAN-3"}),
     (TrustsStaleHits, {"MAN-2"}),
     (CountsTheNullPage, {"POOL-10"}),
     (ResetsAnyTime, {"POOL-9"}),
