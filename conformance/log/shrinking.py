@@ -25,8 +25,10 @@ from .comparing import Difference, call_of, compare_answers, compare_states, rec
 from .entries import Entry, Grown, NewRequest, Operation, Shown
 from .format import LogError
 from .player import Player, UnplayableError
+from .pruning import pruned
 from .reading import LogReader
 from .sides import Answer
+from .states import digest
 
 __all__ = ["Shrunk", "Try", "shrink"]
 
@@ -67,12 +69,42 @@ class Shrunk:
         operations: operations of the log up to where it deviates.
         tries: how many were made.
         seconds: how long that took.
+        shows_tokens: whether the log's token ids are the engine's own.
     """
 
     last: Try
     operations: int
     tries: int
     seconds: float
+    shows_tokens: bool
+
+    def entries(self) -> list[Entry]:
+        """What is left, operations with the engine's answers, and the state that shows the deviation, if one does."""
+        made = iter(zip(self.last.played, self.last.answers, strict=True))
+        kept: list[Entry] = []
+        for entry in self.last.entries:
+            if isinstance(entry, Operation):
+                operation, (_, observed) = next(made)
+                kept.append(replace(operation, result=observed.value, error=observed.error))
+            elif not isinstance(entry, Shown):
+                kept.append(entry)
+        shown = self._shown()
+        if shown is not None:  # one before the last operation, too: what differs behind it is its doing
+            kept = [*kept[:-1], Shown(shown.target, {}), kept[-1], shown]
+        return kept
+
+    def _shown(self) -> Shown | None:
+        if not self.last.field:
+            return None
+        if isinstance(self.last.entries[-1], Shown):
+            return self.last.entries[-1]
+        operation, side = self.last.played[-1], self.last.player.sides[-1]
+        tables = operation.arguments.get("tables")
+        of_tables = "row" in self.last.field
+        number = tables["k"] if of_tables and isinstance(tables, dict) else operation.target
+        state = side.state(number, self.last.player.ids, device=of_tables)
+        shown = {name: digest(value) for name, value in state.items()}
+        return Shown(side.things[number].whole, shown)
 
 
 class _InvalidError(Exception):
@@ -82,9 +114,8 @@ class _InvalidError(Exception):
 class _Shrinker:
     """Tries one selection of operations after another."""
 
-    def __init__(self, entries: list[Entry], backend: Backend | None) -> None:
+    def __init__(self, backend: Backend | None) -> None:
         self.backend = backend
-        self.entries = entries
         self.refused: set[int] = set()
         self.wanted = Difference("", "", "")
         self.tries = 0
@@ -119,6 +150,7 @@ class _Shrinker:
                 continue
             operation = entry if self.backend is None else adapter.adapt(entry)
             if operation is None:
+                kept.pop()
                 continue
             expected, *other = player.call(operation)
             observed = other[0] if other else recorded_answer(operation, expected)
@@ -187,7 +219,7 @@ def shrink(
     path: str | Path,
     backend: Backend | None = None,
     seconds: float = 60.0,
-    progress: Callable[[int, int], None] = lambda left, tries: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Shrunk:
     """Makes a log that deviates as short as it can.
 
@@ -203,10 +235,10 @@ def shrink(
     started = time.monotonic()
     reader = LogReader(Path(path))
     entries = list(reader.entries())
-    shrinker = _Shrinker(entries, backend)
+    shrinker = _Shrinker(backend)
     try:
         if backend is not None:
-            shrinker.entries = entries = prepared(entries)
+            entries = prepared([entry for entry in entries if not isinstance(entry, Shown)])
         best = _first(shrinker, entries)
     except UnplayableError as error:
         raise LogError(f"{path}: {error}") from error
@@ -221,7 +253,8 @@ def shrink(
     deadline = started + seconds
 
     def told(found: Try) -> bool:
-        progress(len(found.played), shrinker.tries)
+        if progress is not None:
+            progress(len(found.played), shrinker.tries)
         return time.monotonic() < deadline
 
     before = -1
@@ -229,8 +262,9 @@ def shrink(
         before = len(best.played)
         for selection in (_by_request, _by_halves):
             best = _reduced(shrinker, best, selection, told)
-    best = shrinker.attempt(_small_tokens(best.entries)) or best
-    return Shrunk(best, total, shrinker.tries, time.monotonic() - started)
+    for smaller in (pruned, _small_tokens):
+        best = shrinker.attempt(smaller(best.entries)) or best
+    return Shrunk(best, total, shrinker.tries, time.monotonic() - started, reader.shows_tokens)
 
 
 def _first(shrinker: _Shrinker, entries: list[Entry]) -> Try | None:

@@ -12,7 +12,7 @@ from .entries import Made, Operation
 from .states import page_views, read_state
 from .values import KeyNumbers, kind_of, result
 
-__all__ = ["Answer", "Side", "Thing"]
+__all__ = ["KEYWORDS", "Answer", "Side", "Thing"]
 
 _SEED = b"kvproof log"
 
@@ -134,7 +134,7 @@ class Side:
         }
         leading = []
         for name in call.arguments:
-            if name not in given or name in _KEYWORDS:
+            if name not in given or name in KEYWORDS:
                 break
             leading.append(given.pop(name))
         return member(*leading, **given)
@@ -179,7 +179,7 @@ class Side:
         return list(self.holder.hash_request_tokens(pool.hash_function, page_size, request, none_hash=pool.none_hash))
 
 
-_KEYWORDS = ("delay_cache_pages", "tables", "rows")
+KEYWORDS = ("delay_cache_pages", "tables", "rows")
 """Arguments that are given by name: `allocate_slots_batch` takes them in no other way."""
 
 
