@@ -36,7 +36,8 @@ class Alone(Machine):
     def make(self, line: str, clause: str, act: Callable[[Side], Mapping[str, Any]]) -> None:
         """Makes what the other calls are made on; the names that ``act`` returns become the backend's."""
         self.calls.append(line)
-        outcome = attempt(lambda: act(self.backend))
+        with self.watched(clause, "an object"):
+            outcome = attempt(lambda: act(self.backend))
         self.compared(clause)
         if outcome.error is not None:
             self.differ(clause, "an object", str(outcome))
@@ -54,13 +55,16 @@ class Alone(Machine):
         Returns:
             The answer, read, or the refusal.
         """
+        self._note_made(None)
         self._before = dict(self.known)
-        outcome = attempt(lambda: act(self.backend))
+        self.calls.append(line)
+        with self.watched(clause, "an answer or a refusal"):
+            outcome = attempt(lambda: act(self.backend))
         if outcome.error is not None:
-            self.calls.append(f"{line}  # {type(outcome.error).__name__}")
+            self.calls[-1] = f"{line}  # {type(outcome.error).__name__}"
             return outcome
         seen = attempt(lambda: read(outcome.value))
-        self.calls.append(f"{line}  # {shown(seen.value) if seen.error is None else shown(outcome.value)}")
+        self.calls[-1] = f"{line}  # {shown(seen.value) if seen.error is None else shown(outcome.value)}"
         if seen.error is not None:
             self.differ(clause, "an answer that can be read", f"{shown(outcome.value)}: {seen}")
         return seen

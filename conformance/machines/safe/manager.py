@@ -1,6 +1,5 @@
 """The manager machines of level safe: one group of full attention; groups of any kinds."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from ..draws import EXTRA_KEYS, Drawing, one_of, rarely
 from ..groups import MIXED
 from ..hash import weak
 from ..manager_admission import IDS
+from ..operations import operation
 from ..worlds import World, worlds
 from .demand import demand
 from .manager_faults import ManagerFaults
@@ -61,7 +61,7 @@ class Serving(ManagerFaults):
         first, second, third = self.unused()[:3]
         for name, tokens in ((first, [*[one] * self.unit, *rest, one]), (second, [*[other] * self.unit, one])):
             self.bring(name, tokens)
-            self.allocate(name, len(tokens))
+            self.admit_with(name, len(tokens))
             if self.cases[name].live:
                 self.free_request(name)
                 self.leave(name, EngineRequestStatus.FINISHED)
@@ -78,15 +78,15 @@ class Serving(ManagerFaults):
         name, other = self.unused()[:2]
         tokens = self.some_tokens(data)
         self.bring(name, tokens)
-        self.allocate(name, len(tokens))
+        self.admit_with(name, len(tokens))
         if self.cases[name].live:
             self.free_request(name)
             self.leave(name, EngineRequestStatus.FINISHED)
         self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
         found = self.look_up(name)
         self.take_all(data, other)
-        case = self.cases[name]
-        self.allocate(name, self.chunk(data, found.spec[1], case.request.num_tokens), found)
+        length = found.spec[1]
+        self.admit_with(name, self.chunk(data, length, self.cases[name].request.num_tokens), length)
 
     @step("MAN-1", "MAN-2", "MAN-8", "HASH-2", "MAN-6", when=lambda self: len(self.unused()) > 1, weight=2)
     def fork(self, data: Drawing) -> None:
@@ -99,8 +99,8 @@ class Serving(ManagerFaults):
         else:
             tokens = self.some_tokens(data)
         self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
-        found = self.look_up(name)
-        self.allocate(name, self.chunk(data, found.spec[1], self.cases[name].request.num_tokens), found)
+        length = self.look_up(name).spec[1]
+        self.admit_with(name, self.chunk(data, length, self.cases[name].request.num_tokens), length)
         self.take_all(data, other)
 
     def some_tokens(self, data: Drawing) -> list[int]:
@@ -113,7 +113,7 @@ class Serving(ManagerFaults):
         self.bring(name, self.some_tokens(data))
         most = self.most_tokens(name)
         if most:
-            self.allocate(name, 1, num_lookahead_tokens=most - 1)
+            self.admit_with(name, 1, num_lookahead_tokens=most - 1)
 
     @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come)
     def tell_apart(self, data: Drawing) -> None:
@@ -123,7 +123,7 @@ class Serving(ManagerFaults):
         ids = self.unused()
         name, tokens = one_of(data, ids), self.some_tokens(data)
         self.bring(name, tokens, keys[0])
-        self.allocate(name, len(tokens))
+        self.admit_with(name, len(tokens))
         if self.cases[name].live:
             self.free_request(name)
             self.leave(name, EngineRequestStatus.FINISHED)
@@ -169,13 +169,20 @@ class Serving(ManagerFaults):
     def cache_pages(self, data: Drawing) -> None:
         """Publishes what was delayed; publishing less than before, or again, does nothing."""
         name = self.some_live(data)
+        given = self.cases[name].given
+        self.publish(name, data.draw(st.integers(0, given)) if rarely(data) else given)
+        self.probe()
+
+    @operation
+    def publish(self, name: str, count: int) -> None:
+        """Publishes a live request's pages up to some tokens; what was delayed has come."""
         case = self.cases[name]
-        count = data.draw(st.integers(0, case.given)) if rarely(data) else case.given
+        if not case.live or count > case.given:
+            raise Nothing
         self.write(name, count)
         line = f"manager.cache_pages({name}, {count})"
         self.ask(line, "MAN-3", lambda side: side.manager.cache_pages(case.request, count))
         self.settle("MAN-3")
-        self.probe()
 
     def takes_pages_late(self) -> bool:
         """Whether pages can be published late."""
@@ -233,27 +240,28 @@ class Serving(ManagerFaults):
             self.free_request(name)
             self.leave(name, EngineRequestStatus.FINISHED)
         name = self.arrived(data)
-        tokens = self.cases[name].request.num_tokens
-        self.cases[name].request.num_computed_tokens = 0
-        self.allocate(name, tokens, num_lookahead_tokens=self.max_model_len)
+        self.admit_with(name, self.cases[name].request.num_tokens, num_lookahead_tokens=self.max_model_len)
 
     @step("POOL-9", "POOL-11", "MAN-1", "MAN-5", "HASH-2", "MAN-6")
     def forget(self, data: Drawing) -> None:
         """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
-        acts: list[Callable[[Drawing], None]] = []
-        acts += [self.reset] * 2 if self.offers("manager", "reset_prefix_cache") else []
-        acts += [self.evict] if self.backend.pages and self.offers("pool", "evict_pages") else []
+        acts: list[str] = ["reset"] * 2 if self.offers("manager", "reset_prefix_cache") else []
+        acts += ["evict"] if self.backend.pages and self.offers("pool", "evict_pages") else []
         if not acts:
             raise Nothing
-        one_of(data, acts)(data)
+        if one_of(data, acts) == "evict":
+            self.evict(data.draw(st.lists(st.sampled_from(sorted(self.backend.pages)), min_size=1, max_size=2)))
+        else:
+            if bool(self.names_of(live=True)) and one_of(data, [True, False, False]):
+                for name in self.names_of(live=True):
+                    self.free_request(name)
+                    self.leave(name)
+            self.reset()
         self.probe()
 
-    def reset(self, data: Drawing) -> None:
-        """Forgets everything, if no request is live."""
-        if bool(self.names_of(live=True)) and one_of(data, [True, False, False]):
-            for name in self.names_of(live=True):
-                self.free_request(name)
-                self.leave(name)
+    @operation
+    def reset(self) -> None:
+        """Forgets everything, if no page is held."""
         idle = self.num_free == self.world.num_pages - 1
         done = self.ask("manager.reset_prefix_cache()", "POOL-9", lambda side: side.manager.reset_prefix_cache(), bool)
         self.hold("POOL-9", done == idle, f"{idle}, as {self.lists} are held", f"{done}")
@@ -267,10 +275,9 @@ class Serving(ManagerFaults):
         for name in self.names_of(live=False):
             self.look_up(name)
 
-    def evict(self, data: Drawing) -> None:
+    @operation
+    def evict(self, evicted: list[int]) -> None:
         """Drops the hashes of some pages; nothing else changes."""
-        ids = sorted(self.backend.pages)
-        evicted = data.draw(st.lists(st.sampled_from(ids), min_size=1, max_size=2))
         before = [] if self.resident is None else self.resident
         self.ask(f"manager.page_pool.evict_pages({evicted})", "POOL-11", lambda side: side.pool.evict_pages(evicted))
         self.settle("POOL-11")
@@ -323,6 +330,5 @@ class SafeGroups(Serving):
         computed, new = self.next_chunk(data, name)
         if not new:
             raise Nothing
-        self.cases[name].request.num_computed_tokens = computed
-        self.allocate(name, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
+        self.continue_with(name, computed, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
         self.probe()

@@ -8,6 +8,7 @@ from ...backends import takes_parameter
 from ...deviation import Outcome
 from ..base import Both, shown
 from ..manager_blame import Case
+from ..operations import operation
 from ..sides import Side
 from . import showing
 from .demand import Demand, demand
@@ -29,6 +30,7 @@ class ManagerCalls(ManagerModel):
 
     # -- Hits -------------------------------------------------------------------------------------------
 
+    @operation
     def look_up(self, name: str) -> Both:
         """Looks a request up; nothing changes by it, and what is found is its own and the longest that is resident."""
         case = self.cases[name]
@@ -252,6 +254,7 @@ class ManagerCalls(ManagerModel):
         """Whether the backend's manager can be told what was written."""
         return takes_parameter(self.backend.manager.free, "num_written")
 
+    @operation
     def free_request(self, name: str, written: int | None = None) -> None:
         """Frees a request. Those whose pages were withdrawn with it are freed next, as an engine does (MAN-4).
 
