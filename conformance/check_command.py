@@ -17,6 +17,7 @@ from .backends import Backend, BackendError, load_backend
 from .check_options import BadInputError, Options, add_options, read_options, write
 from .deep import DeepRun, resumed
 from .deviation import SpecificationError
+from .emitting import EmitError, write_test
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from .junit import junit_xml
 from .redacting import redacted
@@ -24,7 +25,6 @@ from .redaction import Redaction
 from .report import machine_line, print_report
 from .report_json import as_json
 from .runner import MachineReport, Report, run
-from .scripts import EmitError, write_test
 from .terminal import visible
 from .workers import Task, WorkerError, run_in_workers
 from .xfails import XfailsError

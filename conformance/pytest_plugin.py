@@ -4,7 +4,7 @@ Importing it costs next to nothing, and in runs that do not collect `test_confor
 its options and its marker. Everything else is imported when those tests are to run.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,16 +12,25 @@ if TYPE_CHECKING:
     from .pytest_run import Run
 
 __all__ = [
+    "PROBLEM",
     "RUN",
     "pytest_addoption",
     "pytest_collection_finish",
     "pytest_configure",
+    "pytest_sessionfinish",
     "pytest_terminal_summary",
+    "pytest_testnodedown",
     "pytest_unconfigure",
 ]
 
 RUN: "pytest.StashKey[Run]" = pytest.StashKey()
 """Where a configuration keeps what runs for its tests."""
+
+PROBLEM: "pytest.StashKey[str]" = pytest.StashKey()
+"""Where it keeps why nothing can run."""
+
+_TOLD: "pytest.StashKey[list[str]]" = pytest.StashKey()
+_STALE = "kvproof_stale"
 
 _MARKER = "kvproof_clause(label): holds a backend against a clause of kvproof's contract"
 
@@ -52,23 +61,51 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Notes which clauses were selected; only their machines run."""
+    """Notes which clauses were selected; only their machines run.
+
+    Raises:
+        pytest.UsageError: an option makes no sense, or what the suite needs is missing.
+    """
     marks = (item.get_closest_marker("kvproof_clause") for item in session.items)
     labels = list(dict.fromkeys(mark.args[0] for mark in marks if mark is not None))
-    if labels and not session.config.option.collectonly:
+    config = session.config
+    if not labels or config.option.collectonly:
+        return
+    try:
         from .pytest_run import Run
 
-        session.config.stash[RUN] = Run(session.config, labels)
+        config.stash[RUN] = Run(config, labels)
+    except (pytest.UsageError, ModuleNotFoundError) as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        problem = f"{error.name} missing: pip install 'kvproof[conformance]'" if missing else str(error)
+        if not hasattr(config, "workerinput"):
+            raise pytest.UsageError(problem) from error
+        config.stash[PROBLEM] = problem  # a worker of xdist that ends tells nobody why
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hands over, where this is a worker of xdist, what is to be said at the end."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_STALE] = _stale(session.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes over what a worker of xdist hands over."""
+    node.config.stash.setdefault(_TOLD, []).extend(getattr(node, "workeroutput", {}).get(_STALE, []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Says which lines of the file of expected deviations are stale."""
-    if RUN in config.stash:
-        for line in config.stash[RUN].stale():
-            terminalreporter.write_line(f"kvproof: {line}", yellow=True)
+    for line in dict.fromkeys([*_stale(config), *config.stash.get(_TOLD, [])]):
+        terminalreporter.write_line(f"kvproof: {line}", yellow=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Ends what still runs."""
     if RUN in config.stash:
         config.stash[RUN].close()
+
+
+def _stale(config: pytest.Config) -> list[str]:
+    return config.stash[RUN].stale() if RUN in config.stash else []

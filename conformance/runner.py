@@ -18,10 +18,10 @@ from kvproof.spec.clauses import CLAUSES
 
 from .backends import Backend
 from .deviation import Deviation
+from .emitting import Script
 from .levels import Level
 from .machines import EVERY_MACHINE, MACHINES, Machine
 from .properties import clauses_of_machine
-from .scripts import Script
 from .session import EnoughError, Session
 from .shortening import shorten
 from .step_timeout import Board, Watch

@@ -9,7 +9,8 @@ from pathlib import Path
 from kvproof.spec.clauses import CLAUSES
 
 from .backends import BackendError, load_backend
-from .emitting_literals import UnrenderableError
+from .emitting import EmitError, write_test
+from .emitting.literals import UnrenderableError
 from .exit_status import DEVIATES
 from .log import LogError
 from .log.call_lines import call_line, request_line
@@ -20,7 +21,6 @@ from .log.script_lines import script_of
 from .log.shrinking import Shrunk, shrink
 from .redaction import Redaction
 from .report_json import header
-from .scripts import EmitError, write_test
 from .terminal import visible
 
 __all__ = ["add_parser", "run"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .deviation import Deviation
+from .emitting import Script
 from .levels import Level
-from .scripts import Script
 
 __all__ = ["MachineReport", "Report", "Verdict"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import kvproof.spec
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from ..emitting_literals import Literals
-from ..scripts import Script
+from ..emitting import Script
+from ..emitting.literals import Literals
 from .call_lines import object_name
 from .calls import CALLS, Call
 from .entries import Grown, Made, NewKeys, NewRequest, Operation
@@ -156,9 +156,10 @@ class _Writer:
                 if operation.method == "allocate_slots":  # the one call that reads them
                     computed = told.get("computed", 0)
                 self._say(told["r"], computed, told.get("known", 0), is_running)
-        running = operation.arguments.get("running")
-        for number, (computed, known, _) in list(self._said.items()) if isinstance(running, list) else []:
-            self._say(number, computed, known, number in running)
+        numbers = operation.arguments.get("running")
+        if isinstance(numbers, list):
+            for number, (computed, known, _) in list(self._said.items()):
+                self._say(number, computed, known, number in numbers)
 
     def _say(self, number: int, computed: Any, known: int, running: bool) -> None:
         name, tokens, made = f"request_{number}", self._tokens[number], self._requests[number]
@@ -195,9 +196,9 @@ class _Writer:
         call = self._expression(operation)
         if self._found.field:
             reading = _FIELDS[self._found.field]
-            lines = self._field(operation, reading)
+            last = self._field(operation, reading)
             self._call(operation, expected)
-            return [*self._lines, lines], 1, ""
+            return [*self._lines, last], 1, ""
         if expected.error is not None:
             lines = [f"with pytest.raises({expected.error}):", f"    {call}"]
             return [*self._lines, *lines], 2, observed.error or ""
@@ -293,7 +294,7 @@ class _Writer:
         if value.get("key", ()) is None:
             return "backend.PageHash(b'no key of any page', (), None)"
         pool = object_name(operation.target, self._things)
-        told = operation.arguments.get("origin", operation.arguments.get("request"))
+        told: Any = operation.arguments.get("origin", operation.arguments.get("request"))
         size = value["key"][1] if "key" in value else operation.arguments.get("page_size")
         made = (
             f"list(backend.hash_request_tokens({pool}.hash_function, {self.literals.of(size)}, "

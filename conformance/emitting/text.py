@@ -4,8 +4,8 @@ import keyword
 import re
 from collections.abc import Iterable, Sequence
 
-from .emitting_endings import Ending
-from .emitting_notes import Statement, mark
+from .endings import Ending
+from .notes import Statement, mark
 
 __all__ = ["body_of"]
 

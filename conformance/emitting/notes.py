@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from .backends import Backend
-from .emitting_literals import Literals, UnrenderableError, is_plain
-from .emitting_readings import page_views
-from .machines.sides import Side, equal
+from ..backends import Backend
+from ..machines.sides import Side, equal
+from .literals import Literals, UnrenderableError, is_plain
+from .readings import page_views
 
 __all__ = ["NotedBackend", "NotedSide", "Notes", "StandIn", "Statement"]
 

@@ -1,6 +1,6 @@
 """Counterexamples as files: a standalone pytest file of plain Python calls, tried once before it is left anywhere.
 
-Who finds a counterexample supplies its lines (`emitting` those of a machine's calls); here they become a file.
+Who finds a counterexample supplies its lines (`replaying` those of a machine's calls); here they become a file.
 """
 
 import importlib.util
@@ -182,7 +182,7 @@ def _trial(script: Script) -> str:
         file = Path(directory) / "test_counterexample.py"
         text = source_of([script])
         file.write_text(text, encoding="utf-8")
-        code = "import sys; from kvproof.conformance.scripts_trial import tried; tried(sys.argv[1])"
+        code = "import sys; from kvproof.conformance.emitting.trial import tried; tried(sys.argv[1])"
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             run = subprocess.run(

@@ -1,7 +1,7 @@
 """The counterexamples of machines as standalone tests: the calls on the backend alone, and one assertion that fails.
 
-A machine's steps are taken again while `emitting_notes` writes down every call on the backend's objects. What the
-last call must do becomes an assertion (`emitting_endings`). Where calls cannot be written as plain Python (caches of a
+A machine's steps are taken again while `notes` writes down every call on the backend's objects. What the
+last call must do becomes an assertion (`endings`). Where calls cannot be written as plain Python (caches of a
 thousand numbers, say), the test repeats the machine's steps instead.
 """
 
@@ -12,16 +12,16 @@ from typing import Any, ClassVar, cast
 
 from kvproof.spec.clauses import CLAUSES
 
-from .backends import load_backend
-from .deviation import Deviation, TracedStep
-from .emitting_endings import Ending, Last, ending_of
-from .emitting_literals import Literals, UnrenderableError
-from .emitting_notes import NotedBackend, NotedSide, Notes
-from .emitting_text import body_of
-from .machines import EVERY_MACHINE, Machine
-from .machines.base import Both, Side, same
-from .scripts import Script
-from .session import Session
+from ..backends import load_backend
+from ..deviation import Deviation, TracedStep
+from ..machines import EVERY_MACHINE, Machine
+from ..machines.base import Both, Side, same
+from ..session import Session
+from .endings import Ending, Last, ending_of
+from .literals import Literals, UnrenderableError
+from .notes import NotedBackend, NotedSide, Notes
+from .script import Script
+from .text import body_of
 
 __all__ = ["repeat", "script_of"]
 
