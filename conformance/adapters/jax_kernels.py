@@ -1,11 +1,13 @@
 """JAX's own TPU kernel ``ragged_paged_attention``, unmodified and interpreted: no TPU is needed.
 
 The kernel takes queries as wide as the cache's rows, and knows no block sizes where there is no TPU: queries are padded
-with zeros, results are cut, small blocks are named. Its options are the keywords here; for others it has none.
+with zeros, results are cut, blocks are named. Its options are the keywords here; for others it has none.
 
 Of JAX's two interpreters the one that imitates a TPU, which would look for races, takes no reshaped references, and
 this kernel has them. So it is the other one, which runs a kernel as plain XLA. That one asks for the shape of an index;
-an index that is a plain number is given the empty one meanwhile. The kernel is as it was installed.
+an index that is a plain number is given the empty one meanwhile. It also forgets between the steps of a grid what a
+kernel wrote into its prefetched scalars, and this kernel keeps there which buffer is next: so all queries are one block
+and the grid has one step. The kernel is as it was installed.
 """
 
 import functools
@@ -26,7 +28,7 @@ kvproof_lacks = ("groups", "events", "counters", "batch", "pins", "snapshots", "
 
 _OPTIONS = {"scale", "window", "soft_cap", "k_scale", "v_scale", "v_head_dim"}
 
-_BLOCK = 4  # pages, and queries, that it works on at once: so that small batches have several blocks
+_BLOCK = 4  # pages that it works on at once: so that small batches have several blocks
 
 
 def kvproof_takes_setup(function: str, setup: Any) -> bool:
@@ -71,7 +73,7 @@ def ragged_paged_attention(
             k_scale=k_scale,
             v_scale=v_scale,
             num_kv_pages_per_block=min(_BLOCK, page_table.shape[1]),
-            num_queries_per_block=_BLOCK,
+            num_queries_per_block=queries.shape[0],
         )
     return np.asarray(out)[..., : v_head_dim or queries.shape[2]]
 
