@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvproof.spec.clauses import CLAUSES
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
         return could_not_run("shrink", f"--seconds {args.seconds:g} must be above 0")
     try:
         backend = None if args.backend is None else load_backend(args.backend)
-        shrunk = shrink(args.log, backend, args.seconds, _progress)
-        lines = list(_lines(shrunk, args.show_tokens, Redaction().text if args.redact else str))
+        shrunk = shrink(args.log, backend, args.seconds, Redaction() if args.redact else None, _progress)
+        lines = list(_lines(shrunk, args.show_tokens))
         for line in lines:
             print(visible(line))
         if args.output is not None:
@@ -104,7 +104,7 @@ def _progress(left: int, tries: int) -> None:
         print(f"\r{left} operations left after {tries} tries ", end="", file=sys.stderr, flush=True)
 
 
-def _lines(shrunk: Shrunk, show_tokens: bool, name: Callable[[str], str]) -> Iterator[str]:
+def _lines(shrunk: Shrunk, show_tokens: bool) -> Iterator[str]:
     """What is left, for a reader."""
     last = shrunk.last
     difference, played = last.difference, last.played
@@ -119,9 +119,9 @@ def _lines(shrunk: Shrunk, show_tokens: bool, name: Callable[[str], str]) -> Ite
     for entry in last.entries:
         if isinstance(entry, NewRequest):
             tokens = entry.tokens.tolist() if show_tokens else None
-            yield f"    {request_line(requests[entry.number], tokens, name)}"
+            yield f"    {request_line(requests[entry.number], tokens)}"
         elif isinstance(entry, Operation):
-            yield f"    {call_line(next(made), things, requests, name)}"
+            yield f"    {call_line(next(made), things, requests)}"
 
 
 def _json(shrunk: Shrunk, lines: list[str]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The calls of a log as a report shows them, one line each; token ids only when they are asked for (SEC-2)."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvproof.spec.declarations import Request
@@ -24,16 +24,13 @@ def object_name(number: int, things: Mapping[int, Thing]) -> str:
     return name if len(alike) == 1 else f"{name}_{alike.index(number)}"
 
 
-def call_line(
-    operation: Operation, things: Mapping[int, Thing], requests: list[Request], name: Callable[[str], str]
-) -> str:
+def call_line(operation: Operation, things: Mapping[int, Thing], requests: list[Request]) -> str:
     """A call on one line.
 
     Args:
         operation: the call.
         things: the objects by number.
         requests: the requests by number.
-        name: how a request's id is shown.
     """
     thing = things[operation.target]
     target = object_name(operation.target, things)
@@ -45,7 +42,7 @@ def call_line(
         if argument not in CALLS[thing.name][operation.method].arguments:
             continue
         if isinstance(value, dict) and isinstance(value.get("r"), int) and value["r"] < len(requests):
-            shown.append(repr(name(requests[value["r"]].request_id)))
+            shown.append(repr(requests[value["r"]].request_id))
             said = f"  # {value.get('computed')} of {value.get('known')} tokens computed"
         elif isinstance(value, dict) and "k" in value:
             shown.append(object_name(value["k"], things) if value["k"] in things else "?")
@@ -56,11 +53,11 @@ def call_line(
     return f"{target}.{operation.method}({', '.join(shown)}){said}"
 
 
-def request_line(request: Request, tokens: list[int] | None, name: Callable[[str], str]) -> str:
+def request_line(request: Request, tokens: list[int] | None) -> str:
     """A request on one line: its id, its extra keys, and its token ids if they are to be shown."""
     listed = f"{request.num_tokens} tokens" if tokens is None else _short(tokens)
     keys = f", {request.extra_keys}" if request.extra_keys else ""
-    return f"Request({name(request.request_id)!r}, {listed}{keys})"
+    return f"Request({request.request_id!r}, {listed}{keys})"
 
 
 def _short(value: Any) -> str:

@@ -160,7 +160,7 @@ class EntryReader:
         read = [decoded(column, old) for column, old in zip(columns, before, strict=True)]
         self._steps[number] = read
         slots, computed, new, ahead, rows = read
-        arguments = {
+        arguments: dict[str, Any] = {
             "slots": slots,
             "num_computed_tokens": computed,
             "num_new_tokens": new,

@@ -1,6 +1,6 @@
 """A log as a sequence of pictures of the pool: what `kvproof show` draws."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,9 +61,9 @@ def frames(
     Raises:
         LogError: see `replay_log`.
     """
-    name = Redaction().text if redact else str
-    run = Run(Path(path), Backend("kvproof.spec", kvproof.spec), frozenset(), name, show_tokens)
-    camera = _Camera(name)
+    redaction = Redaction() if redact else None
+    run = Run(Path(path), Backend("kvproof.spec", kvproof.spec), frozenset(), show_tokens, redaction)
+    camera = _Camera()
     waiting: Frame | None = None
     for replayed in run.steps():
         ends = camera.note(replayed)
@@ -85,17 +85,13 @@ def frames(
 class _Camera:
     """Follows a replay, and takes its frames.
 
-    Args:
-        name: how a request's id is shown.
-
     Attributes:
         last: the operation that was noted last.
     """
 
     last: Replayed
 
-    def __init__(self, name: Callable[[str], str]) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._step = self._next_step = 0
         self._commits = False
         self._served: set[int] = set()
@@ -157,7 +153,7 @@ class _Camera:
             owners = {page_id: [] for page_id in pool.views.keys() - {0, *free}}
         for name, pages in self._held.items():
             for page in pages:
-                owners[page].append(self._name(name))
+                owners[page].append(name)
         self._cached = cached
         return Frame(
             replayed.operation.number,

@@ -170,8 +170,12 @@ class KnownRequests:
             oldest = next(iter(self._gone))
             del self._gone[oldest]
             gone = self._known.pop(oldest, None)
-            if gone is not None and self.by_id.get(gone.request.request_id) is gone.request:
-                del self.by_id[gone.request.request_id]
+            if gone is not None:
+                self._drop_id(gone.request)
+
+    def _drop_id(self, request: Any) -> None:
+        if self.by_id.get(request.request_id) is request:
+            del self.by_id[request.request_id]
 
     # -- Inside -----------------------------------------------------------------------------------
 

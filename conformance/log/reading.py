@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from ..redaction import Redaction
 from .entries import Entry
 from .entry_reading import EntryReader
 from .format import HEADER, VERSION, LogError
+from .redacting import redactor
 
 __all__ = ["LogReader", "is_log"]
 
@@ -35,12 +37,14 @@ class LogReader:
 
     Attributes:
         path: the file.
+        redaction: maps the names in what is read; None leaves them.
         shows_tokens: whether its token ids are the engine's own; known when reading has begun.
         cut: why it ends before its end: it was cut off in the middle of a line, or never closed; None if it did not.
         line: the number of the line that was read last.
     """
 
     path: Path
+    redaction: Redaction | None = None
     shows_tokens: bool = False
     cut: str | None = None
     line: int = 0
@@ -96,11 +100,12 @@ class LogReader:
                 read = list(self._entries.read(entry))
             except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
                 raise self._wrong(_one_line(error)) from error
-            yield from read
+            yield from read if self.redaction is None else map(redactor(self.redaction), read)
 
     def _whole_entries(self, line: bytes) -> list[Any]:
         """The entries of a line that was cut off which are whole."""
-        text, entries, place = line.decode("ascii", "replace"), [], 1
+        text, place = line.decode("ascii", "replace"), 1
+        entries: list[Any] = []
         while True:
             try:
                 entry, end = _DECODER.raw_decode(text, place)

@@ -104,8 +104,8 @@ class Run:
         path: the log.
         backend: what it is held to.
         ignored: clauses whose differences are passed over.
-        name: how a request's id is shown.
         show_tokens: whether token ids are shown.
+        redaction: maps names; None shows them.
 
     Attributes:
         reader: reads the log.
@@ -120,15 +120,15 @@ class Run:
         path: Path,
         backend: Backend,
         ignored: frozenset[str],
-        name: Callable[[str], str],
-        show_tokens: bool,
+        show_tokens: bool = False,
+        redaction: Redaction | None = None,
     ) -> None:
-        self.reader = LogReader(path)
+        self.reader = LogReader(path, redaction)
         self.player = Player([backend.holder])
         self.operations = self.states = 0
         self.wrong: tuple[Operation, Difference, dict[str, Any]] | None = None
         self.last: Operation | None = None
-        self._ignored, self._name, self._show_tokens = ignored, name, show_tokens
+        self._ignored, self._show_tokens = ignored, show_tokens
         self._since: dict[int, list[tuple[Call, Answer]]] = {}
         self._lines: list[Callable[[], str]] = []
 
@@ -161,7 +161,7 @@ class Run:
         if isinstance(entry, NewRequest):
             tokens = entry.tokens.tolist() if self._show_tokens else None
             request = self.player.requests[-1]
-            self._remember(lambda: request_line(request, tokens, self._name))
+            self._remember(lambda: request_line(request, tokens))
 
     def _operation(self, operation: Operation) -> Replayed:
         (answer,) = self.player.call(operation)
@@ -178,7 +178,7 @@ class Run:
             self._since.setdefault(things[tables["k"]].whole, []).append(self._since[thing.whole][-1])
 
         def line() -> str:
-            return call_line(operation, things, self.player.requests, self._name)
+            return call_line(operation, things, self.player.requests)
 
         self._remember(line)
         self.last = operation
@@ -231,30 +231,29 @@ def replay_log(
         observe: told of every operation, in order.
         ignore: clauses whose differences are passed over: reads that the engine does otherwise by design.
         show_tokens: whether token ids stand in the lines of calls (SEC-2).
-        redact: whether request ids are mapped in what is shown.
+        redact: whether request ids, adapters, versions, digests and layer names are mapped in what is shown.
 
     Raises:
         LogError: the log can't be read, is no log, is of a newer version, or holds what can't be replayed.
         BackendError: the backend can't be had.
     """
     found = load_backend(backend)
-    name = Redaction().text if redact else str
-
-    first = Run(Path(path), found, ignore, name, show_tokens)
+    redaction = Redaction() if redact else None
+    first = Run(Path(path), found, ignore, show_tokens, redaction)
     for replayed in first.steps():
         if observe is not None:
             observe(replayed)
     wrong = None
     if first.wrong is not None:
         operation, difference, shown = first.wrong
-        again = Run(Path(path), found, ignore, name, show_tokens)
+        again = Run(Path(path), found, ignore, show_tokens, redaction)
         for _ in again.steps(upto=operation.number):
             pass
         device = "device rows" in shown
         things = first.player.sides[0].things
         wrong = WrongStep(
             operation.number,
-            call_line(operation, things, first.player.requests, name),
+            call_line(operation, things, first.player.requests),
             difference.clause,
             CLAUSES[difference.clause].sentence,
             difference.expected,

@@ -20,6 +20,7 @@ import numpy as np
 import kvproof.spec
 
 from ..backends import Backend
+from ..redaction import Redaction
 from .adapting import Adapter, prepared
 from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
 from .entries import Entry, Grown, NewRequest, Operation, Shown
@@ -219,6 +220,7 @@ def shrink(
     path: str | Path,
     backend: Backend | None = None,
     seconds: float = 60.0,
+    redaction: Redaction | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Shrunk:
     """Makes a log that deviates as short as it can.
@@ -227,13 +229,14 @@ def shrink(
         path: the log.
         backend: what is played beside the specification; None: the engine's recorded answers.
         seconds: how long it may take; what is found by then is returned.
+        redaction: maps the log's names; None leaves them.
         progress: told how many operations are left, and how many tries were made.
 
     Raises:
         LogError: the log can't be read, or nothing in it deviates.
     """
     started = time.monotonic()
-    reader = LogReader(Path(path))
+    reader = LogReader(Path(path), redaction)
     entries = list(reader.entries())
     shrinker = _Shrinker(backend)
     try:

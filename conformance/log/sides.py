@@ -49,7 +49,8 @@ class Answer:
         if self.error is None:
             return repr(self.value)
         message = " ".join(self.message.split())
-        return f"raised {self.error}" + (f": {message}" if message else "")
+        labelled = message.endswith(f"[{self.clause}]")  # of others' messages nobody knows what stands in them (SEC-2)
+        return f"raised {self.error}" + (f": {message}" if labelled else "")
 
 
 @dataclass

@@ -77,7 +77,7 @@ class SpecificationArguments:
 
     def _pages(self, pages: Any) -> Any:
         try:
-            return [self._views.get(getattr(page, "page_id", None), page) for page in pages]  # type: ignore[call-overload]
+            return [self._views.get(getattr(page, "page_id", -1), page) for page in pages]
         except TypeError:
             return pages
 

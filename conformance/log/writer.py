@@ -164,7 +164,10 @@ class LogWriter:
         if not self._file.closed:
             self.flush()
             self._write([["end", self._operations]])
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._fail(error)
             _OPEN.discard(self.path.resolve())
             self.failure = self.failure or "closed"
             atexit.unregister(self.close)
@@ -176,8 +179,12 @@ class LogWriter:
                 self._file.write(_encoded(entries[start : start + _OF_LINE]) + "\n")
             self._file.flush()
         except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if self.failure is None:
             self.failure = error.strerror or str(error)
-            warnings.warn(f"{self.path}: the log ends here: {self.failure}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{self.path}: the log ends here: {self.failure}", RuntimeWarning, stacklevel=4)
 
     def _sample(self) -> None:
         """Notes states where they have taken less than their share of the time."""

@@ -1,0 +1,86 @@
+"""Lockstep: a live backend with the specification beside it."""
+
+import functools
+from typing import Any
+
+import pytest
+
+import kvproof.fast
+from kvproof.conformance import Lockstep, LockstepError, catalogue
+from kvproof.conformance.deviation import attempt
+from kvproof.spec.declarations import Request
+
+from .small_engine import GROUPS, SmallEngine, full
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("every", [1, 7])
+def test_the_fast_backend_goes_in_step(groups: str, every: int) -> None:
+    SmallEngine(Lockstep(kvproof.fast, every), 4, GROUPS[groups]).run(20)
+
+
+@pytest.mark.parametrize("name", ["deferred_free_reversed", "hash_kept_on_eviction", "salt_ignored"])
+def test_a_seeded_bug_is_caught_at_once(name: str) -> None:
+    for seed in range(15):
+        engine = SmallEngine(Lockstep(f"kvproof.conformance.catalogue:{name}"), seed)
+        found = attempt(functools.partial(engine.run, 25)).error
+        if found is not None:
+            break
+    assert isinstance(found, LockstepError)
+    assert found.clause in catalogue.SEEDED_BUGS[name].clauses | {"MAN-3"}
+    assert found.before
+    assert found.after
+    assert found.clause in str(found)
+
+
+class _Pool(kvproof.fast.PagePool):
+    def free_pages(self, ordered_pages: Any) -> None:
+        super().free_pages(list(ordered_pages)[::-1])
+
+
+class _Backend:
+    PagePool = _Pool
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_states_are_compared_as_often_as_asked(every: int) -> None:
+    """POOL-5: pages that are given back in the wrong order show in the next comparison of states."""
+    pool = Lockstep(_Backend, every).PagePool(6, True)
+    pages = pool.get_new_pages(3)
+    if every == 3:
+        pool.free_pages(pages)
+        wrong = attempt(pool.reset_prefix_cache).error
+    else:
+        wrong = attempt(lambda: pool.free_pages(pages)).error
+    assert isinstance(wrong, LockstepError)
+    assert wrong.clause == ("POOL-5" if every == 1 else "POOL-3")
+    assert "free pages" in wrong.observed
+
+
+def test_refusals_are_compared_and_passed_on() -> None:
+    """R1."""
+    manager = Lockstep(kvproof.fast).CacheManager(4, [full(2)], 8)
+    with pytest.raises(ValueError, match="num_new_tokens"):
+        manager.allocate_slots(Request("a", [1]), 0)
+    assert manager.usage == 0.0
+    assert isinstance(manager, kvproof.fast.CacheManager)
+    with pytest.raises(ValueError, match="every"):
+        Lockstep(kvproof.fast, every=0)
+
+
+def test_no_token_is_in_what_is_raised() -> None:
+    """SEC-2."""
+
+    class Manager(kvproof.fast.CacheManager):
+        def slot_of(self, request_id: str) -> int:
+            raise KeyError("tokens 4321")
+
+    class Backend:
+        CacheManager = Manager
+
+    manager = Lockstep(Backend).CacheManager(4, [full(2)], 8)
+    manager.allocate_slots(Request("a", [4321, 4322, 4323]), 3)
+    with pytest.raises(LockstepError) as caught:
+        manager.slot_of("a")
+    assert "4321" not in repr(vars(caught.value)) + str(caught.value)
+    assert "KeyError" in caught.value.observed

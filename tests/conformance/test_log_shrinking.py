@@ -1,0 +1,123 @@
+"""Logs made short: what is left deviates as the whole did, as a log, and as a pytest file that fails by itself."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvproof.fast
+from kvproof.conformance import LogError, catalogue, record, replay_log
+from kvproof.conformance.backends import Backend, load_backend
+from kvproof.conformance.cli import main
+from kvproof.conformance.log.shrinking import shrink
+from kvproof.spec.declarations import Request
+
+from .small_engine import full
+from .test_log import recorded
+
+MOST_CALLS = 12
+
+BUGS = ("deferred_free_reversed", "hash_kept_on_eviction", "salt_ignored")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A log of each of the bugs, with its states."""
+    folder = tmp_path_factory.mktemp("logs")
+    found = {}
+    for name in BUGS:
+        for seed in range(20):
+            path = recorded(folder / f"{name}.log", getattr(catalogue, name), seed, states_every=1)
+            if replay_log(path).wrong is not None:
+                break
+        found[name] = path
+    return found
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_log_becomes_short(logs: dict[str, Path], name: str) -> None:
+    """R1: and nothing in it is refused that was not refused before."""
+    shrunk = shrink(logs[name], load_backend(f"kvproof.conformance.catalogue:{name}"))
+    assert len(shrunk.last.played) < shrunk.operations
+    assert len(shrunk.last.played) <= MOST_CALLS - 1  # the construction is a call, too
+    assert shrunk.last.difference.clause in catalogue.SEEDED_BUGS[name].clauses | {"MAN-3"}
+    assert all(expected.error is None for expected, _ in shrunk.last.answers)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_without_a_backend_what_is_left_has_the_recorded_results(
+    logs: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    before = replay_log(logs[name]).wrong
+    assert main(["shrink", str(logs[name]), "-o", str(tmp_path / "small.log"), "--json", str(tmp_path / "s.json")]) == 1
+    result = replay_log(tmp_path / "small.log")
+    assert before is not None
+    assert result.wrong is not None
+    assert (result.wrong.clause, result.wrong.expected) == (before.clause, before.expected)
+    assert result.wrong.observed == before.observed
+    assert result.operations <= before.number
+    assert json.loads((tmp_path / "s.json").read_text())["left"] == result.operations
+
+
+def test_the_file_fails_by_itself_and_passes_on_the_backend_behind_the_bug(
+    logs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "deferred_free_reversed"
+    emitted, small, right = tmp_path / "test_emitted.py", tmp_path / "small.log", tmp_path / "test_right.py"
+    arguments = ["shrink", str(logs[name]), "--backend", f"kvproof.conformance.catalogue:{name}"]
+    assert main([*arguments, "--emit", str(emitted), "-o", str(small)]) == 1  # the file was seen to fail
+    assert "deviates from MAN-5" in capsys.readouterr().out
+    wrong = replay_log(small).wrong
+    assert wrong is not None
+    assert wrong.clause == "MAN-5"
+    source = emitted.read_text()
+    right.write_text(source.replace(f"from kvproof.conformance.catalogue import {name}", "from kvproof import fast"))
+    with pytest.raises(AssertionError):
+        runpy.run_path(str(emitted))["test_man_5"]()
+    runpy.run_path(str(right))["test_man_5"]()
+
+
+def test_steps_and_tables_are_made_short_too(tmp_path: Path) -> None:
+    """TAB-2: a table that loses what is appended, in a log of batched steps and of pages by hand."""
+
+    class Tables(kvproof.fast.MultiGroupPageTable):
+        def append_row(self, page_ids: Any, row_idx: int) -> None:
+            if row_idx == 0:
+                super().append_row(page_ids, row_idx)
+
+    class Holder:
+        CacheManager, MultiGroupPageTable = kvproof.fast.CacheManager, Tables
+        CachePages = kvproof.fast.CachePages
+
+    manager = record(Holder.CacheManager(20, [full(2)], 16), tmp_path / "a.log", states_every=1)
+    tables = record(Holder.MultiGroupPageTable(3, 16, 16, [2]), manager)
+    with manager:
+        requests = [Request(name, [1, 2, 3]) for name in "abc"]
+        for row, request in enumerate(requests):
+            tables.add_row(manager.allocate_slots(request, 3).get_page_ids(), row)
+            request.append(4)
+        slots = [manager.slot_of(name) for name in "abc"]
+        manager.allocate_slots_batch(slots, [3, 3, 3], 1, tables=tables, rows=[0, 1, 2])
+        pages = manager.page_pool.get_new_pages(2)
+        manager.page_pool.free_pages(pages)
+        tables.append_row([[7]], 0)
+        tables.append_row([[8]], 1)
+    shrunk = shrink(tmp_path / "a.log", Backend("holder", Holder))
+    assert [operation.method for operation in shrunk.last.played] == ["append_row"]
+    assert shrunk.last.difference.clause == "TAB-2"
+
+
+def test_what_can_not_be_made_short_is_said(
+    logs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = recorded(tmp_path / "right.log")
+    with pytest.raises(LogError, match="nothing to shrink"):
+        shrink(right)
+    path = str(logs["salt_ignored"])
+    assert main(["shrink", path, "--emit", str(tmp_path / "test_a.py")]) == 2
+    assert main(["shrink", path, "--seconds", "0"]) == 2
+    assert main(["shrink", path, "--backend", "kvproof.fast"]) == 2
+    assert main(["shrink", str(tmp_path / "none.log")]) == 2
+    assert capsys.readouterr().err.count("\n") == 4
