@@ -115,10 +115,11 @@ class Serving(ManagerFaults):
         if most:
             self.admit_with(name, 1, num_lookahead_tokens=most - 1)
 
-    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come)
+    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come, weight=2)
     def tell_apart(self, data: Drawing) -> None:
         """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
         place = data.draw(st.integers(0, len(EXTRA_KEYS) - 1))
+        # neighbours are alike but for their kind, their text or their place
         keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + data.draw(st.integers(1, 3))) % len(EXTRA_KEYS)]]
         ids = self.unused()
         name, tokens = one_of(data, ids), self.some_tokens(data)

@@ -215,7 +215,7 @@ def _backend(manager: type[CacheManager]) -> Backend:
 
 _TREES: Sequence[tuple[type[RadixTree], set[str]]] = (
     (EvictsLocked, {"R2", "POOL-10"}),
-    (SplitsWrongly, {"R2", "POOL-10"}),
+    (SplitsWrongly, {"R2", "POOL-10", "MAN-2"}),
     (SplitUnlocks, {"POOL-10", "R2", "MAN-2"}),
     (EvictsTwice, {"R2", "POOL-10"}),
     (KeepsEvicted, {"POOL-3", "R2", "MAN-3", "POOL-10"}),

@@ -1,0 +1,173 @@
+"""Level safe: correct backends of any policy conform, broken ones are charged by the clause that they break."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kvproof.fast
+import kvproof.spec
+from kvproof.conformance.backends import Backend
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.runner import MachineReport, machines_for, run_machine
+from kvproof.spec import CLAUSES, CacheGroupSpec, FullAttentionSpec, Request
+
+from .backends_under_test import ordered, radix
+from .backends_under_test.ordered_pool import Page, PagePool, Pages
+from .backends_under_test.ordered_reading import number
+from .backends_under_test.radix_broken import BROKEN
+
+SPEC = Backend("kvproof.spec", kvproof.spec)
+FAST = Backend("kvproof.fast", kvproof.fast)
+ORDERED = Backend("ordered", ordered)
+RADIX = Backend("radix", radix)
+SAFE = [name for name, machine in MACHINES.items() if machine.levels == {"safe"}]
+
+SEEDS = (2, 0, 1, 3)
+"""A run is a sample: what one seed misses the next may find."""
+
+
+def held(
+    machine: str, backend: Backend, examples: int | None = None, seed: int = 1, level: Any = "safe"
+) -> MachineReport:
+    return run_machine(MACHINES[machine], backend, seed, examples=examples, shrink_seconds=0.2, level=level)
+
+
+# -- Correct backends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", SAFE)
+@pytest.mark.parametrize("backend", [SPEC, FAST], ids=["spec", "fast"])
+def test_correct_backends_conform(machine: str, backend: Backend) -> None:
+    found = held(machine, backend, examples=8)
+    assert [str(deviation) for deviation in found.deviations] == []
+    assert not found.missing
+    assert not found.undeclared, "a step compares by a clause that it does not declare"
+    assert found.wasted <= 0.15 * found.steps
+    assert found.steps >= 10 * found.examples
+
+
+def test_level_safe_has_machines_of_its_own_and_those_without_a_policy() -> None:
+    chosen = {machine.name for machine in machines_for(CLAUSES, level="safe")}
+    assert set(SAFE) == {"safe-pool", "safe-manager", "safe-groups"}
+    assert set(SAFE) | {"table", "hash"} <= chosen
+    assert not {"pool", "manager"} & chosen
+
+
+@pytest.mark.parametrize("machine", ["pool", "manager", "hash", "table", "multi_table"])
+def test_another_implementation_conforms_at_level_exact(machine: str) -> None:
+    found = held(machine, ORDERED, examples=10, level="exact")
+    assert [str(deviation) for deviation in found.deviations] == []
+    assert not found.missing
+    assert found.steps >= 10 * found.examples
+
+
+def test_a_radix_tree_conforms_at_level_safe() -> None:
+    found = held("safe-manager", RADIX, examples=20)
+    assert [str(deviation) for deviation in found.deviations] == []
+    assert not found.undeclared
+    assert found.tried["MAN-1"] > 10 * found.examples, "without a pool it tells what is resident by a name of its own"
+
+
+def test_a_radix_tree_does_not_conform_at_level_exact() -> None:
+    """The page that was freed last is taken first, and what it has computed is published with the next call."""
+    group = CacheGroupSpec(FullAttentionSpec(page_size=1, num_kv_heads=1, head_size=8, dtype="float32"), ("layer",))
+    given = []
+    for names in (kvproof.spec, radix):
+        pages = names.CacheManager(4, [group], 8).allocate_slots(Request("a", [0, 1]), 2)
+        assert pages is not None
+        given.append(pages.get_page_ids())
+    assert given == [([1, 2],), ([3, 2],)]
+    assert held("manager", RADIX, examples=5, level="exact").deviations
+
+
+class LastFreedFirst(PagePool):
+    """Another eviction order, all else being the ordered backend's."""
+
+    def get_new_pages(self, num_pages: int) -> Pages:
+        if number(num_pages) <= len(self.free):
+            for page in list(self.free.values())[-num_pages:] if num_pages else []:
+                self.free.move_to_end(page.page_id, last=False)
+        return super().get_new_pages(num_pages)
+
+
+class ForgetsAtOnce(PagePool):
+    """Another policy: what nobody holds is evicted when it is given back."""
+
+    def free_pages(self, ordered_pages: Any) -> None:
+        given: Sequence[Page] = list(ordered_pages)
+        super().free_pages(given)
+        for page in given:
+            if not page.holders:
+                self.forget(page)
+
+
+@pytest.mark.parametrize("pool", [LastFreedFirst, ForgetsAtOnce])
+def test_the_levels_differ_by_policy_alone(pool: type[PagePool]) -> None:
+    names = SimpleNamespace(PagePool=pool, kvproof_lacks=ordered.kvproof_lacks)
+    backend = Backend(pool.__name__, names)
+    assert not held("safe-pool", backend, examples=15).deviations
+    exact = {found.clause for found in held("pool", backend, examples=40, level="exact").deviations}
+    assert exact
+    assert exact <= {"POOL-3", "POOL-5", "POOL-6", "POOL-7"}, "by the clauses that are about order and eviction"
+
+
+def test_a_pool_that_guards_nothing_is_charged() -> None:
+    class Trusting(PagePool):
+        def touch(self, pages: Any) -> None:
+            for page in [page for group in pages for page in group]:
+                self.free.pop(page.page_id, None)
+                page.holders += not page.is_null
+
+    found = held("safe-pool", Backend("trusting", SimpleNamespace(PagePool=Trusting)), seed=2)
+    assert {"POOL-6"} == {deviation.clause for deviation in found.deviations}
+    assert found.deviations[0].num_calls <= 3
+
+
+# -- What is not shown ------------------------------------------------------------------------------
+
+
+def test_where_nothing_shows_what_is_resident_it_is_not_guessed() -> None:
+    class Silent(radix.CacheManager):
+        resident_page_ids = property()  # type: ignore[assignment]
+
+        def get_computed_pages(self, request: Any) -> tuple[radix.CachePages, int]:
+            super().get_computed_pages(request)
+            return radix.CachePages([[]]), 0
+
+        def reset_prefix_cache(self) -> bool:
+            if not self.usage:
+                self.free_ids += [page for node in self.tree.nodes() for page in node.pages]
+                self.tree = radix.RadixTree()
+            return not self.usage
+
+    names = SimpleNamespace(CacheManager=Silent, CachePages=radix.CachePages, kvproof_lacks=radix.kvproof_lacks)
+    found = held("safe-manager", Backend("silent", names), examples=10)
+    assert not found.deviations
+    assert "what shows which pages are cached" in found.lacks
+
+
+# -- Broken backends --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("broken", "clauses"), BROKEN, ids=[broken.name for broken, _ in BROKEN])
+def test_a_fault_is_charged(broken: Backend, clauses: set[str]) -> None:
+    for seed in SEEDS:
+        found = held("safe-manager", broken, seed=seed)
+        if found.deviations:
+            break
+    # what shortening comes upon beside what was found first depends on the computer's speed
+    assert clauses & {deviation.clause for deviation in found.deviations}, list(map(str, found.deviations))
+    assert not found.undeclared
+
+
+def test_what_a_deviation_shows() -> None:
+    broken = next(broken for broken, _ in BROKEN if broken.name == "LeaksOnAbort")
+    found = run_machine(MACHINES["safe-manager"], broken, 1, shrink_seconds=5, level="safe").deviations[0]
+    assert found.calls[0].startswith("manager = CacheManager(")
+    assert "manager.free(" in found.calls[-1]
+    assert found.num_calls <= 5
+    assert {"pages of requests", "usage", "cached pages"} <= found.before.keys()
+    assert found.after["usage"] == "0.0"
+    assert found.observed_after["usage"] != "0.0"
