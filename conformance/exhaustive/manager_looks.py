@@ -57,6 +57,7 @@ class ManagerLooks(SmallWorld, Admission):
         if len(self.cases) < 2:
             yield Way("go_wrongly", (name, least, 0))
             yield Way("free_another", (name,))
+            yield Way("run_under", (name,))
             if self.offers("manager", "get_num_common_prefix_pages"):
                 yield Way("count_common", (name, 2))
             if self.free_takes_written():
@@ -125,6 +126,17 @@ class ManagerLooks(SmallWorld, Admission):
             lambda side: side.manager.get_computed_pages(stranger),
             "MAN-6",
             self.found_pages,
+        )
+
+    @step()
+    def run_under(self, name: str) -> None:
+        """Another request asks for slots under the id of a live one (MAN-6)."""
+        stranger = Request(name, self.cases[name].tokens)
+        self.call(
+            f"manager.allocate_slots(<another request {name!r}>, 1)",
+            lambda side: side.manager.allocate_slots(stranger, 1),
+            "MAN-6",
+            self.page_lists,
         )
 
     @step("MAN-4")

@@ -23,7 +23,7 @@ from .ways import GLANCING, PASSING_OVER, UndecidedError, UnlikeError, Way
 if TYPE_CHECKING:
     from .world import SmallWorld
 
-__all__ = ["Walk", "Walked"]
+__all__ = ["Walk", "Walked", "digest"]
 
 _ENOUGH = 50
 """A kind of look that deviated so often is left out from then on: what else there is to see is sooner seen."""
@@ -131,9 +131,9 @@ class Walk:
         self._session.note = self.walked.note
         return self.walked
 
-    def keys(self) -> set[bytes]:
-        """The keys of the states found, digested."""
-        return set(self._found)
+    def distances(self) -> dict[bytes, int]:
+        """The states found, by the digests of their keys: the fewest calls that lead to each, as far as is known."""
+        return {key: node.distance for key, node in self._found.items()}
 
     def _is_over(self) -> bool:
         return self.walked.states >= self._most_states

@@ -77,20 +77,26 @@ def _managers(
     )
 
 
-def _table(name: str, rows: int, *entries: int, ids: int = 2, several: bool = False) -> type[SmallWorld]:
+def _table(
+    name: str, rows: int, *entries: int, examples: int = _MANY, ids: int = 2, several: bool = False
+) -> type[SmallWorld]:
     shape = TableShape(rows, entries, (1, 2)[:ids], several)
     return _world(
         TableWorld,
         f"small-{name}",
+        examples,
         shape=shape,
         needs=("MultiGroupPageTable" if several else "PageTable",),
     )
 
 
+_FEW = 250
+"""More states than any of the smallest worlds has."""
+
 SMALLEST: tuple[type[SmallWorld], ...] = (
-    _world(PoolWorld, "small-pool", shape=PoolShape(3, 1, _ONE_AND_FIRST)),
-    _managers("full", 3, Group("full", 1), length=2, prompts=((0, 0), (1, 1)), ways=("hits",)),
-    _table("table", 2, 2, ids=1),
+    _world(PoolWorld, "small-pool", _FEW, shape=PoolShape(3, 1, _ONE_AND_FIRST)),
+    _managers("full", 3, Group("full", 1), length=2, examples=_FEW, prompts=((0, 0), (1, 1)), ways=("hits",)),
+    _table("table", 2, 2, ids=1, examples=_FEW),
 )
 """What every check walks through: worlds of some hundred states, closed."""
 

@@ -1,0 +1,166 @@
+"""The walk through small worlds sees every state, nearest first, and takes none for another that has another future."""
+
+from collections import defaultdict
+
+import pytest
+
+import kvproof.spec
+from kvproof.conformance.backends import Backend, load_backend
+from kvproof.conformance.deviation import is_call
+from kvproof.conformance.exhaustive.managers import ManagerShape, ManagerWorld
+from kvproof.conformance.exhaustive.pools import PoolShape, PoolWorld
+from kvproof.conformance.exhaustive.tables import TableShape, TableWorld
+from kvproof.conformance.exhaustive.walk import Walk, digest
+from kvproof.conformance.exhaustive.ways import GLANCING, PASSING_OVER, Way
+from kvproof.conformance.exhaustive.world import SmallWorld
+from kvproof.conformance.exhaustive.worlds import SMALLEST, WORLDS
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.worlds import Group, World
+from kvproof.conformance.runner import run_machine
+from kvproof.conformance.session import Session
+from kvproof.spec import CLAUSES
+
+SPEC = Backend("kvproof.spec", kvproof.spec)
+
+
+class Pools(PoolWorld):
+    shape = PoolShape(3, 1, ((0,), (1,)))
+
+
+class Managers(ManagerWorld):
+    shape = ManagerShape(World(3, (Group("window", 1, 1),), 2), ((0, 0), (1, 1)), ("hits", "one"))
+    labels = frozenset({"MAN-7", "MAN-8"})
+
+
+class Tables(TableWorld):
+    shape = TableShape(2, (1,))
+
+
+TINY: list[tuple[type[SmallWorld], int]] = [(Pools, 4), (Managers, 3), (Tables, 3)]
+"""Worlds, and how many calls, construction included, are tried in every order."""
+
+
+def bound(world: type[SmallWorld]) -> type[SmallWorld]:
+    """A world in which the specification is held against itself."""
+    return type(world.__name__, (world,), {"session": Session(SPEC, CLAUSES, float("inf"))})
+
+
+def reach(world: type[SmallWorld], path: tuple[Way, ...]) -> SmallWorld:
+    at = world()
+    at.take(Way("begin"))
+    for way in path:
+        at.take(way)
+    return at
+
+
+def every_sequence(world: type[SmallWorld], most_calls: int) -> tuple[dict[bytes, int], dict[bytes, list[set[bytes]]]]:
+    """Takes every sequence of moves, and takes no state for another.
+
+    Returns:
+        The fewest calls that lead to each state, and what each state that was met leads to, each time it was met.
+    """
+    nearest: dict[bytes, int] = {}
+    futures: defaultdict[bytes, list[set[bytes]]] = defaultdict(list)
+    waiting: list[tuple[Way, ...]] = [()]
+    while waiting:
+        path = waiting.pop()
+        at = reach(world, path)
+        key, calls = digest(at.key()), sum(map(is_call, at.calls))
+        nearest[key] = min(calls, nearest.get(key, calls))
+        if calls < most_calls:
+            moves = at.moves()
+            futures[key].append({digest(reach(world, (*path, move)).key()) for move in moves})
+            waiting += [(*path, move) for move in moves]
+    return nearest, futures
+
+
+@pytest.mark.parametrize(("world", "most_calls"), TINY, ids=[world.__name__ for world, _ in TINY])
+def test_states_taken_for_one_are_one(world: type[SmallWorld], most_calls: int) -> None:
+    """Without it the walk through all sequences finds the same states, at the same distances, with the same futures."""
+    nearest, futures = every_sequence(bound(world), most_calls)
+    walk = Walk(bound(world), Session(SPEC, CLAUSES, float("inf")), 120)
+    walked = walk.run()
+    assert walked.closed or walked.distance >= most_calls
+    found = walk.distances()
+    within = {key for key, calls in found.items() if calls <= most_calls}
+    assert within == {key for key, calls in nearest.items() if calls <= most_calls}
+    assert all(found[key] == nearest[key] for key in within)
+    assert any(len(met) > 1 for met in futures.values()), "states were met several times"
+    for met in futures.values():
+        assert all(leads_to == met[0] for leads_to in met)
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=[world.name for world in WORLDS])
+def test_looks_change_nothing(world: type[SmallWorld]) -> None:
+    made = bound(world)
+    at = reach(made, ())
+    for _ in range(4):
+        way = at.moves()[0]
+        at.take(way, PASSING_OVER)
+        before = at.key()
+        for look in at.looks():
+            at.take(look, GLANCING)
+            assert at.key() == before, look
+        at.face()
+    assert not made.session.undeclared, "a step compares by a clause that it does not declare"
+
+
+def test_names_are_apart() -> None:
+    names = [world.name for world in (*SMALLEST, *WORLDS)]
+    assert len(set(names)) == len(names)
+    assert {world.name for world in SMALLEST} <= MACHINES.keys()
+    assert MACHINES.keys().isdisjoint(world.name for world in WORLDS)
+
+
+def test_a_walk_says_how_far_it_came() -> None:
+    table = MACHINES["small-table"]
+    assert run_machine(table, SPEC, 0).note == "closed: 81 states, 2,754 transitions, 6 calls deep"
+    cut = run_machine(table, SPEC, 0, examples=20)
+    assert cut.note.startswith("cut after 2")
+    assert cut.steps > 100
+    assert not cut.deviations
+
+
+@pytest.mark.parametrize(
+    ("bug", "machine", "most_calls"),
+    [
+        ("double_mention", "small-pool", 4),
+        ("duplicates_collapse", "small-pool", 5),
+        ("deferred_free_reversed", "small-full", 4),
+        ("page_lost_but_counted", "small-table", 3),
+        ("stale_ids_after_add", "small-table", 3),
+    ],
+)
+def test_a_shallow_fault_is_found_in_the_fewest_calls(bug: str, machine: str, most_calls: int) -> None:
+    found = run_machine(
+        MACHINES[machine], load_backend(f"kvproof.conformance.catalogue:{bug}"), 0, examples=60, shrink_seconds=1
+    )
+    shortest = found.deviations[0]
+    assert shortest.num_calls <= most_calls, shortest.calls
+    assert all((shortest.before, shortest.after, shortest.observed_after))
+    assert shortest.trace[0].name == "begin"
+
+
+def test_what_a_backend_lacks_is_not_walked() -> None:
+    class Alone:
+        PageTable = kvproof.spec.PageTable
+
+    found = {world.name: run_machine(world, Backend("alone", Alone), 0, examples=5) for world in (*SMALLEST, *WORLDS)}
+    walked = {name for name, report in found.items() if not report.missing}
+    assert walked == {"small-table", "small-table-2x3"}
+    assert not any(report.deviations for report in found.values())
+
+
+def test_a_backend_that_does_not_repeat_itself_is_no_crash() -> None:
+    calls = iter(range(10**9))
+
+    class Moody(kvproof.spec.PagePool):
+        def free_pages(self, ordered_pages: object) -> None:
+            pages = list(ordered_pages)  # type: ignore[call-overload]
+            super().free_pages(pages if next(calls) % 50 else pages[::-1][:1])
+
+    class Holder:
+        PagePool = Moody
+
+    found = run_machine(MACHINES["small-pool"], Backend("moody", Holder), 0, shrink_seconds=1, examples=60)
+    assert found.deviations
