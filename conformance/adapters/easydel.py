@@ -7,6 +7,7 @@ LoRA adapter or a version of the weights: those don't arrive.
 """
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,7 +78,9 @@ def __getattr__(name: str) -> Any:
 def _module(name: str) -> Any:
     # Its own switch. Else it adds flags for GPUs to XLA_FLAGS, at which the jaxlib of today ends the process.
     os.environ.setdefault("EASYDEL_AUTO", "0")
-    return import_peer(f"easydel.inference.esurge.{name}", INSTALL)
+    found = import_peer(f"easydel.inference.esurge.{name}", INSTALL)
+    logging.getLogger("eSurgeEngine").setLevel(logging.ERROR)  # it tells of every reset of a cache
+    return found
 
 
 # -- Requests -----------------------------------------------------------------------------------------------
