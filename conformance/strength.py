@@ -17,7 +17,7 @@ from .runner import MachineReport, run_machine
 __all__ = ["Finding", "Strength", "find_bug", "find_bugs"]
 
 _PROFILE = PROFILES["default"]
-_SHORT = 5
+_SHORT = 12
 """A counterexample of more calls is looked for in the small worlds as well."""
 
 

@@ -37,7 +37,7 @@ what is caught here is caught by
   kvproof check --backend kvproof.conformance.catalogue:BUG --seed SEED
 
 as well. A bug counts as caught where a machine reports it by one of the clauses that it breaks. Where the shortest
-counterexample has more than 5 calls, the small worlds of the default check look for a shorter one.
+counterexample has more than 12 calls, the small worlds of the default check look for a shorter one.
 """,
         epilog="""\
 examples:

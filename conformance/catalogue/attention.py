@@ -196,6 +196,31 @@ def soft_cap_overflows(fast: ModuleType) -> SimpleNamespace:
     )
 
 
+@seeded(48, "ATT-2", "attention", setups=("plain",))
+def masked_rows_are_means(fast: ModuleType) -> SimpleNamespace:
+    """Masked scores are a large negative number: where all are, all weigh alike, and out comes a mean (cubecl 1070)."""
+
+    def build(attend: Attend) -> Attend:
+        def attend_all(queries: Any, kv_pages: Any, kv_lens: Any, page_table: Any, *rest: Any, **options: Any) -> Any:
+            out = attend(queries, kv_pages, kv_lens, page_table, *rest, **options)
+            if hasattr(kv_pages, "scales") or kv_pages.dtype != np.float32:
+                return out
+            pages = np.asarray(kv_pages)
+            values = pages.reshape(*pages.shape[:2], -1, pages.shape[-1])[:, :, 1::2, : out.shape[2]]
+            means, starts, count = np.array(out), np.asarray(rest[0]), int(np.asarray(rest[1])[0])
+            for row, length in zip(range(count), np.asarray(kv_lens), strict=False):
+                held = np.asarray(page_table)[row, : -(-length // pages.shape[1])]
+                first, end = starts[row], max(starts[row + 1] - length, starts[row])
+                if length:  # query tokens before the sequence's first
+                    mean = values[held].reshape(-1, *values.shape[2:])[:length].mean(0)
+                    means[first:end] = np.repeat(mean, out.shape[1] // len(mean), 0)
+            return means
+
+        return attend_all
+
+    return with_function(fast, "ragged_paged_attention", build)
+
+
 # -- Heads ----------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +234,30 @@ def heads_past_16_are_left_out(fast: ModuleType) -> SimpleNamespace:
             return np.where(np.arange(out.shape[1])[:, None] < 16, out, np.zeros_like(out))
 
         return attend_few
+
+    return with_function(fast, "ragged_paged_attention", build)
+
+
+@seeded(49, "ATT-1", "attention", setups=("window",))
+def head_ratio_is_rounded_up(fast: ModuleType) -> SimpleNamespace:
+    """A ratio of heads that is no power of two is rounded up to one: heads read another KV head's keys (vLLM 18100)."""
+
+    def build(attend: Attend) -> Attend:
+        def attend_rounded(queries: Any, kv_pages: Any, *rest: Any, **options: Any) -> Any:
+            out = attend(queries, kv_pages, *rest, **options)
+            if hasattr(kv_pages, "scales") or kv_pages.ndim != 4:
+                return out
+            ratio = queries.shape[1] // (kv_pages.shape[2] // 2)
+            rounded = 1 << (ratio - 1).bit_length()
+            seen = np.array(out)
+            for head in range(queries.shape[1]):
+                if head // rounded != head // ratio:
+                    place, moved = head // rounded * ratio, np.array(queries)
+                    moved[:, place] = moved[:, head]
+                    seen[:, head] = np.asarray(attend(moved, kv_pages, *rest, **options))[:, place]
+            return seen
+
+        return attend_rounded
 
     return with_function(fast, "ragged_paged_attention", build)
 

@@ -20,7 +20,7 @@ from .registry import seeded
 
 __all__: list[str] = []
 
-_OTHERWISE = ("R2", "HASH-1", "MAN-1", "MAN-3", "POOL-7")
+_OTHERWISE = ("R2", "HASH-1", "MAN-1", "MAN-3", "MAN-6", "POOL-7")
 """By these clauses it shows where the key is seen before anybody hits its page."""
 
 Change = Callable[[Sequence[ExtraKey], int], Sequence[ExtraKey]]

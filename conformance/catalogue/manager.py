@@ -85,6 +85,19 @@ def reused_id_keeps_keys(fast: ModuleType) -> SimpleNamespace:
     )
 
 
+@seeded(16, "MAN-6", "manager", also=("R1", "MAN-2"))
+def second_request_of_a_live_id(fast: ModuleType) -> SimpleNamespace:
+    """Another request under a live id is taken for the one that lives, and gets its pages (vLLM 10583, 15041)."""
+
+    def allocate_slots(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        live = self.coordinator.live
+        slot = live.slot_of.get(getattr(request, "request_id", None), -1)
+        known = live.requests[slot] if slot >= 0 else request
+        return fast.CacheManager.allocate_slots(self, known, *args, **options)
+
+    return with_manager(fast, allocate_slots=allocate_slots)
+
+
 @seeded(22, "MAN-3", "manager")
 def smaller_count_raises(fast: ModuleType) -> SimpleNamespace:
     """Publishing with a smaller count than before, as after rejected drafts, raises (EasyDeL)."""

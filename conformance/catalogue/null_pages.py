@@ -1,6 +1,6 @@
 """Faults of null pages: one is taken for a page that holds something, or for the beginning of a request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -81,19 +81,31 @@ def _content(group: Any, segments: Sequence[Any], tokens: bytes, place: int) -> 
     return group.group_id, tokens[: 4 * group.rule.page_size * (place + 1)], extra
 
 
-@seeded(26, "HASH-3", "chunk", also=("R2", "HASH-1", "MAN-1", "MAN-3", "POOL-7"))
-def chain_begins_behind_null_pages(fast: ModuleType) -> SimpleNamespace:
-    """A page with null pages before it is hashed like a first page, so that another prompt hits it (EasyDeL).
+_BEHIND_NULLS = ("R2", "HASH-1", "HASH-2", "MAN-1", "MAN-3", "MAN-6", "POOL-7")
+"""By these clauses a chain that begins behind null pages shows as well."""
 
-    That is so with chunked local attention, and where a window is smaller than a page.
-    """
+
+@seeded(26, "HASH-3", "chunk", also=_BEHIND_NULLS)
+def chain_begins_behind_null_pages(fast: ModuleType) -> SimpleNamespace:
+    """A chunk's page behind null pages is hashed like a first page, so that another prompt hits it (EasyDeL)."""
+    return _beginning_anew(fast, lambda rule: hasattr(rule, "chunk"))
+
+
+@seeded(26, "HASH-3", "window", also=_BEHIND_NULLS)
+def chain_begins_behind_a_small_window(fast: ModuleType) -> SimpleNamespace:
+    """So is the page that follows null pages where a window is smaller than a page (EasyDeL)."""
+    return _beginning_anew(fast, lambda rule: hasattr(rule, "window") and rule.window < rule.page_size)
+
+
+def _beginning_anew(fast: ModuleType, affected: Callable[[Any], bool]) -> SimpleNamespace:
+    """A backend that forgets what stood before null pages, in groups whose rule is affected."""
 
     def cache_pages(self: Any, request: Any, num_computed_tokens: Any) -> None:
         live, count = self.coordinator.live, num_computed_tokens
         slot = live.slot_of.get(getattr(request, "request_id", None), -1)
         if slot >= 0 and live.requests[slot] is request and whole(count) and count <= live.num_promised[slot]:
             for group in self.coordinator.groups:
-                if self.enable_caching and group.rule.gives_back and not group.rule.has_states:
+                if self.enable_caching and affected(group.rule):
                     begin_anew(self, request, group, slot, min(count, request.num_tokens) // group.rule.page_size)
         fast.CacheManager.cache_pages(self, request, count)
 

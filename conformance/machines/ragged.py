@@ -91,7 +91,9 @@ def sinks_of(setup: Setup, seed: int) -> Array:
 COMMON = {
     "plain": Setup(Layout()),
     "window": Setup(
-        Layout("v2", dims=(24, 24), page_size=3, num_pages=16), options={"window": 3, "soft_cap": 5.0, "scale": 0.25}
+        Layout("v2", dims=(24, 24), page_size=3, num_pages=16),
+        group=3,
+        options={"window": 3, "soft_cap": 5.0, "scale": 0.25},
     ),
     "chunk": Setup(
         Layout("v3", "int8", heads=3, dims=(40, 16), scaled=True, page_size=2, num_pages=24),

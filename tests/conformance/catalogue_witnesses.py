@@ -4,8 +4,10 @@ A witness takes a backend's public names and returns what it saw: the specificat
 same, the bug's backend does not. So a bug that the suite misses is the suite's fault and not the variant's.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -157,6 +159,11 @@ def root_of_the_process(names: Any) -> object:
     return names.init_none_hash(SEED), [key.get_hash_value() for key in pool.cached_page_hash_to_page]
 
 
+def root_from_the_environment(names: Any) -> object:
+    with patch.dict(os.environ, PYTHONHASHSEED="random"):
+        return tried(lambda: len(names.init_none_hash()))
+
+
 # -- The cached map -------------------------------------------------------------------------------
 
 
@@ -199,6 +206,12 @@ def reused_id_keeps_keys(names: Any) -> object:
     manager = manager_of(names)
     served(manager, "a", [1, 2, 3, 4])
     return found(manager, Request("a", [5, 6, 7, 8, 9]))
+
+
+def second_request_of_a_live_id(names: Any) -> object:
+    manager = manager_of(names)
+    manager.allocate_slots(Request("a", [1, 2]), 2)
+    return tried(lambda: manager.allocate_slots(Request("a", [3, 4, 5]), 1).get_page_ids())
 
 
 def smaller_count_raises(names: Any) -> object:
@@ -313,12 +326,14 @@ WITNESSES: dict[str, Callable[[Any], object]] = {
         fixed_root,
         root_ignores_seed,
         root_of_the_process,
+        root_from_the_environment,
         hash_kept_on_eviction,
         evicted_page_stays_in_map,
         duplicates_collapse,
         hash_without_entry,
         deferred_free_reversed,
         reused_id_keeps_keys,
+        second_request_of_a_live_id,
         smaller_count_raises,
         missing_pages_counted_as_cached,
         page_lost_but_counted,

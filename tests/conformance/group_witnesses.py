@@ -311,6 +311,15 @@ def chain_begins_behind_null_pages(names: Any) -> object:
     return found_in_all(manager, [3, 9]), found_in_all(manager, [1, 2, 3, 9])
 
 
+def chain_begins_behind_a_small_window(names: Any) -> object:
+    manager = manager_with(names, "window:3:2")
+    request = Request("a", [1, 2, 3])
+    manager.allocate_slots(request, 3)
+    manager.allocate_slots(grown(request, 4), 1)
+    manager.allocate_slots(grown(request, 5, 6), 2)
+    return found_in_all(manager, [4, 5, 6, 9])
+
+
 GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
     witness.__name__: witness
     for witness in (
@@ -347,6 +356,7 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
         resumed_before_its_hit_is_counted,
         retry_fails_after_a_rollback,
         chain_begins_behind_null_pages,
+        chain_begins_behind_a_small_window,
     )
 }
 """The witness of each of these bugs, by the bug's name."""
