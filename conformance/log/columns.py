@@ -1,43 +1,47 @@
 """Columns of numbers, written as how they differ from the ones before."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 __all__ = ["as_column", "decoded", "encoded"]
 
-Column = NDArray[np.int64] | int
+Column = bytes | int
+"""Numbers, `i64[n]`, as bytes; or one number for all."""
 
 
 def as_column(values: Any) -> Any:
     """A copy of the numbers that a call was given, or the one number; anything that is neither as it is."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim == 1:
-        return values.astype(np.int64)
+    if type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "iu":
+        return values.tobytes() if values.dtype == np.int64 else values.astype(np.int64).tobytes()
     if isinstance(values, list | tuple | range) and set(map(type, values)) <= {int}:
-        return np.array(values, np.int64)
+        return np.array(values, np.int64).tobytes()
     return values
 
 
 def encoded(column: Column, before: Column | None) -> Any:
-    """A column as a log has it: a number, ``{"more": d, "but": [[place, value]]}`` or a list.
+    """A column as a log has it: a number, ``{"more": d, "but": [[place], [value]]}`` or a list.
 
     Args:
         column: the numbers, or one for all.
         before: the column of the call before, if there was one.
     """
-    if not isinstance(column, np.ndarray):
+    if not isinstance(column, bytes):
         return int(column)
-    if isinstance(before, np.ndarray) and before.shape == column.shape and column.size:
-        grown = column - before
+    if column == before:
+        return {"more": 0}
+    now = np.frombuffer(column, np.int64)
+    if isinstance(before, bytes) and len(before) == len(column):
+        grown = now - np.frombuffer(before, np.int64)
         more = int(grown[-1])
-        other = (grown != more).nonzero()[0]
-        if not other.size:
+        if grown.tobytes() == more.to_bytes(8, sys.byteorder, signed=True) * len(now):
             return {"more": more}
-        if other.size * 4 <= column.size:
-            return {"more": more, "but": [other.tolist(), column[other].tolist()]}
-    return column.tolist()
+        other = (grown != more).nonzero()[0]
+        if other.size * 4 <= now.size:
+            return {"more": more, "but": [other.tolist(), now[other].tolist()]}
+    return now.tolist()
 
 
 def decoded(entry: Any, before: Sequence[int] | int | None) -> list[int] | int:

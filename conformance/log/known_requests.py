@@ -159,8 +159,9 @@ class KnownRequests:
     def numbers_of(self, requests: Iterable[Any]) -> list[int]:
         """The numbers of requests that were defined."""
         keys, known = list(map(id, requests)), self._known
-        for key in self._gone.keys() & set(keys):
-            del self._gone[key]
+        if self._gone:
+            for key in self._gone.keys() & set(keys):
+                del self._gone[key]
         return [known[key].number for key in keys]
 
     def forget(self, request: Any) -> None:
@@ -174,8 +175,9 @@ class KnownRequests:
                 self._drop_id(gone.request)
 
     def _drop_id(self, request: Any) -> None:
-        if self.by_id.get(request.request_id) is request:
-            del self.by_id[request.request_id]
+        request_id = request.request_id
+        if self.by_id.get(request_id) is request:
+            del self.by_id[request_id]
 
     # -- Inside -----------------------------------------------------------------------------------
 

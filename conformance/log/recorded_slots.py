@@ -13,6 +13,8 @@ from .writer import MOST_NOTED, LogWriter
 
 __all__ = ["record_batch", "record_slots", "returns_immutable_pages"]
 
+_COLUMNS = {bytes, int}
+
 
 def returns_immutable_pages(manager: Any) -> bool:
     """Whether the page lists that a manager returns stay as they are, so that they can be read later."""
@@ -85,28 +87,31 @@ def record_batch(
     allocate, refused = manager.allocate_slots_batch, otherwise.refused
     unit = gcd(*(int(group.kv_cache_spec.page_size) for group in manager.kv_cache_groups)) or 1
     request_in: dict[int, Any] = {}
-    told_pages = np.zeros(0, np.int64)  # the full pages of each slot's request when it was last read
+    untold = np.zeros(0, np.int64)  # for each slot the length at which its request has a page more than was told
 
     @functools.wraps(slot_of)
     def recorded_slot_of(request_id: Any) -> Any:
-        nonlocal told_pages
+        nonlocal untold
         slot = slot_of(request_id)
-        if slot >= len(told_pages):
-            told_pages = np.concatenate([told_pages, np.zeros(slot + 1, np.int64)])
-        told_pages[slot] = 0
+        if slot >= len(untold):
+            untold = np.concatenate([untold, np.zeros(slot + 1, np.int64)])
+        untold[slot] = 0
         request_in[slot] = _request_of(writer, request_id)
         return slot
 
-    def tell(columns: list[Any]) -> list[tuple[Any, int]]:
-        slots, computed, new = columns[:3]
-        reached = (computed + new) // unit
-        told = []
-        for slot in slots[reached > told_pages[slots]].tolist():
-            request = request_in.get(slot)
-            if request is not None:
-                told.append((request, request.num_tokens))
-                told_pages[slot] = request.num_tokens // unit
-        return told
+    def tell(slots: bytes, computed: bytes, new: Any) -> tuple[list[Any], list[int]]:
+        """The requests that may publish a page, and how many tokens they have."""
+        places = np.frombuffer(slots, np.int64)
+        reached = np.frombuffer(computed, np.int64) + (np.frombuffer(new, np.int64) if type(new) is bytes else new)
+        due = places[reached >= untold[places]].tolist()
+        requests = [request_in.get(slot) for slot in due]
+        if None in requests:  # it never asked whose slot that is
+            due = [slot for slot in due if request_in.get(slot) is not None]
+            requests = [request_in[slot] for slot in due]
+        known = [request.num_tokens for request in requests]
+        if due:
+            untold[due] = [(length // unit + 1) * unit for length in known]
+        return requests, known
 
     @functools.wraps(allocate)
     def allocate_slots_batch(
@@ -124,8 +129,8 @@ def record_batch(
         columns = list(map(as_column, given))
         columns.append(0 if rows is None else as_column(rows))
         options = {"delay_cache_pages": delay_cache_pages, "tables": tables, "rows": rows}
-        plain = isinstance(columns[0], np.ndarray) and isinstance(columns[1], np.ndarray)
-        if not plain or not all(isinstance(column, np.ndarray | int) for column in columns):
+        kinds = list(map(type, columns))
+        if kinds[:2] != [bytes, bytes] or not _COLUMNS.issuperset(kinds):
             return otherwise(*given, **options)
         try:
             batch = allocate(*given, delay_cache_pages=delay_cache_pages, tables=bare(tables), rows=rows)
@@ -135,7 +140,7 @@ def record_batch(
         noted = {"delay": True} if delay_cache_pages else {}
         if tables is not None:
             noted["tables"] = tables.__dict__.get("_kvproof_number")
-        writer.note_step(number, columns, noted, batch, tell(columns) if len(columns[0]) else [])
+        writer.note_step(number, columns, noted, batch, *tell(*columns[:3]))
         return batch
 
     return {"allocate_slots_batch": allocate_slots_batch, "slot_of": recorded_slot_of}

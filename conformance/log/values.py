@@ -147,9 +147,9 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
 def _batch(batch: Any) -> list[Any]:
     """Who got no slots, and for each group who got how many pages, and which."""
     granted = np.asarray(batch.granted, bool)
-    groups = []
+    groups: list[Any] = []
     for pages, offsets in zip(batch.page_ids, batch.offsets, strict=True):
-        counts = np.diff(offsets)
+        counts = offsets[1:] - offsets[:-1]
         places = counts.nonzero()[0]
-        groups.append([places.tolist(), same(counts[places].tolist()), np.asarray(pages).tolist()])
-    return [[] if granted.all() else (~granted).nonzero()[0].tolist(), groups]
+        groups.append([places.tolist(), same(counts[places].tolist()), pages.tolist()])
+    return [(~granted).nonzero()[0].tolist() if b"\0" in granted.tobytes() else [], groups]

@@ -207,7 +207,7 @@ class LogWriter:
                 told += [value for value in note[3].values() if type(value) is Told]
                 slots += note[3].get("running", ())
             elif begin == self._step:
-                slots += [request for request, _ in note[-1]]
+                slots += note[5]
         self.requests.define([*(entry.request for entry in told), *slots], told, lines)
 
     def _line(self, lines: list[Any], line: list[Any]) -> None:
@@ -263,7 +263,8 @@ class LogWriter:
         columns: list[Any],
         options: dict[str, Any],
         batch: Any,
-        told: list[tuple[Any, int]],
+        requests: list[Any],
+        known: list[int],
     ) -> None:
         """Writes a batched step.
 
@@ -273,14 +274,14 @@ class LogWriter:
             columns: slots, computed, new tokens, look-ahead, and the rows or 0.
             options: the other arguments.
             batch: what it gave.
-            told: the requests whose tokens it may publish, and how many tokens they had.
+            requests: those whose tokens it may publish.
+            known: how many tokens each of them had.
         """
         before = self._steps.get(number, [None] * len(columns))
         self._steps[number] = columns
         written = [encoded(column, old) for column, old in zip(columns, before, strict=True)]
-        numbers = self.requests.numbers_of(request for request, _ in told)
-        requests = [numbers, same([known for _, known in told])]
-        lines.append(["step", number, *written, options, result("batch", batch, self.keys), requests])
+        told = [self.requests.numbers_of(requests), same(known)]
+        lines.append(["step", number, *written, options, result("batch", batch, self.keys), told])
         self._operations += 1
 
 

@@ -72,7 +72,7 @@ def test_what_the_fast_backend_did_is_right(tmp_path: Path, groups: str, states_
 
 
 @pytest.mark.parametrize("options", [{}, {"redact": True}, {"show_tokens": True}], ids=["mapped", "redacted", "shown"])
-def test_a_redacted_log_replays_alike_and_holds_no_secret(tmp_path: Path, options: dict[str, bool]) -> None:
+def test_a_redacted_log_replays_alike_and_holds_no_secret(tmp_path: Path, options: dict[str, Any]) -> None:
     """SEC-2: no salt in any log, no token id unless asked for; and what is in the log is another key's each time."""
     runs = [recorded(tmp_path / f"{place}.log", seed=1, **options) for place in range(2)]
     texts = [path.read_text() for path in runs]
@@ -126,7 +126,7 @@ def test_what_is_passed_over_is_not_named(tmp_path: Path) -> None:
 def test_a_recorded_object_is_what_it_records(tmp_path: Path) -> None:
     manager = record(kvproof.fast.CacheManager(4, [full(2)], 8), tmp_path / "a.log")
     tables = record(kvproof.fast.MultiGroupPageTable(2, 8, 8, [2]), manager)
-    assert isinstance(manager, kvproof.fast.CacheManager)
+    assert [isinstance(manager, kind) for kind in (kvproof.fast.CacheManager, kvproof.fast.PagePool)] == [True, False]
     assert manager.max_model_len == 8
     assert len(tables) == 1
     assert tables[0].max_num_reqs == 2
