@@ -75,12 +75,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from .pytest_run import Run
 
         config.stash[RUN] = Run(config, labels)
-    except (pytest.UsageError, ModuleNotFoundError) as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        problem = f"{error.name} missing: pip install 'kvproof[conformance]'" if missing else str(error)
-        if not hasattr(config, "workerinput"):
-            raise pytest.UsageError(problem) from error
-        config.stash[PROBLEM] = problem  # a worker of xdist that ends tells nobody why
+        return
+    except pytest.UsageError as error:
+        problem = str(error)
+    except ModuleNotFoundError as error:
+        problem = f"{error.name} missing: pip install 'kvproof[conformance]'"
+    if not hasattr(config, "workerinput"):
+        raise pytest.UsageError(problem)
+    config.stash[PROBLEM] = problem  # a worker of xdist that ends tells nobody why
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

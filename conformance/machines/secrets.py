@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
+from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, Request
 
 from ..deviation import attempt
@@ -88,20 +89,31 @@ class Secrets(Machine):
     def tell(self, line: str, act: Callable[[Any], Any], clause: str = "SEC-4", normal: Any = None) -> Both:
         """Makes a call on both sides; what the backend's error says or its result prints is looked through."""
         told: list[tuple[str, str, bool]] = []
+        refusing = ""
 
         def acting(side: Any) -> Any:
+            nonlocal refusing
             try:
                 result = act(side)
             except Exception as error:
-                if side is self.backend:
+                if side is self.spec:
+                    refusing = clause_of_message(str(error))
+                else:
                     told.append(("the error", "".join(traceback.format_exception_only(error)), True))
                     told.extend(("an error before it", str(other), True) for other in _causes(error))
                 raise
-            if side is self.backend:
+            if side is not self.spec:
                 told.append(("the result", repr(result), False))
             return result
 
         made = self.call(line, acting, clause, normal or (lambda *_: None))
+        if made.refused and not told and refusing not in self.session.known:
+            # Who refuses what is not looked at, but what the refusal says.
+            self.calls.append(line)
+            with self.watched(refusing, "a refusal"):
+                refused = attempt(functools.partial(acting, self.backend)).error is not None
+            if not refused:
+                self.differ(refusing, "a refusal", "none")
         for what, text, is_error in told:
             self.hold_text(what, text, is_error)
         return made
