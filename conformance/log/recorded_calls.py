@@ -67,16 +67,20 @@ class RecordedCall:
         self._act, self._origins = act, origins
         self._names = list(call.arguments)
         self._is_plain = set(call.arguments.values()) <= {"plain"} and call.result in ("none", "plain")
+        self._takes_request = self._names[:1] == ["request"] and method != "get_num_common_prefix_pages"
         functools.update_wrapper(self, act)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the call and notes it."""
         if self._is_plain and not kwargs and _SIMPLE.issuperset(map(type, args)):
             return self._call_plainly(args)
-        args = tuple(materialised(value) for value in args)
-        kwargs = {name: materialised(value) for name, value in kwargs.items()}
-        given = self._given(args, kwargs)
         writer, call = self._writer, self._call
+        if self._takes_request and len(args) == 1 and not kwargs:
+            given = {"request": self._request(args[0], self._method in _TELLS_ALL)}
+        else:
+            args = tuple(materialised(value) for value in args)
+            kwargs = {name: materialised(value) for name, value in kwargs.items()}
+            given = self._given(args, kwargs)
         try:
             value = self._act(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
         except Exception as error:
@@ -146,7 +150,9 @@ class RecordedCall:
                 return plain(value)
 
     def _request(self, request: Any, whole: bool) -> Any:
-        computed = plain(getattr(request, "num_computed_tokens", None))
+        computed = getattr(request, "num_computed_tokens", None)
+        if type(computed) is not int:
+            computed = plain(computed)
         told = self._writer.requests.tell(request, computed, whole=whole)
         return {"type": type(request).__name__} if told is None else told
 
