@@ -103,6 +103,8 @@ def _run(options: Options) -> int:
     os.environ.setdefault("XLA_FLAGS", DEVICES)
     backend = load_backend(given.backend, options.without)
     lacks = tuple(sorted(backend.lacks))
+    if all(machine.missing(backend) for machine in options.machines):
+        raise BackendError(f"backend {backend.name} offers nothing that the machines need")
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
     console = Console()
     if given.profile == "deep":
@@ -165,8 +167,6 @@ def _tell(options: Options, report: Report, console: Console) -> int:
         print(f"kvproof check: {visible(line)}", file=sys.stderr)
     write(given.json, json.dumps(as_json(report, xfails), indent=1) + "\n")
     write(given.junit, junit_xml(report, xfails))
-    if all(machine.missing for machine in report.machines):
-        raise BackendError(f"backend {report.backend} offers nothing that the machines need")
     if given.emit is not None and report.deviates:
         try:
             for line in write_test(given.emit, scripts):

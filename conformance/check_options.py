@@ -116,8 +116,10 @@ def read_options(given: argparse.Namespace) -> Options:
         BadInputError: an option makes no sense.
         XfailsError: the file of expected deviations makes none.
     """
-    clauses = _chosen("--clauses", given.clauses, list(CLAUSES))
-    names = _chosen("--machines", given.machines, list(EXHAUSTIVE if given.exhaustive else MACHINES))
+    every = list(EXHAUSTIVE if given.exhaustive else MACHINES)
+    checked = [clause for clause in CLAUSES if machines_for([clause], every, given.level)]
+    clauses = _chosen("--clauses", given.clauses, list(CLAUSES)) if given.clauses is not None else checked
+    names = _chosen("--machines", given.machines, every)
     without = _chosen("--without", given.without, list(CAPABILITIES)) if given.without is not None else []
     for option, value, least in (("--examples", given.examples, 1), ("--jobs", given.jobs, 1)):
         if value is not None and value < least:

@@ -34,7 +34,7 @@ class Profile:
 
 
 PROFILES = {
-    "quick": Profile("about 15 seconds: after every change", 0.12, 2.0, 6.0),
+    "quick": Profile("some 20 seconds: after every change", 0.1, 2.0, 6.0),
     "default": Profile("a minute or two", 1.0, 8.0, 40.0),
     "deep": Profile("hours: the default check again and again, each time with another seed", 1.0, 8.0, 40.0),
 }

@@ -38,12 +38,13 @@ def machine_line(machine: MachineReport) -> str:
     """What one machine did, in a line."""
     if machine.missing:
         return visible(f"{machine.name}: not offered: {', '.join(machine.missing)}")
-    line = (
-        f"{machine.name}: {machine.examples} sequences, {machine.steps} steps, {machine.wasted} of them wasted, "
-        f"{machine.seconds:.1f} s"
-    )
-    if machine.note:
-        line += f"; {machine.note}"
+    if machine.note.startswith(("closed", "cut")):  # a small world that was walked through: nothing is drawn
+        line = f"{machine.name}: {machine.note}, {machine.seconds:.1f} s"
+    else:
+        line = (
+            f"{machine.name}: {machine.examples} sequences, {machine.steps} steps, {machine.wasted} of them wasted, "
+            f"{machine.seconds:.1f} s" + (f"; {machine.note}" if machine.note else "")
+        )
     if machine.lacks:
         line += f"; not offered: {', '.join(machine.lacks)}"
     if machine.deviations:

@@ -65,6 +65,11 @@ class MachineReport:
             return self.tried[clause] > 0
         return self.tried[clause] >= (_FEW_STEPS if self.ended else _ENOUGH_STEPS)
 
+    def lacks_all_of(self, clause: str) -> bool:
+        """Whether it never compared by a clause, the backend lacking something: not just because it ended early."""
+        ran = self.ended or not self.deviations or self.steps >= _ENOUGH_STEPS
+        return bool(self.lacks) and ran and not self.tried[clause]
+
 
 @dataclass(frozen=True)
 class Report:
@@ -105,7 +110,7 @@ class Report:
             return "deviates"
         if any(machine.decides(clause) for machine in checking):
             return "conforms"
-        if checking and all(m.missing or (m.lacks and not m.deviations and not m.tried[clause]) for m in checking):
+        if checking and all(machine.missing or machine.lacks_all_of(clause) for machine in checking):
             return "not offered"
         return "undecided"
 

@@ -4,6 +4,7 @@ A process is also what a backend is kept in that does not return, or that ends t
 called is read off its board, and another process goes on with the other machines.
 """
 
+import atexit
 import ctypes
 import time
 import traceback
@@ -112,8 +113,10 @@ class _Worker:
         context = get_context("spawn")
         memory = context.RawArray(ctypes.c_char, BOARD_SIZE)
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(task, theirs, memory), daemon=True)
+        # No daemon, which could not have processes of its own; so it is ended here, however this process ends.
+        self._process = context.Process(target=_serve, args=(task, theirs, memory))
         self._process.start()
+        atexit.register(self._process.kill)
         theirs.close()
         self._task, self._board = task, Board(memory)
         self.names: list[str] = []
@@ -183,6 +186,7 @@ class _Worker:
 
     def stop(self) -> None:
         """Ends the process, in any case."""
+        atexit.unregister(self._process.kill)
         self._process.kill()
         self._process.join()
         self._connection.close()

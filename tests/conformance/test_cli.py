@@ -59,20 +59,21 @@ def test_a_backend_that_deviates(broken: str, tmp_path: Path, capsys: pytest.Cap
 
 def test_several_processes_find_what_one_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
-    for jobs in ("1", "2"):
+    for jobs, seconds in (("1", "0"), ("2", "60")):
         file = tmp_path / f"{jobs}.json"
         arguments = [
             "--backend",
             "kvproof.conformance.catalogue:stale_ids_after_add",
             "--machines",
             "queue,table,sizing",
+            *("--step-timeout", seconds, "--first"),
         ]
         assert main(["check", *arguments, "--examples", "12", "--seed", "5", "--jobs", jobs, "--json", str(file)]) == 1
         found.append(json.loads(file.read_text()))
         for machine in found[-1]["machines"]:
             del machine["seconds"]
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("queue:", "table:", "sizing:"))]
-    assert [line.split(":")[0] for line in lines] == ["queue", "table", "sizing"] * 2
+    assert [line.split(":")[0] for line in lines] == ["queue", "table"] * 2, "the first deviation ends it"
     assert found[0]["clauses"] == found[1]["clauses"]
     assert [entry["machine"] for entry in found[0]["machines"]] == [entry["machine"] for entry in found[1]["machines"]]
     assert found[0]["machines"][0] == found[1]["machines"][0]

@@ -80,6 +80,13 @@ def test_what_ended_early_decides_less() -> None:
     assert machine("pool", {"POOL-5": 5}).decides("POOL-5")
 
 
+def test_what_is_lacking_is_not_undecided() -> None:
+    going_on = machine("pool", {"POOL-3": 9, "POOL-6": 0}, DEVIATION, lacks=["queue"])
+    assert report(going_on).verdict("POOL-6") == "not offered"
+    early = machine("pool", {"POOL-3": 9, "POOL-6": 0}, DEVIATION, lacks=["queue"], ended=False)
+    assert report(early).verdict("POOL-6") == "undecided"
+
+
 def test_calls_are_those_on_the_backend() -> None:
     assert DEVIATION.num_calls == 2
     assert [is_call(line) for line in ("# a note", "a.status = RUNNING", "manager.free(a)")] == [False, False, True]
