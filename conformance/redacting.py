@@ -14,8 +14,10 @@ _NUMBER = r"-?\d+"
 _NUMBERS = rf"{_NUMBER}(?:, {_NUMBER})*,?"
 _INT32 = 1 << 31
 
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+
 _TOKENS = re.compile(
-    rf"(Request\((?:'[^']*'|\"[^\"]*\"), |grows by |of tokens |token_ids=|tokens=)([\[(]?)({_NUMBERS})?([\])]?)"
+    rf"(Request\((?:{_QUOTED}|[^\[]*?), |grows by |of tokens |token_ids=|tokens=)([\[(]?)({_NUMBERS})?([\])]?)"
 )
 """Where a request's tokens stand in a call."""
 
@@ -26,7 +28,7 @@ _KEY_FIELDS = frozenset({"keys", "events"})
 """Parts of the observable state that do."""
 
 _LISTS = re.compile(rf"([\[(])({_NUMBERS})([\])])")
-_DIGESTS = re.compile(r"b'(?:[^'\\]|\\.)*'|b\"(?:[^\"\\]|\\.)*\"")
+_DIGESTS = re.compile(rf"b(?:{_QUOTED})")
 
 
 def redacted(report: Report, redaction: Redaction) -> Report:

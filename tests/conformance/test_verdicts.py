@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,14 +15,18 @@ from rich.console import Console
 
 from kvproof.conformance.deviation import Deviation, is_call
 from kvproof.conformance.junit import junit_xml
+from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.redacting import redacted
 from kvproof.conformance.redaction import Redaction
 from kvproof.conformance.report import print_report, verdict_lines
 from kvproof.conformance.report_json import as_json, machine_from_json, machine_json
+from kvproof.conformance.runner import run_machine
 from kvproof.conformance.terminal import visible
 from kvproof.conformance.verdicts import MachineReport, Report
 from kvproof.conformance.xfails import Xfails, XfailsError, read_xfails
-from kvproof.spec import CLAUSES
+from kvproof.spec import CLAUSES, CacheManager
+
+from .broken import backend
 
 HOSTILE = "\x1b[2J\x9b1m\u202e</failure>&\x00"
 
@@ -231,3 +236,22 @@ def test_tokens_are_redacted_and_stay_equal() -> None:
     assert f"({seven}, {eight})" in found.before["keys"]
     assert "x01" not in found.before["keys"], "who guesses tokens could compare digests"
     assert found.before["free pages"] == "[]"
+
+
+class Losing(CacheManager):
+    """Says that it looked up less than it found."""
+
+    def get_computed_pages(self, request: Any) -> Any:
+        pages, hit = super().get_computed_pages(request)
+        return pages, max(hit - 1, 0)
+
+
+def test_no_token_of_a_machine_is_left() -> None:
+    """SEC-2, with tokens that nothing else is taken for."""
+    found = run_machine(MACHINES["secrets"], backend("losing", CacheManager=Losing), 3, shrink_seconds=0.2)
+    shown = json.dumps(machine_json(found))
+    assert found.deviations
+    assert any(str(token) in shown for token in (1_234_567_891, 1_987_654_321))
+    again = json.dumps(machine_json(redacted(report(found), Redaction()).machines[0]))
+    assert not any(str(token) in again for token in (1_234_567_891, 1_987_654_321))
+    assert again.count("Request(") == shown.count("Request(")
