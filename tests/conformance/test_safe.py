@@ -17,6 +17,7 @@ from .backends_under_test import ordered, radix
 from .backends_under_test.ordered_pool import Page, PagePool, Pages
 from .backends_under_test.ordered_reading import number
 from .backends_under_test.radix_broken import BROKEN
+from .backends_under_test.radix_tree import RadixTree
 
 SPEC = Backend("kvproof.spec", kvproof.spec)
 FAST = Backend("kvproof.fast", kvproof.fast)
@@ -130,7 +131,7 @@ def test_a_pool_that_guards_nothing_is_charged() -> None:
 
 def test_where_nothing_shows_what_is_resident_it_is_not_guessed() -> None:
     class Silent(radix.CacheManager):
-        resident_page_ids = property()  # type: ignore[assignment]
+        resident_page_ids = property()
 
         def get_computed_pages(self, request: Any) -> tuple[radix.CachePages, int]:
             super().get_computed_pages(request)
@@ -139,7 +140,7 @@ def test_where_nothing_shows_what_is_resident_it_is_not_guessed() -> None:
         def reset_prefix_cache(self) -> bool:
             if not self.usage:
                 self.free_ids += [page for node in self.tree.nodes() for page in node.pages]
-                self.tree = radix.RadixTree()
+                self.tree = RadixTree()
             return not self.usage
 
     names = SimpleNamespace(CacheManager=Silent, CachePages=radix.CachePages, kvproof_lacks=radix.kvproof_lacks)

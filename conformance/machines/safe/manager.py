@@ -53,7 +53,7 @@ class Serving(ManagerFaults):
         """Whether there are ids and tokens enough for three prompts of two pages."""
         return bool(self.world.groups) and len(self.unused()) >= 3 and 2 * self.unit < self.max_model_len
 
-    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_part)
+    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_part, weight=2)
     def part_ways(self, data: Drawing) -> None:
         """Two prompts differ in their first page: what the one goes on with is not the other's, though alike."""
         one, other = one_of(data, [self.world.alphabet, self.world.alphabet[::-1]])
@@ -118,14 +118,18 @@ class Serving(ManagerFaults):
     @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come, weight=2)
     def tell_apart(self, data: Drawing) -> None:
         """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
-        place = data.draw(st.integers(0, len(EXTRA_KEYS) - 1))
         # neighbours are alike but for their kind, their text or their place
-        keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + data.draw(st.integers(1, 3))) % len(EXTRA_KEYS)]]
+        place, by = data.draw(st.integers(0, len(EXTRA_KEYS) - 1)), one_of(data, [1, 1, 2, 3])
+        keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + by) % len(EXTRA_KEYS)]]
         ids = self.unused()
         name, tokens = one_of(data, ids), self.some_tokens(data)
-        self.bring(name, tokens, keys[0])
-        self.admit_with(name, len(tokens))
+        prompt = one_of(data, [len(tokens), data.draw(st.integers(1, len(tokens)))])  # the rest is generated
+        self.bring(name, tokens[:prompt], keys[0])
+        self.admit_with(name, prompt)
         if self.cases[name].live:
+            if prompt < len(tokens):
+                self.grow(name, tokens[prompt:])
+                self.continue_with(name, prompt, len(tokens) - prompt)
             self.free_request(name)
             self.leave(name, EngineRequestStatus.FINISHED)
         other = one_of(data, [known for known in ids if known != name] or ids)
@@ -296,7 +300,7 @@ class SafeManager(Serving):
     """Few requests over two tokens in a small pool, so that prefixes are shared, duplicated and evicted."""
 
     name = "safe-manager"
-    examples = 100
+    examples = 120
 
     @start("MAN-2", world=worlds(["full"], counts=(1,) * 9 + (0,), options=_OPTIONS))
     def construct(self, world: World) -> None:

@@ -208,12 +208,13 @@ class ManagerModel(Alone, Admission):
         seen = self.see("cached pages", "POOL-7")
         before: Any = self._before.get("cached pages", [])
         self.known["cached pages"] = seen
+        hashed = seen
         if "pages with a hash" in self.shows:
             hashed = self.known["pages with a hash"] = self.see("pages with a hash", "POOL-7")
-            self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
-        bare = [page for page in seen if not self.ghost.is_full(page)]
+        bare = sorted(page for page in {*seen, *hashed} if not self.ghost.is_full(page))
         stale = [page for page in bare if page in before and page in fresh]
         self.hold("POOL-3", not stale, f"{stale} forgotten, as they were handed out anew", f"cached pages {seen}")
+        self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
         label = "MAN-4" if clause == "MAN-4" else "MAN-3"
         said = f"cached pages that are full of tokens that are known and written: not {bare}"
         self.hold(label, not bare, said, f"cached pages {seen}")

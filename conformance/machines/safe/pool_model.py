@@ -137,7 +137,7 @@ class PoolModel(Alone):
         seen = self.see("cached pages", "POOL-7")
         self.known["cached pages"] = seen
         hashed = self.known["pages with a hash"] = self.see("pages with a hash", "POOL-7")
-        self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
-        stale = [page for page in seen if page not in self.ghost.contents]
+        stale = sorted(page for page in {*seen, *hashed} if page not in self.ghost.contents)
         label = clause if clause in ("POOL-3", "POOL-9", "POOL-11") else "POOL-7"
-        self.hold(label, not stale, f"no hash of {stale}", f"cached pages {seen}")
+        self.hold(label, not stale, f"no hash of {stale}", f"cached pages {seen}, pages with a hash {hashed}")
+        self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
