@@ -53,6 +53,7 @@ examples:
   kvproof check --backend my_engine.cache --level safe --without keys,events
   kvproof check --machines pool,queue --clauses POOL-3 --seed 7 --json report.json --emit test_pool_3.py
   kvproof check --xfails known.txt --junit report.xml
+  kvproof check --exhaustive --minutes 10             every state of small worlds
   kvproof check --profile deep --hours 8 --state deep.json
   kvproof check --jobs 1 --step-timeout 0             in this process, for a debugger
 
