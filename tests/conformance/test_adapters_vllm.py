@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
@@ -55,7 +56,12 @@ def test_groups_that_vllm_does_not_mix_come_next_to_those_that_were_drawn() -> N
 
 @pytest.fixture(scope="module")
 def vllm() -> Any:
-    return load_backend(_NAME)
+    backend = load_backend(_NAME)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what other packages warn of while they are imported
+        for name in ("PagePool", "CacheManager", "PageTable"):
+            backend.get(name)
+    return backend
 
 
 @with_vllm
@@ -79,14 +85,14 @@ def test_a_request_is_found_by_its_tokens_and_extra_keys(vllm: Any) -> None:
     [
         ("table", "exact", {"TAB-6"}, {"TAB-5"}),
         ("pool", "exact", {"POOL-5"}, {"POOL-9", "POOL-10"}),
-        ("manager", "exact", {"MAN-6"}, {"R2", "MAN-1"}),
+        ("manager", "exact", {"R1"}, {"R2", "MAN-1"}),
     ],
 )
 def test_what_the_report_says_of_vllm_is_seen(
     vllm: Any, machine: str, level: Level, deviating: set[str], conforming: set[str]
 ) -> None:
     """The table in CONFORMANCE.md, in few examples."""
-    report = run_machine(MACHINES[machine], vllm, 1, examples=25, shrink_seconds=0.5, level=level, seconds=20.0)
+    report = run_machine(MACHINES[machine], vllm, 1, examples=25, shrink_seconds=0.2, level=level, seconds=8.0)
     assert not report.missing
     found = {deviation.clause for deviation in report.deviations}
     assert deviating <= found
