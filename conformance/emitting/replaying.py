@@ -5,6 +5,7 @@ last call must do becomes an assertion (`endings`). Where calls cannot be writte
 thousand numbers, say), the test repeats the machine's steps instead.
 """
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +16,10 @@ from kvproof.spec.clauses import CLAUSES
 from ..backends import load_backend
 from ..deviation import Deviation, TracedStep
 from ..machines import EVERY_MACHINE, Machine
+from ..machines.attention import RaggedMachine
 from ..machines.base import Both, Side, same
 from ..session import Session
+from .attending import lines_of_attention
 from .endings import Ending, Last, ending_of
 from .literals import Literals, UnrenderableError
 from .notes import NotedBackend, NotedSide, Notes
@@ -55,6 +58,7 @@ class _Noting(Machine):
     Attributes:
         notes: where they are noted.
         last: the last call.
+        judged: what it judges by itself, if it does.
         phase: what is being compared: ``call``, ``state``, or what the machine itself looks at (``other``).
     """
 
@@ -65,6 +69,7 @@ class _Noting(Machine):
         self.backend = NotedSide(cast(NotedBackend, self.session.backend))
         self.last = Last()
         self.phase = "other"
+        self.judged: dict[str, Any] = {}
 
     def build(self, line: str, clause: str, act: Any) -> None:
         self.phase, self.last = "call", Last()
@@ -106,6 +111,13 @@ class _Noting(Machine):
         with self.notes.taken():
             super().append(*given, **named)  # type: ignore[misc]
 
+    def judge(self, *given: Any, **named: Any) -> None:
+        """Some machines judge a result by themselves, by a method of this name."""
+        known = inspect.signature(super().judge).bind(*given, **named).arguments  # type: ignore[misc]
+        self.judged = known
+        super().judge(*given, **named)  # type: ignore[misc]
+        self.judged = {}
+
     def compare_states(self, *given: Any, **named: Any) -> None:
         before, self.phase = self.phase, "state"
         super().compare_states(*given, **named)
@@ -129,7 +141,12 @@ def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | 
             taken.repeat_step(step)
         return None
     except Deviation as again:
-        if again.clause != found.clause or notes.problem:
+        if again.clause != found.clause:
+            return None
+        judged: dict[str, Any] = taken.judged
+        if judged and isinstance(taken, RaggedMachine):
+            return _attending(taken, judged, found, found_by)
+        if notes.problem:
             return None
     except Exception:  # stand-ins are not everything that they stand for; then the steps are repeated instead
         return None
@@ -137,6 +154,19 @@ def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | 
     if ending is None:
         return None
     return _script(notes, ending, found, backend.name, found_by)
+
+
+def _attending(taken: RaggedMachine, judged: dict[str, Any], found: Deviation, found_by: str) -> Script | None:
+    """A wrong result of attention as one call."""
+    literals = Literals(taken.session.backend.holder)
+    try:
+        lines = lines_of_attention(taken, judged, literals)
+    except UnrenderableError:
+        return None
+    if not lines:
+        return None
+    told = found.clause, found.expected, found.observed, taken.session.backend.name
+    return Script(*told, tuple(lines), imports=tuple(literals.imports.values()), found_by=found_by)
 
 
 def _script(notes: Notes, ending: Ending, found: Deviation, backend: str, found_by: str) -> Script:

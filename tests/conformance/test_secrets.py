@@ -1,5 +1,8 @@
 """SEC-2, SEC-3, SEC-4: the suite sees who tells tokens or salts, trips over an id, or reads what is no document."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from kvproof import fast, spec
@@ -39,18 +42,17 @@ def test_ours_tell_nothing(level: str) -> None:
 
 
 @pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
-def test_keys_and_tokens_in_a_wrong_place_are_not_shown(package: object) -> None:
+def test_keys_and_tokens_in_a_wrong_place_are_not_shown(package: Any) -> None:
     """SEC-2: a key given as a page, a key set on a page, token ids that are nested or floats."""
-    names: object = package
-    pool = names.PagePool(3, True)  # type: ignore[attr-defined]
-    manager = names.CacheManager(3, [], 8)  # type: ignore[attr-defined]
-    key = names.PageHash(b"digest", (123454321,), (CacheSalt("a"),))  # type: ignore[attr-defined]
+    pool = package.PagePool(3, True)
+    manager = package.CacheManager(3, [], 8)
+    key = package.PageHash(b"digest", (123454321,), (CacheSalt("a"),))
     page = pool.get_new_pages(1)[0]
     strange = Request("r", [1])
-    calls = [
+    calls: list[Callable[[], Any]] = [
         lambda: pool.free_pages([key]),
-        lambda: setattr(page, "page_hash", names.PageHashWithGroupId(key, 0)),  # type: ignore[attr-defined]
-        lambda: names.PageList([key]) if hasattr(names, "PageList") else pool.free_pages([key]),
+        lambda: setattr(page, "page_hash", package.PageHashWithGroupId(key, 0)),
+        lambda: package.PageList([key]) if hasattr(package, "PageList") else pool.free_pages([key]),
         lambda: manager.allocate_slots(strange, [123454321]),
         lambda: manager.allocate_slots([123454321], 1),
     ]
