@@ -104,7 +104,7 @@ def record_batch(
         places = np.frombuffer(slots, np.int64)
         reached = np.frombuffer(computed, np.int64) + (np.frombuffer(new, np.int64) if type(new) is bytes else new)
         due = places[reached >= untold[places]].tolist()
-        requests = [request_in.get(slot) for slot in due]
+        requests: list[Any] = [request_in.get(slot) for slot in due]
         if None in requests:  # it never asked whose slot that is
             due = [slot for slot in due if request_in.get(slot) is not None]
             requests = [request_in[slot] for slot in due]
