@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvproof.spec import CLAUSES
+
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
@@ -17,8 +19,8 @@ def _run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_there_are_four_examples() -> None:
-    assert len(BLOCKS) == 4
+def test_there_are_five_examples() -> None:
+    assert len(BLOCKS) == 5
 
 
 def test_the_engine_example_runs() -> None:
@@ -37,7 +39,7 @@ def test_the_device_example_runs() -> None:
 def test_the_wrong_pool_is_caught_as_the_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """POOL-3 is what the pool of the last example breaks."""
+    """POOL-3 is what the pool of the fourth example breaks."""
     from kvproof.conformance.cli import main
 
     assert isinstance(_run(BLOCKS[3])["backend"], SimpleNamespace)
@@ -45,3 +47,20 @@ def test_the_wrong_pool_is_caught_as_the_readme_says(
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["check", "--backend", "my_engine:backend", "--seed", "1"]) == 1
     assert "POOL-3" in capsys.readouterr().out
+
+
+def test_the_recorded_engine_replays_and_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvproof.conformance.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    _run(BLOCKS[4])
+    assert main(["replay", "engine.log"]) == 0
+    assert main(["show", "engine.log", "-o", "engine.html"]) == 0
+
+
+def test_the_page_about_other_packages_names_clauses_that_there_are() -> None:
+    page = README.with_name("CONFORMANCE.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ") and "exact | safe" not in line]
+    labels = re.findall(r"\b(?:R[12]|[A-Z]+-\d+)\b", " ".join(rows))
+    assert len(labels) > 60
+    assert set(labels) <= set(CLAUSES)
