@@ -5,20 +5,19 @@ write it down: constructors by way of ``backend``, methods on the objects that e
 ids, requests as variables, with what changed in them between two calls. Reads of the state are not noted.
 """
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from ..backends import Backend
-from ..machines.sides import Side, equal
+from ..machines.sides import equal
 from .literals import Literals, UnrenderableError, is_plain
 from .readings import page_views
+from .stand_in import StandIn, inside
 
-__all__ = ["NotedBackend", "NotedSide", "Notes", "StandIn", "Statement"]
+__all__ = ["Notes", "Statement", "mark"]
 
 _READS = frozenset(
     {
@@ -113,7 +112,7 @@ class Notes:
     def strip(self, value: Any) -> Any:
         """The backend's own objects for stand-ins; they are known by their expressions from now on."""
         if isinstance(value, StandIn):
-            real, text = _inside(value)
+            real, text = inside(value)
             self.know(real, text)
             return real
         if type(value) in (list, tuple):
@@ -141,7 +140,7 @@ class Notes:
     def given(self, value: Any) -> tuple[Any, str]:
         """An argument: what the backend is given, and how the file writes it."""
         if isinstance(value, StandIn):
-            return _inside(value)
+            return inside(value)
         if isinstance(value, Iterator):
             parts = [self.given(entry) for entry in value]
             return iter([real for real, _ in parts]), f"iter([{', '.join(text for _, text in parts)}])"
@@ -239,9 +238,9 @@ class Notes:
         self.statements.append(statement)
         return statement
 
-    def made(self, what: "StandIn", arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def made(self, what: StandIn, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Makes a call, and notes it first: it may raise."""
-        called, text = _inside(what)
+        called, text = inside(what)
         given = [self.given(argument) for argument in arguments]
         named = {name: self.given(argument) for name, argument in keywords.items()}
         shown = [*(part for _, part in given), *(f"{name}={part}" for name, (_, part) in named.items())]
@@ -258,9 +257,9 @@ class Notes:
         statement.value = value
         return self.stand_in(value, mark(statement.number or 0))
 
-    def set(self, what: "StandIn", name: str, value: Any) -> None:
+    def set(self, what: StandIn, name: str, value: Any) -> None:
         """Sets an attribute, and notes it first."""
-        owner, text = _inside(what)
+        owner, text = inside(what)
         real, shown = self.given(value)
         statement = Statement(f"{text}.{name} = {shown}", act=self.act)
         self.statements.append(statement)
@@ -274,19 +273,10 @@ class Notes:
         """Gives things the names by which a side knows them; returns the backend's own objects."""
         real = {}
         for name, value in made.items():
-            if type(value) is list and value and isinstance(value[0], Side):
-                real[name] = [self.noted_side(side) for side in value]
-                continue
             stripped = self.strip(value)
             real[name] = stripped
             self._name_one(name, stripped, made)
         return real
-
-    def noted_side(self, side: Side) -> "NotedSide":
-        """A side within a side, whose things are noted as well."""
-        noted = NotedSide(cast("NotedBackend", side.names))
-        noted.put({name: value for name, value in vars(side).items() if name not in ("names", "read")})
-        return noted
 
     def _name_one(self, name: str, value: Any, made: Mapping[str, Any]) -> None:
         known = self.text_of_known(value)
@@ -333,12 +323,6 @@ def _alike(views: Mapping[Any, Any], value: Any) -> bool:
     return type(value) is dict and views.keys() == value.keys() and all(views[key] is value[key] for key in value)
 
 
-def _inside(stand_in: "StandIn") -> tuple[Any, str]:
-    value: Any = object.__getattribute__(stand_in, "_value")
-    text: str = object.__getattribute__(stand_in, "_text")
-    return value, text
-
-
 _WORDS = {
     "get_computed_pages": "found",
     "allocate_slots": "new",
@@ -354,155 +338,3 @@ def _word(called: Any) -> str:
     if isinstance(called, type):
         return "".join(f"_{char.lower()}" if char.isupper() else char for char in name).lstrip("_")
     return _WORDS.get(name, "result")
-
-
-class StandIn:
-    """Stands for a thing of the backend: passes on what is asked of it, and notes what is called.
-
-    Args:
-        value: the thing.
-        text: the expression that gives it.
-        notes: where calls are noted.
-    """
-
-    __slots__ = ("_notes", "_text", "_value")
-
-    def __init__(self, value: Any, text: str, notes: Notes) -> None:
-        object.__setattr__(self, "_value", value)
-        object.__setattr__(self, "_text", text)
-        object.__setattr__(self, "_notes", notes)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(object.__getattribute__(self, "_value"))
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(object.__getattribute__(self, "_value"))
-
-    def __getattr__(self, name: str) -> Any:
-        value, text = _inside(self)
-        notes: Notes = object.__getattribute__(self, "_notes")
-        return notes.stand_in(getattr(value, name), f"{text}.{name}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__getattribute__(self, "_notes").set(self, name, value)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:  # noqa: D102 - a call of what it stands for
-        notes: Notes = object.__getattribute__(self, "_notes")
-        if not notes.on:
-            given = [notes.strip(argument) for argument in arguments]
-            return _inside(self)[0](*given, **{name: notes.strip(given) for name, given in keywords.items()})
-        return notes.made(self, arguments, keywords)
-
-    def __getitem__(self, key: Any) -> Any:
-        value, text = _inside(self)
-        notes: Notes = object.__getattribute__(self, "_notes")
-        real, shown = notes.given(key)
-        return notes.stand_in(value[real], f"{text}[{shown}]")
-
-    def __iter__(self) -> Iterator[Any]:
-        value, text = _inside(self)
-        notes: Notes = object.__getattribute__(self, "_notes")
-        whole = text if hasattr(type(value), "__getitem__") and not isinstance(value, Mapping) else f"list({text})"
-        return iter([notes.stand_in(entry, f"{whole}[{place}]") for place, entry in enumerate(value)])
-
-    def __add__(self, other: Any) -> Any:
-        value, text = _inside(self)
-        notes: Notes = object.__getattribute__(self, "_notes")
-        real, shown = notes.given(other)
-        return notes.stand_in(value + real, f"({text} + {shown})")
-
-    def __radd__(self, other: Any) -> Any:
-        value, text = _inside(self)
-        notes: Notes = object.__getattribute__(self, "_notes")
-        real, shown = notes.given(other)
-        return notes.stand_in(real + value, f"({shown} + {text})")
-
-    def __eq__(self, other: object) -> bool:
-        real = _inside(other)[0] if type(other) is StandIn else other
-        return bool(_inside(self)[0] == real)
-
-    def __hash__(self) -> int:
-        return hash(_inside(self)[0])
-
-    def __len__(self) -> int:
-        return len(_inside(self)[0])
-
-    def __bool__(self) -> bool:
-        return bool(_inside(self)[0])
-
-    def __contains__(self, entry: Any) -> bool:
-        return bool(entry in _inside(self)[0])
-
-    def __int__(self) -> int:
-        return int(_inside(self)[0])
-
-    def __index__(self) -> int:
-        return int(_inside(self)[0].__index__())
-
-    def __float__(self) -> float:
-        return float(_inside(self)[0])
-
-    def __array__(self, *arguments: Any, **keywords: Any) -> Any:
-        return _inside(self)[0].__array__(*arguments, **keywords)
-
-    def __repr__(self) -> str:
-        return repr(_inside(self)[0])
-
-
-@dataclass(frozen=True)
-class NotedBackend(Backend):
-    """A backend whose public names are given out as stand-ins.
-
-    Attributes:
-        notes: where calls are noted.
-    """
-
-    notes: Notes = field(default_factory=lambda: Notes(None))
-
-    def get(self, attribute: str) -> Any:
-        """See `Backend.get`."""
-        return self.notes.stand_in(super().get(attribute), f"backend.{attribute}")
-
-    def accepts(self, attribute: str, parameter: str) -> bool:
-        """See `Backend.accepts`."""
-        before, self.notes.on = self.notes.on, False
-        try:
-            return super().accepts(attribute, parameter)
-        finally:
-            self.notes.on = before
-
-
-class NotedSide(Side):
-    """The backend's side, which gives out stand-ins while calls are noted.
-
-    Args:
-        names: the backend.
-    """
-
-    def __init__(self, names: NotedBackend) -> None:
-        super().__init__(names)
-        self._notes = names.notes
-        self._made: dict[str, Any] = {}
-
-    def put(self, made: Mapping[str, Any]) -> None:
-        """See `Side.put`."""
-        self._made.update(self._notes.name(made))
-
-    def __getattr__(self, name: str) -> Any:
-        made = self.__dict__.get("_made", {})
-        if name not in made:
-            raise AttributeError(f"no {name} on this side")
-        value, notes = made[name], self._notes
-        if not notes.on:
-            return value
-        if type(value) is dict and value and all(notes.text_of_known(entry) for entry in value.values()):
-            return {key: self._shown(entry) for key, entry in value.items()}
-        if type(value) is list and value and all(notes.text_of_known(entry) for entry in value):
-            return [self._shown(entry) for entry in value]
-        return self._shown(value)
-
-    def _shown(self, value: Any) -> Any:
-        text = self._notes.text_of_known(value)
-        return value if text is None else self._notes.stand_in(value, text)

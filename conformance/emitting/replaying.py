@@ -22,7 +22,8 @@ from ..session import Session
 from .attending import lines_of_attention
 from .endings import Ending, Last, ending_of
 from .literals import Literals, UnrenderableError
-from .notes import NotedBackend, NotedSide, Notes
+from .noted_sides import NotedBackend, NotedSide
+from .notes import Notes
 from .script import Script
 from .text import body_of
 
