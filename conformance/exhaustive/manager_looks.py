@@ -120,7 +120,7 @@ class ManagerLooks(SmallWorld, Admission):
     @step()
     def come_under(self, name: str) -> None:
         """Another request comes under the id of a live one (MAN-6)."""
-        stranger = Request(name, self.cases[name].tokens)
+        stranger = Request(name, self.cases[name].tokens, self.cases[name].request.extra_keys)
         self.call(
             f"manager.get_computed_pages(<another request {name!r}>)",
             lambda side: side.manager.get_computed_pages(stranger),
@@ -131,7 +131,7 @@ class ManagerLooks(SmallWorld, Admission):
     @step()
     def run_under(self, name: str) -> None:
         """Another request asks for slots under the id of a live one (MAN-6)."""
-        stranger = Request(name, self.cases[name].tokens)
+        stranger = Request(name, self.cases[name].tokens, self.cases[name].request.extra_keys)
         self.call(
             f"manager.allocate_slots(<another request {name!r}>, 1)",
             lambda side: side.manager.allocate_slots(stranger, 1),

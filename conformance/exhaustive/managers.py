@@ -14,7 +14,7 @@ from ..machines.manager_base import COUNTS, HASHES, ManagerMachine
 from ..machines.worlds import World
 from ..properties import step
 from .manager_looks import ManagerLooks
-from .renaming import Text, swapped, texts_of_keys
+from .renaming import SALTED, Text, extra_keys_of, swapped, texts_of_keys, tokens_of
 from .ways import Way
 
 __all__ = ["ManagerShape", "ManagerWorld"]
@@ -28,7 +28,8 @@ class ManagerShape:
 
     Attributes:
         world: pages, groups, the longest request.
-        prompts: what requests begin with; with each the one in which the two tokens have changed places.
+        prompts: what requests begin with, some perhaps with a salt; with each the one in which the two tokens have
+            changed places.
         ways: how requests are admitted: ``hits``: with what a look-up finds; ``all``: for all their tokens, without;
             ``one``: for one token; ``late``: for all, to be published later.
         lookahead: whether a step may ask for a look-ahead slot.
@@ -41,8 +42,9 @@ class ManagerShape:
 
 
 @functools.cache
-def _every_text(length: int) -> tuple[Text, ...]:
-    return tuple(product((0, 1), repeat=length))
+def _every_text(length: int, salted: bool) -> tuple[Text, ...]:
+    bare = tuple(product((0, 1), repeat=length))
+    return (*bare, *((*text, SALTED) for text in bare)) if salted else bare
 
 
 class ManagerWorld(ManagerLooks):
@@ -69,7 +71,8 @@ class ManagerWorld(ManagerLooks):
         self.came_back: set[str] = set()
         self.text_of: dict[PageHash, Text] = {}
         for size in {group.page_size for group in self.world.groups}:
-            self.text_of |= texts_of_keys(self.spec.pool, _every_text(self.max_model_len // size * size), size)
+            every = _every_text(self.max_model_len // size * size, any(map(extra_keys_of, self.shape.prompts)))
+            self.text_of |= texts_of_keys(self.spec.pool, every, size)
 
     # -- The state ----------------------------------------------------------------------------------------
 
@@ -112,10 +115,15 @@ class ManagerWorld(ManagerLooks):
     def _book(self, name: str) -> tuple[Any, ...]:
         """What the engine knows of a request."""
         case = self.cases[name]
-        own = tuple(case.tokens), name in self.turned_away, name in self.came_back
+        own = self._text(name), name in self.turned_away, name in self.came_back
         if not case.live:
             return own
         return *own, case.given, case.slots, case.told, case.computed, case.written, case.hits, case.void
+
+    def _text(self, name: str) -> Text:
+        """The tokens of a request, and whether it has a salt."""
+        case = self.cases[name]
+        return *case.tokens, *([SALTED] if case.request.extra_keys else [])
 
     def _hashes(self) -> dict[int, tuple[int, Text, int]]:
         """Of every page the group, the text and the rank of its hash; of one without, none."""
@@ -158,11 +166,11 @@ class ManagerWorld(ManagerLooks):
 
     def _admissions(self, name: str, cached: bool) -> Iterator[Way]:
         """A waiting request, or another under its id, is admitted; where nothing is cached there are no hits."""
-        own = tuple(self.cases[name].tokens) if name in self.cases else None
+        own = self._text(name) if name in self.cases else None
         ways = self.shape.ways if cached else tuple(dict.fromkeys("all" if w == "hits" else w for w in self.shape.ways))
         for tokens in (*((None,) if own else ()), *(prompt for prompt in self.shape.prompts if prompt != own)):
             for how in ways:
-                if how != "one" or len(own or () if tokens is None else tokens) > 1:
+                if how != "one" or len(tokens_of(own or () if tokens is None else tokens)) > 1:
                     yield Way("admit", (name, tokens, how))
 
     def _steps(self, name: str) -> Iterator[Way]:
@@ -197,7 +205,7 @@ class ManagerWorld(ManagerLooks):
             how: "hits", "all", "one" or "late".
         """
         if tokens is not None:
-            self.bring(name, list(tokens))
+            self.bring(name, list(tokens_of(tokens)), extra_keys_of(tokens))
             self.turned_away.discard(name)
             self.came_back.discard(name)
         case = self.cases[name]

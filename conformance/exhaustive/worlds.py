@@ -5,7 +5,7 @@ from typing import Any
 from ..machines.worlds import Group, World
 from .managers import ManagerShape, ManagerWorld
 from .pools import PoolShape, PoolWorld
-from .renaming import Text
+from .renaming import SALTED, Text
 from .tables import TableShape, TableWorld
 from .world import SmallWorld
 
@@ -25,6 +25,12 @@ _PROMPTS: dict[int, tuple[Text, ...]] = {
 }
 """What requests begin with, by the page size: prompts that share a first page or two, or none."""
 
+
+_SALTED: tuple[Text, ...] = tuple((*text, SALTED) for text in _ONE[::3])
+"""Prompts of requests with a salt."""
+
+_CUT = 4_500
+"""States of a world that is not to be closed: so many, nearest first, are walked through in less than a minute."""
 
 _MANY = 30_000
 """More states than any world has that is to be closed."""
@@ -51,7 +57,7 @@ def _managers(
     num_pages: int,
     *groups: Group,
     length: int,
-    examples: int = _MANY,
+    examples: int = _CUT,
     prompts: tuple[Text, ...] = (),
     ways: tuple[str, ...] = ("hits", "all", "one", "late"),
     lookahead: bool = False,
@@ -117,10 +123,11 @@ WORLDS: tuple[type[SmallWorld], ...] = (
     _pool(4, 1, unhashed_first=True),
     _pool(5, 1),
     _table("table-2x3", 2, 3),
-    _table("tables-2x2-and-2x1", 2, 2, 1, several=True),
+    _table("tables-2x2-and-2x1", 2, 2, 1, examples=6_000, several=True),
     *_kinds(),
     _managers("full-1-lookahead", 4, Group("full", 1), length=3, lookahead=True),
     _managers("full-1-unhashed-first", 4, Group("full", 1), length=3, unhashed_first=True),
+    _managers("full-1-salts", 4, Group("full", 1), length=3, prompts=(*_ONE[::3], *_SALTED)),
     _managers("full-1-window-1", 6, Group("full", 1), Group("window", 1, 2), length=3),
     _managers("full-1-full-2", 6, Group("full", 1), Group("full", 2), length=5),
 )
