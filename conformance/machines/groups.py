@@ -2,8 +2,10 @@
 
 from typing import Any, ClassVar
 
+from hypothesis import strategies as st
+
 from ..properties import start, step
-from .base import Side
+from .base import Nothing, Side
 from .draws import Drawing, one_of
 from .hash import weak
 from .manager_admission import IDS
@@ -47,6 +49,32 @@ class GroupSteps(ManagerSteps):
         computed, new = self.next_chunk(data, name)
         self.continue_with(name, computed, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
         self.probe()
+
+    def can_publish_late(self) -> bool:
+        """Whether pages can be given back before they are published."""
+        takes = self.takes("delay_cache_pages") and self.offers("manager", "cache_pages")
+        return takes and self.world.gives_back and len(self.names_of(live=True)) < len(IDS)
+
+    @step("MAN-3", "MAN-5", "MAN-8", when=can_publish_late, weight=2)
+    def publish_late(self, data: Drawing) -> None:
+        """A request publishes only when it has given pages back; what it published is looked up."""
+        name = self.arrived(data)
+        case = self.cases[name]
+        self.admit_with(name, min(self.unit, case.request.num_tokens), delay_cache_pages=True)
+        for _ in range(_MOST_STEPS):
+            if not case.live or case.given >= min(case.request.num_tokens, self.max_model_len):
+                break
+            computed, new = self.next_chunk(data, name)
+            if new:
+                self.continue_with(name, computed, new, delay_cache_pages=True)
+        if not case.live:
+            raise Nothing
+        self.publish(name, case.given)
+        waiting = [other for other in IDS if other not in self.names_of(live=True)]
+        if waiting:
+            tokens = case.tokens[: data.draw(st.integers(1, len(case.tokens)))]
+            self.bring(waiting[0], [*tokens, self.world.alphabet[0]][: self.max_model_len])
+            self.look_up(waiting[0])
 
     def most_tokens(self) -> int:
         """How many tokens of a request the free pages suffice for."""

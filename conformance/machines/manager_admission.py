@@ -25,7 +25,7 @@ class Admission(Endings):
         extra_keys: those of a request are drawn from these.
     """
 
-    extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (4 * len(EXTRA_KEYS)) + EXTRA_KEYS
+    extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (2 * len(EXTRA_KEYS)) + EXTRA_KEYS
 
     def arrived(self, data: Drawing) -> str:
         """A request comes; returns its id."""

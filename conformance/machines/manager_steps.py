@@ -9,7 +9,7 @@ from kvproof.spec.declarations import EngineRequestStatus
 
 from ..properties import step
 from .base import Nothing, Side
-from .draws import Drawing, one_of, rarely
+from .draws import Drawing, likely, one_of, rarely
 from .manager_admission import IDS
 from .manager_base import HASHES
 from .manager_faults import ManagerFaults
@@ -55,6 +55,10 @@ class ManagerSteps(ManagerFaults):
 
     # -- Requests run ---------------------------------------------------------------------------------------
 
+    def unfinished_any(self) -> bool:
+        """Whether a live request can go on."""
+        return bool(self.unfinished())
+
     @step("MAN-3", "MAN-8", when=lambda self: self.unfinished() or len(self.names_of(live=True)) < len(IDS), weight=2)
     def advance(self, data: Drawing) -> None:
         """A live request computes the next chunk of its prompt, or decodes a token, some drafts rejected."""
@@ -63,6 +67,18 @@ class ManagerSteps(ManagerFaults):
             raise Nothing
         self.go_on(data, name)
         self.probe()
+
+    @step("MAN-3", "MAN-8", when=unfinished_any)
+    def ask_again(self, data: Drawing) -> None:
+        """A live request asks for all that it can, and where that does not fit for what comes next."""
+        name = one_of(data, self.unfinished())
+        computed, new = self.next_chunk(data, name)
+        if not new:
+            raise Nothing
+        most = self.max_model_len - computed
+        self.continue_with(name, computed, most)
+        if self.cases[name].given < computed + most:
+            self.continue_with(name, computed, new)
 
     @step("MAN-3", when=lambda self: self.offers("manager", "cache_pages"))
     def cache_pages(self, data: Drawing) -> None:
@@ -135,17 +151,31 @@ class ManagerSteps(ManagerFaults):
         case.request.status = EngineRequestStatus.PREEMPTED if after == "preempted" else EngineRequestStatus.FINISHED
         if after == "finished, keys dropped":
             self.drop_keys(name)
+        if rarely(data) and not self.cases[name].live:
+            self.admitted(data)  # whoever has the pages by then
+            if not self.cases[name].live:
+                self.free_request(name, None)
         self.probe()
 
-    @step("POOL-9", "POOL-11")
+    @step("POOL-9", "POOL-11", "MAN-3", "MAN-8")
     def forget(self, data: Drawing) -> None:
         """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
         self.turn(data)
         if one_of(data, [True, False]) or not self.offers("pool", "evict_pages"):
             self.reset()
         else:
-            self.evict(data.draw(st.lists(st.sampled_from(sorted(self.spec.pages)), min_size=1, max_size=2)))
+            self.forget_some(data)
         self.probe()
+
+    def forget_some(self, data: Drawing) -> None:
+        """Evicts some pages, as a rule cached ones; then a live request goes on, or one is looked up."""
+        cached = [page for page in sorted(self.spec.pages)[1:] if self.spec.pages[page].page_hash is not None]
+        pages = likely(data, cached or [0], sorted(self.spec.pages))
+        self.evict([pages, *([one_of(data, sorted(self.spec.pages))] if rarely(data) else [])])
+        if self.unfinished() and one_of(data, [True, False]):
+            self.go_on(data, one_of(data, self.unfinished()))
+        elif self.cases:
+            self.look_up(one_of(data, list(self.cases)))
 
     @operation
     def reset(self) -> None:

@@ -80,12 +80,25 @@ class Pool(PoolFaults):
         """Caches full pages of a request, null pages and pages cached before among them."""
         self.cache(self.draw_caching(data))
 
-    @step("POOL-9", "POOL-11")
+    def free_all(self, held: list[int]) -> None:
+        """Frees every page as often as it is held."""
+        self.call(
+            f"pool.free_pages({held})",
+            lambda side: side.pool.free_pages(self.pages_of(side, held)),
+            "POOL-5",
+            charge=dict.fromkeys(("not in the queue exactly while at 0", *_HASHES), "POOL-5")
+            | {"free pages": "POOL-13" if self.unhashed_first else self.in_order()},
+        )
+
+    @step("POOL-9", "POOL-11", "POOL-13")
     def forget(self, data: Drawing) -> None:
         """Drops the hashes of some pages, held or free, hashed or not; or every hash, if no page is in use."""
         hashed = [page for page in self.owned if self.hashed(page)]
         evicted = some(data, [*hashed, *self.owned, 0], most=3, least=1)
         if one_of(data, [False, False, True]) or not self.offers("pool", "evict_pages"):
+            held = [page for page in self.owned for _ in range(self.count(page))]
+            if held and one_of(data, [True, False]):
+                self.free_all(held)
             self.call(
                 "pool.reset_prefix_cache()", lambda side: side.pool.reset_prefix_cache(), "POOL-9", charge="POOL-9"
             )
