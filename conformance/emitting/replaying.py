@@ -244,7 +244,7 @@ def _repeated(machine: type[Machine], found: Deviation, found_by: str) -> Script
     if session.clauses != set(CLAUSES):
         options["clauses"] = sorted(session.clauses)
     try:
-        steps = [literals.of(step) for step in found.trace]
+        steps = [literals.of(replace(step, made=[])) for step in found.trace]
         named = {name: literals.of(value) for name, value in options.items() if value}
     except UnrenderableError:
         return None
