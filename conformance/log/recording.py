@@ -42,8 +42,8 @@ def record(
         redact: whether request ids, adapters, versions, digests and layer names are mapped one to one by a key that is
             kept nowhere (SEC-2).
         show_tokens: whether token ids stand in the log; else they are mapped in the same way.
-        states_every: what the objects show is recorded after so many calls; None: as often as 2 % of the time allow,
-            without the device's rows; 0: never.
+        states_every: what the objects show is recorded after so many calls; None: as often as 2 % of the time allow
+            and at the end, without the device's rows and without the usage, which the free pages tell; 0: never.
         options: arguments of the constructor that the object does not show, or shows in a form of its own.
 
     Raises:
@@ -208,6 +208,8 @@ def _watch(writer: LogWriter, number: int, name: str, thing: Any) -> None:
         if "pages of requests" in state:
             held = {own: groups for own, groups in state["pages of requests"].items() if any(groups)}
             state["pages of requests"] = {writer.requests.text(own): groups for own, groups in sorted(held.items())}
+        if not writer.states_every:
+            state.pop("usage", None)
         writer.note_state(number, {shown: digest(value) for shown, value in state.items()})
 
     tables = getattr(thing, "page_tables", [thing])

@@ -45,7 +45,7 @@ class LogWriter:
         show_tokens: whether token ids stand in it as they are.
         redact: whether request ids, adapters, versions, digests and layer names are mapped, too.
         states_every: a state of every object is noted after so many operations; None: as often as 2 % of the time
-            allow; 0: never.
+            allow, and at the end; 0: never.
 
     Attributes:
         notes: what was noted and not yet written; its identity never changes.
@@ -111,10 +111,13 @@ class LogWriter:
             self._since_state += 1
             if self._since_state >= self.states_every:
                 self._since_state = 0
-                for read in self._readers:
-                    read()
+                self._note_states()
         if len(self.notes) >= MOST_NOTED:
             self.flush()
+
+    def _note_states(self) -> None:
+        for read in self._readers:
+            read()
 
     def note_state(self, number: int, state: dict[str, Any]) -> None:
         """Notes what an object shows now."""
@@ -163,6 +166,9 @@ class LogWriter:
         """Writes what was noted, and the log's end. Calls on the recorded objects go on and are recorded no more."""
         if not self._file.closed:
             self.flush()
+            if self.states_every is None and self.failure is None:
+                self._note_states()
+                self.flush()
             self._write([["end", self._operations]])
             try:
                 self._file.close()
@@ -190,8 +196,7 @@ class LogWriter:
         """Notes states where they have taken less than their share of the time."""
         now = time.perf_counter()
         if self.states_every is None and self._state_seconds <= _STATE_SHARE * (now - self._state_at):
-            for read in self._readers:
-                read()
+            self._note_states()
             self._state_at = time.perf_counter()
             self._state_seconds = self._state_at - now
 
