@@ -84,11 +84,22 @@ class Drawing:
         if self._source is not None:
             value = self._source.draw(strategy)
         elif len(self.drawn) < len(self._before):
-            value = self._before[len(self.drawn)]
+            value = _within(strategy, self._before[len(self.drawn)])
         else:
             raise UnrepeatableError
         self.drawn.append(value)
         return value
+
+
+def _within(strategy: SearchStrategy[Any], value: Any) -> Any:
+    """What was drawn, or where that is no integer of those that can be drawn now, the one next to it."""
+    numbers = getattr(strategy, "wrapped_strategy", strategy)
+    least, most = getattr(numbers, "start", None), getattr(numbers, "end", None)
+    if least is None or most is None:
+        return value
+    if type(value) is not int:
+        raise UnrepeatableError
+    return min(max(value, least), most)
 
 
 def one_of(data: Drawing, options: Sequence[T]) -> T:

@@ -1,0 +1,53 @@
+"""The suite's strength as the command tells it, and counterexamples that become short."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from kvproof.conformance.catalogue import SEEDED_BUGS
+from kvproof.conformance.cli import main
+from kvproof.conformance.deviation import is_call
+from kvproof.conformance.machines.draws import Drawing, UnrepeatableError
+from kvproof.conformance.strength import Finding, Strength
+
+
+def test_bugs_are_caught_and_told_in_few_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "strength.json"
+    status = main(["strength", "--bugs", "zero_parent_is_root,salt_ignored", "--jobs", "1", "--json", str(file)])
+    assert status == 0
+    found = json.loads(file.read_text())
+    assert (found["kvproof"], found["version"], found["caught"], found["of"]) == ("strength", 1, 2, 2)
+    for bug in found["bugs"]:
+        assert bug["clause"] in SEEDED_BUGS[bug["bug"]].clauses
+        assert bug["calls"] == sum(map(is_call, bug["sequence"])) <= 5
+    assert "2 of 2 caught" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--bugs", "no_such_bug"], ["--bugs", ","], ["--jobs", "0"], ["--seed", "-1"], ["--json", "/no/such/folder/file"]],
+)
+def test_bad_input_is_one_line(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strength", *options]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("kvproof strength: ")
+    assert told.err.count("\n") == 1
+
+
+def test_sums_are_over_what_was_caught() -> None:
+    caught = [Finding(name, 1, "R1", "pool", calls, (), 1, 0.5, 2.0) for name, calls in (("a", 2), ("b", 5))]
+    missed = Finding("c", 2, "", "", 0, (), 9, 3.0, 3.0)
+    strength = Strength((*caught, missed))
+    assert (strength.caught, strength.median_calls, strength.longest_calls, strength.seconds) == (2, 3.5, 5, 7.0)
+    assert Strength((missed,)).median_calls == 0
+
+
+def test_a_draw_that_is_taken_again_stays_within_what_can_be_drawn() -> None:
+    again = Drawing(None, [9, 0, "no number"])
+    assert (again.draw(st.integers(1, 3)), again.draw(st.integers(1, 3))) == (3, 1)
+    with pytest.raises(UnrepeatableError):
+        again.draw(st.integers(1, 3))
+    assert again.drawn == [3, 1]
