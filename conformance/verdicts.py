@@ -28,7 +28,7 @@ class MachineReport:
         clauses: the clauses that it checks.
         missing: the names that it needs and the backend does not offer; if there are any, it did not run.
         lacks: what else the backend does not offer, so that the steps about it were left out.
-        examples: sequences of calls that were made, until the first deviation if there is one.
+        examples: sequences of calls that were made: after a deviation without the clause that deviates, from the start.
         steps: steps in them.
         wasted: steps in them that had nothing possible to do.
         tried: for each clause the steps in which it was compared.
