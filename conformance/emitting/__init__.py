@@ -1,8 +1,9 @@
 """Counterexamples as standalone pytest files: plain calls on the backend, and one assertion that fails.
 
 `script` makes files of lines and tries each before it is left anywhere; `replaying` makes the lines of what a machine
-saw: it takes the steps again while `notes` writes down the calls on what `noted_sides` gives out, `endings` says what the last one must do, `text`
-puts the lines together, `literals` writes values and `readings` looks at a backend's state.
+saw: it takes the steps again while `notes` writes down the calls on what `noted_sides` gives out, `endings` says what
+the last one must do, `text` puts the lines together, `literals` writes values and `readings` looks at a backend's
+state; `attending` writes calls of attention.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -201,7 +201,9 @@ class Notes:
                 arguments.append(f"prompt_logprobs={self.literals.of(logprobs)}")
             made = f"{self.literals.name_of(Request)}({', '.join(arguments)})"
             name = request.request_id if isinstance(request.request_id, str) else ""
-            statement = self.add(made, name=name if name.isidentifier() else "request", prepares=True)
+            statement = self.add(
+                made, name=name if name.isascii() and name.isidentifier() else "request", prepares=True
+            )
             fresh = {"num_computed_tokens": 0, "status": EngineRequestStatus.WAITING}
             known = _KnownRequest(request, statement.number or 0, request.num_tokens, fresh)
             self._requests[id(request)] = known
