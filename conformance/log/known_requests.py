@@ -111,7 +111,7 @@ class KnownRequests:
 
     # -- When it is written -----------------------------------------------------------------------
 
-    def define(self, requests: Iterable[Any], told: Iterable[Told], lines: list[Any]) -> None:
+    def define(self, requests: list[Any], told: Iterable[Told], lines: list[Any]) -> None:
         """Writes what is new about requests: those that the log has not defined yet, and tokens that came since.
 
         Args:
@@ -123,7 +123,7 @@ class KnownRequests:
             if id(entry.request) not in self._known and entry.tokens is not None:
                 self._enter(entry.request, entry.tokens, lines)
         numbers, starts, counts, grown = [], [], [], []
-        for request in {id(request): request for request in requests}.values():
+        for request in dict(zip(map(id, requests), requests, strict=True)).values():
             known = self._known.get(id(request))
             if known is None:
                 self._enter(request, _bytes(request.all_token_ids), lines)

@@ -203,17 +203,17 @@ class LogWriter:
     def _define(self, lines: list[Any]) -> None:
         """Writes what is new about the requests of all notes."""
         told: list[Told] = []
-        slots: list[Any] = []
-        for note in self.notes:
+        requests = [note[1] for note in self.notes if type(note[0]) is int]
+        for note in self.notes if len(requests) < len(self.notes) else ():
             begin = note[0]
             if type(begin) is int:
-                slots.append(note[1])
-            elif begin == self._call:
+                continue
+            if begin == self._call:
                 told += [value for value in note[3].values() if type(value) is Told]
-                slots += note[3].get("running", ())
+                requests += note[3].get("running", ())
             elif begin == self._step:
-                slots += note[5]
-        self.requests.define([*(entry.request for entry in told), *slots], told, lines)
+                requests += note[5]
+        self.requests.define([*requests, *(entry.request for entry in told)], told, lines)
 
     def _line(self, lines: list[Any], line: list[Any]) -> None:
         lines.append(line)
