@@ -25,7 +25,7 @@ ORDERED = Backend("ordered", ordered)
 RADIX = Backend("radix", radix)
 SAFE = [name for name, machine in MACHINES.items() if machine.levels == {"safe"}]
 
-SEEDS = (2, 0, 1, 3)
+SEEDS = range(8)
 """A run is a sample: what one seed misses the next may find."""
 
 
@@ -41,7 +41,7 @@ def held(
 @pytest.mark.parametrize("machine", SAFE)
 @pytest.mark.parametrize("backend", [SPEC, FAST], ids=["spec", "fast"])
 def test_correct_backends_conform(machine: str, backend: Backend) -> None:
-    found = held(machine, backend, examples=8)
+    found = held(machine, backend, examples=6)
     assert [str(deviation) for deviation in found.deviations] == []
     assert not found.missing
     assert not found.undeclared, "a step compares by a clause that it does not declare"
@@ -155,7 +155,7 @@ def test_where_nothing_shows_what_is_resident_it_is_not_guessed() -> None:
 @pytest.mark.parametrize(("broken", "clauses"), BROKEN, ids=[broken.name for broken, _ in BROKEN])
 def test_a_fault_is_charged(broken: Backend, clauses: set[str]) -> None:
     for seed in SEEDS:
-        found = held("safe-manager", broken, seed=seed)
+        found = held("safe-manager", broken, examples=40, seed=seed)
         if found.deviations:
             break
     # what shortening comes upon beside what was found first depends on the computer's speed

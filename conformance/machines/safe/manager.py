@@ -49,6 +49,15 @@ class Serving(ManagerFaults):
         """A waiting request gets slots, with the hits of a fresh look-up, of an old one, some of them, or none."""
         self.admitted(data)
 
+    @step("MAN-1", "HASH-2", "MAN-6", when=lambda self: self.cases and self.can_come())
+    def begin_in_the_middle(self, data: Drawing) -> None:
+        """A request begins like an earlier one goes on after some pages: those pages are not its own."""
+        tokens = self.cases[one_of(data, list(self.cases))].tokens
+        place = data.draw(st.integers(1, max((len(tokens) - 1) // self.unit, 1))) * self.unit
+        name = one_of(data, self.unused())
+        self.bring(name, [*tokens[place:], one_of(data, self.world.alphabet)][: self.max_model_len])
+        self.look_up(name)
+
     def can_part(self) -> bool:
         """Whether there are ids and tokens enough for three prompts of two pages."""
         return bool(self.world.groups) and len(self.unused()) >= 3 and 2 * self.unit < self.max_model_len
@@ -337,3 +346,24 @@ class SafeGroups(Serving):
             raise Nothing
         self.continue_with(name, computed, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
         self.probe()
+
+    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=lambda self: self.can_come() and self.world.groups)
+    def come_late(self, data: Drawing) -> None:
+        """What a request's pages hold comes in later steps, when some were given back: only then is it published."""
+        name = self.unused()[0]
+        tokens = [*self.world.text, *self.some_tokens(data)][: self.max_model_len]
+        self.bring(name, tokens)
+        self.admit_with(name, min(self.unit, len(tokens)), delay_cache_pages=True)
+        case = self.cases[name]
+        while case.live and case.given < len(tokens):
+            before = case.given
+            self.continue_with(name, before, min(self.unit, len(tokens) - before), delay_cache_pages=True)
+            if case.given == before:
+                break
+        if case.live:
+            if self.offers("manager", "cache_pages"):
+                self.publish(name, case.given)
+            self.free_request(name)
+            self.leave(name, EngineRequestStatus.FINISHED)
+        self.bring(name, [*tokens[:-1], one_of(data, self.world.alphabet)])
+        self.look_up(name)

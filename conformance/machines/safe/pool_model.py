@@ -23,6 +23,7 @@ class PoolModel(Alone):
 
     Attributes:
         counts: how often each page but the null page is held.
+        null_count: what the null page shows as its count; nothing changes it.
         ghost: what each cached page is cached for.
         keys: the backend's own key of each content that was ever cached, the group left out.
     """
@@ -60,11 +61,13 @@ class PoolModel(Alone):
             "free pages": lambda side: showing.free_in_queue(side.pool),
             "counts": lambda side: showing.counts(side.pages),
             "usage": lambda side: round(float(side.pool.get_usage()), 9) if hasattr(side.pool, "get_usage") else None,
+            "count of the null page": lambda side: getattr(side.pages[0], "ref_cnt", None),
             "null page": lambda side: int(side.pool.null_page.page_id) if hasattr(side.pool, "null_page") else None,
             "pages with a hash": lambda side: showing.with_hash(side.pages),
             "cached pages": lambda side: showing.resident(side.pool, side.pool, side.pages),
         }
         self.show({name: read for name, read in readers.items() if read(self.backend) is not None})
+        self.null_count = getattr(self.backend.pages[0], "ref_cnt", None)
         self.settle("POOL-3")
 
     # -- What the model knows -------------------------------------------------------------------------
@@ -121,6 +124,7 @@ class PoolModel(Alone):
             "free pages": ("POOL-2", self.free),
             "usage": ("POOL-10", round(in_use / (self.num_pages - 1), 9)),
             "null page": ("POOL-1", 0),
+            "count of the null page": ("POOL-1", self.null_count),
         }
         shows = {shows.name for shows in self.fields}
         for name, (label, expected) in right.items():
