@@ -133,6 +133,6 @@ WORLDS: tuple[type[SmallWorld], ...] = (
 )
 """What ``kvproof check --exhaustive`` walks through: some 10^5 states.
 
-Closed are the pools (of 2, 3, 4 and 5 pages: 12, 144, 1,548 and 16,440 states, as combinatorics has it) and the table of
-2 x 3 (25,313); the others are cut.
+Closed are the pools (of 2, 3, 4 and 5 pages: 12, 144, 1,548 and 16,440 states, as combinatorics has it) and the table
+of 2 x 3 (25,313); the others are cut.
 """
