@@ -40,11 +40,6 @@ def _ids_in_ascii(manager: Any, request: Any) -> Any:
     return fast.CacheManager.get_computed_pages(manager, request)
 
 
-def _any_version(manager: Any, snapshot: Any, *more: Any, **named: Any) -> Any:
-    del manager
-    return fast.CacheManager.restore({**snapshot, "version": 1}, *more, **named)
-
-
 def _documents_of_any_format(text: str) -> Any:
     document = json.loads(text)
     document.pop("__class__", None)
@@ -55,6 +50,5 @@ tokens_in_errors = _backend(allocate_slots=_tokens_in_errors)
 raw_ids_in_errors = _backend(allocate_slots=_raw_ids_in_errors)
 fingerprints_in_errors = _backend(allocate_slots=_fingerprints_in_errors)
 ids_in_ascii = _backend(get_computed_pages=_ids_in_ascii)
-any_version = _backend(restore=classmethod(_any_version))
 any_document = _backend()
 any_document.RaggedPagesCacheMetaData = SimpleNamespace(from_json=_documents_of_any_format)
