@@ -9,7 +9,7 @@ import numpy as np
 
 from .columns import as_column
 from .recorded_calls import RecordedCall, bare, materialised
-from .writer import MOST_NOTED, LogWriter
+from .writer import MOST_NOTED, SLOTS, LogWriter
 
 __all__ = ["record_batch", "record_slots", "returns_immutable_pages"]
 
@@ -32,8 +32,8 @@ def record_slots(writer: LogWriter, number: int, manager: Any, otherwise: Record
         manager: the manager.
         otherwise: notes calls of any other kind: with hits, delayed, refused.
     """
-    allocate, refused, notes = manager.allocate_slots, otherwise.refused, writer.notes
-    note, flush = notes.append, writer.flush
+    allocate, refused, notes = manager.allocate_slots, otherwise.refused, writer.slots
+    note, flush, most = notes.extend, writer.flush, SLOTS * MOST_NOTED
 
     @functools.wraps(allocate)
     def allocate_slots(
@@ -63,7 +63,7 @@ def record_slots(writer: LogWriter, number: int, manager: Any, otherwise: Record
             refused((request, num_new_tokens, 0, None, num_lookahead_tokens), {}, error)
             raise
         note((number, request, computed, known, num_new_tokens, num_lookahead_tokens, pages))
-        if len(notes) >= MOST_NOTED:
+        if len(notes) >= most:
             flush()
         return pages
 
@@ -148,7 +148,9 @@ def record_batch(
 
 def _request_of(writer: LogWriter, request_id: str) -> Any:
     """The request of an id: the last one that was noted, or that the log has defined."""
+    writer.end_run()
     for note in reversed(writer.notes):
-        if type(note[0]) is int and note[1].request_id == request_id:
-            return note[1]
+        for request in reversed(note[1][1::SLOTS]) if type(note[1]) is list and len(note) == 2 else ():
+            if getattr(request, "request_id", None) == request_id:
+                return request
     return writer.requests.by_id.get(request_id)

@@ -5,8 +5,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from itertools import groupby
-from operator import itemgetter, sub
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,10 @@ from .format import HEADER, LogError
 from .known_requests import KnownRequests, Told
 from .values import KeyNumbers, plain, result, same
 
-__all__ = ["MOST_NOTED", "LogWriter"]
+__all__ = ["MOST_NOTED", "SLOTS", "LogWriter"]
+
+SLOTS = 7
+"""Entries of a plain ``allocate_slots`` among the notes."""
 
 _OF_LINE = 64
 """Entries of a line."""
@@ -37,8 +39,8 @@ _ENTRY_SECONDS = 5e-6
 class LogWriter:
     """A log that is being written.
 
-    What is noted is a tuple: either that of a plain ``allocate_slots`` (see `slots_note`), or one that begins with
-    the method that writes it. Engines pay for a tuple and an append at each call, and now and then for `flush`.
+    What is noted is a tuple that begins with the method that writes it. Plain ``allocate_slots`` calls, most of all
+    calls, are noted in one flat list: so many tuples kept alive would have the garbage collector run all the time.
 
     Args:
         path: the file, which is overwritten.
@@ -48,7 +50,9 @@ class LogWriter:
             allow, and at the end; 0: never.
 
     Attributes:
-        notes: what was noted and not yet written; its identity never changes.
+        notes: what was noted and not yet written.
+        slots: calls of ``allocate_slots`` behind all notes, `SLOTS` entries each: the manager's number, the request,
+            its computed tokens, its tokens, new tokens, look-ahead, and the pages or None. Its identity never changes.
         requests: the requests that the log has defined.
         keys: numbers of keys of pages.
         redact: as given.
@@ -67,6 +71,7 @@ class LogWriter:
         self.redact, self.states_every = redact, states_every
         self.keys = KeyNumbers()
         self.notes: list[tuple[Any, ...]] = []
+        self.slots: list[Any] = []
         self._readers: list[Callable[[], None]] = []
         self.failure: str | None = None
         self._operations = 0
@@ -97,11 +102,13 @@ class LogWriter:
 
     def note(self, number: int, method: str, arguments: dict[str, Any], outcome: Any, error: str | None) -> None:
         """Notes one call, and a state where one is due."""
+        self.end_run()
         self.notes.append((self._call, number, method, arguments, outcome, error))
         self.tick()
 
     def note_plain(self, number: int, method: str, arguments: dict[str, Any], outcome: Any, *error: str) -> None:
         """Notes a call that no request was handed to."""
+        self.end_run()
         self.notes.append((self._plain_call, ["call", number, method, arguments, outcome, *error]))
         self.tick()
 
@@ -121,19 +128,20 @@ class LogWriter:
 
     def note_state(self, number: int, state: dict[str, Any]) -> None:
         """Notes what an object shows now."""
+        self.end_run()
         self.notes.append((self._line, ["state", number, state]))
 
     def note_step(self, *noted: Any) -> None:
         """Notes a batched step; see `_step`."""
+        self.end_run()
         self.notes.append((self._step, *noted))
         self.tick()
 
-    def slots_note(self, number: int) -> int:
-        """What a note of a plain ``allocate_slots`` begins with.
-
-        Behind it stand the request, its computed tokens, its tokens, new tokens, look-ahead, and the pages or None.
-        """
-        return number
+    def end_run(self) -> None:
+        """Puts the calls of `slots` that were noted among the other notes, which come behind them."""
+        if self.slots:
+            self.notes.append((self._slots, self.slots[:]))
+            self.slots.clear()
 
     def watch(self, read: Callable[[], None], entries: int) -> None:
         """Has an object's states noted from now on.
@@ -149,15 +157,12 @@ class LogWriter:
 
     def flush(self) -> None:
         """Writes what was noted. A file that can't be written ends the log with a warning, not the engine."""
+        self.end_run()
         if self.failure is None:
             lines: list[Any] = []
             self._define(lines)
-            for begin, run in groupby(self.notes, key=itemgetter(0)):
-                if type(begin) is int:
-                    self._slots(begin, list(run), lines)
-                else:
-                    for note in run:
-                        begin(lines, *note[1:])
+            for write, *noted in self.notes:
+                write(lines, *noted)
             self._write(lines)
         self.notes.clear()
         self._sample()
@@ -203,15 +208,14 @@ class LogWriter:
     def _define(self, lines: list[Any]) -> None:
         """Writes what is new about the requests of all notes."""
         told: list[Told] = []
-        requests = [note[1] for note in self.notes if type(note[0]) is int]
-        for note in self.notes if len(requests) < len(self.notes) else ():
-            begin = note[0]
-            if type(begin) is int:
-                continue
-            if begin == self._call:
+        requests: list[Any] = []
+        for note in self.notes:
+            if note[0] == self._slots:
+                requests += note[1][1::SLOTS]
+            elif note[0] == self._call:
                 told += [value for value in note[3].values() if type(value) is Told]
                 requests += note[3].get("running", ())
-            elif begin == self._step:
+            elif note[0] == self._step:
                 requests += note[5]
         self.requests.define([*requests, *(entry.request for entry in told)], told, lines)
 
@@ -236,9 +240,15 @@ class LogWriter:
         if method in ("free", "free_page_hashes") and type(arguments.get("request")) is Told:
             self.requests.forget(arguments["request"].request)
 
-    def _slots(self, number: int, run: list[tuple[Any, ...]], lines: list[Any]) -> None:
-        """Writes plain ``allocate_slots`` calls that follow each other, in columns."""
-        _, requests, computed, known, new, ahead, pages = map(list, zip(*run, strict=True))
+    def _slots(self, lines: list[Any], noted: list[Any]) -> None:
+        """Writes plain ``allocate_slots`` calls that follow each other, in columns; see `slots`."""
+        numbers = noted[::SLOTS]
+        if isinstance(same(numbers), list):  # of several managers
+            for start in range(0, len(noted), SLOTS):
+                self._slots(lines, noted[start : start + SLOTS])
+            return
+        number = numbers[0]
+        requests, computed, known, new, ahead, pages = (noted[place::SLOTS] for place in range(1, SLOTS))
         more = same(list(map(sub, known, computed)))
         nothing = self._nothing.get(number, self)
         some = []
@@ -259,7 +269,7 @@ class LogWriter:
                 some,
             ]
         )
-        self._operations += len(run)
+        self._operations += len(numbers)
 
     def _step(
         self,
