@@ -365,5 +365,6 @@ class SafeGroups(Serving):
                 self.publish(name, case.given)
             self.free_request(name)
             self.leave(name, EngineRequestStatus.FINISHED)
-        self.bring(name, [*tokens[:-1], one_of(data, self.world.alphabet)])
+        shorter = tokens[: data.draw(st.integers(1, len(tokens)))]
+        self.bring(name, [*shorter, one_of(data, self.world.alphabet)][: self.max_model_len])
         self.look_up(name)
