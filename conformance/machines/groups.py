@@ -50,6 +50,25 @@ class GroupSteps(ManagerSteps):
         self.continue_with(name, computed, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
         self.probe()
 
+    @step("MAN-3", "MAN-5", when=lambda self: len(self.names_of(live=True)) < len(IDS) - 1, weight=2)
+    def crowd(self, data: Drawing) -> None:
+        """What one request left in the cache is all that another leaves free: the first one hits it and needs more."""
+        name = self.arrived(data)
+        before = self.spec.pool.get_num_free_pages()
+        self.admit_with(name, self.cases[name].request.num_tokens)
+        left = before - self.spec.pool.get_num_free_pages()
+        if not self.cases[name].live:
+            raise Nothing
+        self.free_request(name, None)
+        other = next(unused for unused in IDS if unused != name and unused not in self.names_of(live=True))
+        tokens = self.most_tokens(left)
+        if tokens:
+            self.bring(other, [one_of(data, self.world.alphabet)])
+            self.admit_with(other, 1, num_lookahead_tokens=tokens - 1)
+        hits = self.look_up(name).spec[1]
+        self.admit_with(name, self.cases[name].request.num_tokens - hits, hits, **self.extras(data))
+        self.probe()
+
     def can_publish_late(self) -> bool:
         """Whether pages can be given back before they are published."""
         takes = self.takes("delay_cache_pages") and self.offers("manager", "cache_pages")
@@ -76,9 +95,9 @@ class GroupSteps(ManagerSteps):
             self.bring(waiting[0], [*tokens, self.world.alphabet[0]][: self.max_model_len])
             self.look_up(waiting[0])
 
-    def most_tokens(self) -> int:
-        """How many tokens of a request the free pages suffice for."""
-        free = self.spec.pool.get_num_free_pages()
+    def most_tokens(self, left: int = 0) -> int:
+        """How many tokens of a request the free pages suffice for, ``left`` of them being left."""
+        free = self.spec.pool.get_num_free_pages() - left
         for tokens in range(self.max_model_len, 0, -1):
             needed = (1 if group.keeps_states else -(-tokens // group.page_size) for group in self.world.groups)
             if sum(needed) <= free:

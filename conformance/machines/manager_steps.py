@@ -68,6 +68,20 @@ class ManagerSteps(ManagerFaults):
         self.go_on(data, name)
         self.probe()
 
+    @step("MAN-3", "MAN-8", when=lambda self: self.world.groups and len(self.names_of(live=True)) < len(IDS))
+    def generate(self, data: Drawing) -> None:
+        """A request comes, has its prompt computed, and generates a page of tokens."""
+        name = self.arrived(data)
+        request = self.cases[name].request
+        self.admit_with(name, request.num_tokens)
+        room = self.max_model_len - request.num_tokens
+        if not self.cases[name].live or room < 1:
+            raise Nothing
+        computed, new = request.num_tokens, min(self.unit, room)
+        self.grow(name, [one_of(data, self.world.alphabet)] * new)
+        self.continue_with(name, computed, new)
+        self.probe()
+
     @step("MAN-3", "MAN-8", when=unfinished_any)
     def ask_again(self, data: Drawing) -> None:
         """A live request asks for all that it can, and where that does not fit for what comes next."""
@@ -172,7 +186,8 @@ class ManagerSteps(ManagerFaults):
         cached = [page for page in sorted(self.spec.pages)[1:] if self.spec.pages[page].page_hash is not None]
         pages = likely(data, cached or [0], sorted(self.spec.pages))
         self.evict([pages, *([one_of(data, sorted(self.spec.pages))] if rarely(data) else [])])
-        if self.unfinished() and one_of(data, [True, False]):
+        goes_on: bool = one_of(data, [True, False])
+        if self.unfinished() and goes_on:
             self.go_on(data, one_of(data, self.unfinished()))
         elif self.cases:
             self.look_up(one_of(data, list(self.cases)))

@@ -97,7 +97,8 @@ class Pool(PoolFaults):
         evicted = some(data, [*hashed, *self.owned, 0], most=3, least=1)
         if one_of(data, [False, False, True]) or not self.offers("pool", "evict_pages"):
             held = [page for page in self.owned for _ in range(self.count(page))]
-            if held and one_of(data, [True, False]):
+            all_go: bool = one_of(data, [True, False])
+            if held and all_go:
                 self.free_all(held)
             self.call(
                 "pool.reset_prefix_cache()", lambda side: side.pool.reset_prefix_cache(), "POOL-9", charge="POOL-9"
