@@ -6,7 +6,7 @@ from kvproof.spec.declarations import EngineRequestStatus
 
 from ...backends import takes_parameter
 from ...deviation import Outcome
-from ..base import Both, shown
+from ..base import Both, Nothing, shown
 from ..manager_blame import Case
 from ..operations import operation
 from ..sides import Side
@@ -113,6 +113,8 @@ class ManagerCalls(ManagerModel):
         hits, tokens = found.spec if found is not None else ([[] for _ in self.world.groups], 0)
         computed = int(case.request.num_computed_tokens)
         promised = computed + tokens + new
+        if case.live and not max(case.least, case.given if self.world.has_states else 0) <= computed <= case.slots:
+            raise Nothing  # made again, where that is bad input
         slots = min(promised + options.get("num_lookahead_tokens", 0), self.max_model_len)
         standing = self.standing(case, hits, tokens) if promised <= self.max_model_len else "wrong"
         wanted = demand(self.world.groups, self.lists, name, hits, computed, promised, slots)
@@ -263,6 +265,8 @@ class ManagerCalls(ManagerModel):
             written: its tokens that are written; None: all.
         """
         case = self.cases[name]
+        if case.live and not case.void and written is not None and written < case.computed:
+            raise Nothing  # made again, where more was written
         clause = "MAN-5" if written is None else "MAN-4"
         told = "" if written is None else f", num_written={written}"
         withdrawn = self.withdrawn(name, written) if case.live else {}

@@ -44,6 +44,8 @@ class SafePool(PoolModel):
     def get_new_pages(self, data: Drawing) -> None:
         """Takes pages that nobody holds, whichever, their hashes evicted; 0 gives none."""
         count = 0 if rarely(data) and rarely(data) else whole(data, 1, min(len(self.free), 4))
+        if count > len(self.free):  # taken again, where fewer are
+            raise Nothing
         clause = "POOL-3" if count else "POOL-4"
         pages = self.ask(f"pool.get_new_pages({count})", clause, lambda side: side.pool.get_new_pages(count), _ids)
         if len(pages) != count or len(set(pages)) != count:
@@ -63,6 +65,8 @@ class SafePool(PoolModel):
         """Touches held pages, cached free pages and the null page, several groups at once, pages repeatedly."""
         options = [*self.touchable(), 0]
         groups = data.draw(st.lists(st.lists(st.sampled_from(options), max_size=3), max_size=3))
+        if not {page for group in groups for page in group} <= set(options):
+            raise Nothing
         shape = spread(data, self.lacks("iterables"))
         line = f"pool.touch({groups})"
         self.ask(line, "POOL-6", lambda side: side.pool.touch(shape([shape(self.views(group)) for group in groups])))
