@@ -108,7 +108,8 @@ class Alone(Machine):
     def see(self, name: str, clause: str) -> Any:
         """Reads one of the things that the backend shows."""
         shows = next(shows for shows in self.fields if shows.name == name)
-        outcome = attempt(lambda: shows.read(self.backend))
+        with self.watched(clause, f"{name} that can be read"):
+            outcome = attempt(lambda: shows.read(self.backend))
         if outcome.error is not None:
             self.differ(clause, f"{name} that can be read", str(outcome))
         return outcome.value
