@@ -76,7 +76,7 @@ class ManagerSteps(ManagerFaults):
         self.admit_with(name, request.num_tokens)
         room = self.max_model_len - request.num_tokens
         if not self.cases[name].live or room < 1:
-            raise Nothing
+            return
         computed, new = request.num_tokens, min(self.unit, room)
         self.grow(name, [one_of(data, self.world.alphabet)] * new)
         self.continue_with(name, computed, new)

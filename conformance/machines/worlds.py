@@ -234,7 +234,7 @@ def worlds(
     groups = []
     for size in sizes:
         kind = draw(st.sampled_from(kinds))
-        extent = draw(st.integers(1, 2 * size + 2)) if kind in _EXTENTS else 1
+        extent = draw(st.sampled_from([*range(1, size), *range(1, 2 * size + 3)])) if kind in _EXTENTS else 1
         flagged = use_eagle and kind in ATTENTION and draw(st.sampled_from([False, False, True]))
         groups.append(Group(kind, size, extent, flagged))
     unit = lcm(*sizes)
