@@ -82,7 +82,7 @@ class CacheManager:
     ) -> None:
         groups = items(kv_cache_groups)
         if not all(isinstance(group, CacheGroupSpec) for group in groups):
-            raise TypeError(f"{groups!r} are no groups")
+            raise TypeError(f"a {type(groups).__name__} is no list of groups")
         if len(groups) > 1 or any(type(group.kv_cache_spec) is not FullAttentionSpec for group in groups):
             raise ValueError("this manager serves one group of full attention")
         self.size = number(groups[0].kv_cache_spec.page_size, least=1) if groups else 0
@@ -188,7 +188,7 @@ class CacheManager:
         if given is None:
             given = self.wrapped(())
         if not isinstance(given, CachePages):
-            raise TypeError(f"{given!r} are no CachePages")
+            raise TypeError(f"a {type(given).__name__} is no CachePages")
         if len(given.pages) != (1 if self.size else 0):
             raise ValueError(f"{len(given.pages)} groups")
         hits = [page for group in given.pages for page in group]
@@ -238,7 +238,7 @@ class CacheManager:
     def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The ids of a request's pages."""
         if not isinstance(request_id, str):
-            raise TypeError(f"{request_id!r} is no str")
+            raise TypeError(f"a {type(request_id).__name__} is no str")
         life = self.live.get(request_id)
         return self.wrapped(life.pages.values() if life else ()).get_page_ids()
 

@@ -158,7 +158,7 @@ class PagePool:
         """Reads pages of this pool, the null page left out."""
         given = items(pages)
         if not all(isinstance(page, Page) for page in given):
-            raise TypeError(f"{given!r} are not all pages")
+            raise TypeError("a list of pages with what is none")
         if any(page.pool is not self for page in given):
             raise ValueError(f"{given!r} are not all of this pool")
         return [page for page in given if not page.is_null]
@@ -229,7 +229,7 @@ class PagePool:
         found = self.contents(request, size)[:end]
         for known, (key, _) in zip(items(page_hashes), found, strict=False):
             if not isinstance(known, tuple) or len(known) != 3:
-                raise TypeError(f"{known!r} is no key")
+                raise TypeError(f"a {type(known).__name__} is no key")
             if tuple(known) != tuple(key):
                 raise ValueError("a key that is not the request's")
         new = [page for page in given[first:end] if not page.is_null]
@@ -255,7 +255,7 @@ class PagePool:
     def get_cached_page(self, page_hash: Any, kv_cache_group_ids: Any) -> Pages | None:
         """The page first cached under a key, in each group."""
         if not isinstance(page_hash, tuple) or len(page_hash) != 3:
-            raise TypeError(f"{page_hash!r} is no key")
+            raise TypeError(f"a {type(page_hash).__name__} is no key")
         wanted = [PageHashWithGroupId(PageHash(*page_hash), number(group)) for group in items(kv_cache_group_ids)]
         if any(key not in self.files for key in wanted):
             return None
