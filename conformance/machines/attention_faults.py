@@ -3,14 +3,20 @@
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from ..deviation import SpecificationError
 from ..properties import step
+from .base import Nothing
 from .cache_base import CacheMachine
-from .draws import Drawing, one_of
+from .draws import Drawing
+from .operations import operation
 from .ragged import SETUPS, Batch
 
 __all__ = ["AttentionFaults"]
+
+_STRIDE = 7
+"""A step makes every seventh of the calls with a fault: each fault alone is one of some fifty."""
 
 _NAMES = ("queries", "kv_pages", "kv_lens", "page_table", "cu_q_lens", "num_seqs")
 
@@ -27,22 +33,38 @@ class AttentionFaults(CacheMachine):
     @step(when=lambda self: self.simplest)
     def misuse(self, data: Drawing) -> None:
         """Wrong types, shapes and options; lengths, starts and page ids that are impossible, where they are checked."""
-        batch = Batch(self.simplest, (1, 2), (3, 5), ((1,), (2, 3)), (0, 0))
-        good = dict(zip(_NAMES, batch.arguments(), strict=True))
-        faults = [*self.of_types(good), *self.of_options(), *self.of_lengths(good), *self.of_pages(good)]
-        takes = self.backend.names.accepts
-        known = [f for f in faults if all(name in good or takes("ragged_paged_attention", name) for name in f)]
-        fault = one_of(data, known)
-        arguments = [fault.get(name, value) for name, value in good.items()]
-        options = {name: value for name, value in fault.items() if name not in good}
-        shown = ", ".join(f"{name}={_told(value)}" for name, value in fault.items())
+        first = data.draw(st.integers(0, _STRIDE - 1))
+        for number in range(first, len(self.faults()), _STRIDE):
+            self.misuse_once(number)
+
+    @operation
+    def misuse_once(self, number: int) -> None:
+        """One of the calls with a fault."""
+        faults = self.faults()
+        if number >= len(faults):
+            raise Nothing
+        batch = self.right_batch()
+        arguments = dict(zip(_NAMES, batch.arguments(), strict=True)) | faults[number]
+        shown = ", ".join(f"{name}={_told(value)}" for name, value in faults[number].items())
+        given = [arguments.pop(name) for name in _NAMES]
         tried = self.call(
             f"ragged_paged_attention(..., {shown})  # of {batch}",
-            lambda side: side.names.get("ragged_paged_attention")(*arguments, **options),
+            lambda side: side.names.get("ragged_paged_attention")(*given, **arguments),
             "R1",
         )
         if not tried.refused:
             raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+
+    def right_batch(self) -> Batch:
+        """The batch that faults are put into."""
+        return Batch(self.simplest, (1, 2), (3, 5), ((1,), (2, 3)), (0, 0))
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Every fault, as the arguments and options that are wrong, of those that the backend's function knows."""
+        good = dict(zip(_NAMES, self.right_batch().arguments(), strict=True))
+        faults = [*self.of_types(good), *self.of_options(), *self.of_lengths(good), *self.of_pages(good)]
+        takes = self.backend.names.accepts
+        return [f for f in faults if all(name in good or takes("ragged_paged_attention", name) for name in f)]
 
     def of_types(self, good: dict[str, Any]) -> list[dict[str, Any]]:
         """Arrays of wrong types and shapes; lengths of 64 bits would be cut to 32 by the device."""

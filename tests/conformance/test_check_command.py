@@ -130,12 +130,12 @@ def test_a_counterexample_is_emitted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_deep_run_goes_on(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
     deep = ["--profile", "deep", "--state", "deep.json", "--clauses", "POOL-10", "--hours"]
-    assert check("hostile", *deep, "1e-6") == 1
+    assert check("hostile", *deep, "1e-9") == 1
     first = read("deep.json")
     assert (first["kvproof"], first["rounds"], first["seed"]) == ("deep", 1, 3)
     command = f"--clauses POOL-10 --machines pool --examples 3 --seed {round_seed(3, 0)}"
     assert command in capsys.readouterr().out
-    assert check("hostile", *deep, "1e-6") == 1, "the time is over, what was found is told again"
+    assert check("hostile", *deep, "1e-9") == 1, "the time is over, what was found is told again"
     assert read("deep.json")["rounds"] == 1
     assert check("hostile", *deep, str(1e-6 + float(str(first["seconds"])) / 3600)) == 1
     assert read("deep.json")["rounds"] == 2
@@ -164,7 +164,7 @@ def test_a_state_that_is_none(check: Check, text: str, said: str, capsys: pytest
 
 
 def test_a_state_of_another_run(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
-    deep = ["--profile", "deep", "--state", "deep.json", "--hours", "1e-6"]
+    deep = ["--profile", "deep", "--state", "deep.json", "--hours", "1e-9"]
     assert check("right", *deep) == 0
     assert check("right", *deep, "--seed", "4") == 2
     assert check("backwards", *deep) == 2
