@@ -6,6 +6,7 @@ deviates by the same clause, is no longer than before, and is no deviation of th
 something was changed into what makes no sense, and the machine is misled.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,8 @@ __all__ = ["shorten"]
 
 _MOST_NUMBER = 8
 """Draws are changed into numbers below this one as well, where a sequence becomes shorter by it."""
+
+_NUMBER = re.compile(r"\d+")
 
 _MANY = 12
 """More steps than these are first taken in a hurry."""
@@ -166,7 +169,9 @@ class _Shortening:
             self._note(taken)
             return False
         calls, before = taken.num_calls, self.found.num_calls
-        if calls > before or (shorter and calls == before) or not (shorter or longer or taken.size <= self.found.size):
+        if calls > before or (shorter and calls == before):
+            return False
+        if not (shorter or longer or _rank(taken) < _rank(self.found)):
             return False
         if not self._makes_sense(taken):
             return False
@@ -205,6 +210,15 @@ def _repeat(machine: type[Machine], steps: Steps, hurrying: bool = False) -> Dev
     except Exception:  # steps that build on one that was left out may be impossible, in any way
         return None
     return None
+
+
+def _rank(found: Deviation) -> tuple[Any, ...]:
+    """What makes one deviation simpler than another: fewer calls, less text, smaller numbers in what was drawn.
+
+    What is drawn again may have to be another value than asked for, so that only this tells whether it was worth it.
+    """
+    drawn = repr([step.drawn for step in found.trace])
+    return (*found.size, sum(map(int, _NUMBER.findall(drawn))) + drawn.count("True"), len(drawn))
 
 
 def _by_name(first: TracedStep) -> Mapping[str, Any]:
