@@ -36,7 +36,7 @@ class RaggedMachine(AttentionFaults):
     """
 
     known: ClassVar[Mapping[str, Setup]] = COMMON
-    few: ClassVar[int] = 3
+    few: ClassVar[int] = 4
 
     @start()
     def construct(self) -> None:
@@ -196,7 +196,6 @@ class Limits(RaggedMachine):
     needs = ("ragged_paged_attention",)
     examples, num_steps = 15, 10
     known = LIMITS
-    few = 2
 
 
 class Latents(RaggedMachine):

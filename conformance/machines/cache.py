@@ -135,11 +135,11 @@ class Cache(CacheFaults):
         self.check("CACHE-3", "the cache's memory", place, written.unsafe_buffer_pointer)
         self.hold_update(self.backend.pages, written, slots, keys, values)
 
-    @step("CACHE-3", when=can_donate)
+    @step("CACHE-3", when=lambda self: not self.layout.scaled and hasattr(self.backend.pages, "sharding"))
     def too_many_slots(self, _: Drawing) -> None:
         """A cache with more slots than 32 bits number is refused: nothing of it has to exist for that."""
         layout = self.layout
-        shape = (2**31 // layout.page_size, layout.page_size, *layout.slot_shape)
+        shape = (-(-(2**31) // layout.page_size), layout.page_size, *layout.slot_shape)
         dtype = self.parts(self.backend.pages)[0].dtype if layout.as_bits else np.dtype(layout.dtype)
         tokens = [np.zeros((TOKENS, layout.heads, size), np.float32) for size in layout.dims]
         slots = np.full(TOKENS, -1, np.int32)

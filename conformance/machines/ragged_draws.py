@@ -47,7 +47,7 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
         tuple(kv_lens),
         tuple(map(tuple, pages)),
         tuple(released),
-        one_of(data, _PADDINGS),
+        one_of(data, _PADDINGS + ((NULL,),) * 4 if writes and not reserved else _PADDINGS),  # page 0 is in use
         one_of(data, _BEYOND),
         one_of(data, contents),
         seed,
@@ -59,6 +59,8 @@ def _draw_length(data: Drawing, setup: Setup, q_len: int, writes: bool) -> int:
     size = setup.layout.page_size
     if q_len and not writes and rarely(data):
         return data.draw(st.integers(0, q_len - 1))
+    if writes and q_len and one_of(data, [False, False, True]):
+        return min(q_len, setup.most_keys)  # a prompt that begins
     if setup.tall and one_of(data, [True, False]):
         length = data.draw(st.sampled_from([32767, 32768, 32769, 40000, setup.most_keys]))
     else:

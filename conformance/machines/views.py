@@ -205,7 +205,7 @@ class Views(ViewMachine):
     def construct(self, layout: Layout, slices: bool) -> None:
         """A view of zeros."""
         few = "exact" if exact(layout.dtype) else "rounded"
-        self.build_views(self.session.one_of_few(few, layout, {"exact": 2, "rounded": 1}[few]), slices)
+        self.build_views(self.session.one_of_few(few, layout, 2), slices)
 
     @step("CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", weight=3)
     def concatenate_to_cache(self, data: Drawing) -> None:
