@@ -92,7 +92,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
     abouts = "; ".join(f"{name}: {profile.about}" for name, profile in PROFILES.items())
     add("--profile", choices=list(PROFILES), default="default", help=f"{abouts} (default %(default)s)")
     add("--examples", type=int, metavar="N", help="sequences of calls for each machine, whatever the profile says")
-    add("--minutes", type=float, metavar="M", help="with --exhaustive: for about M minutes on two cores (default 10)")
+    add("--minutes", type=float, metavar="M", help="with --exhaustive: bounds for some M minutes or more (default 10)")
     add("--seed", type=int, metavar="S", help="draw as an earlier run did (default: a new seed, which is printed)")
     add("--first", action="store_true", help="stop at the first deviation; otherwise every clause gets a verdict")
     add("--step-timeout", type=float, default=60.0, metavar="S",
