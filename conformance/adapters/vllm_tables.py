@@ -15,7 +15,33 @@ _NO_SLOTS = _tables.SlotMappingMode.NONE
 """The slot mapping is a Triton kernel; without it rows are as wide as asked for, else padded to 128 tokens."""
 
 
-class PageTable:
+class _Rows:
+    """What one table and the tables of several groups do alike: vLLM's classes have the same names for it."""
+
+    table: Any
+
+    def clear_row(self, row_idx: Any) -> None:
+        """See ``clear_row``."""
+        self.table.clear_row(row_idx)
+
+    def move_row(self, src: Any, tgt: Any) -> None:
+        """See ``move_row``."""
+        self.table.move_row(src, tgt)
+
+    def swap_row(self, src: Any, tgt: Any) -> None:
+        """See ``swap_row``."""
+        self.table.swap_row(src, tgt)
+
+    def commit(self, num_reqs: Any) -> None:
+        """See ``commit_block_table``."""
+        self.table.commit_block_table(num_reqs)
+
+    def clear(self) -> None:
+        """See ``clear``."""
+        self.table.clear()
+
+
+class PageTable(_Rows):
     """vLLM's ``BlockTable``.
 
     Args:
@@ -54,28 +80,8 @@ class PageTable:
         """See ``add_row``, which takes a list."""
         self.table.add_row(list(page_ids), row_idx)
 
-    def clear_row(self, row_idx: Any) -> None:
-        """See ``clear_row``."""
-        self.table.clear_row(row_idx)
 
-    def move_row(self, src: Any, tgt: Any) -> None:
-        """See ``move_row``."""
-        self.table.move_row(src, tgt)
-
-    def swap_row(self, src: Any, tgt: Any) -> None:
-        """See ``swap_row``."""
-        self.table.swap_row(src, tgt)
-
-    def commit(self, num_reqs: Any) -> None:
-        """See ``commit_block_table``."""
-        self.table.commit_block_table(num_reqs)
-
-    def clear(self) -> None:
-        """See ``clear``."""
-        self.table.clear()
-
-
-class MultiGroupPageTable:
+class MultiGroupPageTable(_Rows):
     """vLLM's ``MultiGroupBlockTable``.
 
     Args:
@@ -107,23 +113,3 @@ class MultiGroupPageTable:
     def add_row(self, page_ids: Any, row_idx: Any) -> None:
         """See ``add_row``, which takes a list for each group."""
         self.table.add_row([list(group) for group in page_ids], row_idx)
-
-    def clear_row(self, row_idx: Any) -> None:
-        """See ``clear_row``."""
-        self.table.clear_row(row_idx)
-
-    def move_row(self, src: Any, tgt: Any) -> None:
-        """See ``move_row``."""
-        self.table.move_row(src, tgt)
-
-    def swap_row(self, src: Any, tgt: Any) -> None:
-        """See ``swap_row``."""
-        self.table.swap_row(src, tgt)
-
-    def commit(self, num_reqs: Any) -> None:
-        """See ``commit_block_table``."""
-        self.table.commit_block_table(num_reqs)
-
-    def clear(self) -> None:
-        """See ``clear``."""
-        self.table.clear()
