@@ -121,7 +121,7 @@ class DeepRun:
             "seed": self.seed,
             "of": _settings(self.options),
             "rounds": self.rounds,
-            "seconds": round(self.seconds, 1),
+            "seconds": self.seconds,  # not rounded: a run of 0 s would never be over
             "failures": [vars(failure) for failure in self.failures],
             "machines": [machine_json(machine) for machine in report.machines],
         }
