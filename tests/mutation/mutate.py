@@ -1,143 +1,259 @@
-"""Mutation testing of ``spec`` and ``fast``, by hand: ``python -m tests.mutation.mutate --modules fast/page_pool.py``.
+"""Mutation testing of ``spec`` and ``fast``, by hand, not in CI: ``python -m tests.mutation.mutate fast/page_pool.py``.
 
-Mutants are made of a clone in a temporary folder, one at a time, by one change to a module's syntax tree: another
-comparison, another operator, a number off by one, a condition turned round, a statement left out. Each is held against
-the module's own tests and against the machines that call it, and is killed by whichever fails, or takes too long. What
-survives is printed as a difference: it means the same, or a test is missing.
+Mutants are made in a clone of the last commit, one at a time, each by one change to a module's syntax tree: another
+comparison, another operator, a number off by one, a condition turned round, a statement left out (`changes`). Each is
+held against the machines that call the module, first with few sequences of calls, then against the tests of what it is
+part of, then against the same machines with as many sequences as a default check makes. It is killed by whichever
+fails, or does not come to an end. What survives all of that is printed as a difference.
 
-A tool of its own, since the folders are imported through links below ``src`` and the suite's machines, which kill most
-mutants, are no tests that a mutation tool would run.
+How the figures are read. A share of killed mutants says how much of a module's text has an effect that is looked at; it
+is no measure of how many faults are found, since real faults are rarely a changed operator (``kvproof strength`` has
+real ones). A survivor is one of three things, and only a person can tell which. The same program: a bound that another
+line keeps, a shortcut that leads to where the long way leads. Something that no caller can see: how large a column
+grows, what is remembered to be quick, a ``check()`` of what never goes wrong. Or a hole: then a test is missing, and
+only this kind says anything against the suite. A module is held against fewer machines and tests than CI runs, so that
+what is counted as survived is an upper bound; what is counted as killed is certain, since a stage that fails is run on
+the unchanged module as well, and must pass there.
+
+A mutant costs a fork of this process, which has imported everything of others that is slow to import, and nothing of
+ours. A tool of its own, since the folders are imported through links below ``src`` and the suite's machines, which kill
+most mutants, are no tests that a mutation tool would run.
 """
 
 import argparse
 import ast
-import copy
 import difflib
+import io
+import multiprocessing
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from .changes import changed, changes
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 300
-MACHINES = {
-    "pool": "pool,pool_pins,queue,manager,hybrid",
-    "queue": "queue,pool",
-    "free": "queue,pool,pool_pins",
-    "hash": "hash,pool,manager",
-    "key": "hash,pool,manager",
-    "index": "pool,manager,hybrid,events",
-    "table": "table,multi_table,batch",
-    "manager": "manager,window,chunk,state,hybrid,batch,events,pins,shards,snapshots",
-    "coordinator": "manager,window,chunk,state,hybrid,batch",
-    "group": "manager,window,chunk,mla,state,hybrid",
-    "pin": "pins,pool_pins,snapshots",
-}
-"""The machines for a module, by a word in its name; the others for all of managers."""
 
-COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
-OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+_EFFORTS = {"machines, few calls": 0.1, "machines": 1.0}
+"""The stages that run machines, and how many sequences of calls they make, as a multiple of a default check's."""
+
+_SECONDS = {"machines, few calls": 60, "tests": 120, "machines": 300}
+"""How long the unchanged module could need for a stage, several times over; a step of a machine has 5 seconds."""
 
 
-def changes(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every change that can be made: the number of the node in the order of `ast.walk`, and the kind of change."""
-    for number, node in enumerate(ast.walk(tree)):
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-            yield number, "comparison"
-        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            yield number, "operator"
-        elif isinstance(node, ast.Constant) and type(node.value) is int:
-            yield number, "number"
-        elif isinstance(node, ast.If | ast.IfExp | ast.While):
-            yield number, "condition"
-        elif isinstance(node, ast.BoolOp):
-            yield number, "and or"
-        elif isinstance(node, ast.AugAssign | ast.Expr) and not isinstance(getattr(node, "value", None), ast.Constant):
-            yield number, "left out"
+class Part(NamedTuple):
+    """What a part of the package is held against.
+
+    Attributes:
+        words: a module belongs to the first part of which a word is in its name.
+        machines: the machines that call it, the likeliest to see a fault first.
+        tests: files of tests, by the end of their names; those of the mutant's own folder come first.
+    """
+
+    words: str
+    machines: str
+    tests: str
 
 
-def mutant(tree: ast.Module, number: int, kind: str) -> str:
-    """The source of a module with one change."""
-    changed = copy.deepcopy(tree)
-    node = next(node for place, node in enumerate(ast.walk(changed)) if place == number)
-    if isinstance(node, ast.Compare):
-        node.ops[0] = COMPARISONS[type(node.ops[0])]()
-    elif isinstance(node, ast.BinOp):
-        node.op = OPERATORS[type(node.op)]()
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        node.value += 1
-    elif isinstance(node, ast.If | ast.IfExp | ast.While):
-        node.test = ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.BoolOp):
-        node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
-    elif kind == "left out":
-        for parent in ast.walk(changed):
-            for field in ("body", "orelse", "finalbody"):
-                held = getattr(parent, field, None)
-                if isinstance(held, list) and node in held:
-                    held[held.index(node)] = ast.Pass()
-    return ast.unparse(ast.fix_missing_locations(changed))
+PARTS = (
+    Part("snapshot restore document", "snapshots secrets", "snapshot"),
+    Part("follower event cache_log cached_map", "events pool manager hybrid", "follower pool_events prefixes"),
+    Part("shard partition", "shards", "shards"),
+    Part("batch step", "batch state hybrid events", "batched_step groups"),
+    Part("table slots row", "table multi_table batch", "page_table batched_step"),
+    Part("pin prior eviction prefix_manager", "pins pool_pins snapshots shards", "pins_and_priorities prefixes"),
+    Part("hash key", "hash manager pool secrets", "hashing"),
+    Part("queue log", "queue pool pool_pins", "free_queue free_log page_pool"),
+    Part(
+        "pool pages index runs",
+        "pool pool_pins hybrid events shards",
+        "prefix_index page_pool page_pool_edges pool_events",
+    ),
+    Part(
+        "group coordinator hit demand states cop",
+        "hybrid window chunk state mla manager batch",
+        "groups states prefixes cache_manager batched_step",
+    ),
+    Part(
+        "",
+        "manager hybrid window state batch events pins shards",
+        "cache_manager cache_manager_edges prefixes groups manager_check pins_and_priorities",
+    ),
+)
 
 
-def commands(module: Path) -> list[list[str]]:
-    """What a mutant of a module is held against: its tests, if they are found by name, then machines."""
-    folder, stem = module.parts[0], module.stem
-    names = next((names for word, names in MACHINES.items() if word in stem), MACHINES["manager"])
-    tests = [f"tests/{side}/test_{stem}.py" for side in (folder, "spec", "fast")]
-    found = [test for test in dict.fromkeys(tests) if (ROOT / test).exists()]
-    check = ["-m", "kvproof.conformance", "check", "--machines", names, "--seed", "1", "--jobs", "1", "--first"]
-    run_tests = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "pythonpath=src", *found]
-    return [*([run_tests] if found else []), check]
+def part_of(module: Path) -> Part:
+    """The part of the package that a module belongs to."""
+    return next(part for part in PARTS if not part.words or any(word in module.stem for word in part.words.split()))
 
 
-def killed(clone: Path, module: Path) -> str:
-    """By what the mutant in a clone is killed; "" if it survives."""
-    environment = {**os.environ, "PYTHONPATH": str(clone / "src"), "JAX_PLATFORMS": "cpu"}
-    for command in commands(module):
-        try:
-            ended = subprocess.run(
-                [sys.executable, *command],
-                cwd=clone,
-                env=environment,
-                capture_output=True,
-                timeout=SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return "time"
-        if ended.returncode:
-            return command[1]
+def tests_of(module: Path) -> list[str]:
+    """The files of tests for a module, those of its own folder first."""
+    folders = sorted(("spec", "fast"), key=lambda folder: folder != module.parts[0])
+    names = [f"tests/{folder}/test_{name}.py" for folder in folders for name in part_of(module).tests.split()]
+    return [name for name in names if Path(name).exists()]
+
+
+def _run_machines(names: list[str], effort: float) -> str:
+    """By which clause of which machine a mutant is killed; "" if it survives."""
+    backends, runner = (import_module(f"kvproof.conformance.{name}") for name in ("backends", "runner"))
+    machines = import_module("kvproof.conformance.machines").EVERY_MACHINE
+    backend = backends.load_backend()
+    for name in names:
+        report = runner.run_machine(
+            machines[name], backend, seed=1, shrink_seconds=0.0, effort=effort, step_timeout=5.0
+        )
+        if report.deviations or not report.ended:
+            return f"{name} {' '.join(found.clause for found in report.deviations)}"
     return ""
+
+
+class _NoShrinking:
+    """A plugin for pytest: a failure is enough, and need not be short."""
+
+    def __init__(self) -> None:
+        self.failed = ""
+
+    def pytest_configure(self) -> None:
+        """Called when the tests' own profile has been loaded."""
+        settings, phase = (getattr(import_module("hypothesis"), name) for name in ("settings", "Phase"))
+        settings.register_profile("mutants", parent=settings(), phases=[phase.explicit, phase.generate])
+        settings.load_profile("mutants")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Remembers the first test that failed."""
+        self.failed = self.failed or (report.nodeid if report.failed else "")
+
+
+def _run_tests(names: list[str]) -> str:
+    """The test that kills a mutant; "" if it survives."""
+    plugin = _NoShrinking()
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark", "--hypothesis-seed=1"]
+    ended = import_module("pytest").main([*options, "-o", "addopts=", *names], plugins=[plugin])
+    return "" if ended == 0 else plugin.failed or f"pytest, exit status {int(ended)}"
+
+
+def _stage(stage: str, module: Path, answer: "Connection[Any, Any]") -> None:
+    """What a process does that was forked for one stage of one mutant."""
+    os.setsid()
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        try:
+            if stage == "tests":
+                by = _run_tests(tests_of(module))
+            else:
+                by = _run_machines(part_of(module).machines.split(), _EFFORTS[stage])
+        except Exception as error:  # whatever it is, the mutant did it, or the unchanged module will do it too
+            by = f"{type(error).__name__}: {error}"
+    answer.send(by)
+
+
+def fate(stage: str, module: Path) -> str:
+    """What became of the module as it is now: by what it was killed, "time", or "" if it survived the stage."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_stage, args=(stage, module, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return str(ours.recv()) if ours.poll(_SECONDS[stage]) else "time"
+    except EOFError:
+        return "the process ended"
+    finally:
+        if process.is_alive():
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+
+
+class Mutants:
+    """Makes the mutants of a clone, and says what becomes of each."""
+
+    def __init__(self) -> None:
+        self._sound: set[tuple[str, str, tuple[str, ...]]] = set()
+
+    def killed(self, module: Path, text: str) -> tuple[str, str]:
+        """The stage that kills a mutant, and what in it did; two empty strings if it survives.
+
+        Raises:
+            RuntimeError: the stage fails on the unchanged module as well.
+        """
+        source = module.read_text(encoding="utf-8")
+        for stage in _SECONDS:
+            _write(module, text)
+            try:
+                by = fate(stage, module)
+            finally:
+                _write(module, source)
+            if by:
+                held = stage, part_of(module).machines, tuple(tests_of(module))
+                if held not in self._sound and (wrong := fate(stage, module)):
+                    raise RuntimeError(f"{module}, {stage}: fails without a change: {wrong}")
+                self._sound.add(held)
+                return stage, by
+        return "", ""
+
+
+def _write(module: Path, text: str) -> None:
+    """Writes a module, and drops its bytecode, which may look as young as its new source."""
+    module.write_text(text, encoding="utf-8")
+    for compiled in (module.parent / "__pycache__").glob(f"{module.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def _warm(clone: Path) -> None:
+    """Makes this process one of which every fork is ready to import the clone's packages, and no others of ours."""
+    os.chdir(clone)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+        del sys.modules[name]
+    sys.path[:] = [str(clone), str(clone / "src"), *(path for path in sys.path if Path(path).resolve() != ROOT)]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *("spec", "fast", "conformance", "kernels")], check=True)
+    sys.dont_write_bytecode = True
+    for name in ("tests.conftest", "hypothesis.stateful", "jax.numpy", "ml_dtypes", "pytest"):
+        import_module(name)
 
 
 def main() -> None:
     """Makes mutants, and says of each what became of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modules", nargs="+", required=True, metavar="FILE", help="such as fast/page_pool.py")
-    parser.add_argument("--number", type=int, default=10, metavar="N", help="mutants of each module (default 10)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="which of all mutants (default 0)")
+    parser.add_argument("modules", nargs="+", metavar="FILE", help="such as fast/page_pool.py")
+    parser.add_argument("--number", type=int, default=10, metavar="N", help="mutants in all (default 10)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="which of all that there are (default 0)")
+    parser.add_argument("--only", type=int, nargs="*", metavar="K", help="the changes of these numbers, as printed")
     given = parser.parse_args()
-    died = lived = 0
-    with tempfile.TemporaryDirectory() as folder:
-        clone = Path(folder) / "clone"
-        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-        for name in given.modules:
-            module, source = Path(name), (clone / name).read_text(encoding="utf-8")
-            tree = ast.parse(source)
-            possible = list(changes(tree))
-            plain = ast.unparse(tree)
-            for number, kind in random.Random(given.seed).sample(possible, min(given.number, len(possible))):
-                text = mutant(tree, number, kind)
-                (clone / module).write_text(text, encoding="utf-8")
-                by = killed(clone, module)
-                died, lived = died + bool(by), lived + (not by)
-                lines = difflib.unified_diff(plain.splitlines(), text.splitlines(), name, name, "", "", 1, "")
-                print(f"{name}: {kind}: {f'killed by {by}' if by else 'SURVIVED'}", *lines, sep="\n", flush=True)
-            (clone / module).write_text(source, encoding="utf-8")
-    print(f"{died} killed, {lived} survived")
+    counted: Counter[tuple[str, str]] = Counter()
+    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+    try:
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(folder / "clone")], check=True)
+        _warm(folder / "clone")
+        trees = {name: ast.parse(Path(name).read_text(encoding="utf-8")) for name in given.modules}
+        possible = [(name, *change) for name, tree in trees.items() for change in changes(tree)]
+        if given.only is None:
+            chosen = random.Random(given.seed).sample(possible, min(given.number, len(possible)))
+        else:
+            chosen = [change for change in possible if change[1] in given.only]
+        mutants = Mutants()
+        for name, number, kind in sorted(chosen):
+            started, plain, text = time.monotonic(), ast.unparse(trees[name]), changed(trees[name], number)
+            stage, by = mutants.killed(Path(name), text)
+            counted[name.split("/")[0], stage or "survived"] += 1
+            lines = difflib.unified_diff(plain.splitlines(), text.splitlines(), name, name, "", "", 2, "")
+            said = f"killed by {stage}: {by}" if by else "SURVIVED"
+            print(f"{name} {number}, {kind}: {said} ({time.monotonic() - started:.0f} s)", flush=True)
+            print("", *([] if by else lines), sep="\n", flush=True)
+        print(f"{len(chosen)} of {len(possible)} mutants, seed {given.seed}")
+    finally:
+        shutil.rmtree(folder)
+    for (packages, stage), count in sorted(counted.items()):
+        print(f"{packages}: {count} {stage}")
 
 
 if __name__ == "__main__":
