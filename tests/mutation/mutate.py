@@ -138,8 +138,13 @@ class _NoShrinking:
 def _run_tests(names: list[str]) -> str:
     """The test that kills a mutant; "" if it survives."""
     plugin = _NoShrinking()
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark", "--hypothesis-seed=1"]
-    ended = import_module("pytest").main([*options, "-o", "addopts=", *names], plugins=[plugin])
+    left_out = [word for name in ("cacheprovider", "xdist", "benchmark") for word in ("-p", f"no:{name}")]
+    warm = [
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]  # Hypothesis has been imported, and need not be rewritten
+    options = ["-q", "-x", "-o", "addopts=", "--hypothesis-seed=1", *left_out, *warm]
+    ended = import_module("pytest").main([*options, *names], plugins=[plugin])
     return "" if ended == 0 else plugin.failed or f"pytest, exit status {int(ended)}"
 
 
