@@ -137,7 +137,7 @@ class HeldPages(CachedPages):
     def hold(self, pages: NDArray[np.int64]) -> None:
         """`PagePool.touch` for distinct pages that are held or cached. O(pages)."""
         counts = self._count_of[pages]
-        self._leave_queue(pages[counts == 0])
+        self._leave_queue(pages[counts == 0] if np.count_nonzero(counts) else pages)
         self._count_of[pages] = counts + 1
 
     def hold_mentioned(self, pages: NDArray[np.int64]) -> None:
@@ -160,7 +160,7 @@ class HeldPages(CachedPages):
         """Lowers the counts of distinct pages by so many mentions; those at 0 are freed in the order given."""
         counts = self._count_of[pages] - mentions
         self._count_of[pages] = counts
-        self._put_back(pages[counts == 0] if counts.any() else pages)
+        self._put_back(pages[counts == 0] if np.count_nonzero(counts) else pages)
 
     def _put_back(self, pages: NDArray[np.int64]) -> None:
         self._sampling.freed(pages, self.clock)

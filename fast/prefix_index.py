@@ -62,7 +62,7 @@ class PrefixIndex:
     def match(self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int) -> NDArray[np.int64]:
         """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1). Arguments as for `first_pages`."""
         pages = self.first_pages(tree, tokens, segments, limit)
-        return pages if pages.all() else pages[: pages.argmin()]
+        return pages if np.count_nonzero(pages) == len(pages) else pages[: pages.argmin()]
 
     def first_pages(
         self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int
@@ -97,30 +97,32 @@ class PrefixIndex:
 
     def _walk(
         self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int
-    ) -> Iterator[tuple[Run, int]]:
+    ) -> list[tuple[Run, int]]:
         """The runs along a request's tokens, each with how many of its pages agree; holes are walked over."""
+        found: list[tuple[Run, int]] = []
         size = tree.page_bytes
-        run = tree.root
+        children = tree.root.children
         depth = 0
-        for segment in segments:
-            end = min(segment.end, limit)
+        for last, extra, _ in segments:
+            end = min(last, limit)
             while depth < end:
-                if run.children is None:
-                    return
+                if children is None:
+                    return found
                 offset = depth * size
-                child = run.children.get(segment.extra + tokens[offset : offset + size])
+                child = children.get(extra + tokens[offset : offset + size])
                 if child is None:
-                    return
+                    return found
                 length = len(child.pages)
                 if depth + length <= end and tokens.startswith(child.tokens, offset):
-                    count = length
+                    found.append((child, length))
                 else:
                     count = common_pages(child, 0, tokens, offset, min(length, end - depth))
-                yield child, count
-                if count < length:
-                    return
-                run = child
+                    found.append((child, count))
+                    if count < length:
+                        return found
+                children = child.children
                 depth += length
+        return found
 
     # -- Publishing -------------------------------------------------------------------------------
 
@@ -193,14 +195,14 @@ class PrefixIndex:
             run = self._add_run(
                 run, depth, tokens if len(ids) == 1 else bytearray(tokens), ids, segment.extra, segment.extra_keys
             )
-        if 0 in ids:
-            run.holes += ids.count(0)
+        places = np.arange(depth, depth + len(pages), dtype=np.uint32)
+        holes = len(pages) - int(np.count_nonzero(pages))
+        if holes:
+            run.holes += holes
             held = pages != 0
-            self._run_of[pages[held]] = run.number
-            self._depth_of[pages[held]] = np.arange(depth, depth + len(pages))[held]
-        else:
-            self._run_of[pages] = run.number
-            self._depth_of[pages] = np.arange(depth, depth + len(pages))
+            pages, places = pages[held], places[held]
+        self._run_of[pages] = run.number
+        self._depth_of[pages] = places
         return run
 
     def publish_next(self, page: int, after: int, depth: int, tokens: bytes, extra: bytes) -> bool:
@@ -317,28 +319,36 @@ class PrefixIndex:
         num_cached = int(np.count_nonzero(numbers))
         if not num_cached:
             return 0
-        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-        starts = np.concatenate(([0], cuts))
-        lowest = np.minimum.reduceat(self._depth_of[pages], starts).tolist()
-        ends = [*cuts.tolist(), len(pages)]
+        depths = self._depth_of[pages]
         self._run_of[pages] = 0
-        for start, end, number, low in zip(starts.tolist(), ends, numbers[starts].tolist(), lowest, strict=True):
-            if not number:
-                continue
-            run = self._runs[number]
-            count = end - start
-            # as many distinct pages as there are places from the lowest on: exactly the run's tail
-            if (
-                run.children is None
-                and run.duplicates is None
-                and not run.holes
-                and low == run.start + len(run.pages) - count
-            ):
-                self._cut_tail(run, count)
-            else:
-                for page in pages[start:end].tolist():
-                    self._evict_page(run, page)
+        if np.count_nonzero(numbers == numbers[0]) == len(pages):  # of one run: a third of the price
+            self._evict_stretch(self._runs[int(numbers[0])], pages, int(depths.min()))
+            return num_cached
+        begins = np.empty(len(pages), bool)
+        begins[0] = True
+        np.not_equal(numbers[1:], numbers[:-1], out=begins[1:])
+        starts = begins.nonzero()[0]
+        lowest = np.minimum.reduceat(depths, starts).tolist()
+        of_runs, places = numbers[starts].tolist(), starts.tolist()
+        for start, end, number, low in zip(places, [*places[1:], len(pages)], of_runs, lowest, strict=True):
+            if number:
+                self._evict_stretch(self._runs[number], pages[start:end], low)
         return num_cached
+
+    def _evict_stretch(self, run: Run, pages: NDArray[np.int64], low: int) -> None:
+        """Takes distinct pages of one run out, the lowest of which stands at ``low`` in a request."""
+        count = len(pages)
+        # as many distinct pages as there are places from the lowest on: exactly the run's tail
+        if (
+            run.children is None
+            and run.duplicates is None
+            and not run.holes
+            and low == run.start + len(run.pages) - count
+        ):
+            self._cut_tail(run, count)
+        else:
+            for page in pages.tolist():
+                self._evict_page(run, page)
 
     def _evict_page(self, run: Run, page: int) -> None:
         depth = self._depth_cell[page]
