@@ -57,7 +57,7 @@ class Part(NamedTuple):
     Attributes:
         words: a module belongs to the first part of which a word is in its name.
         machines: the machines that call it, the likeliest to see a fault first.
-        tests: files of tests, by the end of their names; those of the mutant's own folder come first.
+        tests: files of tests, by the end of their names.
     """
 
     words: str
@@ -98,10 +98,10 @@ def part_of(module: Path) -> Part:
 
 
 def tests_of(module: Path) -> list[str]:
-    """The files of tests for a module, those of its own folder first."""
+    """The files of tests for a module: those of its own folder, or of the other where its own has none of that name."""
     folders = sorted(("spec", "fast"), key=lambda folder: folder != module.parts[0])
-    names = [f"tests/{folder}/test_{name}.py" for folder in folders for name in part_of(module).tests.split()]
-    return [name for name in names if Path(name).exists()]
+    named = [[Path(f"tests/{folder}/test_{name}.py") for folder in folders] for name in part_of(module).tests.split()]
+    return [str(next(test for test in tests if test.exists())) for tests in named]
 
 
 def _run_machines(names: list[str], effort: float) -> str:
