@@ -21,27 +21,34 @@ _PROBE = "p"
 class ManagerLooks(SmallWorld, Admission):
     """The ways that change nothing."""
 
+    def in_order(self) -> tuple[list[str], tuple[int, int]]:
+        """The requests that are known, and the two tokens, in an order that no name changes."""
+        raise NotImplementedError
+
     def looks(self) -> list[Way]:
         """Everything that can be looked up or counted; calls that do nothing; calls with one fault.
 
         Faults that depend on nothing but one request are tried where there is no other.
         """
-        live, gone = self.names_of(live=True), self.names_of(live=False)
+        names, tokens = self.in_order()
+        live = [name for name in names if self.cases[name].live]
+        gone = [name for name in names if name not in live]
+        alone = len(names) < 2
         ways = [Way("read_keys_now")] if self.offers("manager", "req_to_page_hashes") else []
         ways += [Way("find", (name,)) for name in (*gone, *live)]
         for name in live:
-            ways += self._around_live(name)
+            ways += self._around_live(name, alone)
         ways += [Way("free_again", (name,)) for name in gone]
         if any(self.spec.pages[page].ref_cnt for page in self.spec.pages if page) or not any(
             view.page_hash for view in self.spec.pages.values()
         ):
             ways.append(Way("reset"))
-        ways += [Way("probe_for", (tokens,)) for tokens in self._probes()]
-        if len(self.cases) < 2:
+        ways += [Way("probe_for", (prompt,)) for prompt in self._probes(tokens)]
+        if alone:
             ways += [Way("hit_wrongly", (page,)) for page in self._wrong_hits()]
         return ways
 
-    def _around_live(self, name: str) -> Iterator[Way]:
+    def _around_live(self, name: str, alone: bool) -> Iterator[Way]:
         case = self.cases[name]
         if self.offers("manager", "get_num_common_prefix_pages"):
             yield Way("count_common", (name, len(self.running())))
@@ -54,7 +61,7 @@ class ManagerLooks(SmallWorld, Admission):
         if case.least:
             yield Way("go_wrongly", (name, case.least - 1, 1))
         yield Way("come_under", (name,))
-        if len(self.cases) < 2:
+        if alone:
             yield Way("go_wrongly", (name, least, 0))
             yield Way("free_another", (name,))
             yield Way("run_under", (name,))
@@ -68,12 +75,12 @@ class ManagerLooks(SmallWorld, Admission):
         yield 0
         yield from [page for page, view in self.spec.pages.items() if page and view.page_hash is None][:1]
 
-    def _probes(self) -> list[tuple[int, ...]]:
+    def _probes(self, tokens: tuple[int, int]) -> list[tuple[int, ...]]:
         """Requests that find whatever can be found: a hit leaves one token out."""
         if not any(view.page_hash for view in self.spec.pages.values()):
             return [(0,) * self.max_model_len]
         units = (self.max_model_len - 1) // self.unit * self.unit
-        return [(*tokens, 0) for tokens in product((0, 1), repeat=units)]
+        return [(*prefix, 0) for prefix in product(tokens, repeat=units)]
 
     @step()
     def read_keys_now(self) -> None:

@@ -21,6 +21,9 @@ __all__ = ["ManagerShape", "ManagerWorld"]
 
 NAMES = ("a", "b")
 
+_Shown = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
+"""What a state of a manager is: its pages, its live requests, and those that went or wait."""
+
 
 @dataclass(frozen=True)
 class ManagerShape:
@@ -78,6 +81,15 @@ class ManagerWorld(ManagerLooks):
 
     def key(self) -> Hashable:
         """See the class."""
+        shown, other, _, _ = self._ordered()
+        return min(shown, other)
+
+    def _ordered(self) -> tuple[_Shown, _Shown, list[int], list[str]]:
+        """What this state is, what it were if the two tokens changed places, and its pages and requests in order.
+
+        The pages stand in an order that no name changes; so do the requests: live ones as they were admitted, others
+        by what they are, and last those that are unknown.
+        """
         hashes = self._hashes()
         free = [int(page.page_id) for page in self.spec.pool.free_page_queue.get_all_free_pages()]
         held = self.spec.manager.coordinator.held
@@ -102,15 +114,23 @@ class ManagerWorld(ManagerLooks):
             )
             for name, groups in held.items()
         ]
-        gone = sorted(self._book(name) for name in NAMES if name in self.cases and name not in held)
-        return min(
-            (tuple(pages), tuple(live), tuple(gone)),
-            (
-                tuple((*page[:3], swapped(page[3]), page[4]) for page in pages),
-                tuple(((swapped(book[0]), *book[1:]), groups) for book, groups in live),
-                tuple(sorted((swapped(book[0]), *book[1:]) for book in gone)),
-            ),
+        gone = [(self._book(name), name) for name in NAMES if name in self.cases and name not in held]
+        others = sorted(((swapped(book[0]), *book[1:]), name) for book, name in gone)
+        gone.sort()
+        shown = tuple(pages), tuple(live), tuple(book for book, _ in gone)
+        other = (
+            tuple((*page[:3], swapped(page[3]), page[4]) for page in pages),
+            tuple(((swapped(book[0]), *book[1:]), groups) for book, groups in live),
+            tuple(book for book, _ in others),
         )
+        known = [*held, *(name for _, name in (others if other < shown else gone))]
+        requests = [*known, *(name for name in NAMES if name not in known)]
+        return shown, other, [page for page in names if page], requests
+
+    def in_order(self) -> tuple[list[str], tuple[int, int]]:
+        """See the class's base."""
+        shown, other, _, names = self._ordered()
+        return [name for name in names if name in self.cases], (1, 0) if other < shown else (0, 1)
 
     def _book(self, name: str) -> tuple[Any, ...]:
         """What the engine knows of a request."""
@@ -137,43 +157,43 @@ class ManagerWorld(ManagerLooks):
         """How often a page is held."""
         return int(self.spec.pages[page].ref_cnt)
 
-    def hashed(self) -> list[int]:
-        """The pages that have a hash."""
-        return [page for page, view in self.spec.pages.items() if page and view.page_hash is not None]
-
     # -- Moves ----------------------------------------------------------------------------------------------
 
     def moves(self) -> list[Way]:
         """What two requests can do next, and what makes the cache forget."""
-        cached = self.hashed()
-        gone = [name for name in NAMES if name not in self.names_of(live=True)]
+        shown, other, pages, names = self._ordered()
+        changed = other < shown
+        cached = [page for page in pages if self.spec.pages[page].page_hash is not None]
+        live = [name for name in names if name in self.cases and self.cases[name].live]
+        gone = [name for name in names if name not in live]
         alike = len(gone) == 2 and len({name in self.cases and self._book(name) for name in gone}) == 1
-        ways = [way for name in (gone[:1] if alike else gone) for way in self._admissions(name, bool(cached))]
-        for name in self.names_of(live=True):
-            ways += self._steps(name)
+        prompts = tuple(map(swapped, self.shape.prompts)) if changed else self.shape.prompts
+        ways = [way for name in (gone[:1] if alike else gone) for way in self._admissions(name, prompts, bool(cached))]
+        for name in live:
+            ways += self._steps(name, (1, 0) if changed else (0, 1))
             if self.offers("manager", "cache_pages") and self._unpublished(name):
                 ways.append(Way("publish", (name, self.cases[name].given)))
             ways.append(Way("give_back", (name, None)))
             if self.free_takes_written():
-                ways += [Way("give_back", (name, written)) for written in {0, self.cases[name].given - 1}]
+                ways += [Way("give_back", (name, written)) for written in sorted({0, self.cases[name].given - 1})]
         if self.offers("manager", "free_page_hashes"):
-            ways += [Way("drop", (name,)) for name in self.names_of(live=False)]
+            ways += [Way("drop", (name,)) for name in gone if name in self.cases]
         if self.offers("pool", "evict_pages"):
             ways += [Way("evict", ([page],)) for page in cached]
-        if cached and not any(self.count(page) for page in self.spec.pages if page):
+        if cached and not any(self.count(page) for page in pages):
             ways.append(Way("reset"))
         return ways
 
-    def _admissions(self, name: str, cached: bool) -> Iterator[Way]:
+    def _admissions(self, name: str, prompts: tuple[Text, ...], cached: bool) -> Iterator[Way]:
         """A waiting request, or another under its id, is admitted; where nothing is cached there are no hits."""
         own = self._text(name) if name in self.cases else None
         ways = self.shape.ways if cached else tuple(dict.fromkeys("all" if w == "hits" else w for w in self.shape.ways))
-        for tokens in (*((None,) if own else ()), *(prompt for prompt in self.shape.prompts if prompt != own)):
+        for tokens in (*((None,) if own else ()), *(prompt for prompt in prompts if prompt != own)):
             for how in ways:
                 if how != "one" or len(tokens_of(own or () if tokens is None else tokens)) > 1:
                     yield Way("admit", (name, tokens, how))
 
-    def _steps(self, name: str) -> Iterator[Way]:
+    def _steps(self, name: str, tokens: tuple[int, int]) -> Iterator[Way]:
         case = self.cases[name]
         computed, known = min(case.given, case.request.num_tokens), case.request.num_tokens
         options = [{}, {"num_lookahead_tokens": 1}] if self.shape.lookahead else [{}]
@@ -183,8 +203,7 @@ class ManagerWorld(ManagerLooks):
                 if known - computed > 1:
                     yield Way("advance", (name, None, 1, more))
             elif known < self.max_model_len:
-                yield Way("advance", (name, 0, 1, more))
-                yield Way("advance", (name, 1, 1, more))
+                yield from (Way("advance", (name, token, 1, more)) for token in tokens)
 
     def _unpublished(self, name: str) -> bool:
         """Whether a live request has full pages that are not published."""

@@ -1,6 +1,6 @@
 """Small worlds of page pools: few pages, few keys, every way to take, touch, free, cache and forget pages."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from typing import ClassVar
@@ -13,6 +13,9 @@ from .ways import Way
 from .world import SmallWorld
 
 __all__ = ["PoolShape", "PoolWorld"]
+
+_What = tuple[int, int, int, tuple[int, ...], int]
+"""What a page is: its place in the queue or -1, how often it is held; the group, text and rank of its hash."""
 
 _COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
 _HASHES = ("hashed pages", "cached map")
@@ -66,11 +69,20 @@ class PoolWorld(SmallWorld, PoolMachine):
 
     def key(self) -> Hashable:
         """See the class."""
-        free = [int(page.page_id) for page in self.spec.pool.free_page_queue.get_all_free_pages()]
+        return tuple(what for what, _ in self._ordered()[1])
+
+    def _ordered(self) -> tuple[bool, list[tuple[_What, int]]]:
+        """Whether the two tokens change places, and what each page is, with its id, in an order that no name changes.
+
+        Pages that are alike in all stand next to each other, in any order.
+        """
+        places = {int(page.page_id): at for at, page in enumerate(self.spec.pool.free_page_queue.get_all_free_pages())}
         hashes = self._hashes()
-        places = {page: place for place, page in enumerate(free)}
-        pages = [(places.get(page, -1), self.count(page), *hashes[page]) for page in self.owned]
-        return min(tuple(sorted(pages)), tuple(sorted((*page[:3], swapped(page[3]), page[4]) for page in pages)))
+        pages = [((places.get(page, -1), self.count(page), *hashes[page]), page) for page in self.owned]
+        other = sorted(((*what[:3], swapped(what[3]), what[4]), page) for what, page in pages)
+        pages.sort()
+        changed = [what for what, _ in other] < [what for what, _ in pages]
+        return changed, other if changed else pages
 
     def _hashes(self) -> dict[int, tuple[int, tuple[int, ...], int]]:
         """Of every page the group, the text and the rank of its hash; of one without, none."""
@@ -80,54 +92,61 @@ class PoolWorld(SmallWorld, PoolMachine):
                 found[int(page.page_id)] = key.group_id, self.text_of[key.page_hash], rank
         return found
 
-    def _unlike(self, pages: list[int]) -> list[int]:
+    @staticmethod
+    def _unlike(pages: list[int], what: Mapping[int, _What]) -> list[int]:
         """Of some held pages one of each kind: those without a hash that are held equally often are alike."""
-        kinds = {(self.count(page), page if self.hashed(page) else 0): page for page in reversed(pages)}
-        return sorted(kinds.values())
+        kinds: dict[object, int] = {}
+        for page in pages:
+            kinds.setdefault(what[page], page)
+        return list(kinds.values())
 
-    def _pairs(self, pages: list[int]) -> list[tuple[int, int]]:
+    @staticmethod
+    def _pairs(pages: list[int], what: Mapping[int, _What]) -> list[tuple[int, int]]:
         """Of the pairs of some held pages, in either order, one of each kind."""
-        kinds = {
-            tuple((self.count(page), page if self.hashed(page) else 0) for page in pair): pair
-            for pair in permutations(reversed(pages), 2)
-        }
-        return sorted(kinds.values())
+        kinds: dict[object, tuple[int, int]] = {}
+        for one, other in permutations(pages, 2):
+            kinds.setdefault((what[one], what[other]), (one, other))
+        return list(kinds.values())
 
     # -- Moves ----------------------------------------------------------------------------------------------
 
     def moves(self) -> list[Way]:
         """Everything that takes, holds, gives back, caches or forgets."""
-        held = [page for page in self.owned if self.count(page)]
-        free = [page for page in self.owned if not self.count(page)]
-        hashed = [page for page in self.owned if self.hashed(page)]
+        changed, pages = self._ordered()
+        what = {page: shown for shown, page in pages}
+        held = [page for page, shown in what.items() if shown[1]]
+        free = [page for page, shown in what.items() if not shown[1]]
+        hashed = [page for page, shown in what.items() if shown[3]]
+        unlike = self._unlike(held, what)
         ways = [Way("get_new_pages", (count,)) for count in range(1, len(free) + 1)]
-        for page in [*self._unlike(held), *(page for page in free if page in hashed)]:
-            room = self.shape.most_held - self.count(page)
+        for page in [*unlike, *(page for page in free if page in hashed)]:
+            room = self.shape.most_held - what[page][1]
             ways += [Way("touch", ([[page]],))] if room else []
             ways += [Way("touch", ([[page], [0, page]],))] if room > 1 else []
-        for page in self._unlike(held):
+        for page in unlike:
             ways.append(Way("free_pages", ([page],)))
-            ways += [Way("free_pages", ([page, page],))] if self.count(page) > 1 else []
-        for one, other in self._pairs(held):
+            ways += [Way("free_pages", ([page, page],))] if what[page][1] > 1 else []
+        for one, other in self._pairs(held, what):
             ways.append(Way("free_pages", ([one, other],)))
-            ways += [Way("free_pages", ([one, 0, other, one],))] if self.count(one) > 1 else []
-        ways += self._cachings(self.cacheable())
+            ways += [Way("free_pages", ([one, 0, other, one],))] if what[one][1] > 1 else []
+        ways += self._cachings([page for page in held if page not in hashed], what, changed)
         if self.offers("pool", "evict_pages"):
             ways += [Way("evict_pages", ([page],)) for page in hashed]
             ways += [Way("evict_pages", (hashed[::-1],))] if len(hashed) > 1 else []
         ways += [Way("reset")] if hashed and not held else []
         return ways
 
-    def _cachings(self, cacheable: list[int]) -> Iterator[Way]:
+    def _cachings(self, cacheable: list[int], what: Mapping[int, _What], changed: bool) -> Iterator[Way]:
         size = self.shape.page_size
-        for text in self.shape.texts:
+        unlike, pairs = self._unlike(cacheable, what), self._pairs(cacheable, what)
+        for text in map(swapped, self.shape.texts) if changed else self.shape.texts:
             for group in self.shape.groups:
                 before = [0] * (len(text) // size - 1)  # a released window page
-                for page in self._unlike(cacheable):
+                for page in unlike:
                     yield Way("publish", (text, [*before, page], len(before), group))
                     if before:
                         yield Way("publish", (text, [*before, page], 0, group))
-                for pair in self._pairs(cacheable) if before else ():
+                for pair in pairs if before else ():
                     yield Way("publish", (text, list(pair), 0, group))
 
     @step("POOL-4")
@@ -193,33 +212,40 @@ class PoolWorld(SmallWorld, PoolMachine):
 
         What depends on little is tried where little is cached.
         """
-        hashed = [page for page in self.owned if self.hashed(page)]
-        free = [page for page in self.owned if not self.count(page)]
-        held = [page for page in self.owned if self.count(page)]
-        bare = [page for page in free if not self.hashed(page)]
-        ways = [Way("get_cached_page", (place, list(groups))) for place, groups in self._look_ups()]
+        changed, pages = self._ordered()
+        what = {page: shown for shown, page in pages}
+        held = [page for page, shown in what.items() if shown[1]]
+        free = [page for page, shown in what.items() if not shown[1]]
+        hashed = [page for page, shown in what.items() if shown[3]]
+        bare = [page for page in free if page not in hashed]
+        cacheable = [page for page in held if page not in hashed]
+        ways = [Way("get_cached_page", (place, list(groups))) for place, groups in self._look_ups(changed)]
         ways += [Way("get_new_pages", (len(free) + 1,))]
         ways += [Way("touch", ([[*held[:1], page]],)) for page in bare[:1]]
-        for page in self._unlike(held):
-            ways.append(Way("free_pages", ([*held, *[page] * self.count(page)],)))
+        for page in self._unlike(held, what):
+            ways.append(Way("free_pages", ([*held, *[page] * what[page][1]],)))
         ways += [Way("free_pages", ([*held[:1], page],)) for page in free[:1]]
         ways += [Way("reset")] if held or not hashed else []
         text, size = self.shape.texts[0], self.shape.page_size
-        ways += [Way("publish", (text[:size], [page], 0, 0)) for page in (*free[:1], *(set(held) & set(hashed)))]
-        for page in self.cacheable()[:1]:
+        ways += [
+            Way("publish", (text[:size], [page], 0, 0))
+            for page in (*free[:1], *(page for page in held if page in hashed))
+        ]
+        for page in cacheable[:1]:
             ways.append(Way("publish", ((*text[:size], *text[:size]), [page, page], 0, 0)))
         if len(hashed) < 2:
             ways += [Way("get_new_pages", (count,)) for count in (-1, 0)]
             ways += [Way("touch", ([[0]],)), Way("free_pages", ([0],)), Way("free_pages", ([],))]
-            ways += [Way("publish", (text[: size - 1], [page], 0, 0)) for page in self.cacheable()[:1]]
+            ways += [Way("publish", (text[: size - 1], [page], 0, 0)) for page in cacheable[:1]]
             if self.offers("pool", "evict_pages"):
-                ways += [Way("evict_pages", ([page],)) for page in (0, *bare[:1], *self.cacheable()[:1])]
+                ways += [Way("evict_pages", ([page],)) for page in (0, *bare[:1], *cacheable[:1])]
                 ways += [Way("evict_pages", ([*held[:1], page],)) for page in (-1, self.shape.num_pages)]
         return ways
 
-    def _look_ups(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _look_ups(self, changed: bool) -> Iterator[tuple[int, tuple[int, ...]]]:
         groups = self.shape.groups
-        for place in range(len(self.spec.keys)):
+        texts = [self.text_of[key] for key in self.known_keys()]
+        for place in sorted(range(len(texts)), key=lambda at: swapped(texts[at]) if changed else texts[at]):
             yield from ((place, (group,)) for group in groups)
             if len(groups) > 1:
                 yield place, groups

@@ -82,22 +82,34 @@ class TableWorld(SmallWorld, TableMachine):
 
     def key(self) -> Hashable:
         """See the class."""
+        return min(self._shown())
+
+    def _shown(self) -> tuple[str, str]:
+        """What the tables show, and what they would if the two ids changed places."""
         state = [
             (table.get_cpu_tensor().tolist(), table.num_pages_per_row.tolist(), table.get_device_tensor().tolist())
             for table in self.spec.tables
         ]
-        return min(repr(state), repr(_renamed(state))) if len(self.shape.page_ids) > 1 else repr(state)
+        shown = repr(state)
+        return shown, repr(_renamed(state)) if len(self.shape.page_ids) > 1 else shown
+
+    def _page_ids(self) -> tuple[int, ...]:
+        """The ids that rows name, in an order that renaming changes as it changes the rows."""
+        shown, renamed = self._shown()
+        return self.shape.page_ids[::-1] if renamed < shown else self.shape.page_ids
 
     # -- Moves ----------------------------------------------------------------------------------------------
 
     def moves(self) -> list[Way]:
         """Everything that changes a row, on the host or on the device."""
-        rows = range(self.shape.rows)
+        rows, page_ids = range(self.shape.rows), self._page_ids()
         ways = []
         for row in rows:
             room = [self.room(group, row) for group in range(len(self.shape.entries))]
-            ways += [Way("fill", ("append_row", pages, row)) for pages in self._lists(room) if any(_flat(pages))]
-            ways += [Way("fill", ("add_row", pages, row)) for pages in self._lists(self.shape.entries)]
+            ways += [
+                Way("fill", ("append_row", pages, row)) for pages in self._lists(page_ids, room) if any(_flat(pages))
+            ]
+            ways += [Way("fill", ("add_row", pages, row)) for pages in self._lists(page_ids, self.shape.entries)]
             if self.counts[0][row] or any(counts[row] for counts in self.counts):
                 ways += [Way("empty_row", (row,))] if self.offers("table", "clear_row") else []
         for one, other in product(rows, rows):
@@ -105,20 +117,20 @@ class TableWorld(SmallWorld, TableMachine):
                 ways.append(Way("exchange", ("move_row", one, other)))
             if one < other:
                 ways.append(Way("exchange", ("swap_row", one, other)))
-        ways += [Way("append_batch", batch) for batch in self._batches()]
+        ways += [Way("append_batch", batch) for batch in self._batches(page_ids)]
         ways += [Way("commit", (count,)) for count in range(1, self.shape.rows + 1)]
         ways.append(Way("clear"))
         return [*ways, *(Way("hold_over", (way,)) for way in self._held_over())]
 
-    def _lists(self, room: Any) -> Iterator[Pages]:
+    def _lists(self, page_ids: tuple[int, ...], room: Any) -> Iterator[Pages]:
         """Page lists of no page, one or two that differ, for each group as far as there is room."""
-        for ids in ((), *((page,) for page in self.shape.page_ids), self.shape.page_ids[::-1]):
+        for ids in ((), *((page,) for page in page_ids), page_ids[::-1]):
             lists = [list(ids[:most]) for most in room]
             if all(len(pages) == min(len(ids), most) for pages, most in zip(lists, room, strict=True)):
                 yield lists if self.shape.several else lists[0]
 
-    def _batches(self) -> Iterator[tuple[Pages, list[int]]]:
-        one = [[self.shape.page_ids[0]]] * len(self.shape.entries) if self.shape.several else [self.shape.page_ids[0]]
+    def _batches(self, page_ids: tuple[int, ...]) -> Iterator[tuple[Pages, list[int]]]:
+        one: Pages = [page_ids[:1]] * len(self.shape.entries) if self.shape.several else [page_ids[0]]
         none: Pages = [[] for _ in self.shape.entries] if self.shape.several else []
         last = self.shape.rows - 1
         for lists, rows in (([one, one], [last, 0]), ([one, one], [0, 0]), ([none, one], [0, last])):

@@ -1,29 +1,38 @@
 """The walk through a small world: every state, nearest first, and every way out of it, on specification and backend.
 
-A backend need not be copyable, so a state is reached by making its shortest sequence of calls again on new objects;
-these calls were compared when the state was found. Each move is made on objects of its own, and compared: its result,
-and the whole observable state behind it. Where it leads to a new state, the looks of that state are taken on the same
-objects, one after another; the state behind them is compared once, since they change nothing. What deviates in this is
-taken again by itself, behind the shortest sequence, so that the calls reported are the fewest that show it.
+A backend need not be copyable, so a state is reached by making calls. They are made once: what a move leads to is
+gone on from, on the same objects, by a move of that state which was not made yet, or over a move or two that were, to
+the nearest state that has some left. Only where there is none, a state's shortest sequence of calls is made again on
+new objects; these calls were compared when the state was found. Objects that came to a state by other calls have other
+names in it. So a state's moves are known by their places in the list, which no name changes (`SmallWorld.moves`).
 
-States are found in the order of the calls that lead to them. So a walk that is cut after ``n`` calls has seen every
-state that fewer calls lead to.
+Each move is compared: its result, and the whole observable state behind it. Where it leads to a new state, the looks of
+that state are taken on the same objects, one after another; the state behind them is compared once, since they change
+nothing. What deviates in this is taken again by itself, behind the shortest sequence, so that the calls reported are
+the fewest that show it; what the shortest sequence does not show is reported with all calls that were made.
+
+States are left in the order of the calls that lead to them; moves are made before their turn only in states which are
+one call further away, and those are known to be no nearer. So a walk that is cut after ``n`` calls has seen every state
+that fewer calls lead to.
 """
 
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from ..deviation import Deviation, is_call
 from ..session import EnoughError, Session
-from .ways import GLANCING, PASSING_OVER, UndecidedError, UnlikeError, Way
+from .states import Node, digest
+from .ways import COMPARING, GLANCING, PASSING_OVER, UndecidedError, UnlikeError, Way
 
 if TYPE_CHECKING:
     from .world import SmallWorld
 
-__all__ = ["Walk", "Walked", "digest"]
+    _Ways = Callable[[SmallWorld], Sequence[Way]]
+
+__all__ = ["Walk", "Walked"]
 
 _ENOUGH = 50
 """A kind of look that deviated so often is left out from then on: what else there is to see is sooner seen."""
@@ -32,24 +41,9 @@ _ENOUGH = 50
 _BEGIN = Way("begin")
 """The way into the first state: the objects are built."""
 
-
-@dataclass(slots=True)
-class _Node:
-    """A state that was found.
-
-    Attributes:
-        parent: the state before it; None for the first.
-        way: what leads from there to it.
-        lines: the calls that the way makes.
-        distance: calls from the beginning to it.
-        left: whether its own ways were taken.
-    """
-
-    parent: "_Node | None"
-    way: Way
-    lines: tuple[str, ...]
-    distance: int
-    left: bool = False
+_MOST_STEPS = 2
+"""So many moves that were made before are made again to come to a state that has some left; more cost what new objects
+do."""
 
 
 @dataclass
@@ -104,9 +98,10 @@ class Walk:
         self._telling: type[SmallWorld] = type(world.__name__, (world,), {"session": session})
         self._session, self._trial = session, trial
         self._most_states = most_states
-        self._found: dict[bytes, _Node] = {}
-        self._waiting: defaultdict[int, list[_Node]] = defaultdict(list)
+        self._found: dict[bytes, Node] = {}
+        self._waiting: defaultdict[int, list[Node]] = defaultdict(list)
         self._spoiled: Counter[str] = Counter()
+        self._odd: defaultdict[Node, list[_Ways]] = defaultdict(list)  # the looks that deviated, by state
         self.walked = Walked()
 
     def run(self) -> Walked:
@@ -151,76 +146,130 @@ class Walk:
         except Deviation:
             self.walked.behind += 1
             return
-        node = _Node(None, _BEGIN, tuple(first.calls), 1)
+        node = Node(None, 0, 1, len(first.calls), _BEGIN)
         self._enter(first.key(), node)
-        self._look(self._at(node), node)
+        world = self._back_in(node)
+        if world is not None:
+            self._look(world, node)
 
-    def _enter(self, key: Hashable, node: _Node) -> None:
+    def _enter(self, key: Hashable, node: Node) -> None:
         self._found[digest(key)] = node
         self._waiting[node.distance].append(node)
         self.walked.states += 1
         self._session.examples += 1
 
-    def _at(self, node: _Node, bound: "type[SmallWorld] | None" = None) -> "SmallWorld":
+    def _at(self, node: Node, bound: "type[SmallWorld] | None" = None, care: str = PASSING_OVER) -> "SmallWorld":
         """New objects in a state."""
         world = (self._trying if bound is None else bound)()
-        way = list(_path(node))
-        for before in way:
-            world.take(before.way, PASSING_OVER)
-        world.calls[:] = [line for before in way for line in before.lines]
+        for before in node.path():
+            if before.way is None:
+                before.way = world.moves()[before.place]
+            world.take(before.way, care)
         return world
 
-    def _leave(self, node: _Node) -> None:
-        """Takes every move out of a state."""
-        node.left = True
-        try:
-            world = self._at(node)
-            for place, way in enumerate(world.moves()):
-                self._move(world if place == 0 else self._at(node), node, way)
-        except UnlikeError:  # what was compared on the way here came out otherwise when it was repeated
-            self._again(node)
+    def _leave(self, node: Node) -> None:
+        """Makes every move out of a state, and on the way moves out of others."""
+        world, at, furthest = None, node, node.distance + 1
+        while not node.left:
+            if world is None:
+                world, at = self._back_in(node), node
+                if world is None:
+                    node.names = (node.names or ())[: len(node.leads)]
+                    return
+            moves = world.moves()
+            at.list_moves(moves)
+            place = at.next_move(furthest, _MOST_STEPS)
+            if place is None:
+                world = None
+            elif place < len(at.leads):
+                world, at = self._make_again(world, at, place, moves[place])
+            else:
+                world, at = self._make(world, at, moves[place])
 
-    def _move(self, world: "SmallWorld", node: _Node, way: Way) -> None:
-        known = len(world.calls)
+    def _back_in(self, node: Node) -> "SmallWorld | None":
+        """New objects in a state; None if the way there comes out otherwise than when the state was found."""
+        try:
+            return self._at(node)
+        except (UndecidedError, UnlikeError, Deviation) as found:
+            self._unlike(node, lambda _: [], found)
+            return None
+
+    def _make(self, world: "SmallWorld", node: Node, way: Way) -> "tuple[SmallWorld | None, Node]":
+        """Makes the next move out of a state.
+
+        Returns:
+            The objects, unless they are spoiled, and the state they are in.
+        """
+        place, known = len(node.leads), len(world.calls)
         try:
             world.take(way)
         except (UndecidedError, UnlikeError, Deviation) as found:
-            self._unlike(node, [way], found)
-            return
+            node.leads.append(None)
+            self._unlike(node, lambda at: [at.moves()[place]], found)
+            return None, node
         self._count(world)
         key = world.key()
-        lines = tuple(world.calls[known:])
-        distance = node.distance + sum(map(is_call, lines))
-        at = self._found.get(digest(key))
-        if at is None:
-            at = _Node(node, way, lines, distance)
-            self._enter(key, at)
-            self._look(world, at)
-        elif distance < at.distance and not at.left:
-            at.parent, at.way, at.lines, at.distance = node, way, lines, distance
-            self._waiting[distance].append(at)
+        made = world.calls[known:]
+        distance, lines = node.distance + sum(map(is_call, made)), node.lines + len(made)
+        to = self._found.get(digest(key))
+        if to is None:
+            to = Node(node, place, distance, lines)
+            node.leads.append(to)
+            self._enter(key, to)
+            return self._look(world, to), to
+        node.leads.append(to)
+        if distance < to.distance:
+            to.parent, to.place, to.distance, to.lines, to.way = node, place, distance, lines, None
+            self._waiting[distance].append(to)
+            for ways in self._odd.pop(to, []):
+                self._try(to, ways)
+        return world, to
 
-    def _look(self, world: "SmallWorld", node: _Node) -> None:
-        """Takes the looks of a state, on objects that are in it; behind one that deviates on new objects."""
-        taken: list[Way] = []
-        for look in world.looks():
-            if self._spoiled[look.name] >= _ENOUGH:
+    def _make_again(self, world: "SmallWorld", node: Node, place: int, way: Way) -> "tuple[SmallWorld | None, Node]":
+        """Makes a move that was made before, and leads to a state."""
+        to = node.leads[place]
+        assert to is not None, "what deviates is not made again"
+        try:
+            world.take(way, PASSING_OVER)
+        except (UndecidedError, UnlikeError, Deviation) as found:
+            self._unlike(node, lambda at: [at.moves()[place]], found)
+            return None, node
+        return world, to
+
+    def _look(self, world: "SmallWorld", node: Node) -> "SmallWorld | None":
+        """Takes the looks of a state, on objects that are in it; behind one that deviates on new objects.
+
+        Returns:
+            The objects, unless they are spoiled.
+        """
+        taken: list[int] = []
+        looks, place = world.looks(), -1
+        while (place := place + 1) < len(looks):
+            kind = looks[place].name
+            if self._spoiled[kind] >= _ENOUGH:
                 continue
-            taken.append(look)
+            taken.append(place)
             try:
-                world.take(look, GLANCING)
+                world.take(looks[place], GLANCING)
                 self._count(world)
             except (UndecidedError, UnlikeError, Deviation) as found:
-                self._spoiled[look.name] += 1
-                self._unlike(node, taken, found)
-                world, taken = self._at(node), []
+                self._spoiled[kind] += 1
+                self._odd[node].append(functools.partial(_looks, [place]))
+                self._unlike(node, functools.partial(_looks, taken), found)
+                back = self._back_in(node)
+                if back is None:
+                    return None
+                world, taken, looks = back, [], back.looks()
         try:
             world.face()
-            self._session.tried.update(world.seen)
         except (UndecidedError, Deviation) as found:
-            alone = [look for look in taken if self._try(node, [look])]
+            self._odd[node].append(functools.partial(_looks, taken))
+            alone = [place for place in taken if self._try(node, functools.partial(_looks, [place]))]
             if not alone:
-                self._unlike(node, taken, found)
+                self._unlike(node, functools.partial(_looks, taken), found)
+            return None
+        self._session.tried.update(world.seen)
+        return world
 
     def _count(self, world: "SmallWorld") -> None:
         self.walked.transitions += 1
@@ -229,20 +278,20 @@ class Walk:
 
     # -- Deviations ---------------------------------------------------------------------------------------
 
-    def _unlike(self, node: _Node, ways: Sequence[Way], found: Exception) -> None:
+    def _unlike(self, node: Node, ways: "_Ways", found: Exception) -> None:
         """Takes ways that deviated once more, with full care, behind a state's shortest calls.
 
         Args:
             node: the state.
-            ways: the ways; the last one deviated.
+            ways: lists the ways on objects that are in it; the last one deviated.
             found: how it did.
         """
         if isinstance(found, Deviation):
             known = self._session.deviations.get(found.clause)
-            if known is not None and known.size <= found.size:
+            if known is not None and known.size[:2] <= (node.distance + 1, node.lines + 1):
                 self.walked.behind += 1
                 return
-        if self._try(node, ways[-1:]) or (len(ways) > 1 and self._try(node, ways)):
+        if self._try(node, lambda world: ways(world)[-1:]) or self._try(node, ways):
             self.walked.behind += 1
         elif isinstance(found, Deviation):
             self.walked.behind += 1
@@ -250,44 +299,19 @@ class Walk:
         else:
             self.walked.undecided += 1
 
-    def _try(self, node: _Node, ways: Sequence[Way]) -> bool:
+    def _try(self, node: Node, ways: "_Ways") -> bool:
         """Takes ways on new objects in a state. Returns whether they deviate by a clause that is looked at."""
         try:
-            world = self._at(node, self._telling)
-            world.face()
-            for way in ways:
+            world = self._at(node, self._telling, COMPARING)
+            for way in ways(world):
                 world.take(way)
-        except UnlikeError:
-            return self._again(node)
-        except UndecidedError:
-            return False
-        except Deviation:  # the session has it
-            return True
-        return False
-
-    def _again(self, node: _Node) -> bool:
-        """Makes the calls that lead to a state once more, with full care. Returns whether that shows a deviation."""
-        try:
-            world = self._telling()
-            for before in _path(node):
-                world.take(before.way)
-        except UndecidedError:
+        except (UnlikeError, UndecidedError):
             return False
         except Deviation:  # the session has it
             return True
         return False
 
 
-def _path(node: _Node) -> Iterator[_Node]:
-    """The states from the first to one."""
-    nodes = []
-    at: _Node | None = node
-    while at is not None:
-        nodes.append(at)
-        at = at.parent
-    return reversed(nodes)
-
-
-def digest(key: Hashable) -> bytes:
-    """A key in 16 bytes: a collision among a billion states is less likely than 1 in 10^20."""
-    return blake2b(repr(key).encode(), digest_size=16).digest()
+def _looks(places: Sequence[int], world: "SmallWorld") -> list[Way]:
+    looks = world.looks()
+    return [looks[place] for place in places if place < len(looks)]

@@ -15,6 +15,8 @@ from ..deviation import REFUSALS, attempt
 from ..machines.base import Both, Machine, Side, same
 from ..machines.sides import equal
 from ..properties import steps_of
+from ..session import TracedStep
+from ..step_timeout import NoAnswer
 from .walk import Walk
 from .ways import COMPARING, GLANCING, PASSING_OVER, UndecidedError, UnlikeError, Way
 
@@ -37,11 +39,14 @@ class SmallWorld(Machine):
         raise NotImplementedError
 
     def moves(self) -> list[Way]:
-        """The ways that may lead on from this state, but for those that others are by another name."""
+        """The ways that may lead on from this state, but for those that others are by another name.
+
+        Objects that are in one state list them in one order, whatever names their pages, requests and tokens have.
+        """
         raise NotImplementedError
 
     def looks(self) -> list[Way]:
-        """The ways that leave this state as it is."""
+        """The ways that leave this state as it is, in an order that names do not change, either."""
         raise NotImplementedError
 
     def key(self) -> Hashable:
@@ -70,7 +75,16 @@ class SmallWorld(Machine):
         self._care = care
         method = steps_of(type(self))[way.name].method
         drawn = dict(zip(_parameters(method), way.arguments, strict=True))
-        self.run_step(way.name, functools.partial(method, self, **drawn), drawn)
+        if care is not PASSING_OVER:
+            self.run_step(way.name, functools.partial(method, self, **drawn), drawn)
+            return
+        self._trace.append(TracedStep(way.name, drawn))
+        watch = self.session.watch
+        watch.begin(self.name, way.name, self.session.examples, self.session.steps)
+        try:
+            method(self, **drawn)
+        except NoAnswer:
+            self._stopped(again=watch.stopped())
 
     def face(self) -> None:
         """Compares the whole observable state."""
@@ -111,6 +125,7 @@ class SmallWorld(Machine):
         said = clause_of_message(str(expected.error)) if refused else clause
         if refused and not self.session.refuses(said):
             return Both(refused=True)
+        self.calls.append(line)
         with self.watched(said, "an answer"):
             observed = attempt(lambda: act(self.backend))
             if refused != (observed.error is not None):

@@ -10,8 +10,9 @@ from kvproof.conformance.backends import Backend, load_backend
 from kvproof.conformance.deviation import is_call
 from kvproof.conformance.exhaustive.managers import ManagerShape, ManagerWorld
 from kvproof.conformance.exhaustive.pools import PoolShape, PoolWorld
+from kvproof.conformance.exhaustive.states import digest
 from kvproof.conformance.exhaustive.tables import TableShape, TableWorld
-from kvproof.conformance.exhaustive.walk import Walk, digest
+from kvproof.conformance.exhaustive.walk import Walk
 from kvproof.conformance.exhaustive.ways import GLANCING, PASSING_OVER, Way
 from kvproof.conformance.exhaustive.world import SmallWorld
 from kvproof.conformance.exhaustive.worlds import SMALLEST, WORLDS
@@ -54,14 +55,15 @@ def reach(world: type[SmallWorld], path: tuple[Way, ...]) -> SmallWorld:
     return at
 
 
-def every_sequence(world: type[SmallWorld], most_calls: int) -> tuple[dict[bytes, int], dict[bytes, list[set[bytes]]]]:
+def every_sequence(world: type[SmallWorld], most_calls: int) -> tuple[dict[bytes, int], dict[bytes, list[list[bytes]]]]:
     """Takes every sequence of moves, and takes no state for another.
 
     Returns:
-        The fewest calls that lead to each state, and what each state that was met leads to, each time it was met.
+        The fewest calls that lead to each state, and what the moves of each state that was met lead to, in the order
+        in which they were listed, each time it was met.
     """
     nearest: dict[bytes, int] = {}
-    futures: defaultdict[bytes, list[set[bytes]]] = defaultdict(list)
+    futures: defaultdict[bytes, list[list[bytes]]] = defaultdict(list)
     waiting: list[tuple[Way, ...]] = [()]
     while waiting:
         path = waiting.pop()
@@ -70,14 +72,17 @@ def every_sequence(world: type[SmallWorld], most_calls: int) -> tuple[dict[bytes
         nearest[key] = min(calls, nearest.get(key, calls))
         if calls < most_calls:
             moves = at.moves()
-            futures[key].append({digest(reach(world, (*path, move)).key()) for move in moves})
+            futures[key].append([digest(reach(world, (*path, move)).key()) for move in moves])
             waiting += [(*path, move) for move in moves]
     return nearest, futures
 
 
 @pytest.mark.parametrize(("world", "most_calls"), TINY, ids=[world.__name__ for world, _ in TINY])
 def test_states_taken_for_one_are_one(world: type[SmallWorld], most_calls: int) -> None:
-    """Without it the walk through all sequences finds the same states, at the same distances, with the same futures."""
+    """Without it the walk through all sequences finds the same states, at the same distances, with the same futures.
+
+    What a move leads to depends on its place in the list alone: a walk knows moves by it, whatever names things have.
+    """
     nearest, futures = every_sequence(bound(world), most_calls)
     walk = Walk(bound(world), Session(SPEC, CLAUSES, float("inf")), 120)
     walked = walk.run()
