@@ -1,0 +1,304 @@
+"""What the rows of the performance table cost, counted: it fails when a call gets dearer, on any machine, at any load.
+
+`BOUNDS` is the one place for the numbers: what was counted with CPython 3.11, to which `SLACK` is added. A change that
+makes a row cheaper lowers its entry; ``python -m tests.fast.test_call_counts`` prints the table anew. Beside it stands
+what must not grow at all: with the pool, with requests that do nothing, with contexts.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from kvproof import fast
+
+from .counting import calls_of, instructions_of
+
+PAGE_SIZE = 16
+SLACK = 1.1
+
+BOUNDS = {
+    "a: take one page, free it": (7, 188),
+    "a2: take one page, evicting": (8, 194),
+    "b: take 1,000 pages, free them": (36, 439),
+    "b2: take 1,000 pages, evicting": (62, 720),
+    "c: step of 256 requests, 16 fill a page, 16 take one": (252, 4419),
+    "c: step of 1,024 requests, 64 fill a page, 64 take one": (636, 12976),
+    "c: step of 256 requests, all of them amid a page": (80, 1068),
+    "single decode call, amid a page": (3, 172),
+    "single decode call, a page filled": (38, 828),
+    "single decode call, a page taken": (31, 669),
+    "e: look up 2,048 pages": (46, 530),
+    "e2: look up, admit, free 2,048 pages": (265, 3328),
+    "f: look up, admit, free 128 pages, 32 of them new": (269, 3737),
+    "g: 256 rows get a page each, arrays": (28, 351),
+    "g: 256 rows get a page each, nested lists": (40, 459),
+    "g: commit these 256 cells": (16, 308),
+}
+"""Calls and instructions of each row."""
+
+PER_PAGE = (8, 179)
+"""What a page that a batched step fills and one that it takes cost together."""
+
+PER_SAMPLE = (3, 24)
+"""What a page costs that counters follow: its age goes into a histogram."""
+
+
+class Scene(NamedTuple):
+    """Something that can be done time and again, each time alike.
+
+    Attributes:
+        act: what is counted.
+        ready: what comes before it each time.
+    """
+
+    act: Callable[[], object]
+    ready: Callable[[], object] = lambda: None
+
+    def counts(self) -> tuple[int, int]:
+        """Its calls and its instructions, once what is worked out only once has been."""
+        self.ready()
+        self.act()
+        self.ready()
+        calls = calls_of(self.act)
+        self.ready()
+        return calls, instructions_of(self.act)
+
+
+# -- The pool -------------------------------------------------------------------------------------
+
+
+def take_and_free(count: int, num_pages: int = 10_000) -> Scene:
+    pool = fast.PagePool(num_pages, enable_caching=True)
+    return Scene(lambda: pool.free_pages(pool.get_new_pages(count)[::-1] if count > 1 else pool.get_new_pages(count)))
+
+
+def evict(count: int, num_pages: int = 10_000) -> Scene:
+    pool = fast.PagePool(num_pages, enable_caching=True)
+    pages = pool.get_new_pages(num_pages - 1)
+    request = fast.Request("r", np.arange((num_pages - 1) * PAGE_SIZE, dtype=np.int32))
+    pool.cache_full_pages(request, pages, [], 0, num_pages - 1, PAGE_SIZE, 0)
+    pool.free_pages(pages[::-1])
+    return Scene(lambda: pool.get_new_pages(count))
+
+
+# -- The manager ----------------------------------------------------------------------------------
+
+
+def manager_of(num_pages: int) -> fast.CacheManager:
+    layers = fast.FullAttentionSpec(PAGE_SIZE, 1, 8, "float32")
+    return fast.CacheManager(num_pages, [fast.CacheGroupSpec(layers)], max_model_len=1 << 20)
+
+
+def prompt(length: int, name: int = 0) -> fast.Request:
+    """A request whose tokens are no other name's."""
+    tokens = np.arange(length, dtype=np.int32)
+    tokens[0] += 1_000_000 * name
+    return fast.Request(str(name), tokens)
+
+
+def step(running: int, at_ends: int, context: int = 512, num_pages: int | None = None) -> Scene:
+    """A batched decode step; in each, so many requests fill a page and so many take one."""
+    assert running % 16 == 0
+    manager = manager_of(num_pages or running * (context // PAGE_SIZE + 4))
+    requests = []
+    for number in range(running):
+        # the others are amid a page in the three steps that are made
+        ahead = number % 16 if number < 16 * at_ends else 3 + number % 8
+        requests.append(prompt(context + ahead, number))
+        assert manager.allocate_slots(requests[-1], context + ahead) is not None
+    slots = np.array([manager.slot_of(request.request_id) for request in requests])
+    computed = np.array([request.num_tokens for request in requests]) - 1
+
+    def grow() -> None:
+        nonlocal computed
+        for request in requests:
+            request.append(7)
+        computed = computed + 1
+
+    return Scene(lambda: manager.allocate_slots_batch(slots, computed, 1), grow)
+
+
+def single_call(place_in_page: int) -> Scene:
+    """A decode call of a request that has so many tokens on its last page before it."""
+    manager = manager_of(1_000)
+    request = prompt(512 + place_in_page)
+    manager.allocate_slots(request, request.num_tokens)
+
+    def grow() -> None:
+        request.num_computed_tokens = request.num_tokens
+        request.append(7)
+
+    def ready() -> None:
+        if request.num_tokens > 512 + place_in_page:
+            for _ in range(PAGE_SIZE - 1):
+                grow()
+                manager.allocate_slots(request, 1)
+        grow()
+
+    return Scene(lambda: manager.allocate_slots(request, 1), ready)
+
+
+def cached(num_full: int, num_pages: int = 10_000) -> tuple[fast.CacheManager, fast.Request]:
+    manager = manager_of(num_pages)
+    first = prompt(num_full * PAGE_SIZE + 1)
+    manager.allocate_slots(first, first.num_tokens)
+    manager.free(first)
+    second = prompt(first.num_tokens)
+    assert manager.get_computed_pages(second)[1] == num_full * PAGE_SIZE
+    return manager, second
+
+
+def look_up(num_full: int, num_pages: int = 10_000) -> Scene:
+    manager, request = cached(num_full, num_pages)
+    return Scene(lambda: manager.get_computed_pages(request))
+
+
+def look_up_admit_free(num_full: int, num_pages: int = 10_000) -> Scene:
+    manager, request = cached(num_full, num_pages)
+
+    def life() -> None:
+        pages, hit = manager.get_computed_pages(request)
+        manager.allocate_slots(request, 1, hit, pages)
+        manager.free(request)
+
+    return Scene(life)
+
+
+def life_cycle(num_pages: int) -> Scene:
+    """Requests of 96 shared pages and 32 of their own, 64 of them live, in a pool that is full: new pages evict."""
+    manager = manager_of(num_pages)
+    live: deque[fast.Request] = deque()
+    arriving: list[fast.Request] = []
+    count = 0
+
+    def arrive() -> None:
+        nonlocal count
+        tokens = np.arange(2_048, dtype=np.int32)
+        tokens[0] = count % 8
+        tokens[1_536] += count * 2_048
+        arriving.append(fast.Request(str(count), tokens))
+        count += 1
+
+    def life() -> None:
+        request = arriving.pop()
+        pages, hit = manager.get_computed_pages(request)
+        manager.allocate_slots(request, request.num_tokens - hit, hit, pages)
+        live.append(request)
+        if len(live) > 64:
+            oldest = live.popleft()
+            manager.free(oldest)
+            manager.free_page_hashes(oldest)
+
+    for _ in range(num_pages // 32):
+        arrive()
+        life()
+    return Scene(life, arrive)
+
+
+# -- The table ------------------------------------------------------------------------------------
+
+
+def append(num_rows: int, lists: bool, *, commit: bool = False) -> Scene:
+    table = fast.PageTable(num_rows, 64, 8192)
+    column, rows = np.arange(1, num_rows + 1).reshape(-1, 1), np.arange(num_rows)
+    page_ids, row_ids = (column.tolist(), rows.tolist()) if lists else (column, rows)
+
+    def add() -> None:
+        table.append_rows_batch(page_ids, row_ids)
+
+    return Scene(lambda: table.commit(num_rows), add) if commit else Scene(add)
+
+
+# -- Bounds ---------------------------------------------------------------------------------------
+
+SCENES: dict[str, Callable[[], Scene]] = {
+    "a: take one page, free it": lambda: take_and_free(1),
+    "a2: take one page, evicting": lambda: evict(1),
+    "b: take 1,000 pages, free them": lambda: take_and_free(1_000),
+    "b2: take 1,000 pages, evicting": lambda: evict(1_000),
+    "c: step of 256 requests, 16 fill a page, 16 take one": lambda: step(256, 16),
+    "c: step of 1,024 requests, 64 fill a page, 64 take one": lambda: step(1_024, 64),
+    "c: step of 256 requests, all of them amid a page": lambda: step(256, 0),
+    "single decode call, amid a page": lambda: single_call(3),
+    "single decode call, a page filled": lambda: single_call(15),
+    "single decode call, a page taken": lambda: single_call(0),
+    "e: look up 2,048 pages": lambda: look_up(2_048),
+    "e2: look up, admit, free 2,048 pages": lambda: look_up_admit_free(2_048),
+    "f: look up, admit, free 128 pages, 32 of them new": lambda: life_cycle(4_000),
+    "g: 256 rows get a page each, arrays": lambda: append(256, False),
+    "g: 256 rows get a page each, nested lists": lambda: append(256, True),
+    "g: commit these 256 cells": lambda: append(256, False, commit=True),
+}
+
+
+@pytest.mark.parametrize("what", BOUNDS)
+def test_a_row_costs_no_more_than_it_did(what: str) -> None:
+    calls, instructions = SCENES[what]().counts()
+    most_calls, most_instructions = (int(SLACK * bound) for bound in BOUNDS[what])
+    assert (calls <= most_calls, instructions <= most_instructions) == (True, True), (
+        f"{what}: {calls} calls, {instructions} instructions; at most {most_calls}, {most_instructions}"
+    )
+
+
+def test_every_scene_has_a_bound() -> None:
+    assert BOUNDS.keys() == SCENES.keys()
+
+
+# -- What does not grow ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [
+        (lambda: take_and_free(1, 100), lambda: take_and_free(1, 100_000)),
+        (lambda: take_and_free(1_000), lambda: take_and_free(1_000, 100_000)),
+        (lambda: evict(1_000), lambda: evict(1_000, 40_000)),
+        (lambda: step(256, 16), lambda: step(256, 16, num_pages=100_000)),
+        (lambda: look_up(100), lambda: look_up(100, 100_000)),
+        (lambda: look_up_admit_free(100), lambda: look_up_admit_free(100, 100_000)),
+    ],
+    ids=["a", "b", "b2", "c", "e", "e2"],
+)
+def test_nothing_grows_with_the_pool(small: Callable[[], Scene], large: Callable[[], Scene]) -> None:
+    assert small().counts() == large().counts()
+
+
+@pytest.mark.parametrize(
+    ("make", "few", "many"),
+    [
+        (lambda count: take_and_free(count, 40_000), 100, 5_000),
+        (lambda count: evict(count, 40_000), 100, 5_000),
+        (look_up, 100, 5_000),
+        (look_up_admit_free, 100, 5_000),
+        (lambda count: append(count, False), 16, 256),
+        (lambda count: append(count, False, commit=True), 16, 256),
+    ],
+    ids=["b", "b2", "e", "e2", "g", "g commit"],
+)
+def test_pages_cost_array_work_only(make: Callable[[int], Scene], few: int, many: int) -> None:
+    """How many pages or rows there are shows in the arrays' lengths, but for the one page in 64 that is sampled."""
+    for less, more, per_sample in zip(make(few).counts(), make(many).counts(), PER_SAMPLE, strict=True):
+        assert less <= more <= less + per_sample * (1 + (many - few) // 64)
+
+
+@pytest.mark.parametrize("at_ends", [0, 2], ids=["none at a page's end", "two at a page's end"])
+def test_a_step_does_not_grow_with_requests_or_contexts(at_ends: int) -> None:
+    """MAN-11: a batched step costs what crosses a boundary."""
+    counts = step(64, at_ends).counts()
+    assert step(512, at_ends).counts() == counts
+    assert step(64, at_ends, context=8_192).counts() == counts
+
+
+def test_a_step_grows_with_what_crosses_a_boundary_by_the_bound_of_a_page() -> None:
+    few, many = step(1_024, 16).counts(), step(1_024, 64).counts()
+    per_page = [(after - before) / 48 for before, after in zip(few, many, strict=True)]
+    assert per_page[0] <= SLACK * PER_PAGE[0], f"{per_page[0]} calls for a page filled and one taken"
+    assert per_page[1] <= SLACK * PER_PAGE[1], f"{per_page[1]} instructions for a page filled and one taken"
+
+
+if __name__ == "__main__":
+    for name, make in SCENES.items():
+        print(f'    "{name}": {make().counts()},')
