@@ -154,7 +154,8 @@ class HeldPages(CachedPages):
 
     def release(self, pages: NDArray[np.int64]) -> None:
         """`PagePool.free_pages` for distinct held pages. O(pages)."""
-        self._lower(pages, 1)
+        # a list read backwards: copied once, what scatters by it costs a third less
+        self._lower(np.ascontiguousarray(pages), 1)
 
     def _lower(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int) -> None:
         """Lowers the counts of distinct pages by so many mentions; those at 0 are freed in the order given."""

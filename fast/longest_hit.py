@@ -97,7 +97,7 @@ def check_hits(
     """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared)."""
     for group, own, pages in zip(groups, segments, hits, strict=True):
         first = group.rule.first_place(length)
-        if pages[:first].any():
+        if first and pages[:first].any():
             worst = pages[:first][pages[:first] != 0][0]
             raise refusal(
                 ValueError,
@@ -105,9 +105,8 @@ def check_hits(
                 f"new_computed_pages: page {worst} stands where group {group.group_id} needs none",
             )
         # the usual case, a look-up made just before, costs a third of the general one
-        if pages[first:].all() and np.array_equal(
-            index.first_pages(group.tree, tokens, own, len(pages))[first:], pages[first:]
-        ):
+        found = index.first_pages(group.tree, tokens, own, len(pages))[first:]
+        if np.count_nonzero(found) == len(pages) - first and found.tobytes() == pages[first:].tobytes():
             continue
         good = index.holds(group.tree, tokens, own, pages)[first:]
         if not good.all():
@@ -116,7 +115,7 @@ def check_hits(
                 "MAN-2",
                 f"new_computed_pages: page {pages[first:][good.argmin()]} does not hold the request's prefix",
             )
-    if not any(own.any() for own in hits):
+    if not any(np.count_nonzero(own) for own in hits):
         raise refusal(ValueError, "MAN-2", f"new_computed_pages: {length} tokens on null pages alone are no hit")
 
 

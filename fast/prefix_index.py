@@ -314,41 +314,42 @@ class PrefixIndex:
             run.cut(1)
 
     def evict(self, pages: NDArray[np.int64]) -> int:
-        """Takes the cached ones of distinct pages out; returns how many. O(pages) for the tails of leaves."""
+        """Takes the cached ones of distinct pages out; returns how many. O(pages) for the tails of leaves.
+
+        Pages of one run that stand together, in whatever order, go together.
+        """
         numbers = self._run_of[pages]
         num_cached = int(np.count_nonzero(numbers))
         if not num_cached:
             return 0
         depths = self._depth_of[pages]
         self._run_of[pages] = 0
-        if np.count_nonzero(numbers == numbers[0]) == len(pages):  # of one run: a third of the price
-            self._evict_stretch(self._runs[int(numbers[0])], pages, int(depths.min()))
-            return num_cached
-        begins = np.empty(len(pages), bool)
-        begins[0] = True
-        np.not_equal(numbers[1:], numbers[:-1], out=begins[1:])
-        starts = begins.nonzero()[0]
-        lowest = np.minimum.reduceat(depths, starts).tolist()
-        of_runs, places = numbers[starts].tolist(), starts.tolist()
-        for start, end, number, low in zip(places, [*places[1:], len(pages)], of_runs, lowest, strict=True):
-            if number:
-                self._evict_stretch(self._runs[number], pages[start:end], low)
+        number_of, depth_of = numbers.data, depths.data
+        runs, end = self._runs, len(pages)
+        start = 0
+        while start < end:
+            number = number_of[start]
+            if not number:
+                start += 1
+                continue
+            run = runs[number]
+            length = len(run.pages)
+            count = 1
+            low = depth_of[start]
+            if length > 1:  # mostly the whole run, or as much of its end as there are pages
+                count = min(length, end - start)
+                own = numbers[start : start + count] == number
+                if np.count_nonzero(own) < count:
+                    count = int(own.argmin())
+                low = int(depths[start : start + count].min())
+            # as many distinct pages as there are places from the lowest on: exactly the run's tail
+            if run.children is None and run.duplicates is None and not run.holes and low == run.start + length - count:
+                self._cut_tail(run, count)
+            else:
+                for page in pages[start : start + count].tolist():
+                    self._evict_page(run, page)
+            start += count
         return num_cached
-
-    def _evict_stretch(self, run: Run, pages: NDArray[np.int64], low: int) -> None:
-        """Takes distinct pages of one run out, the lowest of which stands at ``low`` in a request."""
-        count = len(pages)
-        # as many distinct pages as there are places from the lowest on: exactly the run's tail
-        if (
-            run.children is None
-            and run.duplicates is None
-            and not run.holes
-            and low == run.start + len(run.pages) - count
-        ):
-            self._cut_tail(run, count)
-        else:
-            for page in pages.tolist():
-                self._evict_page(run, page)
 
     def _evict_page(self, run: Run, page: int) -> None:
         depth = self._depth_cell[page]

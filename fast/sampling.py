@@ -4,6 +4,8 @@ A sampled page's times stand in small arrays, at its id divided by the sampling.
 one of its kind and read only while it means something: a free page has become free, a cached one was stored.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +31,16 @@ class Sampling:
         reuse_gaps: of pages held anew, from becoming free on, by buckets.
     """
 
-    __slots__ = ("_every", "_freed_at", "_is_sampled", "_stored_at", "freed_cell", "lifetimes", "reuse_gaps")
+    __slots__ = (
+        "_every",
+        "_freed_at",
+        "_is_sampled",
+        "_stored_at",
+        "_stored_cell",
+        "freed_cell",
+        "lifetimes",
+        "reuse_gaps",
+    )
 
     def __init__(self, num_pages: int, every: int) -> None:
         self._every = every
@@ -38,6 +49,7 @@ class Sampling:
         self._is_sampled[every::every] = True
         num_sampled = 1 + (num_pages - 1) // every
         self._stored_at: NDArray[np.int64] = np.full(num_sampled, _NEVER)
+        self._stored_cell = self._stored_at.data
         self._freed_at: NDArray[np.int64] = np.zeros(num_sampled, np.int64)
         self.freed_cell = self._freed_at.data
         self.lifetimes = [0] * NUM_BUCKETS
@@ -55,7 +67,7 @@ class Sampling:
 
     def stored_one(self, page: int, clock: int) -> None:
         """`stored` for one sampled page. O(1)."""
-        self._stored_at[page // self._every] = clock
+        self._stored_cell[page // self._every] = clock
 
     def freed(self, pages: NDArray[np.int64], clock: int) -> None:
         """Notes that pages became free. O(pages)."""
@@ -67,23 +79,27 @@ class Sampling:
         """Counts the gaps of free pages that are held anew. O(pages)."""
         some = self._places(pages)
         if some.size:
-            _count(self.reuse_gaps, clock - self._freed_at[pages[some] // self._every])
+            every, freed_at = self._every, self.freed_cell
+            _count(self.reuse_gaps, [clock - freed_at[page // every] for page in pages[some].tolist()])
 
     def evicted(self, pages: NDArray[np.int64], clock: int) -> None:
         """Counts the lifetimes of those pages that were cached, the first of them handed out at ``clock``. O(pages)."""
         some = self._places(pages)
-        if some.size:
-            slots = pages[some] // self._every
-            stored_at = self._stored_at[slots]
-            cached = stored_at != _NEVER
-            _count(self.lifetimes, (clock + some - stored_at)[cached])
-            self._stored_at[slots] = _NEVER
+        if some.size:  # one in 64: taken one by one they cost half of what eight array operations do
+            every, stored_at = self._every, self._stored_cell
+            lifetimes: list[int] = []
+            for place, page in zip(some.tolist(), pages[some].tolist(), strict=True):
+                slot = page // every
+                if stored_at[slot] != _NEVER:
+                    lifetimes.append(clock + place - stored_at[slot])
+                    stored_at[slot] = _NEVER
+            _count(self.lifetimes, lifetimes)
 
     def evicted_one(self, page: int, clock: int) -> None:
         """`evicted` for one sampled page that was cached. O(1)."""
         slot = page // self._every
-        _count(self.lifetimes, clock - self._stored_at[slot : slot + 1])
-        self._stored_at[slot] = _NEVER
+        _count(self.lifetimes, (clock - self._stored_cell[slot],))
+        self._stored_cell[slot] = _NEVER
 
     def forgotten(self, pages: NDArray[np.int64]) -> None:
         """Notes that pages lost their hashes without being handed out. O(pages)."""
@@ -138,6 +154,6 @@ class Sampling:
         assert sum(self.lifetimes) <= evictions <= clock, f"MAN-12: lifetimes {self.lifetimes}, {state}"
 
 
-def _count(histogram: list[int], values: NDArray[np.int64]) -> None:
-    for value in values.tolist():
-        histogram[min(value.bit_length(), NUM_BUCKETS - 1)] += 1
+def _count(histogram: list[int], values: Iterable[int]) -> None:
+    for length in map(int.bit_length, values):
+        histogram[length if length < NUM_BUCKETS else -1] += 1
