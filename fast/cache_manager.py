@@ -347,7 +347,7 @@ class CacheManager(PrefixManager):
         else:
             hits = [self.page_pool.read_pages("new_computed_pages", pages) for pages in given.pages]
         held = [len(pages) * group.rule.page_size for group, pages in zip(groups, hits, strict=True)]
-        if any(tokens != found for tokens in held or [0]):
+        if held.count(found) < len(held) or (found and not held):
             raise refusal(
                 ValueError, "MAN-2", f"num_new_computed_tokens={found}, but new_computed_pages hold {held or [0]}"
             )

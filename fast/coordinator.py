@@ -83,18 +83,19 @@ class CacheCoordinator:
         self.live = LiveRequests(self.groups)
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.copies: list[tuple[str, PageCopy]] = []
+        self._plain = tuple(PLAIN for _ in self.groups)
         self.nothing = CachePages([] for _ in self.groups)
 
     def cache_pages_of(self, ids: Sequence[tuple[int, ...] | NDArray[np.int64]]) -> CachePages:
         """Lists of pages from ids, one a group."""
-        return CachePages([PageList(self.page_pool, own) for own in ids])
+        return CachePages.of(tuple([PageList(self.page_pool, own) for own in ids]))
 
     # -- Reading a request ------------------------------------------------------------------------
 
-    def segments_of(self, extra_keys: object) -> list[Sequence[ExtraSegment]]:
+    def segments_of(self, extra_keys: object) -> Sequence[Sequence[ExtraSegment]]:
         """A request's extra keys over its pages, for each group."""
         if extra_keys is None or extra_keys == ():
-            return [PLAIN for _ in self.groups]
+            return self._plain
         sizes = {group.rule.page_size for group in self.groups} or {1}  # they are read even without a group
         segments = {size: extra_segments(extra_keys, size) for size in sizes}
         return [segments[group.rule.page_size] for group in self.groups]
@@ -153,9 +154,10 @@ class CacheCoordinator:
             The new pages, or None, with nothing changed, if the free pages don't suffice.
         """
         pool, publisher = self.page_pool, self.publisher
-        wanted, total = self.get_num_pages_to_allocate(promised, slots, list(map(len, hits)))
+        held = list(map(len, hits))
+        wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
         free = pool.get_num_free_pages()
-        if total + sum(map(len, hits)) > free and total + sum(pool.num_free_of(own[own != 0]) for own in hits) > free:
+        if total + sum(held) > free and total + sum(pool.num_free_of(own[own != 0]) for own in hits) > free:
             return None
         found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
         bound = 0 if delay else min(promised, len(tokens) // 4)

@@ -409,7 +409,7 @@ class PagePool(HeldPages):
     # -- Reading arguments (R1) -------------------------------------------------------------------
 
     def read_pages(self, name: str, pages: object) -> NDArray[np.int64]:
-        """Reads pages of this pool as ids, `i64[pages]`, not to be written (R1). O(1) for a `PageList`, else O(pages)."""
+        """Reads pages of this pool as ids, `i64[pages]`, read-only (R1). O(1) for a `PageList`, else O(pages)."""
         if type(pages) is PageList and pages._pool is self:
             items = pages._items
             return items if type(items) is np.ndarray else pages.id_array

@@ -128,7 +128,8 @@ class Publisher:
                     pool.note_keys((page,), keys)
                 return
         pages = group.rows[slot, start:end].astype(np.int64)
-        pages[: first - start] = 0
+        if start < first:
+            pages[: first - start] = 0
         if group.rule.has_states:
             frozen = _frozen_places(group.rule.page_size, live.num_computed[slot], live.num_promised[slot])
             pages[[place not in frozen for place in range(start, end)]] = 0
