@@ -33,7 +33,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 _FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 _TEXT = (ast.JoinedStr, ast.Raise, ast.Assert)
-"""What says how a refusal reads, and what a checker is told: a change in it is a change of words."""
+"""What says how a refusal reads, or what can never be otherwise: a change in it is a change of words."""
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -44,7 +44,8 @@ def changes(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
     Yields:
         The number of the node in the order of `ast.walk`, and the kind of change. Left out are changes that make no
-        other program: in messages, annotations, docstrings, names of exports and what type checkers alone run.
+        other program: in messages, annotations, docstrings, names of exports, in what type checkers alone run, in
+        assertions and in ``zip(strict=True)``.
     """
     silent = _silent(tree)
     for number, node in enumerate(ast.walk(tree)):
@@ -119,7 +120,7 @@ def _silent(tree: ast.Module) -> set[ast.AST]:
                 roots.append(annotation)
             case ast.FunctionDef(returns=ast.expr() as annotation):
                 roots.append(annotation)
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.keyword(arg="strict"):
                 roots.append(node)
             case _ if isinstance(node, _TEXT):
                 roots.append(node)
