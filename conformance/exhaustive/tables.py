@@ -19,8 +19,8 @@ __all__ = ["TableShape", "TableWorld"]
 
 _MOVED = {"host rows": "TAB-3", "pages in a row": "TAB-3"}
 
-_OTHER = {1: 2, 2: 1}
-"""The ids that rows name, each with the one that it changes places with."""
+_EXCHANGED = str.maketrans("12", "21")
+"""The ids that rows name have one digit; each changes places with the other."""
 
 Pages = list[Any]
 """The page ids of a row: a list, or one for each group."""
@@ -82,16 +82,14 @@ class TableWorld(SmallWorld, TableMachine):
 
     def key(self) -> Hashable:
         """See the class."""
-        return min(self._shown())
+        return repr(self.counts), min(self._shown())
 
     def _shown(self) -> tuple[str, str]:
-        """What the tables show, and what they would if the two ids changed places."""
-        state = [
-            (table.get_cpu_tensor().tolist(), table.num_pages_per_row.tolist(), table.get_device_tensor().tolist())
-            for table in self.spec.tables
-        ]
-        shown = repr(state)
-        return shown, repr(_renamed(state)) if len(self.shape.page_ids) > 1 else shown
+        """The rows, and what they were if the two ids changed places."""
+        rows = repr(
+            [(table.get_cpu_tensor().tolist(), table.get_device_tensor().tolist()) for table in self.spec.tables]
+        )
+        return rows, rows.translate(_EXCHANGED) if len(self.shape.page_ids) > 1 else rows
 
     def _page_ids(self) -> tuple[int, ...]:
         """The ids that rows name, in an order that renaming changes as it changes the rows."""
@@ -102,22 +100,22 @@ class TableWorld(SmallWorld, TableMachine):
 
     def moves(self) -> list[Way]:
         """Everything that changes a row, on the host or on the device."""
-        rows, page_ids = range(self.shape.rows), self._page_ids()
+        rows, page_ids, counts = range(self.shape.rows), self._page_ids(), self.counts
+        replaced = list(self._lists(page_ids, self.shape.entries))
         ways = []
         for row in rows:
-            room = [self.room(group, row) for group in range(len(self.shape.entries))]
-            ways += [
-                Way("fill", ("append_row", pages, row)) for pages in self._lists(page_ids, room) if any(_flat(pages))
-            ]
-            ways += [Way("fill", ("add_row", pages, row)) for pages in self._lists(page_ids, self.shape.entries)]
-            if self.counts[0][row] or any(counts[row] for counts in self.counts):
+            room = [entries - used[row] for entries, used in zip(self.shape.entries, counts, strict=True)]
+            added = [pages for pages in self._lists(page_ids, room) if any(_flat(pages))]
+            ways += [Way("fill", ("append_row", pages, row)) for pages in added]
+            ways += [Way("fill", ("add_row", pages, row)) for pages in replaced]
+            if any(used[row] for used in counts):
                 ways += [Way("empty_row", (row,))] if self.offers("table", "clear_row") else []
         for one, other in product(rows, rows):
             if one != other:
                 ways.append(Way("exchange", ("move_row", one, other)))
             if one < other:
                 ways.append(Way("exchange", ("swap_row", one, other)))
-        ways += [Way("append_batch", batch) for batch in self._batches(page_ids)]
+        ways += [Way("append_batch", batch) for batch in self._batches(page_ids, counts)]
         ways += [Way("commit", (count,)) for count in range(1, self.shape.rows + 1)]
         ways.append(Way("clear"))
         return [*ways, *(Way("hold_over", (way,)) for way in self._held_over())]
@@ -129,23 +127,23 @@ class TableWorld(SmallWorld, TableMachine):
             if all(len(pages) == min(len(ids), most) for pages, most in zip(lists, room, strict=True)):
                 yield lists if self.shape.several else lists[0]
 
-    def _batches(self, page_ids: tuple[int, ...]) -> Iterator[tuple[Pages, list[int]]]:
-        one: Pages = [page_ids[:1]] * len(self.shape.entries) if self.shape.several else [page_ids[0]]
+    def _batches(self, page_ids: tuple[int, ...], counts: list[list[int]]) -> Iterator[tuple[Pages, list[int]]]:
+        one: Pages = [[page_ids[0]]] * len(self.shape.entries) if self.shape.several else [page_ids[0]]
         none: Pages = [[] for _ in self.shape.entries] if self.shape.several else []
         last = self.shape.rows - 1
         for lists, rows in (([one, one], [last, 0]), ([one, one], [0, 0]), ([none, one], [0, last])):
-            if self._fits(lists, rows):
+            if self._fits(lists, rows, counts):
                 yield lists, rows
 
-    def _fits(self, lists: Pages, rows: list[int]) -> bool:
+    def _fits(self, lists: Pages, rows: list[int], counts: list[list[int]]) -> bool:
         """Whether a batch that appends one page to each group of some rows finds room."""
         added = [
             sum(row == other and bool(_flat(pages)) for pages, other in zip(lists, rows, strict=True))
             for row in range(self.shape.rows)
         ]
         return all(
-            self.room(group, row) >= added[row]
-            for group in range(len(self.shape.entries))
+            entries - used[row] >= added[row]
+            for entries, used in zip(self.shape.entries, counts, strict=True)
             for row in range(self.shape.rows)
         )
 
@@ -286,9 +284,3 @@ def _array(array: Any, _: Side) -> tuple[str, Any]:
 def _flat(pages: Pages) -> list[Any]:
     """The page ids of a list, or of a list for each group."""
     return [page for entry in pages for page in (entry if isinstance(entry, list) else [entry])]
-
-
-def _renamed(value: Any) -> Any:
-    if isinstance(value, int):
-        return _OTHER.get(value, value)
-    return type(value)(map(_renamed, value))
