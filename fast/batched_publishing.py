@@ -84,8 +84,9 @@ def read_filled(
         computed: their computed tokens, `i64[n]`.
         promised: these and their new tokens, `i64[n]`.
     """
+    if coordinator.page_pool.keeps_keys:
+        return Filled([], _entries(coordinator, slots, computed, promised))
     pages: list[NextPages] = []
-    usual = not coordinator.page_pool.keeps_keys
     for group in coordinator.groups if coordinator.enable_caching else ():
         if not group.rule.publishes:
             continue
@@ -95,7 +96,8 @@ def read_filled(
         if not places.size:
             continue
         first = first[places]
-        usual = usual and not group.rule.has_states and np.count_nonzero(full[places] - first == 1) == len(first)
+        one_each = int(np.add.reduce(full[places])) - int(np.add.reduce(first)) == len(first)  # none has none
+        usual = one_each and not group.rule.has_states
         next_pages = _next_pages(coordinator, group, places, slots[places], first, computed) if usual else None
         if next_pages is None:
             return Filled([], _entries(coordinator, slots, computed, promised))
@@ -119,7 +121,7 @@ def _next_pages(
         return None  # the page before is about to be given back
     if pool.num_withdrawals and np.count_nonzero(coordinator.live.withdrawals[slots] != pool.num_withdrawals):
         return None  # the page before may have lost its hash since
-    after = group.rows[slots, first - 1].astype(np.int64)
+    after = group.rows[slots, first - 1]
     if np.count_nonzero(pool.index.cached(after)) < len(after):
         return None
     requests, segments, size = coordinator.live.requests, group.segments, group.rule.page_size

@@ -124,7 +124,7 @@ class CacheManager(PrefixManager):
             or self.coordinator.has_states
         ):
             self.require_step(slot, computed, promised)
-        if slots < live.num_quiet[slot]:
+        if slots < live.num_needs_at[slot] and promised < live.num_due_at[slot]:
             live.num_computed[slot] = computed
             if promised > live.num_promised[slot]:
                 live.num_promised[slot] = promised
@@ -161,8 +161,9 @@ class CacheManager(PrefixManager):
         if new is not None:
             for publishing in publishings:
                 coordinator.publisher.publish(slot, publishing)
-            coordinator.note_quiet(slot)
-        return new
+            coordinator.note_next(slot)
+            return coordinator.cache_pages_of(new) if new is not coordinator.nothing_new else coordinator.nothing
+        return None
 
     def _admit(
         self,
@@ -194,10 +195,11 @@ class CacheManager(PrefixManager):
         if promised > self.max_model_len:
             raise too_long(promised, self.max_model_len)
         slots = min(promised + lookahead, self.max_model_len)
-        pages = coordinator.admit(request, tokens, segments, hits, promised, slots, delay)
-        if pages is not None:
-            self._count_admission(request, len(tokens) // 4, found)
-        return pages
+        new = coordinator.admit(request, tokens, segments, hits, promised, slots, delay)
+        if new is None:
+            return None
+        self._count_admission(request, len(tokens) // 4, found)
+        return coordinator.cache_pages_of(new)
 
     def _count_admission(self, request: EngineRequest, num_tokens: int, found: int) -> None:
         self._remember(request)

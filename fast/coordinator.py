@@ -24,11 +24,14 @@ from .pages import PageList
 from .publishing import Publisher
 from .row_check import check_rows
 
-__all__ = ["CacheCoordinator"]
+__all__ = ["CacheCoordinator", "NewPages"]
 
 
 Wanted = tuple[CacheGroup, int, int]
 """What a group needs for a request's next tokens: the group, how long its list is to be, how many pages it takes."""
+
+NewPages = Sequence[tuple[int, ...] | NDArray[np.int64]]
+"""What came to a request's lists, ids for each group, null pages included."""
 
 
 class CacheCoordinator:
@@ -49,7 +52,8 @@ class CacheCoordinator:
         live: the live requests.
         publisher: publishes their pages.
         copies: the state copies that were not handed out yet, with the ids of their requests (MAN-13).
-        nothing: no pages, in as many groups.
+        nothing: no pages, in as many groups; likewise:
+        nothing_new: as ids.
     """
 
     def __init__(
@@ -82,11 +86,13 @@ class CacheCoordinator:
         self.gives_back = len(self._giving_back) > 0
         self.live = LiveRequests(self.groups)
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
+        self._most_slots = min(max_model_len + 1, NEVER)
         self.copies: list[tuple[str, PageCopy]] = []
         self._plain = tuple(PLAIN for _ in self.groups)
-        self.nothing = CachePages([] for _ in self.groups)
+        self.nothing_new: NewPages = tuple(() for _ in self.groups)
+        self.nothing = self.cache_pages_of(self.nothing_new)
 
-    def cache_pages_of(self, ids: Sequence[tuple[int, ...] | NDArray[np.int64]]) -> CachePages:
+    def cache_pages_of(self, ids: NewPages) -> CachePages:
         """Lists of pages from ids, one a group."""
         return CachePages.of(tuple([PageList(self.page_pool, own) for own in ids]))
 
@@ -138,7 +144,7 @@ class CacheCoordinator:
         promised: int,
         slots: int,
         delay: bool,
-    ) -> CachePages | None:
+    ) -> NewPages | None:
         """Gives a request its first pages behind its hits, and publishes those that it fills unless ``delay`` (MAN-2).
 
         Args:
@@ -151,7 +157,7 @@ class CacheCoordinator:
             delay: whether nothing is to be published yet.
 
         Returns:
-            The new pages, or None, with nothing changed, if the free pages don't suffice.
+            What came to each list, or None, with nothing changed, if the free pages don't suffice.
         """
         pool, publisher = self.page_pool, self.publisher
         held = list(map(len, hits))
@@ -184,20 +190,20 @@ class CacheCoordinator:
             publisher.publish(slot, publishing)
         return new
 
-    def advance(self, slot: int, computed: int, promised: int, slots: int) -> CachePages | None:
+    def advance(self, slot: int, computed: int, promised: int, slots: int) -> NewPages | None:
         """Gives a live request pages for its next tokens (MAN-2, MAN-8); publishing is left to the caller.
 
         Returns:
-            The new pages, or None if the free pages don't suffice; what is no longer needed is given back first.
+            What came to each list, or None if the free pages don't suffice; what is no longer needed is given back
+            first.
         """
         live = self.live
         live.num_computed[slot] = computed  # whatever comes of the call: what lies before is given back
         if self._giving_back:
             self.remove_skipped_pages(slot, computed)
-        new = self.nothing
-        wanted, total = self.get_num_pages_to_allocate(
-            promised, slots, [group.num_pages[slot] for group in self.groups]
-        )
+        new = self.nothing_new
+        held = [group.num_pages[slot] for group in self.groups]
+        wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
         if wanted:
             if total > self.page_pool.get_num_free_pages():
                 return None
@@ -208,32 +214,47 @@ class CacheCoordinator:
             live.num_slots[slot] = slots
         return new
 
-    def note_quiet(self, slot: int) -> None:
-        """Works out up to how many slots a request's next steps will find nothing to do (see `LiveRequests.quiet`)."""
-        self.live.num_quiet[slot] = self._quiet(slot)
+    def note_next(self, slot: int) -> None:
+        """Works out when a request's next steps will find something to do (see `LiveRequests`)."""
+        self.live.num_needs_at[slot] = self.needs_at(slot)
+        self.live.num_due_at[slot] = self.due_at(slot)
 
-    def _quiet(self, slot: int) -> int:
-        bound = min(self.max_model_len + 1, NEVER)
+    def needs_at(self, slot: int) -> int:
+        """A step of a request whose slots are fewer needs no page."""
+        bound = self._most_slots
+        for group in self.groups:
+            full_at = group.rule.full_at(group.num_pages[slot])
+            bound = full_at if full_at < bound else bound
+        return bound
+
+    def due_at(self, slot: int) -> int:
+        """A step of a request that promises fewer tokens fills no page and gives none back."""
+        bound = NEVER
         for group in self.groups:
             rule = group.rule
-            bound = min(bound, rule.full_at(group.num_pages[slot]))
             if rule.publishes and self.enable_caching:
                 bound = min(bound, (group.num_published[slot] + 1) * rule.page_size)
             if rule.gives_back:
                 bound = min(bound, rule.gives_back_at(group.num_given_back[slot]))
         return bound
 
-    def note_quiet_of(self, slots: NDArray[np.int64]) -> None:
-        """`note_quiet` for many requests, by their slots."""
-        bound = np.full(len(slots), min(self.max_model_len + 1, NEVER))
+    def note_needs_of(self, slots: NDArray[np.int64]) -> None:
+        """Works out when requests need a page again."""
+        bound: NDArray[np.int64] | int = self._most_slots
+        for group in self.groups:
+            bound = np.minimum(group.rule.full_at(group.lengths[slots]), bound)
+        self.live.needs_at[slots] = bound
+
+    def note_due_of(self, slots: NDArray[np.int64]) -> None:
+        """Works out when requests fill a page, or have one to give back."""
+        bound: NDArray[np.int64] | int = NEVER
         for group in self.groups:
             rule = group.rule
-            np.minimum(bound, rule.full_at(group.lengths[slots]), out=bound)
             if rule.publishes and self.enable_caching:
-                np.minimum(bound, (group.published[slots] + 1) * rule.page_size, out=bound)
+                bound = np.minimum((group.published[slots] + 1) * rule.page_size, bound)
             if rule.gives_back:
-                np.minimum(bound, rule.gives_back_at(group.given_back[slots]), out=bound)
-        self.live.quiet[slots] = bound
+                bound = np.minimum(rule.gives_back_at(group.given_back[slots]), bound)
+        self.live.due_at[slots] = bound
 
     def takes_in_bulk(self) -> bool:
         """Whether pages given back in a step always queue up behind those that the step takes, if it finds enough."""
@@ -276,14 +297,13 @@ class CacheCoordinator:
                 if group.rule.gives_back:
                     group.num_given_back[slot] = int((pages != 0).argmax()) if pages.any() else len(pages)
 
-    def allocate_new_pages(self, slot: int, wanted: Sequence[Wanted], computed: int) -> CachePages:
+    def allocate_new_pages(self, slot: int, wanted: Sequence[Wanted], computed: int) -> NewPages:
         """Takes what was found wanted, group by group, notes state copies, and returns what came to each list."""
-        new: dict[int, tuple[int, ...] | NDArray[np.int64]] = {}
+        new = list(self.nothing_new)
         for group, end, count in wanted:
-            held = group.num_pages[slot]
             if group.rule.has_states:
                 page = self.page_pool.take_one()
-                new[group.group_id] = (0,) * (end - held - 1) + (page,)
+                new[group.group_id] = (0,) * (end - group.num_pages[slot] - 1) + (page,)
                 self.note_copy(group, slot, computed, page)
                 group.add_page(slot, page, end)
             elif count == 1:
@@ -294,7 +314,7 @@ class CacheCoordinator:
                 pages = self.page_pool.take(count)
                 new[group.group_id] = pages
                 group.add_pages(slot, pages, end)
-        return self.cache_pages_of([new.get(group.group_id, ()) for group in self.groups])
+        return new
 
     def note_copy(self, group: CacheGroup, slot: int, computed: int, page: int) -> None:
         """Notes that a state is to be copied onto its request's new page before the step (MAN-13)."""
@@ -358,5 +378,8 @@ class CacheCoordinator:
         self.page_pool.check()
         check_rows(self.page_pool, self.groups, self.live, self.max_model_len)
         for request_id, slot in self.live.slot_of.items():
-            quiet, bound = self.live.num_quiet[slot], self._quiet(slot)
-            assert quiet <= bound, f"MAN-2: quiet below {quiet}, worked out {bound}: {self.live.state(request_id)}"
+            noted = self.live.num_needs_at[slot], self.live.num_due_at[slot]
+            bounds = self.needs_at(slot), self.due_at(slot)
+            assert noted[0] <= bounds[0] and noted[1] <= bounds[1], (  # noqa: PT018 - they are shown together
+                f"MAN-2: something to do at {noted}, worked out {bounds}: {self.live.state(request_id)}"
+            )

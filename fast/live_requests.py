@@ -36,13 +36,14 @@ class LiveRequests:
             `i64[capacity]`.
         slots: tokens that have a slot, look-ahead included; -1 in a free slot, `i64[capacity]`.
         computed: computed tokens at the last call, at admission those that were hit, `i64[capacity]` (MAN-8).
-        quiet: a step whose slots are fewer needs no page, fills none and gives none back, `i64[capacity]`; 0 where
-            nobody has worked it out yet.
+        needs_at: a step whose slots are fewer needs no page, `i64[capacity]`; 0 where nobody has worked it out yet.
+        due_at: a step that promises fewer tokens fills no page and gives none back, `i64[capacity]`; 0 likewise.
         withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`.
         num_promised: ``promised``, for scalar access; likewise:
         num_slots: ``slots``.
         num_computed: ``computed``.
-        num_quiet: ``quiet``.
+        num_needs_at: ``needs_at``.
+        num_due_at: ``due_at``.
         num_withdrawals: ``withdrawals``.
     """
 
@@ -51,14 +52,16 @@ class LiveRequests:
         "_free",
         "_groups",
         "computed",
+        "due_at",
         "is_live",
+        "needs_at",
         "num_computed",
+        "num_due_at",
+        "num_needs_at",
         "num_promised",
-        "num_quiet",
         "num_slots",
         "num_withdrawals",
         "promised",
-        "quiet",
         "requests",
         "slot_of",
         "slots",
@@ -71,17 +74,18 @@ class LiveRequests:
         self.requests: list[EngineRequest | None] = []
         self._free: list[int] = []
         self.is_live: NDArray[np.bool_] = np.zeros(0, bool)
-        self._columns: NDArray[np.int64] = np.zeros((5, 0), np.int64)
+        self._columns: NDArray[np.int64] = np.zeros((6, 0), np.int64)
         self._resize(_FIRST_CAPACITY)
 
     def _resize(self, capacity: int) -> None:
         old = self._columns.shape[1]
-        columns = np.zeros((5, capacity), np.int64)
+        columns = np.zeros((6, capacity), np.int64)
         columns[:, :old] = self._columns
         self._columns = columns
-        self.promised, self.slots, self.computed, self.quiet, self.withdrawals = columns
+        self.promised, self.slots, self.computed, self.needs_at, self.due_at, self.withdrawals = columns
         self.num_promised, self.num_slots, self.num_computed = self.promised.data, self.slots.data, self.computed.data
-        self.num_withdrawals, self.num_quiet = self.withdrawals.data, self.quiet.data
+        self.num_needs_at, self.num_due_at = self.needs_at.data, self.due_at.data
+        self.num_withdrawals = self.withdrawals.data
         self.is_live = np.concatenate([self.is_live, np.zeros(capacity - old, bool)])
         self.slots[old:] = _NO_REQUEST
         self.requests += [None] * (capacity - old)

@@ -1,11 +1,16 @@
 """R1: what the manager's calls read of a request, and what they refuse one for."""
 
+import numpy as np
+
 from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
 
 from .arguments import attribute, refusal
 from .tokens import token_bytes
 
 __all__ = ["another", "is_running", "never_slotted", "read_id", "read_request_id", "read_tokens", "too_long"]
+
+_TOKEN = np.dtype("<i4")
+"""The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
 
 
 def read_id(request_id: object) -> str:
@@ -49,6 +54,8 @@ def is_running(request: EngineRequest | None) -> bool:
 def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None) -> bytes:
     """The bytes of a request's tokens ``[start, stop)`` (R1)."""
     tokens, num_tokens = attribute(request, "all_token_ids"), attribute(request, "num_tokens")
+    if type(tokens) is np.ndarray and tokens.dtype is _TOKEN and tokens.ndim == 1 and len(tokens) == num_tokens:
+        return tokens[start:stop].tobytes()
     data = token_bytes("request.all_token_ids", tokens, start, stop)
     if num_tokens != len(tokens):
         raise refusal(ValueError, "R1", f"request.num_tokens={num_tokens}, but all_token_ids has {len(tokens)}")

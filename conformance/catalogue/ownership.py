@@ -80,8 +80,8 @@ def groups_allocated_one_by_one(fast: ModuleType) -> SimpleNamespace:
         for group, hits in pending.items():
             self.page_pool.hold(hits[hits != 0])
             own = [one for one in wanted if one[0] is group]
-            new.append(fast.CacheCoordinator.allocate_new_pages(self, slot, own, computed).pages[group.group_id])
-        return fast.CachePages(new)
+            new.append(fast.CacheCoordinator.allocate_new_pages(self, slot, own, computed)[group.group_id])
+        return new
 
     return with_coordinator(
         fast,
