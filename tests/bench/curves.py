@@ -1,0 +1,114 @@
+"""Curves drawn as SVG, by hand: panels with two logarithmic axes, a line for each name, on white."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+from xml.sax.saxutils import escape
+
+__all__ = ["Panel", "Points", "drawn"]
+
+Points = Sequence[tuple[float, float]]
+"""(x, y) of a line."""
+
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 380, 260, 58, 34, 16, 44
+LEGEND = 34
+COLOURS = ("#0b62a4", "#d1495b", "#3a8d50", "#8a5fb0")
+INK, GRID = "#222222", "#dddddd"
+
+
+class Panel(NamedTuple):
+    """One drawing.
+
+    Attributes:
+        title: what is measured.
+        across: the horizontal axis.
+        up: the vertical axis.
+        curves: by name, its points; what is shown is the same name's line in every panel.
+    """
+
+    title: str
+    across: str
+    up: str
+    curves: dict[str, Points]
+
+
+def drawn(panels: Sequence[Panel], columns: int = 2) -> str:
+    """The panels as one SVG picture, with one legend above.
+
+    Args:
+        panels: what to draw; every number is above 0.
+        columns: panels side by side.
+    """
+    names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    width, height = columns * WIDTH, LEGEND + -(-len(panels) // columns) * HEIGHT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="12" fill="{INK}">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for place, name in enumerate(names):
+        x = LEFT + 130 * place
+        parts.append(_line([(x, 20), (x + 26, 20)], colours[name], 2.5))
+        parts.append(_text(x + 32, 24, name))
+    for place, panel in enumerate(panels):
+        parts.append(
+            f'<g transform="translate({place % columns * WIDTH} {LEGEND + place // columns * HEIGHT})">'
+            f"{_panel(panel, colours)}</g>"
+        )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(panel: Panel, colours: dict[str, str]) -> str:
+    points = [point for curve in panel.curves.values() for point in curve]
+    x_low, x_high = _decades([x for x, _ in points])
+    y_low, y_high = _decades([y for _, y in points])
+    inner_width, inner_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return (
+            LEFT + inner_width * (math.log10(x) - x_low) / (x_high - x_low),
+            TOP + inner_height * (y_high - math.log10(y)) / (y_high - y_low),
+        )
+
+    parts = [_text(LEFT, TOP - 12, panel.title, weight="bold")]
+    for exponent in range(x_low, x_high + 1):
+        x, y = at(10.0**exponent, 10.0**y_low)
+        parts.append(_line([(x, TOP), (x, y)], GRID, 1))
+        parts.append(_text(x, y + 16, _power(exponent), anchor="middle"))
+    for exponent in range(y_low, y_high + 1):
+        x, y = at(10.0**x_low, 10.0**exponent)
+        parts.append(_line([(x, y), (x + inner_width, y)], GRID, 1))
+        parts.append(_text(x - 6, y + 4, _power(exponent), anchor="end"))
+    parts.append(_text(LEFT + inner_width / 2, HEIGHT - 10, panel.across, anchor="middle"))
+    parts.append(
+        f'<text transform="translate(14 {TOP + inner_height / 2:.1f}) rotate(-90)" text-anchor="middle">'
+        f"{escape(panel.up)}</text>"
+    )
+    for name, curve in panel.curves.items():
+        places = [at(x, y) for x, y in sorted(curve)]
+        parts.append(_line(places, colours[name], 2))
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[name]}"/>' for x, y in places]
+    return "".join(parts)
+
+
+def _decades(values: Sequence[float]) -> tuple[int, int]:
+    """The powers of ten that hold all values between them, at least one apart."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return low, max(high, low + 1)
+
+
+def _power(exponent: int) -> str:
+    for power, unit in ((6, "M"), (3, "k"), (0, "")):
+        if 0 <= exponent - power < 3:
+            return f"{10 ** (exponent - power)}{unit}"
+    return f"{10.0**exponent:g}"
+
+
+def _line(points: Sequence[tuple[float, float]], colour: str, width: float) -> str:
+    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", weight: str = "normal") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}">{escape(text)}</text>'
