@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
+from kvproof.fast import batched_step, small_step
 
 from ..strategies import group_mixes
 
@@ -142,14 +144,17 @@ class Twins:
     num_pages=st.integers(4, 30),
     eagle=st.booleans(),
     unhashed_first=st.sampled_from([False, False, True]),
+    few=st.sampled_from([small_step.FEW, 0]),
 )
 def test_man_11_a_batch_is_the_single_calls_in_order(
-    seed: int, mix: list[Any], num_pages: int, eagle: bool, unhashed_first: bool
+    seed: int, mix: list[Any], num_pages: int, eagle: bool, unhashed_first: bool, few: int
 ) -> None:
+    """Whether the pages of a step are few, and served in a loop, or many, and served as arrays."""
     twins = Twins(seed, mix, num_pages, {"use_eagle": eagle, "unhashed_first": unhashed_first})
-    for _ in range(30):
-        twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
-        twins.compare()
+    with mock.patch.object(batched_step, "FEW", few):
+        for _ in range(30):
+            twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
+            twins.compare()
 
 
 def test_the_twins_meet_what_matters() -> None:
