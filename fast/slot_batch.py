@@ -14,16 +14,18 @@ class SlotBatch:
     Args:
         granted: see the attribute.
         page_ids: see the attribute.
-        places: for each group the places in the batch of the requests that have new pages, ascending, `i64[m]`.
-        counts: how many each of them has, `i64[m]`.
+        places: see the attribute.
+        counts: see the attribute.
 
     Attributes:
         granted: whether each request was given slots, `bool[n]`.
         page_ids: for each group the new pages of all requests in order, `i32[total]`; null pages where a state
             group's list was filled up (MAN-13).
+        places: for each group the places of the requests that have new pages, ascending, `i64[m]`.
+        counts: how many each of them has, `i64[m]`.
     """
 
-    __slots__ = ("_counts", "_places", "granted", "page_ids")
+    __slots__ = ("counts", "granted", "page_ids", "places")
 
     def __init__(
         self,
@@ -34,14 +36,14 @@ class SlotBatch:
     ) -> None:
         self.granted = granted
         self.page_ids = page_ids
-        self._places = places
-        self._counts = counts
+        self.places = places
+        self.counts = counts
 
     @property
     def offsets(self) -> tuple[NDArray[np.int64], ...]:
         """For each group where each request's new pages begin, and at last the total, `i64[n + 1]`. O(n)."""
         all_offsets = []
-        for places, counts in zip(self._places, self._counts, strict=True):
+        for places, counts in zip(self.places, self.counts, strict=True):
             offsets = np.zeros(len(self.granted) + 1, np.int64)
             offsets[places + 1] = counts
             all_offsets.append(offsets.cumsum())
@@ -63,7 +65,7 @@ class SlotBatch:
         """
         place = index("place", place, len(self.granted), "MAN-11")
         found: list[list[int]] = []
-        for pages, places, counts in zip(self.page_ids, self._places, self._counts, strict=True):
+        for pages, places, counts in zip(self.page_ids, self.places, self.counts, strict=True):
             at = int(places.searchsorted(place))
             if at == len(places) or places[at] != place:
                 found.append([])

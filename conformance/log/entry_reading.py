@@ -1,7 +1,5 @@
 """Reads the entries of a log: numbers within bounds, objects and requests in their order (SEC-3)."""
 
-import base64
-import binascii
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +9,9 @@ from numpy.typing import NDArray
 from kvproof.spec.snapshot_fields import extra_keys_from_json, group_from_json
 
 from .calls import CALLS, CLASSES, PROPERTIES
-from .columns import decoded
+from .columns import decoded, numbers_of
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown
+from .token_texts import tokens_of
 
 __all__ = ["EntryReader"]
 
@@ -60,8 +59,8 @@ class EntryReader:
                 yield self._made(number, name, arguments)
             case ["request", number, request_id, tokens, keys, wanted]:
                 yield self._request(number, request_id, tokens, keys, wanted)
-            case ["tokens", list(numbers), list(starts), list(counts), text]:
-                yield from self._grown(numbers, starts, counts, _tokens(text))
+            case ["tokens", numbers, starts, counts, text]:
+                yield from self._grown(numbers_of(numbers), numbers_of(starts), numbers_of(counts), tokens_of(text))
             case ["keys", number, keys]:
                 yield NewKeys(self._known(number), _extra_keys(keys))
             case ["call", number, method, dict(arguments), result]:
@@ -109,10 +108,10 @@ class EntryReader:
         if wanted is not None:
             _whole("prompt_logprobs", wanted, 1 << 31)
         self._requests += 1
-        return NewRequest(number, request_id, _tokens(tokens), _extra_keys(keys), wanted)
+        return NewRequest(number, request_id, tokens_of(tokens), _extra_keys(keys), wanted)
 
     def _grown(
-        self, numbers: list[Any], starts: list[Any], counts: list[Any], tokens: NDArray[np.int32]
+        self, numbers: list[int], starts: list[int], counts: list[int], tokens: NDArray[np.int32]
     ) -> Iterator[Grown]:
         begin = 0
         for number, start, count in zip(numbers, starts, counts, strict=True):
@@ -128,6 +127,16 @@ class EntryReader:
         name = self._name(number)
         if not isinstance(method, str) or method not in CALLS[name].keys() | PROPERTIES[name].keys():
             raise ValueError(f"{name} has no such method")
+        call = CALLS[name].get(method)
+        for argument, kind in () if call is None else call.arguments.items():
+            if kind == "hits" and argument in arguments:
+                arguments[argument] = _groups(arguments[argument])
+        if "running" in arguments:
+            arguments["running"] = numbers_of(arguments["running"])
+        if call is not None and call.result == "groups":
+            result = _groups(result)
+        elif call is not None and call.result == "hit" and isinstance(result, list) and result:
+            result[0] = _groups(result[0])
         self._operations += 1
         return Operation(self._operations, number, method, arguments, (), result, error)
 
@@ -136,10 +145,10 @@ class EntryReader:
     ) -> Iterator[Operation]:
         if self._name(number) != "CacheManager":
             raise ValueError("slots are a manager's")
-        numbers = [self._known(request) for request in requests]
+        numbers = [self._known(request) for request in numbers_of(requests)]
         columns = [_column(column, len(numbers)) for column in (decoded(computed, None), new, ahead)]
         columns.append(_column(decoded(known, columns[0]), len(numbers)))
-        results = {_whole("place", place, len(numbers)): result for place, result in some}
+        results = {_whole("place", place, len(numbers)): _groups(result) for place, result in some}
         for place, request in enumerate(numbers):
             done, more, further, length = (column[place] for column in columns)
             self._operations += 1
@@ -170,11 +179,11 @@ class EntryReader:
         if options.get("tables") is not None:
             self._name(_whole("tables", options["tables"], _MOST_OBJECTS))
             arguments |= {"tables": {"k": options["tables"]}, "rows": rows}
-        requests = [self._known(request) for request in numbers]
+        requests = [self._known(request) for request in numbers_of(numbers)]
         lengths = _column(known, len(requests))
         self._operations += 1
         told = tuple(zip(requests, lengths, strict=True))
-        return Operation(self._operations, number, "allocate_slots_batch", arguments, told, result)
+        return Operation(self._operations, number, "allocate_slots_batch", arguments, told, _batch(result))
 
     # -- Inside -----------------------------------------------------------------------------------
 
@@ -200,14 +209,14 @@ def _column(column: Any, length: int) -> list[int]:
     return values
 
 
-def _tokens(text: Any) -> NDArray[np.int32]:
-    if not isinstance(text, str):
-        raise ValueError("token ids must be a text in base 64")
-    try:
-        given = base64.b64decode(text, validate=True)
-    except binascii.Error:
-        raise ValueError("token ids must be a text in base 64") from None
-    return np.frombuffer(given, "<i4").astype(np.int32)
+def _groups(pages: Any) -> Any:
+    """Pages by group, their lists read; what is no such thing as it is."""
+    return [numbers_of(own) if isinstance(own, str) else own for own in pages] if isinstance(pages, list) else pages
+
+
+def _batch(result: Any) -> Any:
+    refused, groups = result
+    return [numbers_of(refused), [_groups(group) for group in groups]]
 
 
 def _extra_keys(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The format of an operation log: JSON lines, read without pickle and without eval (SEC-3).
 
-The first line is an object, every other one a list of entries, each a list that begins with a word::
+The first line is an object, every other one a list of entries (a recording writes one), each a list that begins with a
+word::
 
     {"kvproof": "log", "version": 1, "tokens": "mapped" or "shown", "names": "mapped" or "shown"}
 
@@ -18,10 +19,12 @@ The first line is an object, every other one a list of entries, each a list that
     ["state", k, {field: value}]                    what object k showed then
     ["end", n]                                      the log was closed, after n operations
 
-Token ids are int32s, little-endian, in base 64. Every ``call``, every call of ``slots`` and every ``step`` is one
-operation; they are numbered from 1 on. Objects and requests are numbered from 0 on. In a call a request stands as
-``{"r": r, "computed": num_computed_tokens, "known": num_tokens, "running": whether its status is RUNNING}``, pages by
-their ids, a table as ``{"k": k}``, a list of n keys of a request's first pages as ``{"keys": n}``, one key as
+Tokens are a text, four digits of base 64 for each, the most significant first; or, where one is negative or not below
+2^18, ``{"i32": text}``, int32s, little-endian, in base 64. Such a text of int32s may stand for any column, and for the
+pages of one group: lists of eight numbers and more are written so. Every ``call``, every call of ``slots`` and every
+``step`` is one operation; they are numbered from 1 on. Objects and requests are numbered from 0 on. In a call a request
+stands as ``{"r": r, "computed": num_computed_tokens, "known": num_tokens, "running": whether its status is RUNNING}``,
+pages by their ids, a table as ``{"k": k}``, a list of n keys of a request's first pages as ``{"keys": n}``, one key as
 ``{"key": [place, page size]}`` beside the request as ``origin``, and what has no form in a log as ``{"type": name}``.
 A field of a state that is long is given by its CRC-32: ``{"crc32": c}``.
 
@@ -32,8 +35,9 @@ result is ``[[place of a request that got nothing], [[[place], number of pages, 
 behind it stand the requests that may publish a page, and how many tokens they have. Options are ``delay`` and
 ``tables``.
 
-Tokens are the engine's secret. Unless ``show_tokens`` was asked for they are mapped one to one, by a key that is
-drawn for the log and kept nowhere: prefixes agree where they agreed, so that the log replays alike. With ``redact``
+Tokens are the engine's secret. Unless ``show_tokens`` was asked for they are mapped one to one, those below 2^18 by a
+permutation that is drawn at random for the log and kept nowhere, all others by a key: prefixes agree where they agreed,
+so that the log replays alike. With ``redact``
 request ids, adapters, versions, digests and layer names are mapped, too. No salt is in a log, and its fingerprint is
 mapped. No key of a page is: events name keys by numbers, in the order in which they come up.
 """

@@ -1,8 +1,9 @@
 """The engine's requests as a recording knows them: each defined once, its tokens as they grow."""
 
-import base64
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -11,30 +12,17 @@ from numpy.typing import NDArray
 from kvproof.spec.snapshot_fields import extra_keys_to_json
 
 from ..redaction import Redaction
+from .call_texts import encode, plain_text, text_of
+from .columns import listed
+from .token_texts import TokenTexts
 
-__all__ = ["KnownRequests", "Told", "is_running"]
+__all__ = ["KnownRequests", "is_running"]
 
-_MOST_GONE = 4096
+_MOST_GONE = 256
 """So many requests that were freed are remembered, should the same object come back."""
 
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a request said when it was handed to a call.
-
-    Attributes:
-        request: the engine's object.
-        computed: its computed tokens, in a form that JSON has.
-        known: how many tokens it had.
-        running: whether it was running.
-        tokens: all of them, `i32`, as bytes; None where they are read later, as they only grow (MAN-6).
-    """
-
-    request: Any
-    computed: Any
-    known: int
-    running: bool
-    tokens: bytes | None
+_MOST_TOLD = 1 << 20
+"""So many tokens of running requests are told in a line, and those of one request more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,13 +32,15 @@ class _Known:
     Attributes:
         number: its number.
         request: the object, kept so that nothing else has its identity.
-        tokens: those that the log has, `i32`, as bytes.
+        tokens: those that the log has, copies of `i32` arrays, one behind another.
+        length: how many they are.
         extra_keys: as the log has them.
     """
 
     number: int
     request: Any
-    tokens: bytearray
+    tokens: list[NDArray[np.int32]]
+    length: int
     extra_keys: tuple[Any, ...]
 
 
@@ -59,149 +49,191 @@ def is_running(request: Any) -> bool:
     return getattr(getattr(request, "status", None), "name", None) == "RUNNING"
 
 
-def _bytes(tokens: Any) -> bytes:
-    array = np.asarray(tokens)
-    return np.ascontiguousarray(array, np.int32).tobytes() if array.size else b""
+def _tokens(request: Any, start: int = 0) -> NDArray[np.int32]:
+    """A copy of a request's tokens from one of them on, `i32[n]`."""
+    given = request.all_token_ids
+    return np.array(given[start:] if start else given, np.int32)
 
 
 class KnownRequests:
     """Numbers requests, and writes what a log says of them.
 
     Args:
-        redaction: maps token ids; None shows them.
+        tokens: spells token ids.
         redact_names: whether ids, adapters, versions and digests are mapped, too.
-        salts: maps the fingerprints of salts.
+        salts: maps names and the fingerprints of salts.
+        write: writes `lines` and all calls that were noted.
+
+    Attributes:
+        lines: definitions, in order, that must stand before the calls that were noted since the log was written.
+        waiting: how many characters they have.
+        by_id: the requests by their ids, the last one of each.
     """
 
-    def __init__(self, redaction: Redaction | None, redact_names: bool, salts: Redaction) -> None:
-        self._tokens, self._names, self._salts = redaction, redact_names, salts
+    def __init__(self, tokens: TokenTexts, redact_names: bool, salts: Redaction, write: Callable[[], None]) -> None:
+        self._spelling, self._names, self._salts, self._write = tokens, redact_names, salts, write
         self._known: dict[int, _Known] = {}
-        self._gone: dict[int, None] = {}
+        self._gone: OrderedDict[int, None] = OrderedDict()
         self._number = 0
+        self._status: Any = self  # the status that was seen last, and whether it is running
+        self._runs = False
+        self.lines: list[str] = []
+        self.waiting = 0
         self.by_id: dict[str, Any] = {}
-        """The requests by their ids, the last one of each."""
-
-    # -- When a call is made ----------------------------------------------------------------------
-
-    def tell(self, request: Any, computed: Any, *, whole: bool) -> Told | None:
-        """What a request says now; None where it is no request.
-
-        Args:
-            request: what a call was given.
-            computed: its computed tokens, in a form that JSON has.
-            whole: whether all of its tokens are read, not just those that are new.
-        """
-        try:
-            request_id, known = request.request_id, int(request.num_tokens)
-            if not isinstance(request_id, str):
-                return None
-            self.by_id[request_id] = request
-            tokens = _bytes(request.all_token_ids) if whole or id(request) not in self._known else None
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            return None
-        return Told(request, computed, known, is_running(request), tokens)
-
-    def running(self) -> list[Any]:
-        """The requests that say that they are running."""
-        return [request for request in self.by_id.values() if is_running(request)]
 
     def text(self, text: str) -> str:
         """A request's id as the log has it."""
         return self._salts.text(text) if self._names else text
 
-    # -- When it is written -----------------------------------------------------------------------
+    # -- As calls are made ------------------------------------------------------------------------
 
-    def define(self, requests: list[Any], told: Iterable[Told], lines: list[Any]) -> None:
-        """Writes what is new about requests: those that the log has not defined yet, and tokens that came since.
+    def told(self, request: Any, *, whole: bool) -> str:
+        """What a request says now, as it stands in a call.
 
         Args:
-            requests: the engine's objects.
-            told: what others said when they were first seen.
-            lines: where it is written to.
+            request: what a call was given; ``{"type": name}`` stands for what is no request.
+            whole: whether the call reads all of its tokens, not just those that are new.
         """
-        for entry in told:
-            if id(entry.request) not in self._known and entry.tokens is not None:
-                self._enter(entry.request, entry.tokens, lines)
-        numbers, starts, counts, grown = [], [], [], []
-        for request in dict(zip(map(id, requests), requests, strict=True)).values():
-            known = self._known.get(id(request))
+        known = self._known.get(id(request))
+        try:
             if known is None:
-                self._enter(request, _bytes(request.all_token_ids), lines)
-                continue
-            start = len(known.tokens) // 4
-            if request.num_tokens > start:
-                new = _bytes(request.all_token_ids[start:])
-                known.tokens += new
-                numbers.append(known.number)
-                starts.append(start)
-                counts.append(len(new) // 4)
-                grown.append(new)
-            keys = getattr(request, "extra_keys", None) or ()
-            if keys is not known.extra_keys and tuple(keys) != known.extra_keys:
-                known.extra_keys = tuple(keys)
-                lines.append(["keys", known.number, self._extra_keys(known.extra_keys)])
-        if numbers:
-            lines.append(["tokens", numbers, starts, counts, self._mapped(b"".join(grown))])
-
-    def settle(self, told: Told, lines: list[Any]) -> dict[str, Any]:
-        """A request as it stands in a call; before it tokens that are not those that the log has."""
-        known = self._known[id(told.request)]
-        self._gone.pop(id(told.request), None)
-        if told.tokens is not None and not known.tokens.startswith(told.tokens):
-            places = range(0, len(known.tokens), 4)
-            other = (place for place in places if known.tokens[place : place + 4] != told.tokens[place : place + 4])
-            start = next(other, len(known.tokens))
-            changed = told.tokens[start:]
-            known.tokens[start:] = changed
-            lines.append(["tokens", [known.number], [start // 4], [len(changed) // 4], self._mapped(changed)])
-        return {"r": known.number, "computed": told.computed, "known": told.known, "running": told.running}
+                known = self._enter(request)
+            elif whole:
+                self._compare(known)
+            length = int(request.num_tokens)
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            return encode({"type": type(request).__name__})
+        if self._gone:
+            self._gone.pop(id(request), None)
+        computed = plain_text(getattr(request, "num_computed_tokens", None))
+        status = getattr(request, "status", None)
+        if status is not self._status:
+            self._status, self._runs = status if isinstance(status, Enum) else self, is_running(request)
+        running = "true" if self._runs else "false"
+        return f'{{"r":{known.number},"computed":{computed},"known":{length},"running":{running}}}'
 
     def numbers_of(self, requests: Iterable[Any]) -> list[int]:
-        """The numbers of requests that were defined."""
-        keys, known = list(map(id, requests)), self._known
-        if self._gone:
-            for key in self._gone.keys() & set(keys):
-                del self._gone[key]
-        return [known[key].number for key in keys]
+        """The numbers of requests."""
+        known, gone = self._known, self._gone
+        numbers = []
+        for request in requests:
+            key = id(request)
+            own = known.get(key) or self._enter(request)
+            if gone and key in gone:
+                del gone[key]
+            numbers.append(own.number)
+        return numbers
+
+    def running(self) -> list[int]:
+        """The numbers of the requests that say that they are running."""
+        return self.numbers_of([request for request in self.by_id.values() if is_running(request)])
 
     def forget(self, request: Any) -> None:
-        """Notes that a request's end has been told of; a few of those are kept, should the same object come back."""
+        """Notes that a request's end was told of; a few of those are kept, should the same object come back."""
+        known = self._known.get(id(request))
+        if known is None:
+            return
+        self._grow([known])
         self._gone[id(request)] = None
-        while len(self._gone) > _MOST_GONE:
-            oldest = next(iter(self._gone))
-            del self._gone[oldest]
-            gone = self._known.pop(oldest, None)
-            if gone is not None:
-                self._drop_id(gone.request)
+        if len(self._gone) > _MOST_GONE:
+            oldest = self._known.pop(self._gone.popitem(last=False)[0]).request
+            request_id = oldest.request_id
+            if self.by_id.get(request_id) is oldest:
+                del self.by_id[request_id]
 
-    def _drop_id(self, request: Any) -> None:
-        request_id = request.request_id
-        if self.by_id.get(request_id) is request:
-            del self.by_id[request_id]
+    def forget_all(self) -> None:
+        """Lets go of all requests: nothing more will be told."""
+        self._known.clear()
+        self._gone.clear()
+        self.by_id.clear()
+
+    # -- As they are written ----------------------------------------------------------------------
+
+    def take_lines(self) -> list[str]:
+        """What is new about requests since this was asked last, tokens that came since then included."""
+        self._grow(self._known.values())
+        lines, self.lines, self.waiting = self.lines, [], 0
+        return lines
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _enter(self, request: Any, tokens: bytes, lines: list[Any]) -> None:
+    def _enter(self, request: Any) -> _Known:
+        """Defines a request.
+
+        Raises:
+            AttributeError, TypeError, ValueError, OverflowError: it is none.
+        """
+        request_id, tokens = request.request_id, _tokens(request)
+        name = text_of(self.text(request_id))
         keys = tuple(getattr(request, "extra_keys", None) or ())
-        self._known[id(request)] = known = _Known(self._number, request, bytearray(tokens), keys)
-        self._gone.pop(id(request), None)
-        self.by_id[request.request_id] = request
-        self._number += 1
+        known = _Known(self._number, request, [tokens], len(tokens), keys)
         wanted = getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None)
-        line = [known.number, self.text(request.request_id), self._mapped(tokens), self._extra_keys(keys)]
-        lines.append(["request", *line, wanted if isinstance(wanted, int) else None])
+        rest = f"{self._extra_keys(keys)},{int(wanted) if isinstance(wanted, int) else 'null'}"
+        self._add(f'["request",{known.number},{name},{self._spelling.text(tokens)},{rest}]')
+        self._known[id(request)] = known
+        self.by_id[request_id] = request
+        self._number += 1
+        return known
 
-    def _mapped(self, tokens: bytes) -> str:
-        array: NDArray[np.int32] = np.frombuffer(tokens, np.int32)
-        if self._tokens is not None:
-            array = self._tokens.tokens(array)
-        return base64.b64encode(array.astype("<i4", copy=False).tobytes()).decode()
+    def _compare(self, known: _Known) -> None:
+        """Tells a request's tokens anew where they are not those that the log has."""
+        if len(known.tokens) > 1:
+            known.tokens = [np.concatenate(known.tokens)]
+        own = known.tokens[0].tobytes()
+        now = np.ascontiguousarray(known.request.all_token_ids, np.int32).tobytes()
+        if own == now or own[: len(now)] == now[: len(own)]:
+            return
+        self._write()  # what was noted so far is about the tokens that were
+        told, tokens = np.concatenate(known.tokens), _tokens(known.request)
+        length = min(len(told), len(tokens))
+        start = int((told[:length] != tokens[:length]).argmax())
+        known.tokens, known.length = [tokens], len(tokens)
+        self._tell([known.number], [start], [tokens[start:]])
 
-    def _extra_keys(self, keys: tuple[Any, ...]) -> Any:
+    def _grow(self, all_known: Iterable[_Known]) -> None:
+        """Tells tokens that came since a request's were told, and extra keys that changed."""
+        numbers: list[int] = []
+        starts: list[int] = []
+        grown: list[NDArray[np.int32]] = []
+        count = 0
+        for known in all_known:
+            request = known.request
+            start = known.length
+            if request.num_tokens > start:
+                new = _tokens(request, start)
+                numbers.append(known.number)
+                starts.append(start)
+                grown.append(new)
+                known.tokens.append(new)
+                known.length += len(new)
+                count += len(new)
+                if count > _MOST_TOLD:
+                    self._tell(numbers, starts, grown)
+                    numbers, starts, grown, count = [], [], [], 0
+            keys = getattr(request, "extra_keys", None) or ()
+            if keys is not known.extra_keys and tuple(keys) != known.extra_keys:
+                known.extra_keys = tuple(keys)
+                self._add(f'["keys",{known.number},{self._extra_keys(known.extra_keys)}]')
+        if numbers:
+            self._tell(numbers, starts, grown)
+
+    def _tell(self, numbers: list[int], starts: list[int], tokens: list[NDArray[np.int32]]) -> None:
+        """Tells tokens of requests, each from one of theirs on."""
+        counts = list(map(len, tokens))
+        spelt = self._spelling.text(np.concatenate(tokens) if len(tokens) > 1 else tokens[0])
+        self._add(f'["tokens",{listed(numbers)},{listed(starts)},{listed(counts)},{spelt}]')
+
+    def _add(self, line: str) -> None:
+        self.lines.append(line)
+        self.waiting += len(line)
+
+    def _extra_keys(self, keys: tuple[Any, ...]) -> str:
+        if not keys:
+            return "[]"
         try:
             entries = extra_keys_to_json(keys) or []
         except TypeError:  # they are of another package
-            return [{"kind": "LoraAdapter", "name": self._salts.text(repr(key))} for key in keys]
+            return encode([{"kind": "LoraAdapter", "name": self._salts.text(repr(key))} for key in keys])
         for entry in entries:
             for field in ("fingerprint",) if not self._names else ("fingerprint", "content"):
                 if field in entry:
@@ -209,4 +241,4 @@ class KnownRequests:
             for field in ("name", "version") if self._names else ():
                 if field in entry:
                     entry[field] = self._salts.text(entry[field])
-        return entries
+        return encode(entries)

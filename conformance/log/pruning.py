@@ -1,6 +1,5 @@
 """Entries of a log without what none of its operations needs, and a log written of them."""
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from kvproof.spec.snapshot_fields import extra_keys_to_json, group_to_json
 
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown
 from .format import HEADER, LogError
+from .token_texts import TokenTexts
 
 __all__ = ["pruned", "write_log"]
 
@@ -124,14 +124,19 @@ def write_log(path: Path, entries: Sequence[Entry], shows_tokens: bool) -> None:
     """
     header = HEADER | {"tokens": "shown" if shows_tokens else "mapped"}
     count = sum(isinstance(entry, Operation) for entry in entries)
-    lines = [json.dumps(header), *(json.dumps([_written(entry)]) for entry in entries), json.dumps([["end", count]])]
+    spelling = TokenTexts(shown=True)  # as they are: if they are mapped, they are already
+    lines = [
+        json.dumps(header),
+        *(json.dumps([_written(entry, spelling)]) for entry in entries),
+        json.dumps([["end", count]]),
+    ]
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise LogError(f"{path}: {error.strerror or error}") from error
 
 
-def _written(entry: Entry) -> list[Any]:
+def _written(entry: Entry, spelling: TokenTexts) -> list[Any]:
     match entry:
         case Made():
             arguments = dict(entry.arguments)
@@ -140,9 +145,16 @@ def _written(entry: Entry) -> list[Any]:
             return ["make", entry.number, entry.name, arguments]
         case NewRequest():
             keys = extra_keys_to_json(entry.extra_keys)
-            return ["request", entry.number, entry.request_id, _text(entry.tokens), keys, entry.prompt_logprobs]
+            return [
+                "request",
+                entry.number,
+                entry.request_id,
+                spelling.entry(entry.tokens),
+                keys,
+                entry.prompt_logprobs,
+            ]
         case Grown():
-            return ["tokens", [entry.number], [entry.start], [len(entry.tokens)], _text(entry.tokens)]
+            return ["tokens", [entry.number], [entry.start], [len(entry.tokens)], spelling.entry(entry.tokens)]
         case NewKeys():
             return ["keys", entry.number, extra_keys_to_json(entry.extra_keys)]
         case Shown():
@@ -163,7 +175,3 @@ def _operation(operation: Operation) -> list[Any]:
         return ["step", operation.target, *columns, options, operation.result, told]
     ending = [] if operation.error is None else [operation.error]
     return ["call", operation.target, operation.method, arguments, operation.result, *ending]
-
-
-def _text(tokens: Any) -> str:
-    return base64.b64encode(np.asarray(tokens, "<i4").tobytes()).decode()

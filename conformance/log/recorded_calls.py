@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from .call_texts import encode, groups_text, outcome_text, plain_text, text_of
 from .calls import Call
-from .values import kind_of, page_ids, plain, result, snapshot
+from .columns import listed
+from .values import kind_of, page_ids
 from .writer import LogWriter
 
 __all__ = ["KeyOrigins", "RecordedCall", "bare", "materialised"]
@@ -15,7 +17,12 @@ __all__ = ["KeyOrigins", "RecordedCall", "bare", "materialised"]
 _TELLS_ALL = {"get_computed_pages", "pin_prefix", "set_prefix_priority", "cache_full_pages"}
 """The calls that read a request's tokens from the first on."""
 
+_ENDS = {"free", "free_page_hashes"}
+"""The calls behind which a request is rarely heard of."""
+
 _SIMPLE = {int, bool, list, tuple, str, type(None), np.ndarray}
+
+_READ_OFTEN = {int, bool, type(None), np.ndarray}
 
 _CACHING = ("request", "pages", "num_cached_pages", "num_full_pages", "page_size")
 
@@ -66,99 +73,127 @@ class RecordedCall:
         self._writer, self._number, self._method, self._call = writer, number, method, call
         self._act, self._origins = act, origins
         self._names = list(call.arguments)
+        self._head = f'["call",{number},{text_of(method)},{{'
         self._is_plain = set(call.arguments.values()) <= {"plain"} and call.result in ("none", "plain")
         self._takes_request = self._names[:1] == ["request"] and method != "get_num_common_prefix_pages"
+        self._tells_all = method in _TELLS_ALL
+        self._ends = method in _ENDS
         functools.update_wrapper(self, act)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the call and notes it."""
-        if self._is_plain and not kwargs and _SIMPLE.issuperset(map(type, args)):
-            return self._call_plainly(args)
-        writer, call = self._writer, self._call
-        if self._takes_request and len(args) == 1 and not kwargs:
-            given = {"request": self._request(args[0], self._method in _TELLS_ALL)}
-        else:
-            args = tuple(materialised(value) for value in args)
-            kwargs = {name: materialised(value) for name, value in kwargs.items()}
-            given = self._given(args, kwargs)
+        if self._writer.failure is not None:  # the log has ended
+            return self._act(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
+        if not kwargs:
+            if self._takes_request and len(args) == 1:
+                return self._call_on(args[0])
+            if self._is_plain and _SIMPLE.issuperset(map(type, args)):
+                return self._call_plainly(args)
+        args = tuple(materialised(value) for value in args)
+        kwargs = {name: materialised(value) for name, value in kwargs.items()}
+        given = self._given(args, kwargs)
         try:
             value = self._act(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
         except Exception as error:
-            writer.note(self._number, self._method, given, None, kind_of(error))
+            self.note_error(given, error)
             raise
-        outcome = result(call.result, value, writer.keys)
-        if call.result == "ids":
-            held = () if value is None else value  # of a manager that tells of none
-            outcome = [writer.requests.text(request_id) for request_id in held]
-        writer.note(self._number, self._method, given, outcome, None)
+        self.note(given, value)
+        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if self._method == "cache_full_pages":
-            named = {**dict(zip(self._names, args, strict=False)), **kwargs}
             self._origins.learn(*(named[name] for name in _CACHING))
+        if self._ends:
+            self._writer.requests.forget(named["request"])
+        return value
+
+    def _call_on(self, request: Any) -> Any:
+        """The same for a request and nothing else."""
+        given = f'"request":{self._writer.requests.told(request, whole=self._tells_all)}'
+        try:
+            value = self._act(request)
+        except Exception as error:
+            self.note_error(given, error)
+            raise
+        self.note(given, value)
+        if self._ends:
+            self._writer.requests.forget(request)
         return value
 
     def _call_plainly(self, args: tuple[Any, ...]) -> Any:
         """The same for numbers and lists of them, as tables are called in each step."""
-        given = dict(zip(self._names, map(snapshot, args), strict=False))
+        given = ",".join([f'"{name}":{plain_text(value)}' for name, value in zip(self._names, args, strict=False)])
         try:
             value = self._act(*args)
         except Exception as error:
-            self._writer.note_plain(self._number, self._method, given, None, kind_of(error))
+            self.note_error(given, error)
             raise
-        self._writer.note_plain(self._number, self._method, given, plain(value))
+        self.note(given, value)
         return value
+
+    def note(self, given: str, value: Any) -> None:
+        """Notes a call that returned.
+
+        Args:
+            given: its arguments as the log has them, without the braces.
+            value: what it returned.
+        """
+        kind = self._call.result
+        if kind == "ids" and value:
+            outcome = encode(list(map(self._writer.requests.text, value)))
+        else:
+            outcome = outcome_text(kind, value, self._writer.keys)
+        self._writer.note(f"{self._head}{given}}},{outcome}]")
 
     def refused(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
         """Notes a call that was made elsewhere and raised."""
-        self._writer.note(self._number, self._method, self._given(args, kwargs), None, kind_of(error))
+        self.note_error(self._given(args, kwargs), error)
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def note_error(self, given: str, error: Exception) -> None:
+        """Notes a call that raised; see `note`."""
+        self._writer.note(f"{self._head}{given}}},null,{text_of(kind_of(error))}]")
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The arguments as the log has them; those that are another package's own are its own affair."""
         kinds = self._call.arguments
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        whole = self._method in _TELLS_ALL
-        given = {name: self._argument(kinds[name], value, whole) for name, value in named.items() if name in kinds}
+        given = {name: self._argument(kinds[name], value) for name, value in named.items() if name in kinds}
+        requests = self._writer.requests
         if self._method == "get_num_common_prefix_pages":
-            given["running"] = self._writer.requests.running()
+            given["running"] = listed(requests.running())
         if "key" in kinds.values():
             origin = self._origins.of(named.get("page_hash"))
-            given["page_hash"] = {"key": None if origin is None else list(origin[1:])}
+            given["page_hash"] = encode({"key": None if origin is None else list(origin[1:])})
             if origin is not None:
-                given["origin"] = self._request(origin[0], whole)
-        return given
+                given["origin"] = requests.told(origin[0], whole=self._tells_all)
+        return ",".join([f'"{name}":{text}' for name, text in given.items()])
 
-    def _argument(self, kind: str, value: Any, whole: bool) -> Any:
+    def _argument(self, kind: str, value: Any) -> str:
         """An argument as the log has it; of a request what it says now."""
-        texts = self._writer.requests.text
+        requests = self._writer.requests
         match kind:
             case "request":
-                return self._request(value, whole)
-            case "id":
-                return texts(value) if isinstance(value, str) else plain(value)
+                return requests.told(value, whole=self._tells_all)
+            case "id" if isinstance(value, str):
+                return text_of(requests.text(value))
             case "pages":
-                return page_ids(value)
+                return encode(page_ids(value))
             case "groups":
-                return [page_ids(group) for group in value] if isinstance(value, list | tuple) else page_ids(value)
+                return encode(list(map(page_ids, value)) if isinstance(value, list | tuple) else page_ids(value))
             case "hits" if hasattr(value, "get_page_ids"):
-                return [list(group) for group in value.get_page_ids()]
-            case "keys":
-                return {"keys": len(value)} if isinstance(value, list | tuple) else plain(value)
+                return groups_text(value)
+            case "keys" if isinstance(value, list | tuple):
+                return encode({"keys": len(value)})
             case "tables" if "_kvproof_number" in getattr(value, "__dict__", {}):
-                return {"k": value.__dict__["_kvproof_number"]}
+                return encode({"k": value.__dict__["_kvproof_number"]})
             case "hits" | "tables" if value is not None:
-                return {"type": type(value).__name__}
+                return encode({"type": type(value).__name__})
             case _:
-                return plain(value)
-
-    def _request(self, request: Any, whole: bool) -> Any:
-        computed = getattr(request, "num_computed_tokens", None)
-        if type(computed) is not int:
-            computed = plain(computed)
-        told = self._writer.requests.tell(request, computed, whole=whole)
-        return {"type": type(request).__name__} if told is None else told
+                return plain_text(value)
 
 
 def materialised(value: Any) -> Any:
     """An argument that can be read more than once."""
+    if type(value) in _READ_OFTEN:
+        return value
     if hasattr(value, "__next__"):
         value = list(value)
     if isinstance(value, list | tuple) and any(hasattr(entry, "__next__") for entry in value):

@@ -9,12 +9,14 @@ import numpy as np
 
 from kvproof.spec.snapshot_fields import group_to_json
 
+from .call_texts import outcome_text, text_of
 from .calls import CALLS, CLASSES, PROPERTIES
 from .format import LogError
+from .recorded_batch import record_batch
 from .recorded_calls import KeyOrigins, RecordedCall
-from .recorded_slots import record_batch, record_slots, returns_immutable_pages
+from .recorded_slots import record_slots, returns_immutable_pages
 from .states import digest, page_views, read_state
-from .values import page_ids, plain, result
+from .values import page_ids, plain
 from .writer import LogWriter
 
 __all__ = ["Recorded", "record"]
@@ -156,7 +158,8 @@ class Recorded:
         call = own["_kvproof_properties"].get(attribute)
         if call is not None and not callable(value):
             writer = own["_kvproof_writer"]
-            writer.note(own["_kvproof_number"], attribute, {}, result(call.result, value, writer.keys), None)
+            told = outcome_text(call.result, value, writer.keys)
+            writer.note(f'["call",{own["_kvproof_number"]},{text_of(attribute)},{{}},{told}]')
         return value
 
     def __setattr__(self, attribute: str, value: Any) -> None:

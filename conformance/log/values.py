@@ -1,16 +1,16 @@
 """Arguments and results as a log has them: plain JSON, pages by their ids, keys by numbers."""
 
-import marshal
 import zlib
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvproof.spec.declarations import CacheCounters
 
-__all__ = ["KeyNumbers", "kind_of", "page_ids", "plain", "result", "same", "snapshot"]
+__all__ = ["KeyNumbers", "kind_of", "new_pages", "page_ids", "plain", "refused_places", "result", "same"]
 
 _REFUSALS = (TypeError, ValueError, IndexError)
 _WHOLE = 64
@@ -39,19 +39,6 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth < _DEEPEST and isinstance(value, dict):
         return {str(name): plain(entry, depth + 1) for name, entry in value.items()}
     return {"type": type(value).__name__}
-
-
-def snapshot(value: Any) -> Any:
-    """`plain` for arguments of calls that are made in each step: lists of numbers are copied as a whole."""
-    kind = type(value)
-    if kind is int or kind is bool or value is None:
-        return value
-    if kind is list or kind is tuple:
-        try:
-            return marshal.loads(marshal.dumps(value))
-        except ValueError:  # something that is no number of Python's
-            return plain(value)
-    return plain(value)
 
 
 def page_ids(pages: Any) -> Any:
@@ -146,10 +133,34 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
 
 def _batch(batch: Any) -> list[Any]:
     """Who got no slots, and for each group who got how many pages, and which."""
+    groups = [[places.tolist(), counts, pages.tolist()] for places, counts, pages in new_pages(batch)]
+    return [refused_places(batch), groups]
+
+
+def refused_places(batch: Any) -> list[int]:
+    """The places in a batch of the requests that got no slots."""
     granted = np.asarray(batch.granted, bool)
-    groups: list[Any] = []
-    for pages, offsets in zip(batch.page_ids, batch.offsets, strict=True):
-        counts = offsets[1:] - offsets[:-1]
-        places = counts.nonzero()[0]
-        groups.append([places.tolist(), same(counts[places].tolist()), pages.tolist()])
-    return [(~granted).nonzero()[0].tolist() if b"\0" in granted.tobytes() else [], groups]
+    return (~granted).nonzero()[0].tolist() if b"\0" in granted.tobytes() else []
+
+
+def new_pages(batch: Any) -> list[tuple[NDArray[np.int32], list[int] | int, NDArray[np.int32]]]:
+    """For each group the places of the requests that got pages, how many each or the one number of all, and which."""
+    groups: list[tuple[NDArray[np.int32], list[int] | int, NDArray[np.int32]]] = []
+    offsets: Any = None
+    for group, pages in enumerate(batch.page_ids):
+        if not len(pages):
+            groups.append((_NOBODY, [], _NOBODY))
+            continue
+        if hasattr(batch, "places"):  # which says at once what offsets tell
+            places, counts = batch.places[group], batch.counts[group]
+        else:
+            offsets = batch.offsets if offsets is None else offsets
+            counts = offsets[group][1:] - offsets[group][:-1]
+            places = counts.nonzero()[0]
+            counts = counts[places]
+        each = 1 if len(places) == len(pages) else same(counts.tolist())
+        groups.append((places.astype(np.int32), each, np.asarray(pages, np.int32)))
+    return groups
+
+
+_NOBODY = np.zeros(0, np.int32)
