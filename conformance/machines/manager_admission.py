@@ -63,6 +63,14 @@ class Admission(Endings):
         if earlier is not None:
             self.cases[name].earlier = [*earlier.earlier, (earlier.tokens, earlier.request.extra_keys)]
 
+    def impossible_counts(self, name: str) -> list[int]:
+        """Computed tokens that a live request can't have: never given slots, fallen, or of a state rolled back."""
+        case = self.cases[name]
+        counts = [self.max_model_len + 1, case.slots + 1, *([case.least - 1] if case.least else [])]
+        if self.world.has_states and case.given > case.request.num_computed_tokens:
+            counts += [case.given - 1] * 2  # MAN-13
+        return counts
+
     def admitted(self, data: Drawing) -> str:
         """Admits a waiting request, or one that comes just now; returns its id."""
         waiting = self.names_of(live=False)

@@ -83,10 +83,7 @@ class ManagerFaults(Admission):
         name = self.some_live(data)
         case = self.cases[name]
         computed = case.request.num_computed_tokens
-        gaps: list[Any] = [self.max_model_len + 1, case.slots + 1, *([case.least - 1] if case.least else [])]
-        if self.world.has_states and case.given > computed:
-            gaps += [case.given - 1] * 2  # a state that would be rolled back (MAN-13)
-        wrong = likely(data, [*gaps, "another object"], [-1, *NO_INTS[:2]])
+        wrong = likely(data, [*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
         if wrong == "another object":
             stranger = Request(name, case.tokens, case.request.extra_keys)
             self.call(
