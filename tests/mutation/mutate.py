@@ -68,6 +68,7 @@ class Part(NamedTuple):
 PARTS = (
     Part("snapshot restore document", "snapshots secrets", "snapshot"),
     Part("follower event cache_log cached_map", "events pool manager hybrid", "follower pool_events prefixes"),
+    Part("open_pages update view layout ragged quantizer metadata", "sizing cache views", "cache_update cache_view"),
     Part("shard partition", "shards", "shards"),
     Part("batch step", "batch state hybrid events", "batched_step"),
     Part("table slots row", "table multi_table batch", "page_table"),
