@@ -112,17 +112,16 @@ class KnownRequests:
         running = "true" if self._runs else "false"
         return f'{{"r":{known.number},"computed":{computed},"known":{length},"running":{running}}}'
 
-    def numbers_of(self, requests: Iterable[Any]) -> list[int]:
+    def numbers_of(self, requests: list[Any]) -> list[int]:
         """The numbers of requests."""
-        known, gone = self._known, self._gone
-        numbers = []
-        for request in requests:
-            key = id(request)
-            own = known.get(key) or self._enter(request)
-            if gone and key in gone:
-                del gone[key]
-            numbers.append(own.number)
-        return numbers
+        keys, known = list(map(id, requests)), self._known
+        if self._gone:
+            for key in self._gone.keys() & set(keys):
+                del self._gone[key]
+        try:
+            return [known[key].number for key in keys]
+        except KeyError:  # some are new
+            return [(known.get(id(request)) or self._enter(request)).number for request in requests]
 
     def running(self) -> list[int]:
         """The numbers of the requests that say that they are running."""
