@@ -20,8 +20,9 @@ from typing import Any
 
 import jax
 
+from .implementation import Implementation
 from .manager_rows import bare_digests
-from .peers import IMPLEMENTATIONS, Implementation
+from .peers import IMPLEMENTATIONS
 from .rows import ROWS
 from .samples import Row, interleaved
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from .peers import IMPLEMENTATIONS, Implementation
+from .implementation import Implementation
+from .peers import IMPLEMENTATIONS
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.name)

@@ -32,16 +32,17 @@ class Panel(NamedTuple):
     curves: dict[str, Points]
 
 
-def drawn(panels: Sequence[Panel], columns: int = 2) -> str:
+def drawn(panels: Sequence[Panel], columns: int = 2, notes: Sequence[str] = ()) -> str:
     """The panels as one SVG picture, with one legend above.
 
     Args:
         panels: what to draw; every number is above 0.
         columns: panels side by side.
+        notes: lines of text, the first a title, which stand where a further panel would.
     """
     names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
-    width, height = columns * WIDTH, LEGEND + -(-len(panels) // columns) * HEIGHT
+    width, height = columns * WIDTH, LEGEND + -(-(len(panels) + bool(notes)) // columns) * HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="12" fill="{INK}">',
@@ -56,6 +57,9 @@ def drawn(panels: Sequence[Panel], columns: int = 2) -> str:
             f'<g transform="translate({place % columns * WIDTH} {LEGEND + place // columns * HEIGHT})">'
             f"{_panel(panel, colours)}</g>"
         )
+    left, top = len(panels) % columns * WIDTH + LEFT, LEGEND + len(panels) // columns * HEIGHT + TOP
+    for place, note in enumerate(notes):
+        parts.append(_text(left, top - 12 + 22 * place, note, weight="normal" if place else "bold"))
     return "\n".join([*parts, "</svg>", ""])
 
 

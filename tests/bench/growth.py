@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from .compare import OURS, installed, machine, on_a_cpu
 from .curves import Panel, Points, drawn
+from .implementation import Implementation
 from .manager_rows import decode_step, look_up
-from .peers import Implementation
 from .pool_rows import take_and_free_one
 from .samples import Sample, interleaved
 from .workloads import PAGE_SIZE, POOL, tokens
@@ -48,7 +48,7 @@ class Curve(NamedTuple):
 
 POOLS = (10_000, 100_000, 1_000_000, 10_000_000)
 RUNNING = (1, 4, 16, 64, 256, 1_024, 4_096, 8_192)
-CONTEXTS = (1_024, 4_096, 16_384, 65_536, 262_144, 1_048_576)
+CONTEXTS = (1_000, 4_000, 16_000, 64_000, 256_000, 1_000_000)
 FEW = 16
 """Requests that decode with long contexts: one of them is at a page's end in each step."""
 
@@ -75,14 +75,14 @@ CURVES = {
         f"Decode step of {FEW} requests",
         "tokens of each context",
         CONTEXTS,
-        262_144,
+        256_000,
         lambda of, context: decode_step(FEW, num_pages=_context_pages(context, FEW), context=context)(of),
     ),
     "context: look-up": Curve(
         "Look up a cached prompt, keys included",
         "tokens of the prompt",
         CONTEXTS,
-        1_048_576,
+        1_000_000,
         lambda of, context: look_up(
             with_keys=True, length=context + 1, num_pages=max(POOL, _context_pages(context, 2))
         )(of),
@@ -156,14 +156,16 @@ def memory(implementation: Implementation) -> dict[str, float]:
     }
 
 
-def picture(curves: dict[str, dict[str, list[list[float]]]]) -> str:
-    """The curves as one SVG picture."""
+def picture(curves: dict[str, dict[str, list[list[float]]]], counts: dict[str, dict[str, float]]) -> str:
+    """The curves as one SVG picture, bytes as text beside them."""
     panels = []
     for name, points in curves.items():
         curve = CURVES[name]
         lines: dict[str, Points] = {whose: [(x, y) for x, y in line] for whose, line in points.items() if line}
         panels.append(Panel(curve.title, curve.across, "microseconds", lines))
-    return drawn(panels, columns=3)
+    kinds = list(dict.fromkeys(kind for own in counts.values() for kind in own))
+    notes = [f"{kind}: " + ", ".join(f"{whose} {own[kind]:.3g}" for whose, own in counts.items()) for kind in kinds]
+    return drawn(panels, columns=3, notes=["Bytes of a", *notes] if notes else [])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.svg is not None:
-        options.svg.write_text(picture(figures["microseconds"]))
+        options.svg.write_text(picture(figures["microseconds"], figures["bytes"]))
     for name, points in figures["microseconds"].items():
         for whose, line in points.items():
             print(f"{name}, {whose}: " + ", ".join(f"{size:,.0f}: {cost:,.2f}" for size, cost in line))

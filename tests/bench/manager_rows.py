@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .peers import Batch, Implementation, Manager
+from .implementation import Batch, Implementation, Manager
 from .samples import Row, Sample
 from .workloads import PAGE_SIZE, POOL, tokens
 

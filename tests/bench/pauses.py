@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compare import installed, machine
-from .peers import Implementation
+from .implementation import Implementation
 from .workloads import tokens
 
 __all__ = ["main", "measure"]

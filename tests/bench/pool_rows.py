@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .peers import Implementation, Pool
+from .implementation import Implementation, Pool
 from .samples import Row, Sample
 from .workloads import PAGE_SIZE, POOL, tokens
 

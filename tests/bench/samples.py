@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from .peers import Implementation
+from .implementation import Implementation
 
 __all__ = ["Row", "Sample", "Times", "interleaved"]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from .implementation import Implementation
 from .manager_rows import bare_digests
-from .peers import Implementation
 from .rows import ROWS
 from .samples import Row, Sample
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kvproof.conformance.synthetic import synthetic_trace
 from kvproof.conformance.traces import TraceRequest, prompt_tokens, read_trace
 
-from .peers import Implementation
+from .implementation import Implementation
 from .samples import Row, Sample
 
 __all__ = ["TRACE_ROWS", "TRACE_VARIABLE", "Served", "missing_trace", "serve"]
