@@ -47,8 +47,8 @@ class FreeLog:
         self._log: NDArray[np.int64] = np.zeros(self._capacity, np.int64)
         # scalars are read and written through buffers that share memory with the arrays: half of numpy's price
         self.log_cell = self._log.data
-        self.position_cell = array("q", bytes(8 * num_pages))
-        self._position: NDArray[np.int64] = np.frombuffer(self.position_cell, np.int64)
+        self.position_cell = array("i", bytes(4 * num_pages))
+        self._position: NDArray[np.int32] = np.frombuffer(self.position_cell, np.int32)
         self.num_free = num_pages - 1
         self._head = self._front_room
         self._tail = self._head + self.num_free
@@ -104,11 +104,11 @@ class FreeLog:
         self._position[pages] = self._places(len(pages))
         self.put_noted(pages)
 
-    def _places(self, count: int) -> NDArray[np.int64]:
+    def _places(self, count: int) -> NDArray[np.int32]:
         """The places of so many pages behind the last, room made for them."""
         if self._tail + count > self._capacity:
             self._pack()
-        return np.arange(self._tail, self._tail + count)
+        return np.arange(self._tail, self._tail + count, dtype=np.int32)
 
     def note_places(self, pages: NDArray[np.int64]) -> bool:
         """Notes the places that pages which are not free would get behind the last. O(pages) amortised.
@@ -140,7 +140,7 @@ class FreeLog:
 
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Takes distinct free pages out, wherever they stand. O(pages)."""
-        self._log[self._position[pages]] = 0
+        self._log[self._position[pages].astype(np.int64)] = 0  # numpy goes by an int32 at half the speed
         self.num_free -= len(pages)
 
     def remove_one(self, page: int) -> None:

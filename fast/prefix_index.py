@@ -10,6 +10,10 @@ aside, in the order in which they were cached, and move up when the first goes (
 Pages that different extra keys touch lie in different runs (HASH-2): a run carries the encoding of its extra
 keys, and the key by which a parent finds it begins with that encoding.
 
+A *lone page*, a leaf of one page without extra keys, has no run of its own: its id stands among the children of the
+run above it, under its tokens, which are the only object that it costs (beside a run of one page a quarter of the
+time to forget, and half of the bytes). It gets a run when a page comes behind it or beside it.
+
 Costs: a look-up takes one dict step and one comparison a run, publishing on a leaf O(pages), evicting a run's
 tail O(pages), anything else O(pages of the run).
 """
@@ -25,7 +29,7 @@ from .runs import Run, RunTree, common_pages
 
 __all__ = ["PrefixIndex"]
 
-_GONE = RunTree(-1, 1).root
+_GONE = RunTree(-1, 1, 0).root
 """What stands in the list of runs under a number that no run has."""
 
 
@@ -38,7 +42,8 @@ class PrefixIndex:
         num_pages: pages of the pool.
 
     Attributes:
-        run_cell: the number of the run in which each page stands, 0 if it is not cached; scalar access.
+        run_cell: the number of the run in which each page stands, or below which it stands alone; 0 if it is not
+            cached; scalar access.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -46,6 +51,8 @@ class PrefixIndex:
         self._run_of: NDArray[np.uint32] = np.frombuffer(self.run_cell, np.uint32)
         self._depth_cell = array("I", bytes(4 * num_pages))
         self._depth_of: NDArray[np.uint32] = np.frombuffer(self._depth_cell, np.uint32)
+        self._lone: dict[int, bytes] = {}
+        """What each lone page is found by."""
         self._runs: list[Run] = [_GONE]
         self._spare: list[int] = []
         self._trees: dict[tuple[int, int], RunTree] = {}
@@ -54,7 +61,8 @@ class PrefixIndex:
         """The tree of one group's pages of one size."""
         tree = self._trees.get((group_id, page_size))
         if tree is None:
-            tree = self._trees[group_id, page_size] = RunTree(group_id, page_size)
+            tree = self._trees[group_id, page_size] = RunTree(group_id, page_size, len(self._runs))
+            self._runs.append(tree.root)
         return tree
 
     # -- Finding ----------------------------------------------------------------------------------
@@ -79,8 +87,11 @@ class PrefixIndex:
             `i64[n]`, with n at most ``limit``; from place n on nothing is cached.
         """
         found = array("i")
-        for run, count in self._walk(tree, tokens, segments, limit):
+        runs, lone = self._walk(tree, tokens, segments, limit)
+        for run, count in runs:
             found += run.pages if count == len(run.pages) else run.pages[:count]
+        if lone:
+            found.append(lone)
         return np.frombuffer(found, np.int32).astype(np.int64) if found else np.empty(0, np.int64)
 
     def holds(
@@ -88,17 +99,25 @@ class PrefixIndex:
     ) -> NDArray[np.bool_]:
         """Whether each of ``pages`` holds the request's page at its place in the list, `bool[len(pages)]` (MAN-2)."""
         expected = np.zeros(len(pages), np.uint32)
-        for run, count in self._walk(tree, tokens, segments, len(pages)):
-            expected[run.start : run.start + count] = run.number
+        runs, lone = self._walk(tree, tokens, segments, len(pages))
+        end = 0
+        for run, count in runs:
+            end = run.start + count
+            expected[run.start : end] = run.number
         good: NDArray[np.bool_] = (
             (expected != 0) & (self._run_of[pages] == expected) & (self._depth_of[pages] == np.arange(len(pages)))
         )
+        if lone:
+            good[end] = pages[end] == lone
         return good
 
     def _walk(
         self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int
-    ) -> list[tuple[Run, int]]:
-        """The runs along a request's tokens, each with how many of its pages agree; holes are walked over."""
+    ) -> tuple[list[tuple[Run, int]], int]:
+        """The runs along a request's tokens, each with how many of its pages agree; holes are walked over.
+
+        Behind them the lone page that ends the walk; 0 if none does.
+        """
         found: list[tuple[Run, int]] = []
         size = tree.page_bytes
         children = tree.root.children
@@ -107,11 +126,14 @@ class PrefixIndex:
             end = min(last, limit)
             while depth < end:
                 if children is None:
-                    return found
+                    return found, 0
                 offset = depth * size
                 child = children.get(extra + tokens[offset : offset + size])
                 if child is None:
-                    return found
+                    return found, 0
+                if type(child) is int:
+                    return found, child
+                assert isinstance(child, Run)
                 length = len(child.pages)
                 if depth + length <= end and tokens.startswith(child.tokens, offset):
                     found.append((child, length))
@@ -119,10 +141,10 @@ class PrefixIndex:
                     count = common_pages(child, 0, tokens, offset, min(length, end - depth))
                     found.append((child, count))
                     if count < length:
-                        return found
+                        return found, 0
                 children = child.children
                 depth += length
-        return found
+        return found, 0
 
     # -- Publishing -------------------------------------------------------------------------------
 
@@ -145,7 +167,7 @@ class PrefixIndex:
             start: the place of the first of them in the request.
             after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
         """
-        run = self._runs[self.run_cell[after]] if after else tree.root
+        run = self._run_at(after) if after else tree.root
         size = tree.page_bytes
         depth = start
         end = start + len(pages)
@@ -169,10 +191,15 @@ class PrefixIndex:
                 if depth < end and depth < run.start + len(run.pages):
                     run = self._split(run, depth - run.start)
                 continue
-            child = run.children.get(extra + tokens[offset : offset + size]) if run.children else None
+            key = extra + tokens[offset : offset + size]
+            child = run.children.get(key) if run.children else None
             if child is not None:
-                run = child
+                run = child if isinstance(child, Run) else self._run_at(child)
                 continue
+            is_leaf = run.children is None and run.parent is not None and run.extra == extra
+            if depth + 1 == end and not extra and not is_leaf:
+                self._add_lone(run, int(pages[depth - start]), key)
+                return
             new_tokens = tokens[offset : (stop - start) * size]
             new_pages = pages[depth - start : stop - start]
             run = self._lengthen(run, depth, new_tokens, new_pages, segments[place])
@@ -203,6 +230,29 @@ class PrefixIndex:
             pages, places = pages[held], places[held]
         self._run_of[pages] = run.number
         self._depth_of[pages] = places
+        return run
+
+    def _add_lone(self, parent: Run, page: int, key: bytes) -> None:
+        if parent.children is None:
+            parent.children = {}
+        parent.children[key] = page
+        self._lone[page] = key
+        self.run_cell[page] = parent.number
+        self._depth_cell[page] = parent.start + len(parent.pages)
+
+    def _lone_run(self, page: int) -> Run:
+        """A lone page as a run that stands nowhere, for those who look or are about to put it there."""
+        parent, key = self._runs[self.run_cell[page]], self._lone[page]
+        return Run(parent.tree, -page, parent, key, b"", None, self._depth_cell[page], key, array("i", (page,)))
+
+    def _run_at(self, page: int) -> Run:
+        """The run in which a cached page stands; a lone one gets its own."""
+        if page not in self._lone:
+            return self._runs[self.run_cell[page]]
+        run = self._lone_run(page)
+        del self._lone[page]
+        self._number(run)
+        self.run_cell[page] = run.number
         return run
 
     def publish_next(self, page: int, after: int, depth: int, tokens: bytes, extra: bytes) -> bool:
@@ -258,16 +308,23 @@ class PrefixIndex:
         extra_keys: tuple[object, ...] | None,
     ) -> Run:
         size = parent.tree.page_bytes
-        number = self._spare.pop() if self._spare else len(self._runs)
-        run = Run(parent.tree, number, parent, extra + bytes(tokens[:size]), extra, extra_keys, start, tokens, pages)
-        if number == len(self._runs):
-            self._runs.append(run)
+        run = Run(parent.tree, 0, parent, extra + bytes(tokens[:size]), extra, extra_keys, start, tokens, pages)
+        self._number(run)
+        return run
+
+    def _number(self, run: Run) -> None:
+        """Puts a run into the list of runs, and among the children of its parent."""
+        if self._spare:
+            run.number = self._spare.pop()
+            self._runs[run.number] = run
         else:
-            self._runs[number] = run
+            run.number = len(self._runs)
+            self._runs.append(run)
+        parent = run.parent
+        assert parent is not None
         if parent.children is None:
             parent.children = {}
         parent.children[run.key] = run
-        return run
 
     def _split(self, run: Run, inner: int) -> Run:
         """Cuts a run before its page ``inner``, which is not its first: the pages before go to a new run above it."""
@@ -305,6 +362,10 @@ class PrefixIndex:
         cell = self.run_cell
         run = self._runs[cell[page]]
         cell[page] = 0
+        key = self._lone.pop(page, None) if self._lone else None
+        if key is not None:
+            self._remove_child(run, key)
+            return
         pages = run.pages
         if run.children is not None or run.duplicates is not None or run.holes or pages[-1] != page:
             self._evict_page(run, page)
@@ -324,8 +385,8 @@ class PrefixIndex:
             return 0
         depths = self._depth_of[pages]
         self._run_of[pages] = 0
-        number_of, depth_of = numbers.data, depths.data
-        runs, end = self._runs, len(pages)
+        number_of, depth_of, page_of = numbers.data, depths.data, pages.data
+        runs, lone, end = self._runs, self._lone, len(pages)
         start = 0
         while start < end:
             number = number_of[start]
@@ -333,6 +394,11 @@ class PrefixIndex:
                 start += 1
                 continue
             run = runs[number]
+            key = lone.pop(page_of[start], None) if lone else None
+            if key is not None:
+                self._remove_child(run, key)
+                start += 1
+                continue
             length = len(run.pages)
             count = 1
             low = depth_of[start]
@@ -352,6 +418,10 @@ class PrefixIndex:
         return num_cached
 
     def _evict_page(self, run: Run, page: int) -> None:
+        key = self._lone.pop(page, None)
+        if key is not None:  # below pages of the run that go as well
+            self._remove_child(run, key)
+            return
         depth = self._depth_cell[page]
         place = depth - run.start
         if run.duplicates and depth in run.duplicates:
@@ -387,23 +457,29 @@ class PrefixIndex:
     def _remove_leaf(self, run: Run) -> None:
         parent = run.parent
         assert parent is not None
-        children = parent.children
-        assert children is not None
-        del children[run.key]
         self._runs[run.number] = _GONE
         self._spare.append(run.number)
+        self._remove_child(parent, run.key)
+
+    def _remove_child(self, parent: Run, key: bytes) -> None:
+        children = parent.children
+        assert children is not None
+        del children[key]
         if not children:
             parent.children = None
             if parent.holes:
                 self._trim(parent)
 
     def reset(self) -> None:
-        """Forgets every page. O(pages), in one fill."""
+        """Forgets every page. O(pages), in one fill, and O(runs and lone pages): none is left to the collector."""
         self._run_of.fill(0)
-        self._runs = [_GONE]
+        self._lone.clear()
+        for run in self._runs:
+            run.children = None  # a run and those below it name each other
         self._spare = []
-        for tree in self._trees.values():
-            tree.root.children = None
+        self._runs = [_GONE, *(tree.root for tree in self._trees.values())]
+        for number, run in enumerate(self._runs):
+            run.number = number
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -418,6 +494,8 @@ class PrefixIndex:
         if not number:
             return None
         run = self._runs[number]
+        if page in self._lone:
+            return self._lone_run(page), 0
         return run, self._depth_cell[page] - run.start
 
     def places(self) -> Iterator[tuple[Run, int, list[int]]]:
@@ -426,10 +504,14 @@ class PrefixIndex:
             waiting = [tree.root]
             while waiting:
                 run = waiting.pop()
-                waiting.extend((run.children or {}).values())
                 for place, page in enumerate(run.pages):
                     if page:
                         yield run, place, [page, *(run.duplicates or {}).get(run.start + place, ())]
+                for child in (run.children or {}).values():
+                    if isinstance(child, Run):
+                        waiting.append(child)
+                    else:
+                        yield self._lone_run(child), 0, [child]
 
     def check(self) -> None:
         """Verifies that runs, pages and places agree; O(pages and tokens).
@@ -439,19 +521,28 @@ class PrefixIndex:
         """
         seen: dict[int, tuple[int, int]] = {}
         numbers: list[int] = []
+        lone: dict[int, bytes] = {}
         for tree in self._trees.values():
             waiting = [tree.root]
             while waiting:
                 run = waiting.pop()
                 run.check()
-                waiting.extend((run.children or {}).values())
-                if run.parent is not None:
-                    numbers.append(run.number)
-                    assert self._runs[run.number] is run, f"POOL-7: number of {run}"
+                numbers.append(run.number)
+                assert self._runs[run.number] is run, f"POOL-7: number of {run}"
+                for key, child in (run.children or {}).items():
+                    if isinstance(child, Run):
+                        waiting.append(child)
+                        continue
+                    assert child not in seen, f"POOL-8: page {child} stands twice"
+                    lone[child] = key
+                    seen[child] = (run.number, run.start + len(run.pages))
+        noted = sorted(self._lone)
+        assert lone == self._lone, f"POOL-7: lone pages {sorted(lone)}, noted {noted}, or their keys differ"
         for run, place, pages in self.places():
             for page in pages:
-                assert page not in seen, f"POOL-8: page {page} stands twice"
-                seen[page] = (run.number, run.start + place)
+                if page not in lone:
+                    assert page not in seen, f"POOL-8: page {page} stands twice"
+                    seen[page] = (run.number, run.start + place)
         assert len(self._runs) == 1 + len(numbers) + len(self._spare), f"runs {len(self._runs)}, spare {self._spare}"
         for page in range(len(self.run_cell)):
             number = self.run_cell[page]

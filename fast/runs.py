@@ -13,7 +13,7 @@ class Run:
 
     Attributes:
         tree: the tree it belongs to.
-        number: its place in the index's list of runs; 0 for a root.
+        number: its place in the index's list of runs; a lone page, looked at as a run, has its id with a minus.
         parent: the run before; None for a root.
         key: what the parent finds it by: its extra keys' encoding and its first page's token bytes.
         extra: the encoding of the extra keys that touch each of its pages.
@@ -21,7 +21,7 @@ class Run:
         start: the place of its first page in a request.
         tokens: its pages' token bytes; those of a run of one page may be its key.
         pages: its pages' ids, 0 where one was evicted.
-        children: the runs after it, by key; None if there are none.
+        children: what comes after it, by key, a run or the id of a lone page; None if there is nothing.
         holes: how many of ``pages`` are 0.
         duplicates: by place in a request, the further pages of the same content in the order cached.
         digests: the digests of its first pages, as far as they were asked for; None before.
@@ -64,7 +64,7 @@ class Run:
         self.start = start
         self.tokens = tokens
         self.pages = pages
-        self.children: dict[bytes, Run] | None = None
+        self.children: dict[bytes, Run | int] | None = None
         self.holes = 0
         self.duplicates: dict[int, list[int]] | None = None
         self.digests: list[bytes] | None = None
@@ -112,6 +112,9 @@ class Run:
         assert len(self.digests or ()) <= len(self.pages), state
         assert self.children is None or self.children, state
         for key, child in (self.children or {}).items():
+            if isinstance(child, int):
+                assert len(key) == page_bytes, state
+                continue
             assert child.parent is self, state
             assert child.key == key == child.extra + bytes(child.tokens[:page_bytes]), state
             assert child.start == self.start + len(self.pages), state
@@ -130,14 +133,15 @@ class RunTree:
     Args:
         group_id: the group.
         page_size: tokens in a page.
+        number: that of the root.
     """
 
     __slots__ = ("group_id", "page_bytes", "root")
 
-    def __init__(self, group_id: int, page_size: int) -> None:
+    def __init__(self, group_id: int, page_size: int, number: int) -> None:
         self.group_id = group_id
         self.page_bytes = 4 * page_size
-        self.root = Run(self, 0, None, b"", b"", None, 0, bytearray(), array("i"))
+        self.root = Run(self, number, None, b"", b"", None, 0, bytearray(), array("i"))
 
 
 def common_pages(run: Run, inner: int, tokens: bytes, offset: int, most: int) -> int:

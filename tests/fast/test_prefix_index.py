@@ -37,6 +37,10 @@ SITUATIONS = (
     "hole",
     "hole filled again",
     "hole walked over",
+    "hit on a lone page",
+    "lone page",
+    "lone page evicted",
+    "lone page given a run",
     "no quick way",
     "null page published over",
     "publishing behind a cached page",
@@ -100,13 +104,16 @@ class World:
     # -- Steps ------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        before = self._shape()
+        before, lone = self._shape(), self._lone()
         [self.publish, self.publish, self.evict, self.evict_one, self.look, self.look][self.source.randrange(6)]()
         if self.source.random() < 0.01:
             self.index.reset()
             self.model.clear()
             self.happened["reset"] += 1
         self._note(before)
+        self.happened["lone page"] += len(self._lone() - lone) > 0
+        self.happened["lone page given a run"] += any(self.index.run_cell[page] for page in lone - self._lone())
+        self.happened["lone page evicted"] += any(not self.index.run_cell[page] for page in lone - self._lone())
         self.verify()
 
     def publish(self) -> None:
@@ -188,6 +195,7 @@ class World:
         data = token_bytes("tokens", values)
         assert self.index.match(tree, data, segments, limit).tolist() == hits, "MAN-1"
         self.happened["hit"] += bool(hits)
+        self.happened["hit on a lone page"] += bool(hits) and hits[-1] in self._lone()
         self.happened["hit behind a split"] += self._runs_of(hits) > 1
         self.happened["hole walked over"] += any(prefix in self.model for prefix in prefixes[len(hits) : limit])
         asked = [
@@ -204,6 +212,9 @@ class World:
         return len({self.index.run_cell[page] for page in pages})
 
     # -- What is said and what happened -----------------------------------------------------------
+
+    def _lone(self) -> set[int]:
+        return set(self.index._lone)
 
     def verify(self) -> None:
         """The index says what the model says, and agrees with itself."""
@@ -222,7 +233,7 @@ class World:
                 waiting = [self.index.tree(group, size).root]
                 while waiting:
                     run = waiting.pop()
-                    waiting += (run.children or {}).values()
+                    waiting += [child for child in (run.children or {}).values() if isinstance(child, Run)]
                     if run.parent is not None:
                         yield run
 
@@ -301,7 +312,7 @@ class Damaged(NamedTuple):
 
 
 def _world_to_damage() -> Damaged:
-    """A run of three pages with a hole and a duplicate, and two runs below it, the second with two pages."""
+    """A run of three pages with a hole and a duplicate, two runs of two pages below it, and page 8, which is alone."""
     index = PrefixIndex(16)
     tree = index.tree(0, 1)
     plain: tuple[ExtraSegment, ...] = tuple(extra_segments((), 1))
@@ -309,8 +320,9 @@ def _world_to_damage() -> Damaged:
     def publish(values: list[int], pages: list[int]) -> None:
         index.publish(tree, token_bytes("tokens", values), plain, np.array(pages))
 
-    publish([0, 0, 0, 1], [1, 2, 3, 4])
+    publish([0, 0, 0, 1, 1], [1, 2, 3, 4, 10])
     publish([0, 0, 0, 0, 0], [5, 0, 0, 6, 7])
+    publish([0, 0, 0, 2], [0, 0, 0, 8])
     index.evict(np.array([2]))
     upper, left, right = (index.place(page) for page in (1, 4, 6))
     assert upper
@@ -323,7 +335,7 @@ def _world_to_damage() -> Damaged:
 DAMAGES: dict[str, Callable[[Damaged], object]] = {
     "tokens too long": lambda at: setattr(at.left, "tokens", at.left.tokens + bytes(4)),
     "tokens changed": lambda at: setattr(at.right, "tokens", b"\x09" + at.right.tokens[1:]),
-    "a page swapped": lambda at: at.left.pages.__setitem__(0, 8),
+    "a page swapped": lambda at: at.left.pages.__setitem__(0, 11),
     "a page twice in a run": lambda at: at.right.pages.__setitem__(1, 6),
     "a page in two runs": lambda at: at.left.pages.__setitem__(0, 6),
     "holes miscounted": lambda at: setattr(at.upper, "holes", 0),
@@ -343,9 +355,25 @@ DAMAGES: dict[str, Callable[[Damaged], object]] = {
     "a run cell of nobody": lambda at: at.tree.run_cell.__setitem__(9, at.left.number),
     "a run cell cleared": lambda at: at.tree.run_cell.__setitem__(4, 0),
     "another run's cell": lambda at: at.tree.run_cell.__setitem__(4, at.right.number),
+    "a lone page's key lost": lambda at: at.tree._lone.pop(8),
+    "another key of a lone page": lambda at: at.tree._lone.__setitem__(8, b"1234"),
+    "a lone page in a run": lambda at: at.tree._lone.__setitem__(4, b"1234"),
+    "another page alone": lambda at: _children(at.upper).__setitem__(_lone_key(at), 9),
+    "a lone page elsewhere": lambda at: _children(at.left).__setitem__(_lone_key(at), 8),
+    "a lone page twice": lambda at: _children(at.upper).__setitem__(b"1234", 8),
+    "another depth of a lone page": lambda at: at.tree._depth_cell.__setitem__(8, 2),
     "another depth": lambda at: at.tree._depth_cell.__setitem__(4, 2),
     "a spare number too many": lambda at: at.tree._spare.append(1),
 }
+
+
+def _lone_key(at: Damaged) -> bytes:
+    return at.tree._lone[8]
+
+
+def _children(run: Run) -> dict[bytes, Run | int]:
+    run.children = run.children or {}
+    return run.children
 
 
 def _hole_at_end(index: PrefixIndex, run: Run) -> None:
