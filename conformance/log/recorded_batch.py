@@ -1,4 +1,4 @@
-"""`allocate_slots_batch`, which an engine calls once a step, recorded for 15 % of the step."""
+"""`allocate_slots_batch`, which an engine calls once a step: its arrays are recorded as arrays, not by request."""
 
 import functools
 from collections.abc import Callable
