@@ -24,6 +24,8 @@ NAMES = ("a", "b")
 _Shown = tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]
 """What a state of a manager is: its pages, its live requests, and those that went or wait."""
 
+_Ordered = tuple[_Shown, _Shown, list[int], list[str]]
+
 
 @dataclass(frozen=True)
 class ManagerShape:
@@ -84,7 +86,13 @@ class ManagerWorld(ManagerLooks):
         shown, other, _, _ = self._ordered()
         return min(shown, other)
 
-    def _ordered(self) -> tuple[_Shown, _Shown, list[int], list[str]]:
+    def _ordered(self) -> _Ordered:
+        """See `_put_in_order`; it is done once in each state."""
+        self._order = self._order or self._put_in_order()
+        found: _Ordered = self._order
+        return found
+
+    def _put_in_order(self) -> _Ordered:
         """What this state is, what it were if the two tokens changed places, and its pages and requests in order.
 
         The pages stand in an order that no name changes; so do the requests: live ones as they were admitted, others

@@ -17,6 +17,8 @@ __all__ = ["PoolShape", "PoolWorld"]
 _What = tuple[int, int, int, tuple[int, ...], int]
 """What a page is: its place in the queue or -1, how often it is held; the group, text and rank of its hash."""
 
+_Ordered = tuple[bool, list[tuple[_What, int]]]
+
 _COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
 _HASHES = ("hashed pages", "cached map")
 
@@ -71,7 +73,13 @@ class PoolWorld(SmallWorld, PoolMachine):
         """See the class."""
         return tuple(what for what, _ in self._ordered()[1])
 
-    def _ordered(self) -> tuple[bool, list[tuple[_What, int]]]:
+    def _ordered(self) -> _Ordered:
+        """See `_put_in_order`; it is done once in each state."""
+        self._order = self._order or self._put_in_order()
+        found: _Ordered = self._order
+        return found
+
+    def _put_in_order(self) -> _Ordered:
         """Whether the two tokens change places, and what each page is, with its id, in an order that no name changes.
 
         Pages that are alike in all stand next to each other, in any order.

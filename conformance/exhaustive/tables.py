@@ -85,11 +85,13 @@ class TableWorld(SmallWorld, TableMachine):
         return repr(self.counts), min(self._shown())
 
     def _shown(self) -> tuple[str, str]:
-        """The rows, and what they were if the two ids changed places."""
-        rows = repr(
-            [(table.get_cpu_tensor().tolist(), table.get_device_tensor().tolist()) for table in self.spec.tables]
-        )
-        return rows, rows.translate(_EXCHANGED) if len(self.shape.page_ids) > 1 else rows
+        """The rows, and what they were if the two ids changed places; read once in each state."""
+        if self._order is None:
+            tables = self.spec.tables
+            rows = repr([(table.get_cpu_tensor().tolist(), table.get_device_tensor().tolist()) for table in tables])
+            self._order = rows, rows.translate(_EXCHANGED) if len(self.shape.page_ids) > 1 else rows
+        found: tuple[str, str] = self._order
+        return found
 
     def _page_ids(self) -> tuple[int, ...]:
         """The ids that rows name, in an order that renaming changes as it changes the rows."""

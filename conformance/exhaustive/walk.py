@@ -109,13 +109,15 @@ class Walk:
         try:
             self._begin()
             while self._waiting and not self._is_over():
-                self.walked.distance = min(self._waiting)
-                nodes = self._waiting.pop(self.walked.distance)
+                distance = min(self._waiting)
+                nodes = [node for node in self._waiting.pop(distance) if node.distance == distance]
+                if nodes:  # else all of them were found to be nearer
+                    self.walked.distance = distance
                 for place, node in enumerate(nodes):
                     if self._is_over():
-                        self._waiting[self.walked.distance] = nodes[place:]
+                        self._waiting[distance] = nodes[place:]
                         break
-                    if not node.left and node.distance == self.walked.distance:
+                    if not node.left:
                         self._leave(node)
             self.walked.closed = not self._waiting
         except EnoughError:  # a call did not return, or the session's time for shorter counterexamples is over

@@ -31,6 +31,7 @@ class SmallWorld(Machine):
     def __init__(self) -> None:
         super().__init__()
         self._care = COMPARING
+        self._order: Any = None  # what a world worked out of this state, kept until the next way
 
     # -- What a world says of itself ---------------------------------------------------------------------
 
@@ -72,7 +73,7 @@ class SmallWorld(Machine):
             care: how much is compared: everything; what calls return, but not the state behind them; or nothing, where
                 all was compared before.
         """
-        self._care = care
+        self._care, self._order = care, None
         method = steps_of(type(self))[way.name].method
         drawn = dict(zip(_parameters(method), way.arguments, strict=True))
         if care is not PASSING_OVER:

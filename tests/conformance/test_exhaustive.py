@@ -141,6 +141,14 @@ def test_a_closed_walk_found_every_state_there_is() -> None:
     assert Walk(walked, few.session, 10_000).run().states == pools_but_for_names(3) == 144
 
 
+def test_a_closed_walk_through_tables_found_every_state_there_is() -> None:
+    """Each row names one of 3 lists on the host and one on the device; the ids of all may change places."""
+    walked = Walk(Tables, bound(Tables).session, 10_000).run()
+    assert walked.closed
+    assert walked.states == (3**4 + 1) // 2
+    assert not walked.behind + walked.undecided
+
+
 def test_names_are_apart() -> None:
     names = [world.name for world in (*SMALLEST, *WORLDS)]
     assert len(set(names)) == len(names)
