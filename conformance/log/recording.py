@@ -36,10 +36,12 @@ def record(
     What comes back has the object's interface: a manager's ``page_pool`` is recorded too, and so are the tables of
     groups; what is reached by other ways (a coordinator, setters of page views) is not. It is a context manager;
     ``close()``, the end of its block and the end of the process write the log to its end, a killed process loses the
-    last 4,096 calls at most. What it costs, writing included, of the same calls of the fast backend (CPU time, on a busy
-    machine): a single decode call 60 %, about a microsecond; a batched step of 256 or 1,024 requests 30 to 40 %, with the
-    tables' commit under 30 %; the four calls for a new prompt of 1,024 tokens 70 %, of 8,192 tokens 95 %, as every token
-    is mapped and written once.
+    last 4,096 calls at most.
+
+    What it costs, writing included, as a share of the same calls of the fast backend (CPU time, on a busy machine): a
+    single decode call 60 %, which is about a microsecond; a batched step of 256 or 1,024 requests 30 to 40 %, with the
+    tables' commit just under 30 %; the four calls for a new prompt of 1,024 tokens 70 %, of 8,192 tokens 95 %, as every
+    token is mapped and written once.
 
     Args:
         thing: a fresh ``CacheManager``, ``PagePool``, ``PageTable`` or ``MultiGroupPageTable`` of any package.
