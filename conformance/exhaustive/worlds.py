@@ -138,6 +138,6 @@ WORLDS: tuple[type[SmallWorld], ...] = (
 
 Closed are the pools of 2, 3 and 4 pages (12, 144 and 1,548 states, as combinatorics has it) and the table of 2 x 3
 (25,313: what of 15 lists each of two rows names on the host and on the device, up to an exchange of the ids). The
-others are cut; in three times the minutes the pool of 5 pages is closed, too (16,440). The table, which takes longest,
+others are cut; in four times the minutes the pool of 5 pages is closed, too (16,440). The table, which takes longest,
 begins while there is enough left to do beside it.
 """
