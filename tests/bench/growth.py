@@ -168,10 +168,18 @@ def picture(curves: dict[str, dict[str, list[list[float]]]], counts: dict[str, d
     return drawn(panels, columns=3, notes=["Bytes of a", *notes] if notes else [])
 
 
+def write(figures: dict[str, Any], path: Path | None) -> None:
+    """Writes what is known by now."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, or reads what was measured, and draws; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.growth", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="curves whose names begin so, separated by commas: pool,context")
+    parser.add_argument(
+        "--only", default="", help="what to measure, separated by commas: pool, running, context, memory"
+    )
     parser.add_argument("--without", default="", help="implementations to leave out, separated by commas")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to time each size (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -184,17 +192,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         on_a_cpu()
         implementations = installed(options.without.split(","))
         wanted = tuple(options.only.split(","))
-        figures = {
-            "machine": machine(),
-            "microseconds": {
-                name: measured(curve, implementations, options.seconds)
-                for name, curve in CURVES.items()
-                if name.startswith(wanted)
-            },
-            "bytes": {found.name: memory(found) for found in implementations if "memory".startswith(wanted)},
-        }
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        figures = {"machine": machine(), "microseconds": {}, "bytes": {}}
+        for name, curve in CURVES.items():
+            if name.startswith(wanted):
+                figures["microseconds"][name] = measured(curve, implementations, options.seconds)
+                write(figures, options.json)
+        for found in implementations:
+            if "memory".startswith(wanted):
+                print(f"memory of {found.name}", file=sys.stderr, flush=True)
+                figures["bytes"][found.name] = memory(found)
+                write(figures, options.json)
     if options.svg is not None:
         options.svg.write_text(picture(figures["microseconds"], figures["bytes"]))
     for name, points in figures["microseconds"].items():
