@@ -67,7 +67,7 @@ class PageTable(HostRows):
         """Makes the first rows of the device equal to the host's; the other rows keep what they have (TAB-4).
 
         Sends the entries that changed since they were last sent, and nothing where none did (TAB-5). Does not
-        wait for the device. O(num_reqs + entries sent).
+        wait for the device. O(num_reqs + entries sent); where few rows changed, O(those + entries sent).
 
         Args:
             num_reqs: how many rows, from 0 to ``max_num_reqs``.
@@ -77,10 +77,10 @@ class PageTable(HostRows):
             IndexError: there are not so many rows (TAB-2).
         """
         num = index("num_reqs", num_reqs, self.max_num_reqs + 1, "TAB-2")
-        cells = self.dirty_cells(num)
+        cells = self._lag.dirty_cells(num)
         if cells is not None:
-            self._device = write_cells(self._device, *cells, self._sharding)
-            self.mark_sent(num)
+            self._device = write_cells(self._device, cells, self._sharding)
+        self._lag.mark_sent(num)
 
     def clear(self) -> None:
         """Empties every row, on the host and on the device at once (TAB-6). O(entries of the table).
@@ -145,7 +145,8 @@ class PageTable(HostRows):
         device = np.array(self._device)
         width = self.max_num_pages_per_req
         columns = np.arange(width)[None, :]
-        counts, synced, device_counts = self._counts[:, None], self._synced[:, None], self._device_counts[:, None]
+        lag = self._lag
+        counts, synced, device_counts = self._counts[:, None], lag.synced[:, None], lag.device_counts[:, None]
         may_differ = (columns >= synced) & (columns < np.maximum(counts, device_counts))
         if device.shape != self._host.shape or device.dtype != np.int32:
             self._broken("TAB-1", f"the device table is {device.dtype}{list(device.shape)}", device)
@@ -159,13 +160,16 @@ class PageTable(HostRows):
             self._broken("TAB-4", "the device has an entry past what was sent", device)
         if ((device != self._host) & ~may_differ).any():
             self._broken("TAB-4", "host and device differ in an entry that no commit would send", device)
+        lacking = set(np.flatnonzero(may_differ[: lag.num_known].any(axis=1)).tolist())
+        if not lacking <= lag.changed:
+            self._broken("TAB-4", f"rows {sorted(lacking - lag.changed)} lack entries and count as unchanged", device)
 
     def _broken(self, clause: str, what: str, device: NDArray[np.int32]) -> NoReturn:
         lines = [f"{what} [{clause}]"]
         for row_idx in range(self.max_num_reqs):
             lines.append(
-                f"row {row_idx}: count {self._counts[row_idx]}, synced {self._synced[row_idx]}, "
-                f"device count {self._device_counts[row_idx]}, host {self._host[row_idx].tolist()}, "
+                f"row {row_idx}: count {self._counts[row_idx]}, synced {self._lag.synced[row_idx]}, "
+                f"device count {self._lag.device_counts[row_idx]}, host {self._host[row_idx].tolist()}, "
                 f"device {device[row_idx].tolist()}"
             )
         raise AssertionError("\n".join(lines))

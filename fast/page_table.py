@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from numpy.typing import NDArray
 
 from .arguments import id_array, index, integer, listed, materialised, refusal
 from .group_table import PageTable
+from .table_lag import FEW
 from .table_rows import Ids
 
 __all__ = ["MultiGroupPageTable", "PageTable", "cdiv"]
+
+_SEQUENCES = frozenset((list, tuple))
 
 
 def cdiv(a: int, b: int) -> int:
@@ -96,7 +100,9 @@ class MultiGroupPageTable:
             ValueError: a table has no room, or there are not as many lists as rows or groups (TAB-2).
         """
         by_group = self._by_group("page_ids_per_req", page_ids_per_req)
-        rows = id_array("req_indices", req_indices, self.page_tables[0].max_num_reqs, "TAB-2")
+        rows: Ids = req_indices
+        if not (type(rows) is list and len(rows) <= FEW):  # else each table reads them faster by itself
+            rows = id_array("req_indices", rows, self.page_tables[0].max_num_reqs, "TAB-2")
         batches = [table.read_batch(lists, rows) for table, lists in zip(self.page_tables, by_group, strict=True)]
         for table, batch in zip(self.page_tables, batches, strict=True):
             table.write_batch(batch)
@@ -161,10 +167,10 @@ class MultiGroupPageTable:
         num_groups = len(self.page_tables)
         if isinstance(requests, np.ndarray) and requests.ndim == 3 and requests.shape[1] == num_groups:
             return [requests[:, group] for group in range(num_groups)]
-        given = listed(name, requests)
-        if set(map(type, given)) == {list} and set(map(len, given)) == {num_groups}:
+        given = materialised(name, requests)
+        if type(given) is list and _SEQUENCES.issuperset(map(type, given)) and set(map(len, given)) == {num_groups}:
             columns = list(map(list, zip(*given, strict=True)))
-            if all(set(map(type, column)) <= {list, tuple} for column in columns):
+            if _SEQUENCES.issuperset(map(type, chain.from_iterable(columns))):
                 return columns
         groups = [self._groups(name, lists) for lists in given]
         return [[lists[group] for lists in groups] for group in range(num_groups)]

@@ -1,9 +1,7 @@
-"""The host's half of a page table: its rows, and which of their entries the device does not have yet.
+"""The host's half of a page table: its rows.
 
-The rows are one numpy array, so that a batch is appended, and a commit gathered, in a few array operations
-whatever the number of rows. What a commit has to send is told by two numbers for each row rather than noted by
-every call: how many leading entries the device has already, and how many entries of the device's row may differ
-from 0. Appending, by far the most frequent change, touches neither.
+They are one numpy array, so that a batch is appended in a few array operations whatever the number of rows; a few
+appends, as in most steps, are written one by one. Which entries the device lacks is the business of `DeviceLag`.
 """
 
 from collections.abc import Iterable
@@ -13,30 +11,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import id_array, id_lists, index, integer, refusal
+from .table_lag import FEW, DeviceLag
 
-__all__ = ["DirtyCells", "HostRows", "Ids", "PageBatch"]
+__all__ = ["FewAppends", "HostRows", "Ids", "PageBatch"]
 
 Ids = Iterable[int] | NDArray[np.integer[Any]]
 """Numbers of pages or rows: any iterable of ints; an integer array is read fastest, then a list."""
 
 _PAGE_IDS = 2**31
 
+# One byte of a mask. Whether a mask of some hundred entries has it is told in a tenth of the time of `mask.any()`.
+_TRUE = b"\x01"
+
 
 class PageBatch(NamedTuple):
     """A batch of appends that was read and fits: what `HostRows.write_batch` does."""
 
     rows: NDArray[np.int64]  # i64[m]
-    ends: NDArray[np.int64]  # i64[m]: the row's count after the append
+    ends: NDArray[np.integer[Any]]  # [m]: the row's count after the append
     cells: NDArray[np.int64]  # i64[n]: row times width plus column
-    values: NDArray[np.int64]  # i64[n]: the pages
+    values: NDArray[np.integer[Any]]  # [n]: the pages
 
 
-class DirtyCells(NamedTuple):
-    """Entries that a commit sends, row by row and column by column; no entry stands there twice."""
+class FewAppends(NamedTuple):
+    """A `PageBatch` of few rows, none of them twice."""
 
-    rows: NDArray[np.int64]  # i64[n]
-    columns: NDArray[np.int64]  # i64[n]
-    values: NDArray[np.int32]  # i32[n]
+    rows: list[int]
+    ends: list[int]
+    cells: list[int]
+    values: list[int]
 
 
 class HostRows:
@@ -56,9 +59,9 @@ class HostRows:
         self._host = np.zeros((self.max_num_reqs, self.max_num_pages_per_req), np.int32)
         self._cells = self._host.reshape(-1)  # the same memory: one index array instead of two
         self._counts = np.zeros(self.max_num_reqs, np.int32)
-        # An entry of a row that differs on the device stands in [synced, max(counts, device_counts)).
-        self._synced = np.zeros(self.max_num_reqs, np.int32)
-        self._device_counts = np.zeros(self.max_num_reqs, np.int32)
+        self._lag = DeviceLag(self._host, self._counts)
+        # The same memory once more: one entry is read and written in half the time that it takes through numpy.
+        self._cell, self._count = self._cells.data, self._counts.data
         self._host_view = self._host.view()
         self._host_view.flags.writeable = False
         self._counts_view = self._counts.view()
@@ -105,6 +108,7 @@ class HostRows:
         self._fit(end, row_idx)
         self._host[row_idx, start:end] = pages
         self._counts[row_idx] = end
+        self._lag.appended([row_idx])
         self.cpu_version += 1
 
     def append_rows_batch(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], req_indices: Ids) -> None:
@@ -123,11 +127,17 @@ class HostRows:
         """
         self.write_batch(self.read_batch(page_ids, req_indices))
 
-    def read_batch(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], req_indices: Ids) -> PageBatch:
+    def read_batch(
+        self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], req_indices: Ids
+    ) -> PageBatch | FewAppends:
         """Reads a batch of appends and refuses it unless all of it fits (R1, TAB-2). Changes nothing.
 
         Arguments, errors and complexity are those of `append_rows_batch`.
         """
+        if type(req_indices) is list and len(req_indices) <= FEW and type(page_ids) is list:
+            batch = self._read_few(page_ids, req_indices)
+            if batch is not None:
+                return batch
         rows = id_array("req_indices", req_indices, self.max_num_reqs, "TAB-2")
         values, lengths, num_lists = id_lists("page_ids", page_ids, _PAGE_IDS)
         if len(rows) != num_lists:
@@ -135,10 +145,10 @@ class HostRows:
         if not num_lists:
             return PageBatch(rows, rows, values, values)
         starts = self._counts[rows].astype(np.int64)
-        if num_lists > 1 and not np.logical_and.reduce(rows[1:] > rows[:-1]):
+        if _TRUE in (rows[1:] <= rows[:-1]).tobytes():
             starts += _earlier_in_batch(rows, np.broadcast_to(lengths, num_lists))
         ends = starts + lengths
-        if np.maximum.reduce(ends) > self.max_num_pages_per_req:
+        if _TRUE in (ends > self.max_num_pages_per_req).tobytes():
             first = int(np.argmax(ends > self.max_num_pages_per_req))
             self._fit(int(ends[first]), int(rows[first]))
         cells = rows * self.max_num_pages_per_req + starts
@@ -148,10 +158,23 @@ class HostRows:
             cells = (cells[:, None] + np.arange(lengths)).reshape(-1)
         return PageBatch(rows, ends, cells, values)
 
-    def write_batch(self, batch: PageBatch) -> None:
+    def write_batch(self, batch: PageBatch | FewAppends) -> None:
         """Does what `read_batch` read, provided that no other call changed the table in between. O(rows and pages)."""
-        self._cells[batch.cells] = batch.values
-        self._counts[batch.rows] = batch.ends  # of a row named twice the last end stays, which is the largest
+        if isinstance(batch, FewAppends):
+            for cell, page in zip(batch.cells, batch.values, strict=True):
+                self._cell[cell] = page
+            for row, end in zip(batch.rows, batch.ends, strict=True):
+                self._count[row] = end
+            self._lag.appended(batch.rows)
+        else:
+            # Cast first: numpy takes twice as long where it casts while it scatters. Of a row named twice the last end
+            # stays, which is the largest.
+            self._cells[batch.cells] = batch.values.astype(np.int32, copy=False)
+            self._counts[batch.rows] = batch.ends.astype(np.int32, copy=False)
+            if len(batch.rows) <= FEW:
+                self._lag.appended(batch.rows.tolist())
+            else:
+                self._lag.appended_to_many()
         self.cpu_version += len(batch.rows)
 
     def add_row(self, page_ids: Ids, row_idx: int) -> None:
@@ -182,7 +205,7 @@ class HostRows:
         row[:count] = pages
         row[count : self._counts[row_idx]] = 0  # TAB-1; empty if the row grew
         self._counts[row_idx] = count
-        self._synced[row_idx] = 0
+        self._lag.replaced(row_idx)
         self.cpu_version += 1
 
     def clear_row(self, row_idx: int) -> None:
@@ -219,36 +242,41 @@ class HostRows:
         longest = int(self._counts[both].max())
         self._host[both, :longest] = self._host[both[::-1], :longest]
         self._counts[both] = self._counts[both[::-1]]
-        self._synced[both] = 0
+        self._lag.replaced(src)
+        self._lag.replaced(tgt)
         self.cpu_version += 1
 
     def clear(self) -> None:
-        """Empties every row (TAB-6). O(entries of the table)."""
-        for figures in (self._host, self._counts, self._synced, self._device_counts):
-            figures[...] = 0
+        """Empties every row; the device's must be empty too (TAB-6). O(entries of the table)."""
+        self._host[...] = 0
+        self._counts[...] = 0
+        self._lag.clear()
         self.cpu_version += 1
 
-    # -- For the device ---------------------------------------------------------------------------
-
-    def dirty_cells(self, num_rows: int) -> DirtyCells | None:
-        """The entries of the first rows that the device lacks (TAB-5), or None. O(num_rows + entries)."""
-        synced = self._synced[:num_rows]
-        lengths = np.maximum(self._counts[:num_rows], self._device_counts[:num_rows]) - synced
-        rows = lengths.nonzero()[0]
-        if not rows.size:
-            return None
-        lengths, columns = lengths[rows], synced[rows].astype(np.int64)
-        if np.maximum.reduce(lengths) > 1:
-            rows = np.repeat(rows, lengths)
-            columns = np.repeat(columns + lengths - np.cumsum(lengths), lengths) + np.arange(len(rows))
-        return DirtyCells(rows, columns, self._cells[rows * self.max_num_pages_per_req + columns])
-
-    def mark_sent(self, num_rows: int) -> None:
-        """Notes that the device has the first rows as they are now. O(num_rows)."""
-        self._synced[:num_rows] = self._counts[:num_rows]
-        self._device_counts[:num_rows] = self._counts[:num_rows]
-
     # -- Inside -----------------------------------------------------------------------------------
+
+    def _read_few(self, lists: list[Any], rows: list[Any]) -> FewAppends | None:
+        """A batch of few appends, if it is plainly right: lists of ints that fit, each for a row of its own."""
+        if len(lists) != len(rows) or len(set(map(type, rows)) | {int}) > 1 or len(set(rows)) < len(rows):
+            return None
+        width = self.max_num_pages_per_req
+        ends: list[int] = []
+        cells: list[int] = []
+        values: list[int] = []
+        for pages, row in zip(lists, rows, strict=True):
+            if not 0 <= row < self.max_num_reqs or type(pages) is not list or len(pages) > FEW:
+                return None
+            for page in pages:
+                if type(page) is not int or not 0 <= page < _PAGE_IDS:
+                    return None
+            start = self._count[row]
+            end = start + len(pages)
+            if end > width:
+                return None
+            ends.append(end)
+            cells += range(row * width + start, row * width + end)
+            values += pages
+        return FewAppends(rows, ends, cells, values)
 
     def _fit(self, count: int, row_idx: int) -> None:
         if count > self.max_num_pages_per_req:

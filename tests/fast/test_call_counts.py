@@ -37,9 +37,9 @@ BOUNDS = {
     "e: look up 2,048 pages": (43, 506),
     "e2: look up, admit, free 2,048 pages": (185, 3408),
     "f: look up, admit, free 128 pages, 32 of them new": (252, 3686),
-    "g: 256 rows get a page each, arrays": (28, 351),
-    "g: 256 rows get a page each, nested lists": (40, 459),
-    "g: commit these 256 cells": (16, 308),
+    "g: 256 rows get a page each, arrays": (33, 393),
+    "g: 256 rows get a page each, nested lists": (46, 508),
+    "g: commit these 256 cells": (15, 304),
 }
 """Calls and instructions of each row."""
 
