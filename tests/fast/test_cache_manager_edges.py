@@ -174,6 +174,16 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         r"new_computed_pages: page 0 .*\[MAN-2\]",
     ),
+    "a null page where nothing is cached": (
+        lambda at: at.manager.allocate_slots(
+            PlainRequest("new", [1, 2, 9, 9, 9]),
+            1,
+            4,
+            at.package.CachePages([[at.manager.page_pool.pages[1], at.manager.page_pool.null_page]]),
+        ),
+        ValueError,
+        r"new_computed_pages: page 0 .*\[MAN-2\]",
+    ),
     "more hits than tokens": (
         lambda at: at.manager.allocate_slots(PlainRequest("new", [1]), 1, 2, at.found),
         ValueError,

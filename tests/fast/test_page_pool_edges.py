@@ -62,6 +62,11 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "cache a hashed one": (lambda at: _cache(at.pool, [3, 1]), ValueError, r"pages.*\[POOL-8\]"),
     "cache one twice": (lambda at: _cache(at.pool, [3, 3]), ValueError, r"pages.*\[POOL-8\]"),
     "cache too few tokens": (lambda at: _cache(at.pool, [3, 0, 0]), ValueError, r"num_full_pages=3.*\[HASH-3\]"),
+    "cache too few tokens for pages of 2": (
+        lambda at: _cache(at.pool, [3, 0], page_size=2),
+        ValueError,
+        r"num_full_pages=2.*\[HASH-3\]",
+    ),
     "cache too many": (lambda at: _cache(at.pool, [3], end=2), ValueError, r"num_full_pages=2.*\[R1\]"),
     "cache backwards": (lambda at: _cache(at.pool, [3], first=2), ValueError, r"num_cached_pages=2.*\[R1\]"),
     "cache pages of 0": (lambda at: _cache(at.pool, [3], page_size=0), ValueError, r"page_size=0.*\[R1\]"),
