@@ -49,8 +49,9 @@ class Twins:
         known = source.choice(list(self.live.values())).all_token_ids.tolist() if self.live else []
         tokens = [*known[: source.randint(0, MAX_LEN)], *(source.randint(0, 1) for _ in range(source.randint(1, 9)))]
         self.num_requests += 1
-        salted = (spec.CacheSalt("a"),) if source.random() < 0.2 else ()
-        request = fast.Request(f"r{self.num_requests}", tokens[:MAX_LEN], salted)
+        image = spec.MultimodalItem(b"image", source.randrange(MAX_LEN), source.randint(1, 4))
+        extra = source.choice([(), (), (), (spec.CacheSalt("a"),), (image,)])
+        request = fast.Request(f"r{self.num_requests}", tokens[:MAX_LEN], extra)
         outcomes = []
         new, delay = source.randint(1, MAX_LEN), source.random() < 0.2
         for manager in (self.batched, self.single):
