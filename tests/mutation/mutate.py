@@ -75,8 +75,16 @@ PARTS = (
     Part("pin prior eviction prefix_manager", "pins pool_pins snapshots shards", "pins_and_priorities prefixes"),
     Part("hash key", "hash manager pool secrets", "hashing"),
     Part("queue log", "queue pool pool_pins", "free_queue free_log page_pool"),
-    Part("pool pages index runs", "pool pool_pins hybrid events", "prefix_index page_pool page_pool_edges pool_events"),
-    Part("group coordinator hit demand states cop", "hybrid window chunk state mla batch", "groups states prefixes"),
+    Part(
+        "pool pages index runs",
+        "pool pool_pins hybrid events",
+        "check prefix_index page_pool page_pool_edges pool_events",
+    ),
+    Part(
+        "group coordinator hit demand states cop",
+        "manager hybrid window chunk state mla batch",
+        "groups states prefixes cache_manager_edges manager_check",
+    ),
     Part("", "manager hybrid window state batch pins", "cache_manager_edges manager_check groups cache_manager"),
 )
 
