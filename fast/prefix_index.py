@@ -383,9 +383,9 @@ class PrefixIndex:
         num_cached = int(np.count_nonzero(numbers))
         if not num_cached:
             return 0
-        depths = self._depth_of[pages]
         self._run_of[pages] = 0
-        number_of, depth_of, page_of = numbers.data, depths.data, pages.data
+        number_of, page_of = numbers.data, pages.data
+        backwards = pages[::-1].astype(np.int32).tobytes()
         runs, lone, end = self._runs, self._lone, len(pages)
         start = 0
         while start < end:
@@ -400,19 +400,23 @@ class PrefixIndex:
                 start += 1
                 continue
             length = len(run.pages)
-            count = 1
-            low = depth_of[start]
-            if length > 1:  # mostly the whole run, or as much of its end as there are pages
-                count = min(length, end - start)
-                own = numbers[start : start + count] == number
-                if np.count_nonzero(own) < count:
-                    count = int(own.argmin())
-                low = int(depths[start : start + count].min())
-            # as many distinct pages as there are places from the lowest on: exactly the run's tail
-            if run.children is None and run.duplicates is None and not run.holes and low == run.start + length - count:
+            count = min(length, end - start)
+            is_whole = run.children is None and run.duplicates is None and not run.holes
+            left = end - start
+            # mostly the whole run, or as much of its end as there are pages, the last one first
+            if is_whole and backwards[4 * (left - count) : 4 * left] == run.pages[-count:].tobytes():
+                self._cut_tail(run, count)
+                start += count
+                continue
+            own = numbers[start : start + count] == number
+            if np.count_nonzero(own) < count:
+                count = int(own.argmin())
+            some = pages[start : start + count]
+            # as many distinct pages as there are places from the lowest on: exactly the run's tail, in any order
+            if is_whole and int(self._depth_of[some].min()) == run.start + length - count:
                 self._cut_tail(run, count)
             else:
-                for page in pages[start : start + count].tolist():
+                for page in some.tolist():
                     self._evict_page(run, page)
             start += count
         return num_cached
