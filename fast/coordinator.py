@@ -167,17 +167,16 @@ class CacheCoordinator:
             return None
         found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
         bound = 0 if delay else min(promised, len(tokens) // 4)
-        publishings = [
-            publisher.read_group(
-                group,
-                own,
-                lambda start, stop: tokens[4 * start : 4 * stop],
-                (len(pages), int(pages[-1]) if len(pages) else 0, bound // group.rule.page_size),
-                (found, promised),
-            )
-            for group, own, pages in zip(self.groups, segments, hits, strict=True)
-            if publisher.publishes(group) and bound // group.rule.page_size > len(pages)
-        ]
+        publishings = []
+        for group, own, pages in zip(self.groups, segments, hits, strict=True):
+            first, end = len(pages), bound // group.rule.page_size
+            if end > first and publisher.publishes(group):
+                places = first, int(pages[-1]) if first else 0, end
+                publishings.append(
+                    publisher.read_group(
+                        group, own, lambda start, stop: tokens[4 * start : 4 * stop], places, (found, promised)
+                    )
+                )
         live = self.live
         slot = live.admit(request, segments)
         self.save_new_computed_pages(slot, hits)

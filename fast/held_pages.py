@@ -137,18 +137,21 @@ class HeldPages(CachedPages):
     def hold(self, pages: NDArray[np.int64]) -> None:
         """`PagePool.touch` for distinct pages that are held or cached. O(pages)."""
         counts = self._count_of[pages]
-        self._leave_queue(pages[counts == 0] if np.count_nonzero(counts) else pages)
+        num_held = np.count_nonzero(counts)
+        if num_held < len(pages):
+            self._leave_queue(pages[counts == 0] if num_held else pages)
         self._count_of[pages] = counts + 1
 
     def hold_mentioned(self, pages: NDArray[np.int64]) -> None:
         """`PagePool.touch` for pages that are held or cached, once per mention. O(pages), O(free log free)."""
-        self._leave_queue(np.unique(pages[self._count_of[pages] == 0]))
+        free = np.unique(pages[self._count_of[pages] == 0])
+        if len(free):
+            self._leave_queue(free)
         np.add.at(self._count_of, pages, 1)
 
     def _leave_queue(self, free: NDArray[np.int64]) -> None:
-        if len(free):
-            self._free.remove(free)
-            self._sampling.reused(free, self.clock)
+        self._free.remove(free)
+        self._sampling.reused(free, self.clock)
 
     # -- Taking back ------------------------------------------------------------------------------
 
