@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .implementation import Manager, OneByOne, Pool, Table, Tokens, append_output
 from .implementation import peer_module as _module
@@ -98,17 +99,16 @@ class EasyDel:
 
 
 class _Keys:
-    """The keys of requests, computed when first asked for: EasyDeL's pool takes them beside the request."""
+    """The keys of requests, as long as those live: EasyDeL's pool takes them beside the request."""
 
     def __init__(self, peer: EasyDel) -> None:
         self._peer = peer
-        self._known: dict[int, tuple[Any, Any]] = {}
+        self._known: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def of(self, request: Any) -> Any:
-        known = self._known.get(id(request))
-        if known is None:
-            known = self._known[id(request)] = request, self._peer.keys(request, PAGE_SIZE)()
-        return known[1]
+        if request not in self._known:
+            self._known[request] = self._peer.keys(request, PAGE_SIZE)()
+        return self._known[request]
 
 
 def _page_ids(pages: Sequence[Any]) -> list[int]:
