@@ -195,11 +195,11 @@ class CacheManager(PrefixManager):
         if promised > self.max_model_len:
             raise too_long(promised, self.max_model_len)
         slots = min(promised + lookahead, self.max_model_len)
-        new = coordinator.admit(request, tokens, segments, hits, promised, slots, delay)
-        if new is None:
+        pages = coordinator.admit(request, tokens, segments, hits, promised, slots, delay)
+        if pages is None:
             return None
         self._count_admission(request, len(tokens) // 4, found)
-        return coordinator.cache_pages_of(new)
+        return coordinator.cache_pages_of(pages)
 
     def _count_admission(self, request: EngineRequest, num_tokens: int, found: int) -> None:
         self._remember(request)

@@ -487,7 +487,7 @@ class PrefixIndex:
 
     # -- Looking ----------------------------------------------------------------------------------
 
-    def cached(self, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def cached(self, pages: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.bool_]:
         """Whether each of ``pages`` is cached, `bool[len(pages)]`."""
         flags: NDArray[np.bool_] = self._run_of[pages] != 0
         return flags
