@@ -103,11 +103,7 @@ class Engine:
             raise
         except Exception as error:
             raise DeviationError("CacheManager, MultiGroupPageTable", None, "both built", described(error)) from error
-        with self._library(None, "a first commit"):
-            # programs are compiled now, so that they don't count as time of the requests that happen to be first
-            self.tables.add_row([[1] for _ in sizes.groups], 0)
-            self.tables.commit(1)
-            self.tables.clear()
+        self._compile_commits(sizes)
         self.num_groups = len(sizes.groups)
         self._lookahead = LOOKAHEAD if sizes.use_eagle else 0
         self._copies_states = copies_states(sizes.groups)
@@ -198,6 +194,26 @@ class Engine:
         return losers
 
     # -- The tables -------------------------------------------------------------------------------
+
+    def _compile_commits(self, sizes: Sizes) -> None:
+        """Commits ever more pages, of one row and then of more rows, up to all that the tables hold; empties them.
+
+        So programs that commits of some sizes need are compiled now, and don't count as time of the requests that
+        happen to be the first to need them.
+        """
+        widths = [-(-sizes.max_model_len // page_size) for page_size in sizes.page_sizes]
+        longest = max(widths)
+        fills = [(1, 1 << power) for power in range((longest - 1).bit_length() + 1)]
+        fills += [
+            (min(1 << power, sizes.most_live), longest) for power in range(1, (sizes.most_live - 1).bit_length() + 1)
+        ]
+        with self._library(None, "a first commit"):
+            for num_rows, length in fills:
+                page_ids = [[1] * min(length, width) for width in widths]
+                for row in range(num_rows):
+                    self.tables.add_row(page_ids, row)
+                self.tables.commit(num_rows)
+            self.tables.clear()
 
     def fill_row(self, request: Request, row: int) -> None:
         """Enters all pages of a request in a row."""
