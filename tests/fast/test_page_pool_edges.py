@@ -330,3 +330,17 @@ def test_hash_1_a_pools_keys_are_the_requests_whenever_they_are_read(late: bool)
 
 def _own_keys(pool: Any, request: PlainRequest) -> list[Any]:
     return list(fast.hash_request_tokens(fast.sha256, 1, request, none_hash=pool.none_hash))
+
+
+@PACKAGES
+@pytest.mark.parametrize("count", [1, 2])
+def test_pool_5_the_list_that_a_call_returned_is_freed_as_it_is(package: ModuleType, count: int) -> None:
+    """POOL-2, POOL-5: an engine hands back the very list that it was given, which need not be read again."""
+    pool = package.PagePool(7, True, hash_seed=b"s")
+    taken = pool.get_new_pages(count)
+    pool.free_pages(taken)
+    assert [page.ref_cnt for page in taken] == [0] * count
+    assert pool.get_usage() == 0.0
+    with pytest.raises(ValueError, match=r"pages.*1.*\[POOL-5\]"):
+        pool.free_pages(taken)
+    pool.check()

@@ -317,6 +317,7 @@ DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "the null page free": (lambda s: s["free"].append(0), r"free must have integers in \[1, 16\) only"),
     "a page in a wrong place": (lambda s: s.update(priorities=[[s["free"][0], 1, None]]), "pages of a low priority"),
     "a content before its parent": (lambda s: s["contents"][0].__setitem__(0, 1), r"contents\[0\]\[0\] must be in"),
+    "a content before the root": (lambda s: s["contents"][0].__setitem__(0, -2), r"contents\[0\]\[0\] must be in"),
     "contents of two sizes": (lambda s: s["contents"][1].__setitem__(1, [3]), "as many tokens as the content before"),
     "a content of another size": (lambda s: s["contents"][2].__setitem__(1, [3]), "as long as a page of a group"),
     "a content twice": (lambda s: s["contents"].append(s["contents"][0]), "stands in the list already"),

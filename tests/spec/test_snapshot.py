@@ -297,6 +297,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a page free twice": (lambda s: s.update(free=[8, 8]), "free names a page twice"),
     "the null page free": (lambda s: s.update(free=[8, 0]), "free page is 0, which is out of range"),
     "a content before its parent": (lambda s: s["contents"][0].__setitem__(0, 1), r"contents\[0\] is 1, .* range"),
+    "a content before the root": (lambda s: s["contents"][0].__setitem__(0, -2), r"contents\[0\] is -2, .* range"),
     "contents of two sizes": (lambda s: s["contents"][1].__setitem__(1, [3]), "another number of tokens"),
     "a content of another size": (lambda s: s["contents"][2].__setitem__(1, [3]), "what group 0 can't cache"),
     "a token that no int32 holds": (lambda s: s["contents"][2].__setitem__(1, [3, 2**31]), "out of range"),
