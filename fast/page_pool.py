@@ -1,7 +1,7 @@
 """POOL, PIN: the pages, who holds them, which of them are free, and which can be found again by their content.
 
 State lies in arrays with one entry a page: the reference count, the place in the free order (`FreeLog`) and the
-place in the index of cached pages (`PrefixIndex`); 37 bytes a page in all. Calls read their pages as ids, refuse,
+place in the index of cached pages (`PrefixIndex`); 33 bytes a page in all. Calls read their pages as ids, refuse,
 and then change whole arrays; a call about one page takes a scalar path through the same structures.
 
 Pins and priorities cost those nothing who don't use them: while no page is pinned and freed pages go to the back,

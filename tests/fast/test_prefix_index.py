@@ -27,6 +27,7 @@ EXTRAS: list[Any] = [
     (MultimodalItem(b"a", 1, 1), MultimodalItem(b"b", 4, 2)),
 ]
 SITUATIONS = (
+    "bulk eviction from the front",
     "bulk eviction of a tail",
     "duplicate",
     "eviction in any order",
@@ -162,6 +163,9 @@ class World:
             _, _, pages = prefix = self.source.choice(list(cached.values()))
             path = [(*prefix[:2], pages[: end + 1]) for end in range(len(pages))]
             some = [self.model[part][0] for part in reversed(path) if part in self.model][: self.source.randrange(1, 5)]
+            if self.source.random() < 0.3:
+                some.reverse()
+                self.happened["bulk eviction from the front"] += len(some) > 1
             self.happened["bulk eviction of a tail"] += len(some) > 1
         else:
             self.happened["eviction in any order"] += len(some) > 1
