@@ -50,7 +50,7 @@ class Twins:
         tokens = [*known[: source.randint(0, MAX_LEN)], *(source.randint(0, 1) for _ in range(source.randint(1, 9)))]
         self.num_requests += 1
         image = spec.MultimodalItem(b"image", source.randrange(MAX_LEN), source.randint(1, 4))
-        extra = source.choice([(), (), (), (spec.CacheSalt("a"),), (image,)])
+        extra: tuple[spec.ExtraKey, ...] = source.choice([(), (), (), (spec.CacheSalt("a"),), (image,)])
         request = fast.Request(f"r{self.num_requests}", tokens[:MAX_LEN], extra)
         outcomes = []
         new, delay = source.randint(1, MAX_LEN), source.random() < 0.2
