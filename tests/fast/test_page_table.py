@@ -371,6 +371,29 @@ def test_the_host_never_shows_on_the_device_before_a_commit() -> None:
         assert (np.asarray(table.page_table) == np.arange(step, step + 512)[None, :]).all()
 
 
+def test_a_commit_waits_for_no_reader() -> None:
+    """TAB-4: a step that still reads the table sees it as it was; the commit has long returned."""
+
+    @jax.jit
+    def step(pages: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        weights = jax.lax.fori_loop(0, 30, lambda _, factor: factor @ factor / 640.0, weights)
+        return pages.sum() + (weights[0, 0] == 0).astype(np.int32), weights
+
+    table = fast.PageTable(8, 512, 16)
+    table.add_row([3] * 500, 1)
+    table.commit(8)
+    weights = jax.numpy.ones((640, 640), np.float32)
+    step(table.page_table, weights)[0].block_until_ready()
+    table.append_row([3], 1)
+    table.commit(8)  # of a size whose program is compiled now
+    total, done = step(table.page_table, weights)
+    table.append_row([4], 1)
+    table.commit(8)
+    assert not done.is_ready()
+    assert int(total) == 1503
+    table.check()
+
+
 def test_rows_not_committed_stay_dirty() -> None:
     """TAB-4: rows from n on keep what the device had, until a commit reaches them."""
     table = fast.PageTable(4, 4, 16)
