@@ -28,6 +28,7 @@ class CacheGroup:
 
     Attributes:
         rows: each request's pages, `i32[capacity, width]`, 0 past its list's end and for null pages.
+        row_cell: ``rows``, for scalar access.
         lengths: how long each list is, `i64[capacity]`.
         published: leading places that are published, `i64[capacity]` (MAN-3).
         given_back: leading places whose pages were given back or never had, `i64[capacity]` (MAN-8).
@@ -50,6 +51,7 @@ class CacheGroup:
         "num_pages",
         "num_published",
         "published",
+        "row_cell",
         "rows",
         "rule",
         "segments",
@@ -74,7 +76,7 @@ class CacheGroup:
         columns[:, :old] = self._columns
         rows = np.zeros((capacity, self._width), np.int32)
         rows[:old, : self.rows.shape[1]] = self.rows
-        self._columns, self.rows = columns, rows
+        self._columns, self.rows, self.row_cell = columns, rows, rows.data
         self.lengths, self.published, self.given_back, hits = columns
         self.num_pages, self.num_published, self.num_given_back = (
             self.lengths.data,
@@ -114,7 +116,7 @@ class CacheGroup:
     def add_page(self, slot: int, page: int, end: int) -> None:
         """`add_pages` for one page."""
         self.widen(end)
-        self.rows[slot, end - 1] = page
+        self.row_cell[slot, end - 1] = page
         self.num_pages[slot] = end
 
     def give_back(self, slot: int, first: int) -> NDArray[np.int64]:

@@ -56,15 +56,15 @@ class SmallStep(NamedTuple):
             The ids of each group's new pages.
         """
         live, pool = coordinator.live, coordinator.page_pool
-        take_one = pool.take_one
         new: list[list[int]] = [[] for _ in coordinator.groups]
+        take_one = pool.take_one
         for _, slot, group, held in self.takes:
             page = take_one()
             new[group.group_id].append(page)
             group.add_page(slot, page, held + 1)
         publish_next, sampling = pool.index.publish_next, pool.counter_sampling
         for group, slot, first, after, tokens, extra in self.fills:
-            page = int(group.rows[slot, first])
+            page = group.row_cell[slot, first]
             if not publish_next(page, after, first, tokens, extra):
                 coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, None))
             elif not page % sampling:
@@ -91,10 +91,10 @@ def read_small_step(
 
     Returns:
         What there is to do, or None if that is more than a page for any request, or pages are given back, don't
-        suffice, hold states or need keys.
+        suffice, hold states, need keys or may have lost them (MAN-4).
     """
     pool = coordinator.page_pool
-    if coordinator.gives_back or coordinator.has_states or pool.keeps_keys or pool.num_withdrawals:
+    if coordinator.gives_back or coordinator.has_states or pool.keeps_keys:
         return None
     takes: list[tuple[int, int, CacheGroup, int]] = []
     for place, (slot, slots) in enumerate(zip(*takers, strict=True)):
@@ -108,20 +108,21 @@ def read_small_step(
     if len(takes) > pool.get_num_free_pages():
         return None
     fills = []
+    num_withdrawals = coordinator.live.num_withdrawals
     for slot, promised in zip(*doers, strict=True):
         request = coordinator.live.requests[slot]
         assert request is not None, "a live slot has a request"
         tokens = request.all_token_ids
         if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or tokens.ndim != 1:
             return None
-        if not promised <= len(tokens) == request.num_tokens:
+        if not promised <= len(tokens) == request.num_tokens or num_withdrawals[slot] != pool.num_withdrawals:
             return None
         for group in coordinator.groups:
             first, size = group.num_published[slot], group.rule.page_size
             begin = first * size
             if promised - begin < size:
                 continue
-            after, segments = int(group.rows[slot, first - 1]), group.segments[slot]
+            after, segments = group.row_cell[slot, first - 1], group.segments[slot]
             if promised - begin >= 2 * size or not first or len(segments) > 1 or not pool.index.run_cell[after]:
                 return None
             fills.append((group, slot, first, after, tokens[begin : begin + size].tobytes(), segments[0].extra))
