@@ -38,6 +38,9 @@ class Pool(PoolFaults):
     def get_new_pages(self, data: Drawing) -> None:
         """Takes pages from the front, their hashes evicted; 0 gives an empty list."""
         count = 0 if rarely(data) and rarely(data) else whole(data, 1, min(self.spec.pool.get_num_free_pages(), 4))
+        if rarely(data):
+            self.take_and_free(count)
+            return
         self.call(
             f"pool.get_new_pages({count})",
             lambda side: side.pool.get_new_pages(count),
@@ -45,6 +48,17 @@ class Pool(PoolFaults):
             page_list,
             dict.fromkeys((*_COUNTS, *_HASHES), self.in_order())
             | {"not in the queue exactly while at 0": "POOL-2", "numbers of free pages": "POOL-2"},
+        )
+
+    def take_and_free(self, count: int) -> None:
+        """Pages come and go in the very list that the pool made of them."""
+        self.call(
+            f"pool.free_pages(pool.get_new_pages({count}))",
+            lambda side: side.pool.free_pages(side.pool.get_new_pages(count)),
+            "POOL-5",
+            charge=dict.fromkeys(_COUNTS, "POOL-5")
+            | dict.fromkeys(_HASHES, "POOL-3")
+            | {"free pages": "POOL-13" if self.unhashed_first else self.in_order()},
         )
 
     @step("POOL-6")
