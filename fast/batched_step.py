@@ -149,7 +149,7 @@ def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.
 def _read_ids(name: str, values: Ids, size: int, clause: str) -> tuple[NDArray[np.int64], bool]:
     """Reads the numbers of things of which ``size`` exist, and whether all differ. See `id_array`."""
     if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1 and values.size:
-        ids: NDArray[np.int64] = values
+        ids: NDArray[np.int64] = np.asarray(values, np.int64)
         ascending = np.count_nonzero(ids[1:] > ids[:-1]) == len(ids) - 1
         if ascending and ids.item(0) >= 0 and ids.item(-1) < size:  # then so are all between, and differ
             return ids, True
@@ -170,7 +170,7 @@ def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
         raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
     given: NDArray[np.int64]
     if type(computed) is np.ndarray and computed.dtype is _INT64 and computed.shape == requests.shape:
-        given = computed  # what is negative or too large is found below
+        given = np.asarray(computed, np.int64)  # what is negative or too large is found below
     else:
         given = np.asarray(_counts("num_computed_tokens", computed, num, 0), np.int64)
     promised: NDArray[np.int64] = given + _counts("num_new_tokens", new, num, 1)
