@@ -29,10 +29,6 @@ class Redaction:
     def __init__(self, key: bytes | None = None) -> None:
         self._key = secrets.token_bytes(32) if key is None else hashlib.sha256(key).digest()
 
-    def prepare(self) -> None:
-        """Makes the tables now (some 20 ms), not when the first token is mapped."""
-        self.token(0)
-
     @cached_property
     def _tables(self) -> NDArray[np.uint16]:
         drawn = hashlib.shake_256(b"tokens" + self._key).digest(_ROUNDS * _HALF * 2)

@@ -26,7 +26,16 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), default=plain, allow_nan=Fals
 
 def plain_text(value: Any) -> str:
     """A number, a text or a list of such things as JSON."""
-    return int.__repr__(value) if type(value) is int else encode(value)
+    return _whole_text(value) or encode(value)
+
+
+def _whole_text(value: Any) -> str | None:
+    """An integer or a list of them as JSON; None for all else."""
+    if type(value) is int:
+        return int.__repr__(value)
+    if type(value) is list and set(map(type, value)) == {int}:
+        return f"[{','.join(map(int.__repr__, value))}]"
+    return None
 
 
 def groups_text(pages: Any) -> str:
@@ -52,7 +61,7 @@ def outcome_text(kind: str, value: Any, keys: KeyNumbers) -> str:
         return groups_text(value)
     if kind == "batch":
         return f"[{listed(refused_places(value))},[{','.join(map(_new_pages, new_pages(value)))}]]"
-    return encode(result(kind, value, keys))
+    return (kind == "plain" and _whole_text(value)) or encode(result(kind, value, keys))
 
 
 def _new_pages(group: tuple[Any, Any, Any]) -> str:

@@ -16,7 +16,7 @@ from .call_texts import encode, plain_text, text_of
 from .columns import listed
 from .token_texts import TokenTexts
 
-__all__ = ["KnownRequests", "is_running"]
+__all__ = ["Known", "KnownRequests", "is_running"]
 
 _MOST_GONE = 256
 """So many requests that were freed are remembered, should the same object come back."""
@@ -26,7 +26,7 @@ _MOST_TOLD = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
+class Known:
     """A request that the log has defined.
 
     Attributes:
@@ -35,6 +35,7 @@ class _Known:
         tokens: those that the log has, copies of `i32` arrays, one behind another.
         length: how many they are.
         extra_keys: as the log has them.
+        is_gone: whether its end was told of, and nothing since.
     """
 
     number: int
@@ -42,6 +43,7 @@ class _Known:
     tokens: list[NDArray[np.int32]]
     length: int
     extra_keys: tuple[Any, ...]
+    is_gone: bool = False
 
 
 def is_running(request: Any) -> bool:
@@ -51,8 +53,7 @@ def is_running(request: Any) -> bool:
 
 def _tokens(request: Any, start: int = 0) -> NDArray[np.int32]:
     """A copy of a request's tokens from one of them on, `i32[n]`."""
-    given = request.all_token_ids
-    return np.array(given[start:] if start else given, np.int32)
+    return np.array(request.all_token_ids[start:], np.int32)  # a slice, as what is no list may be slow to read
 
 
 class KnownRequests:
@@ -67,19 +68,20 @@ class KnownRequests:
     Attributes:
         lines: definitions, in order, that must stand before the calls that were noted since the log was written.
         waiting: how many characters they have.
-        by_id: the requests by their ids, the last one of each.
+        known: what the log has of requests, by their identities.
+        by_id: the same of those that may hold pages, by the requests' ids, the last one of each.
     """
 
     def __init__(self, tokens: TokenTexts, redact_names: bool, salts: Redaction, write: Callable[[], None]) -> None:
         self._spelling, self._names, self._salts, self._write = tokens, redact_names, salts, write
-        self._known: dict[int, _Known] = {}
+        self.known: dict[int, Known] = {}
         self._gone: OrderedDict[int, None] = OrderedDict()
         self._number = 0
         self._status: Any = self  # the status that was seen last, and whether it is running
         self._runs = False
         self.lines: list[str] = []
         self.waiting = 0
-        self.by_id: dict[str, Any] = {}
+        self.by_id: dict[str, Known] = {}
 
     def text(self, text: str) -> str:
         """A request's id as the log has it."""
@@ -87,14 +89,15 @@ class KnownRequests:
 
     # -- As calls are made ------------------------------------------------------------------------
 
-    def told(self, request: Any, *, whole: bool) -> str:
+    def told(self, request: Any, *, whole: bool = False, ends: bool = False) -> str:
         """What a request says now, as it stands in a call.
 
         Args:
             request: what a call was given; ``{"type": name}`` stands for what is no request.
             whole: whether the call reads all of its tokens, not just those that are new.
+            ends: whether `forget` comes next.
         """
-        known = self._known.get(id(request))
+        known = self.known.get(id(request))
         try:
             if known is None:
                 known = self._enter(request)
@@ -103,8 +106,8 @@ class KnownRequests:
             length = int(request.num_tokens)
         except (AttributeError, TypeError, ValueError, OverflowError):
             return encode({"type": type(request).__name__})
-        if self._gone:
-            self._gone.pop(id(request), None)
+        if known.is_gone and not ends:
+            self._come_back(known)
         computed = plain_text(getattr(request, "num_computed_tokens", None))
         status = getattr(request, "status", None)
         if status is not self._status:
@@ -114,35 +117,50 @@ class KnownRequests:
 
     def numbers_of(self, requests: list[Any]) -> list[int]:
         """The numbers of requests."""
-        keys, known = list(map(id, requests)), self._known
+        keys, known = list(map(id, requests)), self.known
         if self._gone:
             for key in self._gone.keys() & set(keys):
-                del self._gone[key]
+                self._come_back(known[key])
         try:
             return [known[key].number for key in keys]
         except KeyError:  # some are new
             return [(known.get(id(request)) or self._enter(request)).number for request in requests]
 
     def running(self) -> list[int]:
-        """The numbers of the requests that say that they are running."""
-        return self.numbers_of([request for request in self.by_id.values() if is_running(request)])
+        """The numbers of the requests that say that they are running, of those that may hold pages (MAN-10)."""
+        held = self.by_id.values()
+        try:
+            statuses = [known.request.status for known in held]
+        except AttributeError:
+            return [known.number for known in held if is_running(known.request)]
+        kinds = dict(zip(map(id, statuses), held, strict=True))  # few: whether one is that of running requests costs
+        runs = {kind: is_running(known.request) for kind, known in kinds.items()}
+        return [known.number for known, status in zip(held, statuses, strict=True) if runs[id(status)]]
 
-    def forget(self, request: Any) -> None:
-        """Notes that a request's end was told of; a few of those are kept, should the same object come back."""
-        known = self._known.get(id(request))
+    def forget(self, request: Any, *, freed: bool) -> None:
+        """Notes that a request's end was told of; a few of those are kept, should the same object come back.
+
+        Args:
+            request: the request.
+            freed: whether it was freed, or else only its pages' keys.
+        """
+        known = self.known.get(id(request))
         if known is None:
             return
         self._grow([known])
+        known.is_gone = True
+        if freed and self.by_id.get(request.request_id) is known:
+            del self.by_id[request.request_id]
         self._gone[id(request)] = None
         if len(self._gone) > _MOST_GONE:
-            oldest = self._known.pop(self._gone.popitem(last=False)[0]).request
-            request_id = oldest.request_id
+            oldest = self.known.pop(self._gone.popitem(last=False)[0])
+            request_id = oldest.request.request_id
             if self.by_id.get(request_id) is oldest:
                 del self.by_id[request_id]
 
     def forget_all(self) -> None:
         """Lets go of all requests: nothing more will be told."""
-        self._known.clear()
+        self.known.clear()
         self._gone.clear()
         self.by_id.clear()
 
@@ -150,13 +168,13 @@ class KnownRequests:
 
     def take_lines(self) -> list[str]:
         """What is new about requests since this was asked last, tokens that came since then included."""
-        self._grow(self._known.values())
+        self._grow(self.known.values())
         lines, self.lines, self.waiting = self.lines, [], 0
         return lines
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _enter(self, request: Any) -> _Known:
+    def _enter(self, request: Any) -> Known:
         """Defines a request.
 
         Raises:
@@ -165,21 +183,26 @@ class KnownRequests:
         request_id, tokens = request.request_id, _tokens(request)
         name = text_of(self.text(request_id))
         keys = tuple(getattr(request, "extra_keys", None) or ())
-        known = _Known(self._number, request, [tokens], len(tokens), keys)
+        known = Known(self._number, request, [tokens], len(tokens), keys)
         wanted = getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None)
         rest = f"{self._extra_keys(keys)},{int(wanted) if isinstance(wanted, int) else 'null'}"
         self._add(f'["request",{known.number},{name},{self._spelling.text(tokens)},{rest}]')
-        self._known[id(request)] = known
-        self.by_id[request_id] = request
+        self.known[id(request)] = known
+        self.by_id[request_id] = known
         self._number += 1
         return known
 
-    def _compare(self, known: _Known) -> None:
+    def _come_back(self, known: Known) -> None:
+        known.is_gone = False
+        self.by_id[known.request.request_id] = known
+        del self._gone[id(known.request)]
+
+    def _compare(self, known: Known) -> None:
         """Tells a request's tokens anew where they are not those that the log has."""
         if len(known.tokens) > 1:
             known.tokens = [np.concatenate(known.tokens)]
         own = known.tokens[0].tobytes()
-        now = np.ascontiguousarray(known.request.all_token_ids, np.int32).tobytes()
+        now = np.ascontiguousarray(known.request.all_token_ids[:], np.int32).tobytes()
         if own == now or own[: len(now)] == now[: len(own)]:
             return
         self._write()  # what was noted so far is about the tokens that were
@@ -189,7 +212,7 @@ class KnownRequests:
         known.tokens, known.length = [tokens], len(tokens)
         self._tell([known.number], [start], [tokens[start:]])
 
-    def _grow(self, all_known: Iterable[_Known]) -> None:
+    def _grow(self, all_known: Iterable[Known]) -> None:
         """Tells tokens that came since a request's were told, and extra keys that changed."""
         numbers: list[int] = []
         starts: list[int] = []

@@ -8,10 +8,10 @@ import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends import Backend, load_backend
+from .argument_texts import materialised
 from .calls import CALLS, PROPERTIES, Call
 from .comparing import Difference, compare_answers, compare_states
 from .entries import Operation
-from .recorded_calls import materialised
 from .sides import Answer, Thing
 from .states import page_views, read_state
 from .translating import SpecificationArguments

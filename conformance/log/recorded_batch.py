@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .argument_texts import bare, materialised
 from .call_texts import outcome_text
 from .columns import as_column, encoded, listed
-from .recorded_calls import RecordedCall, bare, materialised
+from .recorded_calls import RecordedCall
 from .writer import LogWriter
 
 __all__ = ["record_batch"]
@@ -38,10 +39,9 @@ def record_batch(
         slot = slot_of(request_id)
         if writer.failure is not None:
             return slot
-        writer.end_run()
-        request = writer.requests.by_id.get(request_id)
-        if request is not None:
-            served.put(slot, request, writer.requests.numbers_of([request])[0])
+        known = writer.requests.by_id.get(request_id)
+        if known is not None:
+            served.put(slot, known.request, writer.requests.numbers_of([known.request])[0])
         return slot
 
     @functools.wraps(allocate)

@@ -1,18 +1,17 @@
 """Any method of a recorded object: its arguments are read, the call is made, what came of it is noted."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from .call_texts import encode, groups_text, outcome_text, plain_text, text_of
+from .argument_texts import READ_OFTEN, Shape, bare, materialised, shape_of, spellings
+from .call_texts import encode, outcome_text, text_of
 from .calls import Call
 from .columns import listed
-from .values import kind_of, page_ids
+from .values import kind_of
 from .writer import LogWriter
 
-__all__ = ["KeyOrigins", "RecordedCall", "bare", "materialised"]
+__all__ = ["KeyOrigins", "RecordedCall"]
 
 _TELLS_ALL = {"get_computed_pages", "pin_prefix", "set_prefix_priority", "cache_full_pages"}
 """The calls that read a request's tokens from the first on."""
@@ -20,17 +19,7 @@ _TELLS_ALL = {"get_computed_pages", "pin_prefix", "set_prefix_priority", "cache_
 _ENDS = {"free", "free_page_hashes"}
 """The calls behind which a request is rarely heard of."""
 
-_SIMPLE = {int, bool, list, tuple, str, type(None), np.ndarray}
-
-_READ_OFTEN = {int, bool, type(None), np.ndarray}
-
 _CACHING = ("request", "pages", "num_cached_pages", "num_full_pages", "page_size")
-
-
-def bare(value: Any) -> Any:
-    """An argument as the engine's own objects know it: not the recorded one."""
-    own = getattr(value, "__dict__", None)
-    return value if own is None else own.get("_kvproof_thing", value)
 
 
 class KeyOrigins:
@@ -58,6 +47,8 @@ def _digest(key: Any) -> Any:
 class RecordedCall:
     """A method that notes its calls.
 
+    What is to be known of a call's arguments is found out once for each `Shape` of call.
+
     Args:
         writer: the log.
         number: the object's number in it.
@@ -70,13 +61,14 @@ class RecordedCall:
     def __init__(
         self, writer: LogWriter, number: int, method: str, call: Call, act: Callable[..., Any], origins: KeyOrigins
     ) -> None:
-        self._writer, self._number, self._method, self._call = writer, number, method, call
-        self._act, self._origins = act, origins
-        self._names = list(call.arguments)
+        self._writer, self._call, self._act, self._origins = writer, call, act, origins
         self._head = f'["call",{number},{text_of(method)},{{'
-        self._is_plain = set(call.arguments.values()) <= {"plain"} and call.result in ("none", "plain")
-        self._takes_request = self._names[:1] == ["request"] and method != "get_num_common_prefix_pages"
-        self._tells_all = method in _TELLS_ALL
+        self._spelt = spellings(writer.requests, whole=method in _TELLS_ALL, ends=method in _ENDS)
+        self._shapes: dict[Any, Shape] = {}
+        self._lists_running = method == "get_num_common_prefix_pages"
+        self._names_key = "key" in call.arguments.values()
+        self._frees = method == "free"
+        self._learns = method == "cache_full_pages"
         self._ends = method in _ENDS
         functools.update_wrapper(self, act)
 
@@ -84,49 +76,27 @@ class RecordedCall:
         """Makes the call and notes it."""
         if self._writer.failure is not None:  # the log has ended
             return self._act(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
-        if not kwargs:
-            if self._takes_request and len(args) == 1:
-                return self._call_on(args[0])
-            if self._is_plain and _SIMPLE.issuperset(map(type, args)):
-                return self._call_plainly(args)
-        args = tuple(materialised(value) for value in args)
-        kwargs = {name: materialised(value) for name, value in kwargs.items()}
-        given = self._given(args, kwargs)
+        shape = self._shape(args, kwargs)
+        values: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
+        for place in shape.once:
+            if type(values[place]) not in READ_OFTEN:
+                values = [*values[:place], materialised(values[place]), *values[place + 1 :]]
+        given = self._given(shape, values)
+        if shape.wrapped:
+            values = [bare(value) if place in shape.wrapped else value for place, value in enumerate(values)]
         try:
-            value = self._act(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
+            if values is args:
+                value = self._act(*args)
+            else:
+                value = self._act(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         except Exception as error:
             self.note_error(given, error)
             raise
         self.note(given, value)
-        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        if self._method == "cache_full_pages":
-            self._origins.learn(*(named[name] for name in _CACHING))
+        if self._learns:
+            self._origins.learn(*(values[shape.places[name]] for name in _CACHING))
         if self._ends:
-            self._writer.requests.forget(named["request"])
-        return value
-
-    def _call_on(self, request: Any) -> Any:
-        """The same for a request and nothing else."""
-        given = f'"request":{self._writer.requests.told(request, whole=self._tells_all)}'
-        try:
-            value = self._act(request)
-        except Exception as error:
-            self.note_error(given, error)
-            raise
-        self.note(given, value)
-        if self._ends:
-            self._writer.requests.forget(request)
-        return value
-
-    def _call_plainly(self, args: tuple[Any, ...]) -> Any:
-        """The same for numbers and lists of them, as tables are called in each step."""
-        given = ",".join([f'"{name}":{plain_text(value)}' for name, value in zip(self._names, args, strict=False)])
-        try:
-            value = self._act(*args)
-        except Exception as error:
-            self.note_error(given, error)
-            raise
-        self.note(given, value)
+            self._writer.requests.forget(values[shape.places["request"]], freed=self._frees)
         return value
 
     def note(self, given: str, value: Any) -> None:
@@ -143,59 +113,30 @@ class RecordedCall:
             outcome = outcome_text(kind, value, self._writer.keys)
         self._writer.note(f"{self._head}{given}}},{outcome}]")
 
-    def refused(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> None:
+    def refused(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:
         """Notes a call that was made elsewhere and raised."""
-        self.note_error(self._given(args, kwargs), error)
+        self.note_error(self._given(self._shape(args, kwargs), (*args, *kwargs.values())), error)
 
     def note_error(self, given: str, error: Exception) -> None:
         """Notes a call that raised; see `note`."""
         self._writer.note(f"{self._head}{given}}},null,{text_of(kind_of(error))}]")
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _shape(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shape:
+        key = (len(args), *kwargs) if kwargs else len(args)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = shape_of(self._call.arguments, self._spelt, len(args), list(kwargs))
+        return shape
+
+    def _given(self, shape: Shape, values: Sequence[Any]) -> str:
         """The arguments as the log has them; those that are another package's own are its own affair."""
-        kinds = self._call.arguments
-        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        given = {name: self._argument(kinds[name], value) for name, value in named.items() if name in kinds}
-        requests = self._writer.requests
-        if self._method == "get_num_common_prefix_pages":
-            given["running"] = listed(requests.running())
-        if "key" in kinds.values():
-            origin = self._origins.of(named.get("page_hash"))
-            given["page_hash"] = encode({"key": None if origin is None else list(origin[1:])})
+        given = [before + spelt(values[place]) for place, before, spelt in shape.told]
+        if self._lists_running:
+            given.append(f'"running":{listed(self._writer.requests.running())}')
+        if self._names_key:
+            place = shape.places.get("page_hash")
+            origin = None if place is None else self._origins.of(values[place])
+            given.append(f'"page_hash":{encode({"key": None if origin is None else list(origin[1:])})}')
             if origin is not None:
-                given["origin"] = requests.told(origin[0], whole=self._tells_all)
-        return ",".join([f'"{name}":{text}' for name, text in given.items()])
-
-    def _argument(self, kind: str, value: Any) -> str:
-        """An argument as the log has it; of a request what it says now."""
-        requests = self._writer.requests
-        match kind:
-            case "request":
-                return requests.told(value, whole=self._tells_all)
-            case "id" if isinstance(value, str):
-                return text_of(requests.text(value))
-            case "pages":
-                return encode(page_ids(value))
-            case "groups":
-                return encode(list(map(page_ids, value)) if isinstance(value, list | tuple) else page_ids(value))
-            case "hits" if hasattr(value, "get_page_ids"):
-                return groups_text(value)
-            case "keys" if isinstance(value, list | tuple):
-                return encode({"keys": len(value)})
-            case "tables" if "_kvproof_number" in getattr(value, "__dict__", {}):
-                return encode({"k": value.__dict__["_kvproof_number"]})
-            case "hits" | "tables" if value is not None:
-                return encode({"type": type(value).__name__})
-            case _:
-                return plain_text(value)
-
-
-def materialised(value: Any) -> Any:
-    """An argument that can be read more than once."""
-    if type(value) in _READ_OFTEN:
-        return value
-    if hasattr(value, "__next__"):
-        value = list(value)
-    if isinstance(value, list | tuple) and any(hasattr(entry, "__next__") for entry in value):
-        value = [materialised(entry) for entry in value]
-    return value
+                given.append(f'"origin":{self._spelt["request"](origin[0])}')
+        return ",".join(given)

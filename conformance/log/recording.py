@@ -14,7 +14,7 @@ from .calls import CALLS, CLASSES, PROPERTIES
 from .format import LogError
 from .recorded_batch import record_batch
 from .recorded_calls import KeyOrigins, RecordedCall
-from .recorded_slots import record_slots, returns_immutable_pages
+from .recorded_slots import can_record_slots, record_slots
 from .states import digest, page_views, read_state
 from .values import page_ids, plain
 from .writer import LogWriter
@@ -124,7 +124,7 @@ def _wrap(writer: LogWriter, name: str, thing: Any, arguments: dict[str, Any]) -
     number = own["_kvproof_number"]
     if name == "CacheManager":
         own["page_pool"] = _wrap(writer, "PagePool", thing.page_pool, {"of": number})
-        if not writer.states_every and returns_immutable_pages(thing):
+        if not writer.states_every and can_record_slots(thing):
             own["allocate_slots"] = record_slots(writer, number, thing, own["allocate_slots"])
         if "allocate_slots_batch" in own:
             own |= record_batch(writer, number, thing, own["allocate_slots_batch"], own["slot_of"])

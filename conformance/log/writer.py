@@ -5,22 +5,18 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from operator import sub
 from pathlib import Path
 from typing import Any
 
 from ..redaction import Redaction
-from .call_texts import encode, groups_text
-from .columns import listed
+from .call_texts import encode
 from .format import HEADER, LogError
 from .known_requests import KnownRequests
+from .slot_runs import SLOTS, SlotRuns
 from .token_texts import TokenTexts
 from .values import KeyNumbers
 
-__all__ = ["MOST_NOTED", "SLOTS", "LogWriter"]
-
-SLOTS = 7
-"""Entries of a plain ``allocate_slots`` among the notes."""
+__all__ = ["MOST_NOTED", "LogWriter"]
 
 MOST_NOTED = 4096
 """So many operations are noted before they are written: what a killed process loses."""
@@ -42,7 +38,8 @@ class LogWriter:
     """A log that is being written.
 
     What is noted is the text that will be written, token ids mapped. Only plain ``allocate_slots`` calls, most of all
-    calls, are noted as they are, in one flat list that costs the garbage collector nothing, and become text together.
+    calls, are noted as they are, in one flat list that costs the garbage collector nothing, and become text together
+    when they are written.
 
     Args:
         path: the file, which is overwritten.
@@ -52,9 +49,10 @@ class LogWriter:
             allow, and at the end; 0: never.
 
     Attributes:
-        notes: entries that were noted and not yet written.
-        slots: calls of ``allocate_slots`` behind all notes, `SLOTS` entries each: the manager's number, the request,
-            its computed tokens, its tokens, new tokens, look-ahead, and the pages or None. Its identity never changes.
+        notes: entries that were noted and not yet written; numbers say how many entries of `slots` come before the
+            next one.
+        slots: plain calls of ``allocate_slots`` that were noted and not yet written, as `SlotRuns` has them. Its
+            identity never changes.
         requests: the requests that the log has defined.
         keys: numbers of keys of pages.
         redact: as given.
@@ -70,7 +68,7 @@ class LogWriter:
         self.requests = KnownRequests(TokenTexts(shown=show_tokens), redact, Redaction(), self.flush)
         self.redact, self.states_every = redact, states_every
         self.keys = KeyNumbers()
-        self.notes: list[str] = []
+        self.notes: list[str | int] = []
         self.slots: list[Any] = []
         self._readers: list[Callable[[], None]] = []
         self.failure: str | None = None
@@ -78,7 +76,7 @@ class LogWriter:
         self._objects = 0
         self._since_state = 0
         self._state_seconds, self._state_at = 0.0, time.perf_counter()
-        self._nothing: dict[int, Any] = {}
+        self._ended, self._runs = 0, SlotRuns()
         shown = {True: "shown", False: "mapped"}
         if path.resolve() in _OPEN:
             raise LogError(f"{path} is being written by another recording: close that one first")
@@ -101,8 +99,8 @@ class LogWriter:
 
     def note(self, entry: str) -> None:
         """Notes one operation, as it will be written, and a state where one is due."""
-        if self.slots:
-            self.end_run()
+        if len(self.slots) != self._ended:
+            self._end_run()
         self.notes.append(entry)
         self._operations += 1
         if self.states_every:
@@ -110,7 +108,7 @@ class LogWriter:
             if self._since_state >= self.states_every:
                 self._since_state = 0
                 self._note_states()
-        if len(self.notes) >= MOST_NOTED or self.requests.waiting > _MOST_TEXT:
+        if len(self.notes) + self._ended // SLOTS >= MOST_NOTED or self.requests.waiting > _MOST_TEXT:
             self.flush()
 
     def _note_states(self) -> None:
@@ -119,42 +117,14 @@ class LogWriter:
 
     def note_state(self, number: int, state: dict[str, Any]) -> None:
         """Notes what an object shows now."""
-        self.end_run()
+        self._end_run()
         self.notes.append(encode(["state", number, state]))
 
-    def end_run(self) -> None:
-        """Puts the calls of `slots` that were noted among the other notes, which come behind them."""
-        if self.slots:
-            noted = self.slots[:]
-            self.slots.clear()
-            self._end_run(noted)
-
-    def _end_run(self, noted: list[Any]) -> None:
-        """Notes plain ``allocate_slots`` calls that follow each other, in columns; see `slots`."""
-        numbers = noted[::SLOTS]
-        number = numbers[0]
-        if numbers.count(number) != len(numbers):  # of several managers
-            for start in range(0, len(noted), SLOTS):
-                self._end_run(noted[start : start + SLOTS])
-            return
-        requests, computed, known, new, ahead, pages = (noted[place::SLOTS] for place in range(1, SLOTS))
-        more = list(map(sub, known, computed))
-        nothing = self._nothing.get(number, self)
-        some = []
-        for place, given in [entry for entry in enumerate(pages) if entry[1] is not nothing]:
-            ids = None if given is None else given.get_page_ids()
-            if ids is None or any(ids):
-                some.append(f"[{place},{groups_text(ids)}]")
-            else:
-                self._nothing[number] = given  # what gives no pages may be one object for all such calls
-        columns = (
-            listed(self.requests.numbers_of(requests)),
-            listed(computed),
-            f'{{"more":{more[0]}}}' if more.count(more[0]) == len(more) else listed(known),
-            *map(_column, (new, ahead)),
-        )
-        self.notes.append(f'["slots",{number},{",".join(columns)},[{",".join(some)}]]')
-        self._operations += len(numbers)
+    def _end_run(self) -> None:
+        """Notes that the calls of `slots` up to here come before whatever is noted next."""
+        if len(self.slots) != self._ended:
+            self._ended = len(self.slots)
+            self.notes.append(self._ended)
 
     def watch(self, read: Callable[[], None], entries: int) -> None:
         """Has an object's states noted from now on.
@@ -170,20 +140,37 @@ class LogWriter:
 
     def flush(self) -> None:
         """Writes what was noted. A file that can't be written ends the log with a warning, not the engine."""
-        self.end_run()
-        entries = self.requests.take_lines() + self.notes
-        self.notes.clear()
+        self._write_noted()
+        self._sample()
+
+    def _write_noted(self) -> None:
+        self._end_run()
+        entries = self.requests.take_lines() + self._taken()
         if self.failure is None:
             self._write(entries)
-        self._sample()
+
+    def _taken(self) -> list[str]:
+        """What was noted, which is noted no more."""
+        noted = self.slots[:]
+        runs = self._runs.lines(noted, [note for note in self.notes if isinstance(note, int)])
+        texts = []
+        for note in self.notes:
+            if isinstance(note, str):
+                texts.append(note)
+            else:
+                texts += next(runs)
+        self._operations += len(noted) // SLOTS
+        self.slots.clear()
+        self.notes.clear()
+        self._ended = 0
+        return texts
 
     def close(self) -> None:
         """Writes what was noted, and the log's end. Calls on the recorded objects go on and are recorded no more."""
         if not self._file.closed:
-            self.flush()
             if self.states_every is None and self.failure is None:
                 self._note_states()
-                self.flush()
+            self._write_noted()
             self._write([f'["end",{self._operations}]'])
             try:
                 self._file.close()
@@ -215,9 +202,3 @@ class LogWriter:
             self._note_states()
             self._state_at = time.perf_counter()
             self._state_seconds = self._state_at - now
-
-
-def _column(numbers: list[int]) -> str:
-    """A list of numbers, or the one number that stands in all of its places."""
-    first = numbers[0]
-    return str(first) if type(first) is int and numbers.count(first) == len(numbers) else listed(numbers)
