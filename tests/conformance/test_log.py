@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,6 +143,61 @@ def test_a_recorded_object_is_what_it_records(tmp_path: Path) -> None:
     manager.free(request)  # goes on, unrecorded
     result = replay_log(tmp_path / "a.log")
     assert (result.operations, result.wrong) == (5, None)
+
+
+class _Elsewhere(kvproof.spec.CacheManager):
+    """A manager as another package has it: its page lists are lists, and it takes arguments of its own."""
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_pages: Any = None,
+        num_lookahead_tokens: int = 0,
+        delay_cache_pages: bool = False,
+        shard_hint: int | None = None,
+    ) -> Any:
+        given = num_new_computed_tokens, new_computed_pages, num_lookahead_tokens, delay_cache_pages
+        pages = super().allocate_slots(request, num_new_tokens, *given)
+        return None if pages is None else _Pages(tuple(map(list, pages.pages)))
+
+    def create_empty_page_list(self) -> Any:
+        return _Pages(tuple([] for _ in self.kv_cache_groups))
+
+
+class _Pages:
+    def __init__(self, pages: tuple[list[Any], ...]) -> None:
+        self.pages = pages
+
+    def get_page_ids(self) -> tuple[list[int], ...]:
+        return tuple([page.page_id for page in group] for group in self.pages)
+
+
+def test_a_manager_of_another_package_is_recorded_in_columns(tmp_path: Path) -> None:
+    """However it is called; what it returned is told as it was then; what it refuses and can't give, too."""
+    request = Request("a", [1, 2, 3])
+    with record(_Elsewhere(3, [full(2)], 16), tmp_path / "a.log") as manager:
+        manager.get_computed_pages(request)
+        pages = manager.allocate_slots(request, 3, num_lookahead_tokens=0, shard_hint=None)
+        pages.pages[0].clear()
+        for token in range(2):
+            request.num_computed_tokens = request.num_tokens
+            request.append(token)
+            again = manager.allocate_slots(request=request, num_new_tokens=1, shard_hint=1)
+            manager.usage  # noqa: B018
+        assert again is None
+        with pytest.raises(ValueError, match="num_new_tokens"):
+            manager.allocate_slots(request, 0, shard_hint=1)
+        manager.allocate_slots(request, np.int64(1))
+        manager.free(request)
+        request.num_computed_tokens = 0
+        manager.allocate_slots(request, 1)
+    entries = [json.loads(line)[0] for line in (tmp_path / "a.log").read_text().splitlines()[1:]]
+    slots = [entry for entry in entries if entry[0] == "slots"]
+    assert [entry[-1] for entry in slots] == [[[0, [[1, 2]]]], [[0, None]]]
+    result = replay_log(tmp_path / "a.log")
+    assert (result.wrong, result.cut, result.operations) == (None, None, 10)
 
 
 def test_requests_that_are_recycled_and_rewritten_are_told_anew(tmp_path: Path) -> None:
