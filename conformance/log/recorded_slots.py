@@ -70,7 +70,9 @@ def record_slots(writer: LogWriter, number: int, manager: Any, otherwise: Record
                 return with_hits(*given, **more)
             return otherwise(*given, **more)
         known = all_known.get(id(request))
-        if known is None or known.is_gone or not type(num_new_tokens) is type(num_lookahead_tokens) is int:
+        if known is None or known.is_gone:
+            return otherwise(request, num_new_tokens, 0, None, num_lookahead_tokens, **more)
+        if not lasting and not type(num_new_tokens) is type(num_lookahead_tokens) is int:
             return otherwise(request, num_new_tokens, 0, None, num_lookahead_tokens, **more)
         computed, length = request.num_computed_tokens, request.num_tokens
         try:
