@@ -143,5 +143,5 @@ WORLDS: tuple[type[SmallWorld], ...] = (
 Closed are the pools of 2, 3 and 4 pages (12, 144 and 1,548 states, as combinatorics has it), a state group of pages of
 one token (3,109) and the tables of 2 x 2 and 2 x 1 (1,201: of 7 lists, as the second group's follow from the first's).
 The others are cut; ``--exhaustive --machines small-pool-5,small-table-2x3 --examples 30000`` closes these two
-(16,440, and 25,313: what of 15 lists each of two rows names on the host and on the device, up to an exchange of the ids).
+(16,440, and 25,313: what of 15 lists each of two rows names on host and device, up to an exchange of the ids).
 """
