@@ -124,17 +124,17 @@ def _kinds() -> list[type[SmallWorld]]:
 
 
 WORLDS: tuple[type[SmallWorld], ...] = (
+    _pool(5, 1, examples=8_000),
     *(_pool(num_pages, size) for num_pages in (2, 3) for size in (1, 2)),
     _pool(3, 1, groups=2),
     *_kinds(),
-    _table("table-2x3", 2, 3, examples=6_000),
+    _table("table-2x3", 2, 3, examples=12_000),
     _table("tables-2x2-and-2x1", 2, 2, 1, several=True),
     _managers("full-1-lookahead", 4, Group("full", 1), length=3, lookahead=True),
     _managers("full-1-unhashed-first", 4, Group("full", 1), length=3, unhashed_first=True),
     _managers("full-1-salts", 4, Group("full", 1), length=3, prompts=(*_ONE[::3], *_SALTED)),
     _managers("full-1-window-1", 6, Group("full", 1), Group("window", 1, 2), length=3, examples=_CUT_SHORT),
     _managers("full-1-full-2", 6, Group("full", 1), Group("full", 2), length=5, examples=_CUT_SHORT),
-    _pool(5, 1, examples=14_000),
     *(_pool(4, size) for size in (1, 2)),
     _pool(4, 1, unhashed_first=True),
 )
