@@ -34,7 +34,7 @@ class Pool(PoolFaults):
         """A fresh pool: its free pages stand in the order of their ids."""
         self.build_pool(num_pages, caching, **({"unhashed_first": True} if unhashed_first else {}))
 
-    @step("POOL-4", when=lambda self: self.spec.pool.get_num_free_pages(), weight=2)
+    @step("POOL-4", "POOL-13", when=lambda self: self.spec.pool.get_num_free_pages(), weight=2)
     def get_new_pages(self, data: Drawing) -> None:
         """Takes pages from the front, their hashes evicted; 0 gives an empty list."""
         count = 0 if rarely(data) and rarely(data) else whole(data, 1, min(self.spec.pool.get_num_free_pages(), 4))

@@ -54,7 +54,7 @@ def test_a_backend_that_deviates(broken: str, tmp_path: Path, capsys: pytest.Cap
     assert deviation["clause"] == "POOL-3"
     assert deviation["sentence"] == CLAUSES["POOL-3"].sentence
     assert "free_pages" in deviation["calls"][-1]
-    assert deviation["before"] != deviation["after"]
+    assert deviation["after"] != deviation["observed_after"]
 
 
 def test_several_processes_find_what_one_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

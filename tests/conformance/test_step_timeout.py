@@ -69,7 +69,8 @@ def test_what_loops_in_python_is_stopped() -> None:
     assert deviation.observed == "no answer within 0.3 s"
     assert "free_pages" in deviation.calls[-1]
     assert deviation.num_calls <= 4
-    assert (found.ended, found.note) == (False, "ended early, in free_pages: no answer within 0.3 s")
+    assert not found.ended
+    assert found.note in [f"ended early, in {step}: no answer within 0.3 s" for step in ("free_pages", "forget")]
     assert signal.getsignal(signal.SIGALRM) is before
 
 
