@@ -38,9 +38,9 @@ def record(
     ``close()``, the end of its block and the end of the process write the log to its end, a killed process loses the
     last 4,096 calls at most.
 
-    What it costs, writing included, as a share of the same calls of the fast backend (CPU time, on a busy machine): a
-    single decode call 80 %, which is about a microsecond; a batched step of 256 or 1,024 requests 30 to 45 %; the
-    four calls for a new prompt of 1,024 tokens 70 %, of 8,192 tokens 95 %, as every token is mapped and written once.
+    What it costs, writing included, as a share of the same calls of the fast backend: a single decode call 80 to 120 %,
+    one to two and a half microseconds; a batched step of 256 or 1,024 requests 20 to 50 %; the four calls for a new
+    prompt 70 to 130 %, of 8,192 tokens 95 to 150 %, as every token is mapped and written once.
     EasyDeL's own scheduler around EasyDeL's own manager: its step of 64 running requests 35 to 55 %, of 256 some 10 to
     40 %; a call on a running request is two microseconds there, and what a step pays once weighs more where few run.
 
