@@ -17,7 +17,7 @@ EXTERNAL = {
     "spec": {"numpy", "ml_dtypes"},
     "fast": {"numpy", "jax"},
     "kernels": {"numpy", "jax"},
-    "conformance": {"numpy", "jax", "hypothesis", "rich", "pytest"},
+    "conformance": {"numpy", "jax", "hypothesis", "rich", "pytest", "safetensors"},
 }
 """The packages from elsewhere that a folder may import; conformance imports JAX where it runs, not at its top."""
 
