@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
 from .publishing import Publishing
+from .request_reading import plain_tokens
 
 __all__ = ["Filled", "NextPages", "publish_filled", "read_filled"]
-
-_INT32 = np.dtype(np.int32)
-"""The one object that numpy has for it, so that arrays of that type are told by identity."""
 
 
 class NextPages(NamedTuple):
@@ -130,14 +128,10 @@ def _next_pages(
     for slot, begin in zip(slots.tolist(), (first * size).tolist(), strict=True):
         request = requests[slot]
         assert request is not None, "a live slot has a request"
-        values = request.all_token_ids
-        if type(values) is not np.ndarray or values.dtype is not _INT32 or values.ndim != 1:
+        own, values = segments[slot], plain_tokens(request, begin, begin + size)
+        if values is None or len(own) > 1:
             return None
-        stop = begin + size
-        own = segments[slot]
-        if not stop <= len(values) == request.num_tokens or len(own) > 1:
-            return None
-        tokens.append(values[begin:stop].tobytes())
+        tokens.append(values)
         extra.append(own[0].extra)
     return NextPages(group, places, slots, first, after.tolist(), tokens, extra)
 

@@ -1,7 +1,7 @@
 """MAN-11: a whole decode or mixed step in one call.
 
-Most requests of a step find nothing to do: they neither need a page nor fill one nor give one back. One comparison
-with a column tells (`LiveRequests.needs_at`, ``due_at``), and for these only three columns are written. For the
+Most requests of a step find nothing to do: they neither need a page nor fill one nor give one back. Comparisons
+with two columns tell (`LiveRequests.needs_at`, ``due_at``), and for these only three columns are written. For the
 others, lengths, counts and page lists are columns and tables as well: one bulk take, one scatter into the rows and one
 into the page tables. Only requests that fill a page are looked at one by one, to publish it. Where pages may run short,
 or the order of single takes would show (pages given back that are taken again in the same step), they are served one by
@@ -96,7 +96,7 @@ def allocate_batch(
         )
     growths: list[Growth]
     if small is not None:
-        growths = small.growths(coordinator) if tables is not None or len(coordinator.groups) > 1 else []
+        growths = small.growths(coordinator) if tables is not None else []
         row_ids = _read_rows(coordinator, growths, step.requests, growing, tables, rows)
         _write_columns(coordinator, step)
         new = [np.array(ids, np.int32) for ids in small.serve(coordinator)]
@@ -122,10 +122,15 @@ def allocate_batch(
         coordinator.note_due_of(takers.requests if coordinator.gives_back else doers.requests)
     if tables is not None:
         _append(growths, new, tables, row_ids)
-    if not growths:
-        return SlotBatch(granted, tuple(new), (growing,), (np.ones(len(growing), np.int64),))
-    places = [growing[growth.places] for growth in growths]
-    return SlotBatch(granted, tuple(new), tuple(places), tuple([growth.entries for growth in growths]))
+    if small is None:
+        places = [growing[growth.places] for growth in growths]
+        counts = [growth.entries for growth in growths]
+    elif small.takes:
+        places = [growing[own] for own in small.places(coordinator)]
+        counts = [np.ones(len(own), np.int64) for own in places]
+    else:
+        places = counts = [_NOBODY for _ in new]
+    return SlotBatch(granted, tuple(new), tuple(places), tuple(counts))
 
 
 # -- Reading (R1) ---------------------------------------------------------------------------------

@@ -66,18 +66,10 @@ class Publisher:
             end = bound // size
             if end > first and self.publishes(group):
                 after = self._anchor(group, slot, computed) if first else 0
-                if end - first == 1 and self._is_usual(group, after):
-                    tokens = read_tokens(request, first * size, end * size)
-                    found.append((group, first, after, end, tokens, None))
-                    continue
                 places = first, after, end
                 tokens_of = partial(read_tokens, request)
                 found.append(self.read_group(group, group.segments[slot], tokens_of, places, (computed, promised)))
         return found
-
-    def _is_usual(self, group: CacheGroup, after: int) -> bool:
-        """Whether no more is to be read of a page behind ``after`` than its tokens."""
-        return self._pool.index.run_cell[after] > 0 and not self._pool.keeps_keys and not group.rule.has_states
 
     def publishes(self, group: CacheGroup) -> bool:
         """Whether a group's pages are ever published."""

@@ -1,13 +1,23 @@
 """R1: what the manager's calls read of a request, and what they refuse one for."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
 
 from .arguments import attribute, refusal
 from .tokens import token_bytes
 
-__all__ = ["another", "is_running", "never_slotted", "read_id", "read_request_id", "read_tokens", "too_long"]
+__all__ = [
+    "another",
+    "is_running",
+    "never_slotted",
+    "plain_tokens",
+    "read_id",
+    "read_request_id",
+    "read_tokens",
+    "too_long",
+]
 
 _TOKEN = np.dtype("<i4")
 """The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
@@ -51,11 +61,20 @@ def is_running(request: EngineRequest | None) -> bool:
     return request is not None and getattr(request.status, "name", None) == EngineRequestStatus.RUNNING.name
 
 
+def plain_tokens(request: EngineRequest, start: int, stop: int) -> bytes | None:
+    """The bytes of a request's tokens ``[start, stop)`` where they lie in an int32 array that has all; else None."""
+    tokens = request.all_token_ids
+    if type(tokens) is not np.ndarray or tokens.dtype is not _TOKEN or tokens.ndim != 1:
+        return None
+    if not stop <= len(tokens) == request.num_tokens:
+        return None
+    part: NDArray[np.int32] = tokens[start:stop]
+    return part.tobytes()
+
+
 def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None) -> bytes:
     """The bytes of a request's tokens ``[start, stop)`` (R1)."""
     tokens, num_tokens = attribute(request, "all_token_ids"), attribute(request, "num_tokens")
-    if type(tokens) is np.ndarray and tokens.dtype is _TOKEN and tokens.ndim == 1 and len(tokens) == num_tokens:
-        return tokens[start:stop].tobytes()
     data = token_bytes("request.all_token_ids", tokens, start, stop)
     if num_tokens != len(tokens):
         raise refusal(ValueError, "R1", f"request.num_tokens={num_tokens}, but all_token_ids has {len(tokens)}")

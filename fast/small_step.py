@@ -1,26 +1,25 @@
 """MAN-11: a batched step in which few requests need or fill a page, and none more than one.
 
 Every decode step of some hundred requests is of this kind. Up to some dozens of pages, a loop over them is quicker
-than the array operations of `batched_step`, which cost what a call costs whatever their length: 39 against 75 us for
-64 requests of which 4 need and 4 fill a page, 82 against 104 for 256, 247 against 208 for 1,024 (measured side by
-side). All is read before anything changes (R1), and anything unusual is left to the arrays.
+than the array operations of `batched_step`, which cost what a call costs whatever their length: 27 against 68 us for 16
+requests of which one needs and one fills a page, 47 against 77 for 64 (measured side by side); past `FEW` it no longer
+pays. All is read before anything changes (R1), and anything unusual is left to the arrays.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
 from .growth import Growth
+from .request_reading import plain_tokens
 
 __all__ = ["FEW", "SmallStep", "read_small_step"]
 
 FEW = 48
 """So many requests of a step may need or fill a page, together."""
-
-_INT32 = np.dtype(np.int32)
-"""The one object that numpy has for it, so that arrays of that type are told by identity."""
 
 
 class SmallStep(NamedTuple):
@@ -41,13 +40,22 @@ class SmallStep(NamedTuple):
     doers: list[int]
 
     def growths(self, coordinator: CacheCoordinator) -> list[Growth]:
-        """What is to be taken as arrays, for each group."""
+        """What is to be taken as arrays, for each group: what tables are written by."""
         found = []
         for group in coordinator.groups:
             own = [(place, slot, held) for place, slot, taker, held in self.takes if taker is group]
             places, slots, held = np.array(own, np.int64).reshape(-1, 3).T
             found.append(Growth(group, places, slots, held, held + 1, np.ones(len(own), np.int64), len(own), True))
         return found
+
+    def places(self, coordinator: CacheCoordinator) -> list[NDArray[np.int64]]:
+        """For each group which of those that were to need pages take one, `i64[m]`: not all do, nor in all groups."""
+        if len(coordinator.groups) == 1:
+            return [np.array([take[0] for take in self.takes], np.int64)]
+        return [
+            np.array([place for place, _, taker, _ in self.takes if taker is group], np.int64)
+            for group in coordinator.groups
+        ]
 
     def serve(self, coordinator: CacheCoordinator) -> list[list[int]]:
         """Takes and publishes the pages, and works out when their requests have something to do again.
@@ -112,10 +120,7 @@ def read_small_step(
     for slot, promised in zip(*doers, strict=True):
         request = coordinator.live.requests[slot]
         assert request is not None, "a live slot has a request"
-        tokens = request.all_token_ids
-        if type(tokens) is not np.ndarray or tokens.dtype is not _INT32 or tokens.ndim != 1:
-            return None
-        if not promised <= len(tokens) == request.num_tokens or num_withdrawals[slot] != pool.num_withdrawals:
+        if num_withdrawals[slot] != pool.num_withdrawals:
             return None
         for group in coordinator.groups:
             first, size = group.num_published[slot], group.rule.page_size
@@ -125,5 +130,8 @@ def read_small_step(
             after, segments = group.row_cell[slot, first - 1], group.segments[slot]
             if promised - begin >= 2 * size or not first or len(segments) > 1 or not pool.index.run_cell[after]:
                 return None
-            fills.append((group, slot, first, after, tokens[begin : begin + size].tobytes(), segments[0].extra))
+            tokens = plain_tokens(request, begin, begin + size)
+            if tokens is None:
+                return None
+            fills.append((group, slot, first, after, tokens, segments[0].extra))
     return SmallStep(takes, fills, takers[0], doers[0])

@@ -3,8 +3,10 @@
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from .patching import with_manager
-from .registry import seeded
+from .registry import OWN, seeded
 
 __all__: list[str] = []
 
@@ -29,5 +31,34 @@ def one_table_for_all_groups(fast: ModuleType) -> SimpleNamespace:
             for table in options["tables"].page_tables[1:]:
                 table.add_row(pages[: table.max_num_pages_per_req], rows[place])
         return batch
+
+    return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
+
+
+@seeded(OWN, "MAN-11", "batch")
+def pages_told_of_others(fast: ModuleType) -> SimpleNamespace:
+    """New pages are said to be those of the first requests that may have needed one, whether they took it or not.
+
+    Our own, of the loop that serves small steps: only where there is one group, no table, and a request whose need of
+    pages was never worked out.
+    """
+
+    def allocate_slots_batch(
+        self: Any,
+        slots: Any,
+        num_computed_tokens: Any,
+        num_new_tokens: Any,
+        num_lookahead_tokens: Any = 0,
+        **options: Any,
+    ) -> Any:
+        given = [*map(_listed, (slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens))]
+        coordinator, bounds = self.coordinator, self.coordinator.live.needs_at.copy()
+        batch = fast.CacheManager.allocate_slots_batch(self, *given, **options)
+        tabled, several = options.get("tables") is not None, len(coordinator.groups) > 1
+        if tabled or several or coordinator.gives_back or max(batch.counts[0], default=1) > 1:
+            return batch
+        slots, computed, new, ahead = (np.array(numbers, np.int64) for numbers in given)
+        asked = (np.minimum(computed + new + ahead, self.max_model_len) >= bounds[slots]).nonzero()[0]
+        return fast.SlotBatch(batch.granted, batch.page_ids, (asked[: len(batch.places[0])],), batch.counts)
 
     return with_manager(fast, allocate_slots_batch=allocate_slots_batch)

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
-__all__ = ["SEEDED_BUGS", "SeededBug", "seeded"]
+__all__ = ["OWN", "SEEDED_BUGS", "SeededBug", "seeded"]
+
+OWN = 0
+"""The line of faults that the fast backend itself once had."""
 
 Build = Callable[[ModuleType], SimpleNamespace]
 
@@ -16,7 +19,7 @@ class SeededBug:
 
     Attributes:
         name: what it is called.
-        line: its number in the list of known faults.
+        line: its number in the list of known faults, or `OWN`.
         clause: the label of the clause that it breaks.
         also: labels by which the suite may report it as well, where another comparison comes first.
         machine: the machine that must catch it.

@@ -96,7 +96,7 @@ class BatchSteps(GroupSteps):
         """See `Admission.chunk`: seldom all at once, so that several requests go on for several steps."""
         return min(super().chunk(data, start, end), one_of(data, [self.unit, self.unit + 1, 2 * self.unit]))
 
-    @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", when=can_go_on, weight=9)
+    @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", when=can_go_on, weight=14)
     def allocate_slots_batch(self, data: Drawing) -> None:
         """Live requests go on in one call, some of which may not fit: as if each had been called in turn."""
         asked = self.draw_step(data)
@@ -181,7 +181,7 @@ class BatchSteps(GroupSteps):
             [new for _, new in chunks],
             [extra.get("num_lookahead_tokens", 0) for extra in extras],
             any("delay_cache_pages" in extra for extra in extras),
-            one_of(data, [True, True, False]),
+            one_of(data, [True, False]),
         )
 
     def singly(self, asked: Step) -> tuple[Any, ...]:

@@ -49,6 +49,14 @@ def one_table_for_all_groups(names: Any) -> object:
     return [np.array(tables[group].get_cpu_tensor()).tolist() for group in range(2)]
 
 
+def pages_told_of_others(names: Any) -> object:
+    manager = manager_with(names, "full:2")
+    for name, length in (("a", 3), ("b", 2)):
+        manager.allocate_slots(Request(name, list(range(length))), length)
+    batch = manager.allocate_slots_batch([0, 1], [3, 2], 1)
+    return [batch.get_page_ids(place) for place in (0, 1)]
+
+
 # -- Events ---------------------------------------------------------------------------------------
 
 
@@ -324,6 +332,7 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
     witness.__name__: witness
     for witness in (
         one_table_for_all_groups,
+        pages_told_of_others,
         removed_while_a_duplicate_survives,
         parent_never_announced,
         salt_ignored,

@@ -85,15 +85,15 @@ class Twins:
             self.tables.add_row(self.batched.get_page_ids(request.request_id), row)
         slots = [self.batched.slot_of(request.request_id) for request, *_ in asked]
         _, computed_counts, new_counts, ahead = zip(*asked, strict=True) if asked else ((), (), (), ())
-        rows = np.arange(len(asked))
+        tabled = source.random() < 0.5
         batch = self.batched.allocate_slots_batch(
             slots,
             list(computed_counts),
             np.array(new_counts, np.int64),
             list(ahead),
             delay_cache_pages=delay,
-            tables=self.tables,
-            rows=rows,
+            tables=self.tables if tabled else None,
+            rows=np.arange(len(asked)) if tabled else None,
         )
         for place, (request, computed, new, lookahead) in enumerate(asked):
             request.num_computed_tokens = computed
@@ -104,7 +104,7 @@ class Twins:
             if pages is not None:
                 self.given[request.request_id] = computed + new
         for group, table in enumerate(self.tables.page_tables):
-            for row, (request, *_) in enumerate(asked):
+            for row, (request, *_) in enumerate(asked if tabled else ()):
                 named = table.page_table_cpu[row, : table.num_pages_per_row[row]].tolist()
                 assert len(named) == len(held := self.batched.get_page_ids(request.request_id)[group])
                 assert all(own in (0, page) for page, own in zip(named, held, strict=True)), "but for pages given back"
@@ -167,6 +167,28 @@ def test_the_twins_meet_what_matters() -> None:
             twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
         happened += twins.happened
     assert all(happened[what] > 10 for what in ("hit", "some did not fit", "all fit"))
+
+
+@pytest.mark.parametrize("tabled", [False, True])
+def test_man_11_a_page_is_told_of_who_took_it(tabled: bool) -> None:
+    """Right after admission it is not worked out yet who needs one: here it is the second request."""
+    group = spec.CacheGroupSpec(spec.FullAttentionSpec(4, 1, 8, "float32"))
+    manager, tables = fast.CacheManager(10, [group], 16), fast.MultiGroupPageTable(2, 16, 8, [4])
+    for row, length in enumerate((5, 4)):
+        manager.allocate_slots(fast.Request(f"r{row}", list(range(length))), length)
+        tables.add_row(manager.get_page_ids(f"r{row}"), row)
+    options = {"tables": tables, "rows": [0, 1]} if tabled else {}
+    batch = manager.allocate_slots_batch([0, 1], [5, 4], 1, **options)
+    assert [batch.get_page_ids(place) for place in (0, 1)] == [([],), ([4],)]
+    assert [offsets.tolist() for offsets in batch.offsets] == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+def test_man_11_a_manager_without_groups(package: Any) -> None:
+    manager = package.CacheManager(10, [], 8)
+    manager.allocate_slots(package.Request("a", [1, 2]), 2)
+    batch = manager.allocate_slots_batch([0], [2], 1)
+    assert (batch.num_granted, batch.page_ids, batch.offsets, batch.get_page_ids(0)) == (1, (), (), ())
 
 
 # -- Refusals (R1) --------------------------------------------------------------------------------

@@ -28,22 +28,22 @@ BOUNDS = {
     "a2: take one page, evicting": (8, 201),
     "b: take 1,000 pages, free them": (34, 430),
     "b2: take 1,000 pages, evicting": (43, 1150),
-    "c: step of 256 requests, 16 fill a page, 16 take one": (324, 8792),
-    "c: step of 1,024 requests, 64 fill a page, 64 take one": (607, 12848),
-    "c: step of 256 requests, all of them amid a page": (49, 760),
+    "c: step of 256 requests, 16 fill a page, 16 take one": (347, 9175),
+    "c: step of 1,024 requests, 64 fill a page, 64 take one": (673, 13503),
+    "c: step of 256 requests, all of them amid a page": (47, 753),
     "single decode call, amid a page": (3, 179),
-    "single decode call, a page filled": (33, 805),
+    "single decode call, a page filled": (37, 869),
     "single decode call, a page taken": (28, 667),
-    "e: look up 2,048 pages": (43, 506),
-    "e2: look up, admit, free 2,048 pages": (178, 3372),
-    "f: look up, admit, free 128 pages, 32 of them new": (236, 3569),
+    "e: look up 2,048 pages": (46, 530),
+    "e2: look up, admit, free 2,048 pages": (184, 3420),
+    "f: look up, admit, free 128 pages, 32 of them new": (242, 3617),
     "g: 256 rows get a page each, arrays": (33, 393),
     "g: 256 rows get a page each, nested lists": (46, 508),
     "g: commit these 256 cells": (15, 304),
 }
 """Calls and instructions of each row."""
 
-PER_PAGE = (8, 179)
+PER_PAGE = (9, 187)
 """What a page that a batched step fills and one that it takes cost together."""
 
 PER_SAMPLE = (3, 60)
