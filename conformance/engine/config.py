@@ -1,5 +1,6 @@
 """What a model is: the sizes, the kinds of its layers and the constants, refused where they make no sense."""
 
+import math
 from dataclasses import dataclass, fields
 
 from kvproof.spec.arguments import flag, integer, real, refusal, shown
@@ -174,5 +175,5 @@ class ModelConfig:
         """What the attention logits of a layer are multiplied by."""
         if self.query_scale is not None:
             return self.query_scale
-        latent = self.layers[layer].kind == "mla"
-        return float(self.head_size + self.rotary_size if latent else self.head_size) ** -0.5
+        key_size = self.head_size + (self.rotary_size if self.layers[layer].kind == "mla" else 0)
+        return 1.0 / math.sqrt(key_size)

@@ -59,10 +59,10 @@ class _Rounding(_Exact):
     def __init__(self, config: ModelConfig, seed: int, attention_error: float | None) -> None:
         self._random = np.random.default_rng(seed)
         self._wide, self._narrow = _UNITS["float32"], _UNITS[config.dtype]
-        self._relative = 0.0 if attention_error is not None or config.dtype == "float32" else 2.0**-8
-        self._of_largest = attention_error
-        if attention_error is None:
-            self._of_largest = 2.0**-17 if config.dtype == "float32" else 2.0**-8
+        # ATT-6: of the result itself, and of the largest value.
+        self._relative, self._of_largest = (0.0, 2.0**-17) if config.dtype == "float32" else (2.0**-8, 2.0**-8)
+        if attention_error is not None:
+            self._relative, self._of_largest = 0.0, attention_error
 
     def _off(self, value: Array, bound: Array) -> Array:
         return value + np.where(self._random.integers(0, 2, value.shape) > 0, bound, -bound)
@@ -247,7 +247,8 @@ def _softmax(scores: Array, mask: NDArray[np.bool_], sink: float | None) -> Arra
     top = top if sink is None else np.maximum(top, sink)
     raised = np.where(mask, np.exp(np.minimum(scores - top, 0.0)), 0.0)
     total = raised.sum(axis=1, keepdims=True)
-    return raised / (total if sink is None else total + np.exp(sink - top))
+    probabilities: Array = raised / (total if sink is None else total + np.exp(sink - top))
+    return probabilities
 
 
 def _largest(values: Array, mask: NDArray[np.bool_]) -> Array:
