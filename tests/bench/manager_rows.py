@@ -55,15 +55,15 @@ def decode_step(running: int, **options: Any) -> Callable[[Implementation], Samp
     return make
 
 
+def _grow_and_step(batch: Any) -> None:
+    batch.grow()
+    batch.step()
+
+
 def _decode_step_with_tokens(running: int) -> Callable[[Implementation], Sample]:
     def make(implementation: Implementation) -> Sample:
         _, batch, _ = decode_batch(implementation, running)
-
-        def step() -> None:
-            batch.grow()
-            batch.step()
-
-        return Sample(step, rounds=64)
+        return Sample(lambda: _grow_and_step(batch), rounds=64)
 
     return make
 
@@ -72,16 +72,12 @@ def _look_ups_after_the_step(running: int) -> Callable[[Implementation], Sample]
     def make(implementation: Implementation) -> Sample:
         manager, batch, requests = decode_batch(implementation, running)
 
-        def step() -> None:
-            batch.grow()
-            batch.step()
-
         def look_ups() -> None:
             find = manager.look_up
             for request in requests:
                 find(request)
 
-        return Sample(look_ups, step, rounds=32)
+        return Sample(look_ups, lambda: _grow_and_step(batch), rounds=32)
 
     return make
 
