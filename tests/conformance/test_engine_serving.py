@@ -1,0 +1,159 @@
+"""ENG-1: what the engine serves is what dense attention gives, however it was scheduled; and what it refuses."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvproof.conformance.engine.config import LayerKind, ModelConfig
+from kvproof.conformance.engine.dense import dense_logits
+from kvproof.conformance.engine.model import init_params
+from kvproof.conformance.engine.sampler import Sampling
+from kvproof.conformance.engine.serving import Engine
+from kvproof.spec import CacheSalt
+
+MIXED = (LayerKind("full"), LayerKind("window", 5), LayerKind("chunk", 6), LayerKind("mla"), LayerKind("state"))
+MODELS = {
+    name: (config, init_params(config, 1))
+    for name, config in {
+        "plain": ModelConfig(24, 16, 24, 4, 2, 4, (LayerKind("full"),) * 2, 40),
+        "mixed": ModelConfig(24, 16, 24, 4, 2, 4, MIXED, 40, latent_rank=8, rotary_size=4, state_size=3),
+        "capped": ModelConfig(
+            24, 16, 24, 4, 2, 4, (LayerKind("full"), LayerKind("window", 5)), 40, soft_cap=5.0, sinks=True
+        ),
+    }.items()
+}
+TOLERANCE = 1e-4
+"""Of logits of size 1 to 3 in float32; measured errors are some 1e-5."""
+
+
+PAGES = {"plain": 8, "mixed": 26, "capped": 40}
+"""A program is compiled for the number of pages."""
+
+
+def engine_of(model: str, **options: Any) -> Engine:
+    sizes = {"page_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 16, "keep_logits": True, "optimise": False}
+    return Engine(MODELS[model], num_pages=PAGES[model], hash_seed=b"seed", **(sizes | options))
+
+
+def served(engine: Engine) -> tuple[dict[str, list[int]], dict[str, list[tuple[int, Any]]], set[str]]:
+    """Runs it to its end: all tokens of each request, its logits by where they begin, and who gave way."""
+    tokens = {
+        waiting.request.request_id: waiting.request.all_token_ids.tolist()
+        for scheduler in engine.schedulers
+        for waiting in scheduler.queue
+    }
+    logits: dict[str, list[tuple[int, Any]]] = {}
+    preempted: set[str] = set()
+    while engine.num_unfinished:
+        plans = engine.schedule()
+        preempted |= {waiting.request.request_id for plan in plans for waiting in plan.preempted}
+        for output in engine.execute(plans):
+            logits.setdefault(output.request_id, []).append((output.start, output.logits))
+            tokens[output.request_id] += [] if output.token is None else [output.token]
+    return tokens, logits, preempted
+
+
+def hold_dense(model: str, tokens: dict[str, list[int]], logits: dict[str, list[tuple[int, Any]]]) -> None:
+    config, params = MODELS[model]
+    for name, parts in logits.items():
+        right = dense_logits(params, config, tokens[name])
+        for start, rows in parts:
+            assert np.abs(rows - right[start : start + len(rows)]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_dense_attention(model: str) -> None:
+    """ENG-1: shared prefixes, salts, chunks, small pools and preemption, with every kind of layers."""
+    engine, draw = engine_of(model), random.Random(0)
+    common = [draw.randrange(24) for _ in range(16)]
+    for number in range(6):
+        prompt = common[: draw.randint(1, 16)] + [draw.randrange(24) for _ in range(draw.randint(0, 4))]
+        salts = (CacheSalt("s"),) if number == 4 else ()
+        sampling = Sampling(number, 0.8, 5) if number % 2 else Sampling()
+        engine.add_request(f"r{number}", prompt, max_tokens=6, sampling=sampling, extra_keys=salts, priority=number % 2)
+    tokens, logits, preempted = served(engine)
+    assert bool(preempted) == (model != "capped")
+    hold_dense(model, tokens, logits)
+    assert all(manager.usage == 0.0 for manager in (scheduler.manager for scheduler in engine.schedulers))
+
+
+def test_tokens_are_the_same_in_any_company() -> None:
+    """ENG-1: alone without a cache and in one chunk, or among others in small ones, preempted: the same draws."""
+    prompt, sampling = list(range(11)), Sampling(7, 1.0)
+    alone = engine_of("plain", enable_caching=False)
+    alone.add_request("a", prompt, max_tokens=8, sampling=sampling)
+    crowd = engine_of("plain")
+    for name, priority in (("x", 1), ("a", 0), ("y", 2)):
+        crowd.add_request(
+            name, prompt, max_tokens=8, sampling=sampling if name == "a" else Sampling(), priority=priority
+        )
+    tokens, _, preempted = served(crowd)
+    assert "a" in preempted
+    assert tokens["a"][11:] == alone.run()["a"]
+
+
+def test_an_aborted_request_leaves_what_it_computed() -> None:
+    """MAN-5: its pages are found by the next, and its id can be used again."""
+    engine = engine_of("plain")
+    engine.add_request("a", list(range(10)), max_tokens=12)
+    engine.step()
+    engine.abort("a")
+    engine.abort("a")
+    assert engine.num_unfinished == 0
+    engine.add_request("a", list(range(12)), max_tokens=1)
+    (plan,) = engine.schedule()
+    assert [(chunk.start, chunk.count) for chunk in plan.chunks] == [(8, 4)]
+    assert engine.tokens_of("a") == list(range(12))
+    (output,) = engine.execute([plan])
+    assert output.is_finished
+    hold_dense("plain", {"a": list(range(12))}, {"a": [(8, output.logits)]})
+
+
+def test_a_request_ends_with_a_stop_token() -> None:
+    engine = engine_of("plain", keep_logits=False)
+    engine.add_request("a", [1, 2, 3], max_tokens=12)
+    (generated,) = engine.run().values()
+    stop = generated[4]
+    engine.add_request("b", [1, 2, 3], max_tokens=12, sampling=Sampling(stop_tokens=(stop,)))
+    assert engine.run()["b"] == generated[: generated.index(stop) + 1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "says"),
+    [
+        ([], {}, ValueError, r"prompt of 'b' is empty \[R1\]"),
+        ([24], {}, ValueError, r"prompt\[0\] is none of the vocabulary's 24 tokens \[R1\]"),
+        ([1, -1], {}, ValueError, r"prompt\[1\] is none of .* \[R1\]"),
+        (["1"], {}, TypeError, r"prompt\[0\] must be an int, not a str \[R1\]"),
+        ([1] * 38, {"max_tokens": 3}, ValueError, r"'b' has 38 tokens and max_tokens=3, the model takes 40 in all"),
+        ([1] * 30, {}, ValueError, r"'b' needs 8 pages at once for 30 \+ 1 tokens, the pool has 7 \[ENG-2\]"),
+        ([1], {"max_tokens": 0}, ValueError, r"max_tokens=0 must be at least 1 \[R1\]"),
+        ([1], {"sampling": 3}, TypeError, r"sampling=3 must be a Sampling \[R1\]"),
+        ([1], {"priority": None}, TypeError, r"priority=None must be an int \[R1\]"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_once(
+    prompt: Any, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    """ENG-2, R1, SEC-2: and nothing has changed."""
+    engine = engine_of("plain")
+    engine.add_request("a", [1, 2], max_tokens=1)
+    with pytest.raises(error, match=says):
+        engine.add_request("b", prompt, **({"max_tokens": 1} | options))
+    assert engine.num_unfinished == len(engine.schedulers[0].queue) == 1
+
+
+def test_an_id_in_use_is_refused_and_so_are_strange_engines() -> None:
+    """R1."""
+    engine = engine_of("plain")
+    engine.add_request("a", [1], max_tokens=1)
+    with pytest.raises(ValueError, match=r"request_id='a' is that of an unfinished request \[R1\]"):
+        engine.add_request("a", [2], max_tokens=1)
+    with pytest.raises(TypeError, match=r"request_id=1 must be a str"):
+        engine.add_request(1, [2], max_tokens=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"platform='gpu' must be one of xla, interpret"):
+        engine_of("plain", platform="gpu")
+    with pytest.raises(ValueError, match=r"page_size names 2 groups, the model has 1"):
+        engine_of("plain", page_size=[4, 4])
