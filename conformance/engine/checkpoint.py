@@ -193,5 +193,5 @@ def _load(wanted: dict[str, _Wanted], found: dict[str, _Found], safetensors: Any
             for name, want in wanted.items():
                 if found[name].file == file:
                     # The name of bfloat16 is known to numpy since JAX was imported.
-                    weight = tensors.get_tensor(name)
-                    want.holder[want.key] = jnp.asarray(weight.T if want.transposed else weight, jnp.dtype(dtype))
+                    weight = tensors.get_tensor(name).astype(jnp.dtype(dtype))
+                    want.holder[want.key] = jnp.asarray(weight.T if want.transposed else weight)

@@ -157,7 +157,7 @@ def init_params(config: ModelConfig, seed: int) -> Params:
 
     def draw(rule: _Draw) -> jax.Array:
         numbers = rule.centre + rule.deviation * random.standard_normal(rule.shape)
-        return jnp.asarray(numbers, jnp.dtype("float32" if rule.wide else config.dtype))
+        return jnp.asarray(numbers.astype(jnp.dtype("float32" if rule.wide else config.dtype)))
 
     return dict(jax.tree.map(draw, _drawn(config), is_leaf=lambda node: isinstance(node, _Draw)))
 
