@@ -1,4 +1,4 @@
-"""Where each clause is implemented in the specification, and by what it is checked."""
+"""Where each clause is implemented: in the specification, those of the engine in the suite's own engine."""
 
 import ast
 import importlib.util
@@ -11,12 +11,14 @@ from kvproof.spec.clauses import CLAUSES
 
 __all__ = ["implementations"]
 
+_ENGINE = f"{__package__}.engine"
+
 _LABEL = re.compile(r"\b(?:R[12]|[A-Z]+-\d+)\b")
 _NOT_CODE = {"__init__", "clauses"}
 
 
 def implementations() -> dict[str, list[str]]:
-    """For each clause the code of the specification that names it, as ``module:qualified.name``.
+    """For each clause the code of the specification, or of the engine, that names it, as ``module:qualified.name``.
 
     A label counts for the innermost function or class around it, in its docstring, its comments or its code;
     outside of any it counts for the module.
@@ -28,19 +30,21 @@ def implementations() -> dict[str, list[str]]:
         for number, line in enumerate(source.splitlines(), start=1):
             where = f"{module}:{owners[number]}" if number in owners else module
             for label in _LABEL.findall(line):
-                if label in found and where not in found[label]:
+                implements = label.startswith("ENG-") == module.startswith(_ENGINE)
+                if implements and label in found and where not in found[label]:
                     found[label].append(where)
     return found
 
 
 def _modules() -> Iterator[tuple[str, Path]]:
-    spec = importlib.util.find_spec(kvproof.spec.__name__)
-    if spec is None or spec.submodule_search_locations is None:
-        raise FileNotFoundError("the source of kvproof.spec is not where it was imported from")
-    for directory in spec.submodule_search_locations:
-        for path in sorted(Path(directory).rglob("*.py")):
-            if path.stem not in _NOT_CODE:
-                yield ".".join((spec.name, *path.relative_to(directory).with_suffix("").parts)), path
+    for package in (kvproof.spec.__name__, _ENGINE):
+        found = importlib.util.find_spec(package)
+        if found is None or found.submodule_search_locations is None:
+            raise FileNotFoundError(f"the source of {package} is not where it was imported from")
+        for directory in found.submodule_search_locations:
+            for path in sorted(Path(directory).rglob("*.py")):
+                if path.stem not in _NOT_CODE:
+                    yield ".".join((package, *path.relative_to(directory).with_suffix("").parts)), path
 
 
 def _owners(tree: ast.Module) -> dict[int, str]:

@@ -164,6 +164,13 @@ _SENTENCES = {
     "step what another writes in it. It equals the update followed by attention.",
     "ATT-6": "Against float64 on the inputs as stored: f32 |error| <= 2^-17 max|v|; bf16 and f16 |error| <= "
     "2^-8 (|ref| + max|v|).",
+    # -- The engine -------------------------------------------------------------------------------
+    "ENG-1": "A model served through pool, manager, tables and kernels, under any schedule of arrivals, chunked "
+    "prefill, preemption, resumption, prefix hits, swaps and eviction, gives logits within tolerance of plain dense "
+    "attention at every position (teacher-forced), and the same tokens wherever the float64 margin exceeds twice that "
+    "tolerance. Sampling is keyed by (request seed, position).",
+    "ENG-2": "Every admitted request that fits alone finishes; one that never can is refused at once. A request "
+    "scheduled in a step is not preempted in it.",
     # -- Security ---------------------------------------------------------------------------------
     "SEC-2": "No error message, printed object, event, counter or snapshot shows the text of a cache salt. Error "
     "messages and printed events show no token ids and no fingerprints of salts either.",

@@ -12,12 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from .config import ModelConfig
 
-__all__ = ["Calls", "InterpretedMixer", "PagedMixer"]
+__all__ = ["Calls", "PagedMixer"]
 
 Array = jax.Array
 
@@ -129,45 +128,6 @@ class PagedMixer:
         begin = jnp.arange(shards, dtype=jnp.int32)[:, None] * (num_rows // shards)
         inside = jnp.arange(num_rows // shards)[None] < starts[:, -1:]
         return (begin + starts[:, :-1]).reshape(-1), (begin + starts[:, 1:] - 1).reshape(-1), inside.reshape(-1)
-
-
-class InterpretedMixer(PagedMixer):
-    """The same with the backend's kernels for a TPU, interpreted: a thousand times slower, and never traced.
-
-    Args:
-        kernels: the backend's ``tpu_kernels``.
-        config: the model.
-        calls: what it calls.
-        caches: of each layer.
-        steps: of each cache group.
-    """
-
-    def __init__(
-        self, kernels: Any, config: ModelConfig, calls: Calls, caches: Sequence[Any], steps: Sequence[Any]
-    ) -> None:
-        super().__init__(config, calls, caches, steps)
-        self._kernels = kernels
-
-    def attend(self, layer: int, queries: Array, keys: Array, values: Array, *, sinks: Array | None) -> Array:
-        """Writes, then attends, by interpreted kernels; see `model.Mixer`.
-
-        Raises:
-            RuntimeError: the interpreter reports a race, or a semaphore that is left over.
-        """
-        assert sinks is None
-        step, view = self._step(layer), self.caches[layer]
-        options = self._options(layer)
-        queries = queries * (options.pop("scale") * queries.shape[2] ** 0.5)
-        written = self._ran(self._kernels.update(view.kv_pages, keys, values, step.slot_mapping))
-        self.caches[layer] = view.replace(kv_pages=jnp.asarray(written))
-        batch = (step.context_lens, step.pages_tables, step.query_start_loc, step.num_seqs)
-        heads = self.config.num_kv_heads
-        return jnp.asarray(self._ran(self._kernels.attend(queries, written, *batch, num_kv_heads=heads, **options)))
-
-    def _ran(self, run: Any) -> Any:
-        if run.minds:
-            raise RuntimeError(f"the interpreter reports: {run.minds}")
-        return np.asarray(run.output)
 
 
 def _one_after_the_other(before: tuple[Array, Array], after: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -20,8 +20,9 @@ from kvproof.spec.declarations import PageCopy
 
 from ..backends import Backend
 from .config import ModelConfig
+from .eager_mixers import HostMixer, InterpretedMixer
 from .groups import LayerGroup
-from .mixers import Calls, InterpretedMixer, PagedMixer
+from .mixers import Calls, PagedMixer
 from .model import Params, forward
 from .scheduler import Chunk, Plan
 
@@ -85,6 +86,7 @@ class Runner:
         self._kernels = self._interpreted(backend) if platform == "interpret" else None
         made = [_caches(config, backend, group, num_pages, layout, mesh) for group in groups]
         self.caches = [made[group_of[layer]].pop(0) for layer in range(config.num_layers)]
+        self._on_host = not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self.caches))
         self._rules, self._metadata = backend.get("MetadataBuilder"), backend.get("RaggedPagesMetadata")
         width = [table.max_num_pages_per_req for table in tables[0].page_tables]
         sizes = self._rules(groups[0].page_size, max_num_seqs, width[0], max_num_batched_tokens).token_sizes
@@ -172,11 +174,18 @@ class Runner:
 
     def _computed(self, tokens: NDArray[np.int32], wanted: NDArray[np.int32], steps: list[Any]) -> Any:
         """The logits wanted, and the caches after the step."""
-        if self._kernels is not None:
-            mixer = InterpretedMixer(self._kernels, self.config, self._calls, self.caches, steps)
-            logits = forward(self.params, self.config, jnp.asarray(tokens), steps[0].position_ids, mixer)
+        mixer = self._eager(steps)
+        if mixer is not None:
+            logits = forward(self.params, self.config, jnp.asarray(tokens), jnp.asarray(steps[0].position_ids), mixer)
             return logits[wanted], mixer.caches
         return self._program(self.params, self.caches, tokens, wanted, steps, self.config, self._calls)
+
+    def _eager(self, steps: list[Any]) -> PagedMixer | None:
+        """The mixer of a step that no program is made of; None where one is."""
+        given = self.config, self._calls, self.caches, steps
+        if self._kernels is not None:
+            return InterpretedMixer(self._kernels, *given)
+        return HostMixer(*given) if self._on_host else None
 
     def _copy(self, copies: Sequence[Sequence[PageCopy]]) -> None:
         """Runs the copies of states, in their order."""

@@ -5,6 +5,7 @@ from .attention import Attention, Latents, Limits
 from .base import Machine
 from .batch import Batch
 from .cache import Cache
+from .engine import EngineMachine
 from .events import Events
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
@@ -51,7 +52,7 @@ MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} |
         ),
         *(SafePool, SafeManager, SafeGroups),
         *(Table, MultiTable, Programs),
-        *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels),
+        *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels, EngineMachine),
     )
 }
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""

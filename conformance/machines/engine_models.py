@@ -1,0 +1,134 @@
+"""What the engine machine serves: small models, sizes, and what must come out, by dense attention in float64."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvproof.spec
+from kvproof.spec.declarations import Request
+
+from ..backends import Backend
+from ..engine.config import LayerKind, ModelConfig
+from ..engine.dense import dense_logits, tolerance
+from ..engine.groups import groups_of
+from ..engine.model import Params, init_params
+from ..engine.sampler import Sampling
+from ..engine.serving import Engine
+
+__all__ = ["KITS", "Asked", "Kit", "bound", "dense", "engine_of", "fits"]
+
+_PAGE = 2
+_SEQS, _TOKENS = 3, 8
+
+_SMALL = 1e-4
+"""Errors up to this are never more than float32 explains: measured are 1e-5, allowed by ATT-6 a hundred times that."""
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What is served. Hashable.
+
+    Attributes:
+        config: the model.
+        num_pages: pages of the pool.
+    """
+
+    config: ModelConfig
+    num_pages: int
+
+    def __str__(self) -> str:
+        kinds = ", ".join(
+            f"{layer.kind} {layer.extent}" if layer.extent else layer.kind for layer in self.config.layers
+        )
+        return (
+            f"<model of layers {kinds}>, num_pages={self.num_pages}, page_size={_PAGE}, max_num_seqs={_SEQS}, "
+            f"max_num_batched_tokens={_TOKENS}"
+        )
+
+
+def _kit(num_pages: int, *layers: LayerKind) -> Kit:
+    return Kit(ModelConfig(8, 16, 16, 2, 1, 8, layers, 14, latent_rank=8, rotary_size=4, state_size=2), num_pages)
+
+
+KITS = {
+    "window": _kit(13, LayerKind("full"), LayerKind("window", 3)),
+    "state": _kit(14, LayerKind("mla"), LayerKind("chunk", 4), LayerKind("state")),
+}
+"""What is served, by name: a program each. The pools hold one long request, or two or three short ones."""
+
+
+@dataclass
+class Asked:
+    """An unfinished request, as the machine knows it.
+
+    Attributes:
+        tokens: its tokens so far.
+        num_prompt: tokens of its prompt.
+        max_tokens: how many are generated.
+        sampling: how.
+    """
+
+    tokens: list[int]
+    num_prompt: int
+    max_tokens: int
+    sampling: Sampling
+
+
+@functools.lru_cache(maxsize=8)
+def _params(config: ModelConfig) -> Params:
+    return init_params(config, 0)
+
+
+def engine_of(kit: Kit, backend: Backend) -> Engine:
+    """An engine on a backend."""
+    return Engine(
+        (kit.config, _params(kit.config)),
+        backend=backend,
+        num_pages=kit.num_pages,
+        page_size=_PAGE,
+        max_num_seqs=_SEQS,
+        max_num_batched_tokens=_TOKENS,
+        keep_logits=True,
+        hash_seed=b"kvproof",
+        optimise=False,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def dense(kit: Kit, tokens: tuple[int, ...]) -> NDArray[np.float64]:
+    """The logits after each token, `f64[n, V]`."""
+    return dense_logits(_params(kit.config), kit.config, list(tokens))
+
+
+@functools.lru_cache(maxsize=256)
+def _tolerance(kit: Kit, tokens: tuple[int, ...]) -> NDArray[np.float64]:
+    return np.maximum(tolerance(_params(kit.config), kit.config, list(tokens)), _SMALL)
+
+
+def bound(kit: Kit, tokens: tuple[int, ...], errors: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """How far logits may be off at each position, `f64[n]`.
+
+    Args:
+        kit: what is served.
+        tokens: the tokens.
+        errors: how far they are off; where none is large, the true bound is not worth working out. None works it out.
+    """
+    if errors is not None and (errors <= _SMALL).all():
+        return np.full(len(tokens), _SMALL)
+    return _tolerance(kit, tokens)
+
+
+@functools.lru_cache(maxsize=256)
+def fits(kit: Kit, num_tokens: int) -> bool:
+    """Whether the specification's manager can serve so many tokens alone, one at a time (ENG-2)."""
+    groups = [group.declared for group in groups_of(kit.config, _PAGE)]
+    manager: Any = kvproof.spec.CacheManager(kit.num_pages, groups, kit.config.max_model_len)
+    request = Request("alone", [0] * num_tokens)
+    for computed in range(num_tokens):
+        request.num_computed_tokens = computed
+        if manager.allocate_slots(request, 1) is None:
+            return False
+    return True
