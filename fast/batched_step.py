@@ -49,12 +49,15 @@ class Step(NamedTuple):
 
     Attributes:
         requests: their slots.
+        where: where these lie in columns: themselves, or a slice where they follow one another, as requests get the
+            lowest free slots: then columns are read and written as they lie, without gathering entry by entry.
         computed: their computed tokens.
         promised: these and their new tokens.
         slots: these and their look-ahead, cut at the longest request.
     """
 
     requests: NDArray[np.int64]
+    where: NDArray[np.int64] | slice
     computed: NDArray[np.int64]
     promised: NDArray[np.int64]
     slots: NDArray[np.int64]
@@ -63,7 +66,8 @@ class Step(NamedTuple):
         """The entries of some of the requests."""
         promised = self.promised[places]
         slots = promised if self.slots is self.promised else self.slots[places]  # as where nothing looks ahead
-        return Step(self.requests[places], self.computed[places], promised, slots)
+        requests = self.requests[places]
+        return Step(requests, requests, self.computed[places], promised, slots)
 
 
 def allocate_batch(
@@ -80,19 +84,19 @@ def allocate_batch(
     coordinator = manager.coordinator
     live = coordinator.live
     step = _read_step(manager, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
-    needs, is_due = step.slots >= live.needs_at[step.requests], step.promised >= live.due_at[step.requests]
+    needs, is_due = step.slots >= live.needs_at[step.where], step.promised >= live.due_at[step.where]
     if coordinator.gives_back:  # what is given back comes before what is taken
         needs = is_due = needs | is_due
     growing, due = needs.nonzero()[0], is_due.nonzero()[0]
-    takers, doers = step.at(growing), step.at(_NOBODY if delay else due)
+    doing = _NOBODY if delay else due
     granted = np.empty(len(step.requests), bool)
     granted.fill(True)
     small = None
     if len(growing) + len(due) <= FEW:
         small = read_small_step(
             coordinator,
-            (takers.requests.tolist(), takers.slots.tolist()),
-            (doers.requests.tolist(), doers.promised.tolist()),
+            (step.requests[growing].tolist(), step.slots[growing].tolist()),
+            (step.requests[doing].tolist(), step.promised[doing].tolist()),
         )
     growths: list[Growth]
     if small is not None:
@@ -101,6 +105,7 @@ def allocate_batch(
         _write_columns(coordinator, step)
         new = [np.array(ids, np.int32) for ids in small.serve(coordinator)]
     else:
+        takers, doers = step.at(growing), step.at(doing)
         growths = [growth_of(group, takers.requests, takers.promised, takers.slots) for group in coordinator.groups]
         row_ids = _read_rows(coordinator, growths, step.requests, growing, tables, rows)
         filled = read_filled(coordinator, doers.requests, doers.computed, doers.promised)
@@ -151,23 +156,29 @@ def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.
     return numbers
 
 
-def _read_ids(name: str, values: Ids, size: int, clause: str) -> tuple[NDArray[np.int64], bool]:
-    """Reads the numbers of things of which ``size`` exist, and whether all differ. See `id_array`."""
+def _read_ids(
+    name: str, values: Ids, size: int, clause: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | slice, bool]:
+    """Reads the numbers of things of which ``size`` exist, where they lie, and whether all differ.
+
+    See `id_array` and `Step.where`.
+    """
     if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1 and values.size:
         ids: NDArray[np.int64] = np.asarray(values, np.int64)
         ascending = np.count_nonzero(ids[1:] > ids[:-1]) == len(ids) - 1
-        if ascending and ids.item(0) >= 0 and ids.item(-1) < size:  # then so are all between, and differ
-            return ids, True
+        first, last = ids.item(0), ids.item(-1)
+        if ascending and first >= 0 and last < size:  # then so are all between, and differ
+            return ids, slice(first, last + 1) if last - first == len(ids) - 1 else ids, True
     ids = id_array(name, values, size, clause)
     places = np.arange(len(ids))
     last = np.empty(size, np.int64)
     last[ids] = places
-    return ids, bool((last[ids] == places).all())
+    return ids, ids, bool((last[ids] == places).all())
 
 
 def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Step:
     live = manager.coordinator.live
-    requests, differ = _read_ids("slots", slots, len(live.requests), "MAN-11")
+    requests, where, differ = _read_ids("slots", slots, len(live.requests), "MAN-11")
     num = len(requests)
     if not differ:
         raise refusal(ValueError, "MAN-11", f"slots={requests.tolist()} names a slot twice")
@@ -181,9 +192,9 @@ def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
     promised: NDArray[np.int64] = given + _counts("num_new_tokens", new, num, 1)
     ahead = _counts("num_lookahead_tokens", lookahead, num, 0)
     # a slot without a request has -1 slots
-    bad = (given > live.slots[requests]) | (given < live.computed[requests])
+    bad = (given > live.slots[where]) | (given < live.computed[where])
     if manager.coordinator.has_states:
-        bad |= given != live.promised[requests]
+        bad |= given != live.promised[where]
     if num and (np.count_nonzero(bad) or np.maximum.reduce(promised) > manager.max_model_len):
         if not live.is_live[requests].all():
             worst = requests[live.is_live[requests].argmin()]
@@ -191,8 +202,8 @@ def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
         worst = int((bad | (promised > manager.max_model_len)).argmax())
         manager.require_step(int(requests[worst]), int(given[worst]), int(promised[worst]))
     if type(ahead) is int and not ahead:
-        return Step(requests, given, promised, promised)
-    return Step(requests, given, promised, np.minimum(promised + ahead, manager.max_model_len))
+        return Step(requests, where, given, promised, promised)
+    return Step(requests, where, given, promised, np.minimum(promised + ahead, manager.max_model_len))
 
 
 def _read_rows(
@@ -218,7 +229,7 @@ def _read_rows(
     if len(tables.page_tables) != num_groups:
         raise refusal(ValueError, "MAN-11", f"tables has {len(tables.page_tables)} groups, the manager {num_groups}")
     num_rows = tables.page_tables[0].max_num_reqs
-    row_ids, differ = _read_ids("rows", rows, num_rows, "TAB-2")
+    row_ids, _, differ = _read_ids("rows", rows, num_rows, "TAB-2")
     if len(row_ids) != len(requests) or not differ:
         raise refusal(ValueError, "MAN-11", f"rows={row_ids.tolist()} must be {len(requests)} different rows")
     for growth, table in zip(growths, tables.page_tables, strict=True):
@@ -264,10 +275,10 @@ def _give_back_all(coordinator: CacheCoordinator, step: Step, growths: Sequence[
 
 def _write_columns(coordinator: CacheCoordinator, step: Step) -> None:
     """Notes the counts of requests that were granted slots."""
-    live, requests = coordinator.live, step.requests
-    live.computed[requests] = step.computed
-    live.promised[requests] = np.maximum(live.promised[requests], step.promised)
-    live.slots[requests] = np.maximum(live.slots[requests], step.slots)
+    live, where = coordinator.live, step.where
+    live.computed[where] = step.computed
+    live.promised[where] = np.maximum(live.promised[where], step.promised)
+    live.slots[where] = np.maximum(live.slots[where], step.slots)
 
 
 def _take_all(
@@ -315,7 +326,8 @@ def _note_copies(coordinator: CacheCoordinator, step: Step, growths: Sequence[Gr
 
 def _take_one_by_one(coordinator: CacheCoordinator, step: Step) -> NDArray[np.bool_]:
     """Serves the requests in order, as single calls would; returns who was granted slots."""
-    entries = zip(*[column.tolist() for column in step], strict=True)
+    columns = (step.requests, step.computed, step.promised, step.slots)
+    entries = zip(*[column.tolist() for column in columns], strict=True)
     return np.array([coordinator.advance(*entry) is not None for entry in entries], bool)
 
 

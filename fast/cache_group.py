@@ -115,7 +115,8 @@ class CacheGroup:
 
     def add_page(self, slot: int, page: int, end: int) -> None:
         """`add_pages` for one page."""
-        self.widen(end)
+        if end > self._width:
+            self.widen(end)
         self.row_cell[slot, end - 1] = page
         self.num_pages[slot] = end
 

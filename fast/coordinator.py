@@ -86,7 +86,7 @@ class CacheCoordinator:
         self.gives_back = len(self._giving_back) > 0
         self.live = LiveRequests(self.groups)
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
-        self._most_slots = min(max_model_len + 1, NEVER)
+        self.most_slots = min(max_model_len + 1, NEVER)
         self.copies: list[tuple[str, PageCopy]] = []
         self._plain = tuple(PLAIN for _ in self.groups)
         self.nothing_new: NewPages = tuple(() for _ in self.groups)
@@ -220,7 +220,7 @@ class CacheCoordinator:
 
     def needs_at(self, slot: int) -> int:
         """A step of a request whose slots are fewer needs no page."""
-        bound = self._most_slots
+        bound = self.most_slots
         for group in self.groups:
             full_at = group.rule.full_at(group.num_pages[slot])
             bound = full_at if full_at < bound else bound
@@ -239,7 +239,7 @@ class CacheCoordinator:
 
     def note_needs_of(self, slots: NDArray[np.int64]) -> None:
         """Works out when requests need a page again."""
-        bound: NDArray[np.int64] | int = self._most_slots
+        bound: NDArray[np.int64] | int = self.most_slots
         for group in self.groups:
             bound = np.minimum(group.rule.full_at(group.lengths[slots]), bound)
         self.live.needs_at[slots] = bound

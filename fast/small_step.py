@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
+from .group_rules import NEVER
 from .growth import Growth
 from .request_reading import plain_tokens
 
@@ -30,14 +31,14 @@ class SmallStep(NamedTuple):
             pages, its slot, the group, and how long its list is.
         fills: pages to be published: the group, the request's slot, the page's place in its list, the cached page
             before it, its token bytes, and the encoding of the extra keys that touch it.
-        takers: the slots of the requests that were to need pages.
-        doers: the slots of those that were to fill pages.
+        needs: the slots of the requests that were to need pages, and how many slots make each need one again.
+        due: the slots of those that were to fill pages, and how many tokens make each fill one again.
     """
 
     takes: list[tuple[int, int, CacheGroup, int]]
     fills: list[tuple[CacheGroup, int, int, int, bytes, bytes]]
-    takers: list[int]
-    doers: list[int]
+    needs: list[tuple[int, int]]
+    due: list[tuple[int, int]]
 
     def growths(self, coordinator: CacheCoordinator) -> list[Growth]:
         """What is to be taken as arrays, for each group: what tables are written by."""
@@ -78,10 +79,11 @@ class SmallStep(NamedTuple):
             elif not page % sampling:
                 pool.note_keys((page,), None)
             group.num_published[slot] = first + 1
-        for slot in self.takers:
-            live.num_needs_at[slot] = coordinator.needs_at(slot)
-        for slot in self.doers:
-            live.num_due_at[slot] = coordinator.due_at(slot)
+        num_needs_at, num_due_at = live.num_needs_at, live.num_due_at
+        for slot, bound in self.needs:
+            num_needs_at[slot] = bound
+        for slot, bound in self.due:
+            num_due_at[slot] = bound
         return new
 
 
@@ -105,33 +107,45 @@ def read_small_step(
     if coordinator.gives_back or coordinator.has_states or pool.keeps_keys:
         return None
     takes: list[tuple[int, int, CacheGroup, int]] = []
+    needs: list[tuple[int, int]] = []
+    most = coordinator.most_slots - 1
     for place, (slot, slots) in enumerate(zip(*takers, strict=True)):
+        least = most
         for group in coordinator.groups:
-            held = group.num_pages[slot]
-            missing = slots - held * group.rule.page_size
-            if missing > group.rule.page_size:
-                return None
-            if missing > 0:
+            held, size = group.num_pages[slot], group.rule.page_size
+            room = held * size
+            if slots > room:
                 takes.append((place, slot, group, held))
+                room += size
+                if slots > room:
+                    return None
+            if room < least:
+                least = room
+        needs.append((slot, least + 1))
     if len(takes) > pool.get_num_free_pages():
         return None
-    fills = []
+    fills: list[tuple[CacheGroup, int, int, int, bytes, bytes]] = []
+    due: list[tuple[int, int]] = []
     num_withdrawals = coordinator.live.num_withdrawals
     for slot, promised in zip(*doers, strict=True):
         request = coordinator.live.requests[slot]
         assert request is not None, "a live slot has a request"
         if num_withdrawals[slot] != pool.num_withdrawals:
             return None
+        soonest = NEVER
         for group in coordinator.groups:
             first, size = group.num_published[slot], group.rule.page_size
-            begin = first * size
-            if promised - begin < size:
-                continue
-            after, segments = group.row_cell[slot, first - 1], group.segments[slot]
-            if promised - begin >= 2 * size or not first or len(segments) > 1 or not pool.index.run_cell[after]:
-                return None
-            tokens = plain_tokens(request, begin, begin + size)
-            if tokens is None:
-                return None
-            fills.append((group, slot, first, after, tokens, segments[0].extra))
-    return SmallStep(takes, fills, takers[0], doers[0])
+            end = (first + 1) * size
+            if promised >= end:
+                after, segments = group.row_cell[slot, first - 1], group.segments[slot]
+                if promised >= end + size or not first or len(segments) > 1 or not pool.index.run_cell[after]:
+                    return None
+                tokens = plain_tokens(request, end - size, end)
+                if tokens is None:
+                    return None
+                fills.append((group, slot, first, after, tokens, segments[0].extra))
+                end += size
+            if end < soonest:
+                soonest = end
+        due.append((slot, soonest))
+    return SmallStep(takes, fills, needs, due)
