@@ -171,9 +171,9 @@ def _read_ids(
             return ids, slice(first, last + 1) if last - first == len(ids) - 1 else ids, True
     ids = id_array(name, values, size, clause)
     places = np.arange(len(ids))
-    last = np.empty(size, np.int64)
-    last[ids] = places
-    return ids, ids, bool((last[ids] == places).all())
+    named_at = np.empty(size, np.int64)
+    named_at[ids] = places
+    return ids, ids, bool((named_at[ids] == places).all())
 
 
 def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Step:
