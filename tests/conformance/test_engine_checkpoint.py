@@ -45,10 +45,10 @@ STRETCHED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def transformers() -> ModuleType:
-    pytest.importorskip("torch", reason="the comparison with transformers needs: pip install torch transformers")
-    found: ModuleType = pytest.importorskip("transformers", reason="to compare with it: pip install torch transformers")
-    return found
+def peers() -> tuple[ModuleType, ModuleType]:
+    """The packages torch and transformers."""
+    reason = "the comparison with transformers needs: pip install torch transformers"
+    return pytest.importorskip("torch", reason=reason), pytest.importorskip("transformers", reason=reason)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def save(folder: Path, document: Any, *shards: dict[str, NDArray[Any]]) -> None:
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors")
         return
-    placed = {}
+    placed: dict[str, str] = {}
     for number, shard in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         save_file(shard, folder / file)
@@ -107,12 +107,11 @@ def save(folder: Path, document: Any, *shards: dict[str, NDArray[Any]]) -> None:
     ids=["llama", "llama3-tied", "mistral", "ministral"],
 )
 def test_the_logits_are_those_of_transformers(
-    transformers: ModuleType, tmp_path: Path, kind: str, options: dict[str, Any], layers: list[str] | None
+    peers: tuple[ModuleType, ModuleType], tmp_path: Path, kind: str, options: dict[str, Any], layers: list[str] | None
 ) -> None:
     """ENG-1 for a published architecture: at float32 the model, dense float64 and transformers agree."""
     pytest.importorskip("safetensors", reason="checkpoints are read with it: pip install 'kvproof[engine]'")
-    import torch
-
+    torch, transformers = peers
     config_class, model_class = (getattr(transformers, f"{kind}{name}") for name in ("Config", "ForCausalLM"))
     rope = {"rope_type": "default", "rope_theta": 10000.0, **options.get("rope_parameters", {})}
     torch.manual_seed(0)

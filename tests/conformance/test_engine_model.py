@@ -108,8 +108,8 @@ def test_any_mix_of_layers_gives_what_dense_attention_gives(
 ) -> None:
     """ENG-1."""
     num_heads, num_kv_heads = heads
-    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": 2 * half_head}
-    hold_to_reference(replace(SMALL, layers=tuple(layers), **sizes, **options), length=13)
+    options |= {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_size": 2 * half_head}
+    hold_to_reference(replace(SMALL, layers=tuple(layers), **options), length=13)
 
 
 def test_in_bfloat16_the_error_is_of_its_rounding() -> None:
