@@ -16,6 +16,7 @@ CAPABILITIES = {
     "batch": "a step of all requests in one call",
     "pins": "pins and priorities of prefixes",
     "snapshots": "snapshots of a manager, and managers made from them",
+    "swaps": "requests that go to host memory and come back",
     "shards": "several shards under one manager",
     "keys": "keys of pages that show digest, token ids and extra keys",
     "views": "views that guard what they show: setters that refuse, page lists and host tables that cannot be changed",

@@ -42,6 +42,8 @@ from kvproof.spec.declarations import (
     Request,
     SamplingParams,
     SlidingWindowSpec,
+    SwapCopy,
+    SwapPlan,
     WeightsVersion,
 )
 
@@ -62,6 +64,7 @@ from .coordinator_kinds import (
     UnitaryCacheCoordinator,
     get_kv_cache_coordinator,
 )
+from .event_documents import events_from_json, events_to_json
 from .follower import CacheFollower
 from .free_queue import FreeCachePageQueue
 from .hashing import (
@@ -140,11 +143,15 @@ __all__ = [
     "SlotBatch",
     "SlotQuantizer",
     "StatePages",
+    "SwapCopy",
+    "SwapPlan",
     "UnitaryCacheCoordinator",
     "WeightsVersion",
     "align_to_multiple",
     "cdiv",
     "copy_pages",
+    "events_from_json",
+    "events_to_json",
     "fused_ragged_paged_attention",
     "get_dtype_packing",
     "get_kv_cache_coordinator",

@@ -13,15 +13,16 @@ from .batched_step import allocate_batch
 from .cache_pages import CachePages
 from .longest_hit import Hits
 from .page_table import MultiGroupPageTable
-from .prefix_manager import PinnedPrefix, PrefixManager
+from .prefix_manager import PinnedPrefix
 from .request_reading import another, is_running, never_slotted, read_id, read_request_id, read_tokens, too_long
 from .slot_batch import SlotBatch
+from .swapping import SwapManager
 from .table_rows import Ids
 
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix"]
 
 
-class CacheManager(PrefixManager):
+class CacheManager(SwapManager):
     """Gives requests their slots: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.
@@ -40,6 +41,7 @@ class CacheManager(PrefixManager):
         counter_sampling: one page in so many is sampled for the histograms of `counters`.
         max_pinned_pages: the most pages that may be pinned (PIN-1).
         max_pinned_pages_per_salt: the most that may be for one cache salt; None: no bound of its own.
+        num_host_pages: how many pages host memory has room for; 0: no request can be swapped out (SWAP-1).
 
     Attributes:
         page_pool: the pool.
@@ -133,24 +135,6 @@ class CacheManager(PrefixManager):
             return self.coordinator.nothing
         return self._advance(request, slot, computed, promised, min(slots, self.max_model_len), bool(delay))
 
-    def require_step(self, slot: int, computed: int, promised: int) -> None:
-        """Refuses computed tokens that a live request can't have, and more tokens than any can (MAN-2, MAN-8)."""
-        live = self._live
-        if computed > live.num_slots[slot]:
-            raise never_slotted(computed, live.num_slots[slot])
-        if computed < live.num_computed[slot]:
-            raise refusal(
-                ValueError, "MAN-8", f"request.num_computed_tokens={computed} fell from {live.num_computed[slot]}"
-            )
-        if self.coordinator.has_states and computed != live.num_promised[slot]:
-            raise refusal(
-                ValueError,
-                "MAN-13",
-                f"request.num_computed_tokens={computed}: the state held is the one after {live.num_promised[slot]}",
-            )
-        if promised > self.max_model_len:
-            raise too_long(promised, self.max_model_len)
-
     def _advance(
         self, request: EngineRequest, slot: int, computed: int, promised: int, slots: int, delay: bool
     ) -> CachePages | None:
@@ -177,6 +161,8 @@ class CacheManager(PrefixManager):
     ) -> CachePages | None:
         """`allocate_slots` for a request that is not live and whose counts have been read."""
         coordinator = self.coordinator
+        if coordinator.swapped.by_id:
+            coordinator.swapped.require_none(request)
         tokens = read_tokens(request)
         segments = coordinator.segments_of(attribute(request, "extra_keys"))
         for name in ("sampling_params", "status"):
@@ -289,18 +275,21 @@ class CacheManager(PrefixManager):
         """Gives a request's pages back, group by group, the last page first, so that a prefix outlives what follows.
 
         Args:
-            request: the request; one that is not live is passed over (MAN-5).
+            request: the request. One that is swapped out is forgotten (SWAP-1); any other that is not live is passed
+                over (MAN-5).
             num_written: tokens whose K/V have been written or will be, where the request goes before its last
                 step was dispatched; None if all are. What it promised beyond is withdrawn (MAN-4).
 
         Returns:
-            The ids of the other live requests that hold a withdrawn page, in the order of their admission:
-            what they computed from it is void, they are to be freed and scheduled anew. Empty for None.
+            The ids of the other live requests that hold a withdrawn page, in the order of their admission, and of
+            those that are on their way to or from host memory with one: what they computed from it is void, they
+            are to be freed and scheduled anew. Empty for None.
             O(pages), and O(pages of all live requests) where something is withdrawn.
         """
         written = None if num_written is None else integer("num_written", num_written)
         slot = self._live.slot_of.get(read_request_id(request), -1)
         if slot < 0 or self._live.requests[slot] is not request:
+            self._abandon(request)
             return []
         if request.request_id in self._known:
             self._given_back[request.request_id] = self._live.num_promised[slot]
@@ -360,9 +349,3 @@ class CacheManager(PrefixManager):
             raise refusal(
                 ValueError, "MAN-2", f"new_computed_pages for {request.request_id!r}, which holds pages already"
             )
-
-    def _require_live(self, request: EngineRequest) -> int:
-        slot = self._live.slot_of.get(read_request_id(request), -1)
-        if slot < 0 or self._live.requests[slot] is not request:
-            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
-        return slot

@@ -23,6 +23,7 @@ from .page_pool import PagePool
 from .pages import PageList
 from .publishing import Publisher
 from .row_check import check_rows
+from .swapped_requests import SwappedRequests
 
 __all__ = ["CacheCoordinator", "NewPages"]
 
@@ -43,6 +44,7 @@ class CacheCoordinator:
         max_model_len: the most tokens that a request can have.
         use_eagle: whether hits of Eagle groups must be followed by a page of the same request (MAN-9).
         enable_caching: whether prefixes are cached and found.
+        num_host_pages: how many pages host memory has room for.
         pool_options: further keywords of `PagePool`.
 
     Attributes:
@@ -51,6 +53,7 @@ class CacheCoordinator:
         groups: the groups at work.
         live: the live requests.
         publisher: publishes their pages.
+        swapped: the requests in host memory (SWAP-1).
         copies: the state copies that were not handed out yet, with the ids of their requests (MAN-13).
         nothing: no pages, in as many groups; likewise:
         nothing_new: as ids.
@@ -63,6 +66,7 @@ class CacheCoordinator:
         max_model_len: int,
         use_eagle: bool,
         enable_caching: bool,
+        num_host_pages: int = 0,
         **pool_options: Any,
     ) -> None:
         self.kv_cache_groups = tuple(kv_cache_groups)
@@ -87,6 +91,7 @@ class CacheCoordinator:
         self.live = LiveRequests(self.groups)
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.most_slots = min(max_model_len + 1, NEVER)
+        self.swapped = SwappedRequests(num_host_pages)
         self.copies: list[tuple[str, PageCopy]] = []
         self._plain = tuple(PLAIN for _ in self.groups)
         self.nothing_new: NewPages = tuple(() for _ in self.groups)
@@ -346,7 +351,7 @@ class CacheCoordinator:
             pool.withdraw(lost)
         for pages in held:
             pool.release(pages)
-        return self.live.holders(lost) if len(lost) else []
+        return self.live.holders(lost) + self.swapped.holders(lost) if len(lost) else []
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -375,7 +380,8 @@ class CacheCoordinator:
             AssertionError: one does not hold; the message shows the whole state.
         """
         self.page_pool.check()
-        check_rows(self.page_pool, self.groups, self.live, self.max_model_len)
+        self.swapped.check()
+        check_rows(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
         for request_id, slot in self.live.slot_of.items():
             noted = self.live.num_needs_at[slot], self.live.num_due_at[slot]
             bounds = self.needs_at(slot), self.due_at(slot)

@@ -55,6 +55,7 @@ class PrefixManager:
         counter_sampling: int = 64,
         max_pinned_pages: int = 0,
         max_pinned_pages_per_salt: int | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         self.max_model_len = integer("max_model_len", max_model_len, minimum=1)
         self.use_eagle = flag("use_eagle", use_eagle)
@@ -71,6 +72,7 @@ class PrefixManager:
             counter_sampling=counter_sampling,
             max_pinned_pages=max_pinned_pages,
             max_pinned_pages_per_salt=max_pinned_pages_per_salt,
+            num_host_pages=num_host_pages,
         )
         self.kv_cache_groups = self.coordinator.kv_cache_groups
         self.num_kv_cache_groups = len(self.kv_cache_groups)
@@ -143,7 +145,10 @@ class PrefixManager:
         tokens = read_tokens(request)
         segments = coordinator.segments_of(attribute(request, "extra_keys"))
         params = attribute(request, "sampling_params")
-        if slot >= 0 and self._live.requests[slot] is not request:
+        if slot >= 0:
+            if self._live.requests[slot] is not request:
+                raise another(request)
+        elif coordinator.swapped.by_id and coordinator.swapped.is_another(request):
             raise another(request)
         if not self.enable_caching or (params is not None and params.prompt_logprobs is not None):
             return coordinator.nothing, 0
@@ -260,7 +265,8 @@ class PrefixManager:
             What stands in the format of the module `snapshot`. O(pages and cached tokens).
 
         Raises:
-            ValueError: a page is held or cached by calls on the pool, of which no snapshot tells.
+            ValueError: a page is held or cached by calls on the pool, of which no snapshot tells; a request is in
+                host memory, or on its way (SWAP-1).
         """
         return snapshot_of(self)
 
@@ -291,7 +297,7 @@ class PrefixManager:
 
     def _require_own_id(self, request: EngineRequest) -> None:
         slot = self._live.slot_of.get(read_request_id(request), -1)
-        if slot >= 0 and self._live.requests[slot] is not request:
+        if (slot >= 0 and self._live.requests[slot] is not request) or self.coordinator.swapped.is_another(request):
             raise another(request)
 
     def check(self) -> None:
@@ -301,7 +307,8 @@ class PrefixManager:
             AssertionError: one does not hold; the message shows the whole state.
         """
         self.coordinator.check()
-        assert self._given_back.keys() <= self._known.keys() - self._live.slot_of.keys(), (
+        elsewhere = self._live.slot_of.keys() | self.coordinator.swapped.by_id.keys()
+        assert self._given_back.keys() <= self._known.keys() - elsewhere, (
             f"MAN-12: given back {list(self._given_back)}, known {list(self._known)}, live {list(self._live.slot_of)}"
         )
         pinned = np.zeros(self.num_pages, np.int64)

@@ -31,6 +31,7 @@ __all__ = ["restored"]
 _KEYS = (
     *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
     *("enable_events", "counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt", "none_hash", "groups"),
+    *("num_host_pages", "next_swap_id"),
     *("now", "free", "priorities", "contents", "cached", "requests", "known", "given_back", "pins", "next_pin_id"),
     *("copies", "events", "counters", "clock", "stored_at", "freed_at"),
 )
@@ -99,6 +100,7 @@ def _made(kind: type[ManagerKind], parts: Mapping[str, Part], hash_function: Has
         "counter_sampling": parts["counter_sampling"].integer(),
         "max_pinned_pages": parts["max_pinned_pages"].integer(),
         "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
+        "num_host_pages": parts["num_host_pages"].integer(),
     }
     try:
         manager = kind(**arguments, hash_seed=b"", hash_function=hash_function)
@@ -117,6 +119,7 @@ def _restore_pins(manager: "PrefixManager", parts: Mapping[str, Part]) -> NDArra
     pool, groups = manager.page_pool, manager.coordinator.groups
     pinned = np.zeros(pool.num_pages, np.int64)
     manager._next_pin = parts["next_pin_id"].integer()
+    manager.coordinator.swapped.next_id = parts["next_swap_id"].integer()
     for part in parts["pins"].items():
         members = part.members(("id", "num_tokens", "pages"))
         pin_id, num_tokens = members["id"].integer(below=manager._next_pin), members["num_tokens"].integer(minimum=1)

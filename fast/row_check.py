@@ -7,17 +7,21 @@ import numpy as np
 from .cache_group import CacheGroup
 from .live_requests import LiveRequests
 from .page_pool import PagePool
+from .swapped_requests import SwappedRequests
 
 __all__ = ["check_rows"]
 
 
-def check_rows(pool: PagePool, groups: Sequence[CacheGroup], live: LiveRequests, max_model_len: int) -> None:
+def check_rows(
+    pool: PagePool, groups: Sequence[CacheGroup], live: LiveRequests, swapped: SwappedRequests, max_model_len: int
+) -> None:
     """Verifies that columns, rows and the pool's counts agree; O(pages held).
 
     Args:
         pool: the pool.
         groups: the cache groups, with the requests' rows.
         live: the live requests.
+        swapped: the requests in host memory, and the pages held for their copies.
         max_model_len: the most tokens of a request.
 
     Raises:
@@ -41,9 +45,13 @@ def check_rows(pool: PagePool, groups: Sequence[CacheGroup], live: LiveRequests,
             ]
             _check_row(pool, group, slot, unfrozen, state)
             np.add.at(held, group.held(slot), 1)
+    for flight in swapped.flights.values():
+        for pages in flight.pages:
+            np.add.at(held, pages, 1)
     held[0] = 0
     counts = [pool.ref_count(page) for page in range(pool.num_pages)]
     assert held.tolist() == counts, f"POOL-2: pages are held {held.tolist()}, counted {counts}"
+    assert swapped.by_id.keys().isdisjoint(live.slot_of), "SWAP-1: a request is live and swapped out"
     assert int(live.is_live.sum()) == len(live.slot_of), f"slots: {live.slot_of}"
 
 

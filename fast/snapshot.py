@@ -1,6 +1,6 @@
 """MAN-14: a manager's whole state as JSON.
 
-The format is the specification's, version 1, so that a manager of either package goes on from the other's
+The format is the specification's, version 2, so that a manager of either package goes on from the other's
 snapshots. Keys are not in it, as the contents tell them, and neither are the engine's request objects; token ids
 are, salts are not (SEC-2). Equal states give equal snapshots, whatever led to them: cached pages stand by the first
 page under their key, contents in the order in which those pages need them.
@@ -16,6 +16,7 @@ from .hashing import token_tuple
 from .page_pool import PagePool
 from .runs import Run
 from .snapshot_fields import event_to_json, extra_keys_to_json, group_to_json
+from .swapped_requests import SwappedRequests
 
 if TYPE_CHECKING:
     from .prefix_manager import PrefixManager
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["HEADER", "VERSION", "snapshot_of"]
 
 HEADER = "manager snapshot"
-VERSION = 1
+VERSION = 2
 
 
 def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
     """The snapshot of a manager; see `PrefixManager.snapshot`. O(pages and cached tokens)."""
     pool, coordinator = manager.page_pool, manager.coordinator
+    _require_none_swapped(coordinator.swapped)
     _require_told(manager)
     contents, cached = _contents(pool)
     stored_at, freed_at = pool.sampled_times()
@@ -44,6 +46,7 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
         "counter_sampling": pool.counter_sampling,
         "max_pinned_pages": pool.max_pinned_pages,
         "max_pinned_pages_per_salt": pool.max_pinned_pages_per_salt,
+        "num_host_pages": coordinator.swapped.host.num_pages,
         "none_hash": pool.none_hash.hex(),
         "groups": [group_to_json(group) for group in manager.kv_cache_groups],
         "now": pool.now,
@@ -59,6 +62,7 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
             for pin_id, (num_tokens, hits) in manager._pins.items()
         ],
         "next_pin_id": manager._next_pin,
+        "next_swap_id": coordinator.swapped.next_id,
         "copies": [[request_id, *copy] for request_id, copy in coordinator.copies],
         "events": [event_to_json(event) for event in pool.waiting_events()],
         "counters": {
@@ -68,6 +72,16 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
         "stored_at": stored_at,
         "freed_at": freed_at,
     }
+
+
+def _require_none_swapped(swapped: SwappedRequests) -> None:
+    """Refuses requests in host memory or on their way: that memory and those copies end with this process (SWAP-1)."""
+    if swapped.by_id or swapped.flights:
+        raise refusal(
+            ValueError,
+            "MAN-14",
+            f"swapped out {list(swapped.by_id)}, under way {list(swapped.flights)}: no snapshot tells of host memory",
+        )
 
 
 def _require_told(manager: "PrefixManager") -> None:

@@ -53,8 +53,11 @@ from .declarations import (
     Request,
     SamplingParams,
     SlidingWindowSpec,
+    SwapCopy,
+    SwapPlan,
     WeightsVersion,
 )
+from .event_documents import events_from_json, events_to_json
 from .follower import CacheFollower
 from .free_queue import FreeCachePageQueue
 from .hashing import (
@@ -135,11 +138,15 @@ __all__ = [
     "SlotBatch",
     "SlotQuantizer",
     "StatePages",
+    "SwapCopy",
+    "SwapPlan",
     "UnitaryCacheCoordinator",
     "WeightsVersion",
     "align_to_multiple",
     "cdiv",
     "copy_pages",
+    "events_from_json",
+    "events_to_json",
     "fused_ragged_paged_attention",
     "get_dtype_packing",
     "get_kv_cache_coordinator",

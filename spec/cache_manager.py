@@ -1,7 +1,6 @@
 """MAN: which pages a request holds, from its first look-up to its end."""
 
 from collections.abc import Iterable, Mapping
-from itertools import count as numbers_from
 from typing import Any, Self
 
 import numpy as np
@@ -17,14 +16,15 @@ from .live_requests import Live, is_running, read_computed, read_tokens, request
 from .manager_check import check_manager
 from .page_table import MultiGroupPageTable
 from .pages import CachePage
-from .prefix_manager import PinnedPrefix, PrefixManager
+from .prefix_manager import PinnedPrefix
 from .restore import restored
 from .snapshot import snapshot_of
+from .swapping import SwapManager
 
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix", "SlotBatch"]
 
 
-class CacheManager(PrefixManager):
+class CacheManager(SwapManager):
     """Gives requests their slots: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.
@@ -43,6 +43,7 @@ class CacheManager(PrefixManager):
         counter_sampling: see `PagePool` (MAN-12).
         max_pinned_pages: see `PagePool` (PIN-1).
         max_pinned_pages_per_salt: see `PagePool` (PIN-1).
+        num_host_pages: how many pages host memory has room for; 0: no request is swapped out (SWAP-1).
 
     Attributes:
         coordinator: the groups at work.
@@ -199,6 +200,7 @@ class CacheManager(PrefixManager):
         """
         tokens = read_tokens(request)
         chains = self._chains(request, tokens)
+        self._swapped.require_none(request)
         live = self._live.get(request.request_id)
         has_states = any(rules.holds_states for rules in self.coordinator.rules)
         if computed is None:
@@ -234,10 +236,8 @@ class CacheManager(PrefixManager):
 
     def _admit(self, demand: Demand) -> Live:
         """Makes a request live, in the lowest slot that is free (MAN-11), with its hits."""
-        taken = {live.slot for live in self._live.values()}
-        slot = next(number for number in numbers_from() if number not in taken)
         request_id = demand.request.request_id
-        self._live[request_id] = Live(demand.request, slot, num_computed=demand.found)
+        self._live[request_id] = Live(demand.request, self._lowest_free_slot(), num_computed=demand.found)
         self._remember(demand.request)
         self._count_admission(demand.request, demand.num_tokens, demand.found)
         self.coordinator.save_new_computed_pages(request_id, demand.hits)
@@ -280,17 +280,19 @@ class CacheManager(PrefixManager):
         """Gives a request's pages back, the last page first, so that a prefix outlives what follows it (MAN-5).
 
         Args:
-            request: the request; one that is not live is passed over.
+            request: the request. One that is swapped out is forgotten (SWAP-1), any other that is not live passed over.
             num_written: tokens whose K/V have been written or will be, where the request goes before its last
                 step was dispatched; None if all are. What it promised beyond is withdrawn (MAN-4).
 
         Returns:
-            The ids of the other live requests that hold a withdrawn page, in the order of their admission:
-            what they computed from it is void, they are to be freed and scheduled anew. Empty for None.
+            The ids of the other live requests that hold a withdrawn page, in the order of their admission, then of
+            those that are on their way to or from host memory with one, in the order of their plans: what they
+            computed from it is void, they are to be freed and scheduled anew. Empty for None.
         """
         written = None if num_written is None else integer("num_written", num_written)
         live = self._live.get(request_id_of(request))
         if live is None or live.request is not request:
+            self._abandon(request)
             return []
         withdrawn = [] if written is None else self.coordinator.withdraw(request.request_id, written)
         del self._live[request.request_id]
@@ -298,11 +300,12 @@ class CacheManager(PrefixManager):
             self._given_back[request.request_id] = live.num_promised
         self.coordinator.free(request.request_id)
         lost = set(withdrawn)
-        return [
+        holders = [
             request_id
             for request_id in self._live
             if not lost.isdisjoint(page for pages in self.coordinator.get_pages(request_id) for page in pages)
         ]
+        return holders + self._swapped.holders_of(withdrawn)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the keys computed for a request: when it is finished, not when it is preempted."""
@@ -347,7 +350,8 @@ class CacheManager(PrefixManager):
         It has token ids and no salts. The requests' objects are the engine's to keep.
 
         Raises:
-            ValueError: a page is held by calls on the pool, which no request or pinned prefix tells of.
+            ValueError: a page is held by calls on the pool, which no request or pinned prefix tells of; a request is
+                swapped out or on its way (SWAP-1).
         """
         return snapshot_of(self)
 
@@ -374,12 +378,6 @@ class CacheManager(PrefixManager):
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _require_live(self, request: EngineRequest) -> Live:
-        live = self._live.get(request_id_of(request))
-        if live is None or live.request is not request:
-            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
-        return live
-
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages held).
 
@@ -387,7 +385,7 @@ class CacheManager(PrefixManager):
             AssertionError: one does not hold; the message shows the whole state.
         """
         self.page_pool.check()
-        check_manager(self.coordinator, self._live, self._pinned.values())
-        assert self._given_back.keys() <= self._known.keys() - self._live.keys(), (
+        check_manager(self.coordinator, self._live, self._pinned.values(), self._swapped)
+        assert self._given_back.keys() <= self._known.keys() - self._live.keys() - self._swapped.by_id.keys(), (
             f"MAN-12: given back {list(self._given_back)}, known {list(self._known)}, live {list(self._live)}"
         )

@@ -48,7 +48,8 @@ _SENTENCES = {
     "gives the first; duplicates stay until evicted; a look-up over several groups misses if any group misses.",
     "POOL-8": "A page has at most one hash while it is resident.",
     "POOL-9": "reset_prefix_cache forgets every hash and returns True only while no page but the null page is in use "
-    "(by a request or a pin); else it returns False and nothing changes.",
+    "(by a request, a pin or a copy to or from the host) and no request is swapped out; else it returns False and "
+    "nothing changes.",
     "POOL-10": "get_usage() is pages in use / (num_pages - 1): 0.0 when idle, 1.0 when full.",
     "POOL-11": "evict_pages(ids) drops hashes only; it never frees and never moves a page in the queue. Pinned pages "
     "are refused.",
@@ -164,6 +165,12 @@ _SENTENCES = {
     "step what another writes in it. It equals the update followed by attention.",
     "ATT-6": "Against float64 on the inputs as stored: f32 |error| <= 2^-17 max|v|; bf16 and f16 |error| <= "
     "2^-8 (|ref| + max|v|).",
+    # -- Host memory ------------------------------------------------------------------------------
+    "SWAP-1": "swap_out plans copies of a live request's live slots to host pages, and the request is live no more; "
+    "swap_in plans its way back, what is still cached first and only the rest from the host; swap_done is the fence "
+    "of either, and nothing waits. Until then the pages on both sides are held; then those of the device are given "
+    "back as by free, or those of the host, and what came back is published. None changes nothing, null pages stay "
+    "null, and free forgets the request at any stage, its host pages freed at the fence at the latest.",
     # -- The engine -------------------------------------------------------------------------------
     "ENG-1": "A model served through pool, manager, tables and kernels, under any schedule of arrivals, chunked "
     "prefill, preemption, resumption, prefix hits, swaps and eviction, gives logits within tolerance of plain dense "

@@ -108,7 +108,7 @@ class CacheCoordinator:
             The prefix's pages in each group, and how many tokens it has; no pages and 0 if there is none.
         """
         cached = [
-            [self._cached_page(key, content, rules.group_id) for key, content in chains[rules.page_size]]
+            [self.cached_page(key, content, rules.group_id) for key, content in chains[rules.page_size]]
             for rules in self.rules
         ]
         step = lcm(*(rules.page_size for rules in self.rules))
@@ -119,7 +119,7 @@ class CacheCoordinator:
                     return pages, length
         return [[] for _ in self.rules], 0
 
-    def _cached_page(self, key: PageHash, content: int, group_id: int) -> CachePage | None:
+    def cached_page(self, key: PageHash, content: int, group_id: int) -> CachePage | None:
         """The first page that is cached in a group under a content.
 
         A key of a weak hash function may stand for other content as well (R2).
@@ -261,13 +261,17 @@ class CacheCoordinator:
         return withdrawn
 
     def free(self, request_id: str) -> None:
-        """Gives a live request's pages back, group by group, the last one of each group first (MAN-5).
+        """Gives a live request's pages back, group by group, the last one of each group first (MAN-5)."""
+        for held in self.forget(request_id):
+            self.page_pool.free_pages(reversed(held.pages))
+
+    def forget(self, request_id: str) -> list[GroupPages]:
+        """Takes away the lists of a live request, whose pages stay held, and returns them.
 
         Its copies that were not handed out are dropped: nobody will advance those states.
         """
-        for held in self.held.pop(request_id):
-            self.page_pool.free_pages(reversed(held.pages))
         self.noted_copies = [(other, copy) for other, copy in self.noted_copies if other != request_id]
+        return self.held.pop(request_id)
 
     # -- Looking ----------------------------------------------------------------------------------
 

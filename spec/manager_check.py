@@ -8,12 +8,16 @@ from .group_rules import GroupRules
 from .live_requests import Live
 from .page_table import cdiv
 from .prefix_manager import PinnedPrefix
+from .swapped_requests import SwappedRequests
 
 __all__ = ["check_manager"]
 
 
 def check_manager(
-    coordinator: CacheCoordinator, live_requests: Mapping[str, Live], pinned: Collection[PinnedPrefix]
+    coordinator: CacheCoordinator,
+    live_requests: Mapping[str, Live],
+    pinned: Collection[PinnedPrefix],
+    swapped: SwappedRequests,
 ) -> None:
     """Verifies every redundancy of a manager's state; O(pages held).
 
@@ -21,6 +25,7 @@ def check_manager(
         coordinator: the manager's groups.
         live_requests: its live requests, by id.
         pinned: its pinned prefixes.
+        swapped: what is swapped out, and which copies are under way.
 
     Raises:
         AssertionError: one does not hold; the message shows the whole state.
@@ -35,7 +40,9 @@ def check_manager(
             assert live.num_promised <= live.num_slots <= coordinator.max_model_len, "MAN-2: slots"
             for rules, held in zip(coordinator.rules, coordinator.held[request_id], strict=True):
                 _check_list(rules, held, live)
-        _check_counts(coordinator, live_requests)
+        swapped.check()
+        assert swapped.by_id.keys().isdisjoint(live_requests), "SWAP-1: a request is live and swapped out"
+        _check_counts(coordinator, live_requests, swapped)
         _check_pins(coordinator, pinned)
     except AssertionError as error:
         state = "\n".join(
@@ -66,15 +73,11 @@ def _check_list(rules: GroupRules, held: GroupPages, live: Live) -> None:
         assert not held.states, "MAN-13: states in a group that keeps none"
 
 
-def _check_counts(coordinator: CacheCoordinator, live_requests: Mapping[str, Live]) -> None:
+def _check_counts(coordinator: CacheCoordinator, live_requests: Mapping[str, Live], swapped: SwappedRequests) -> None:
     """Every page is held as often as it is counted (POOL-2), one that is still written by one request alone (R2)."""
-    holders = Counter(
-        page.page_id
-        for request_id in live_requests
-        for pages in coordinator.get_pages(request_id)
-        for page in pages
-        if not page.is_null
-    )
+    lists = [pages for request_id in live_requests for pages in coordinator.get_pages(request_id)]
+    lists += [pages for flight in swapped.flights.values() for pages in flight.pages]
+    holders = Counter(page.page_id for pages in lists for page in pages if not page.is_null)
     for page in coordinator.page_pool.pages[1:]:
         pins = coordinator.page_pool.pins_of(page.page_id)
         assert page.ref_cnt == holders[page.page_id] + pins, f"POOL-2: page {page.page_id} is not held as counted"

@@ -11,6 +11,7 @@ from .hashing import PageHash, hash_request_tokens, request_extra_keys, sha256
 from .live_requests import Live, read_tokens
 from .pages import CachePage
 from .request_keys import RequestKeys
+from .swapped_requests import SwappedRequests
 
 __all__ = ["PinnedPrefix", "PrefixManager"]
 
@@ -46,6 +47,7 @@ class PrefixManager:
         counter_sampling: see `PagePool`.
         max_pinned_pages: see `PagePool`.
         max_pinned_pages_per_salt: see `PagePool`.
+        num_host_pages: how many pages host memory has room for.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class PrefixManager:
         counter_sampling: int = 64,
         max_pinned_pages: int = 0,
         max_pinned_pages_per_salt: int | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         self.max_model_len = integer("max_model_len", max_model_len, minimum=1)
         self.use_eagle = flag("use_eagle", use_eagle)
@@ -95,6 +98,7 @@ class PrefixManager:
         self._keys = RequestKeys(self.page_pool, sizes)
         self._pinned: dict[int, PinnedPrefix] = {}
         self._next_pin_id = 0
+        self._swapped = SwappedRequests(num_host_pages)
         self._counted = CacheCounters()
         """What the manager counts; the pool counts the rest."""
 
@@ -148,7 +152,8 @@ class PrefixManager:
         """The keys of a request's full pages for each page size; none with caching off (R1, HASH-3, MAN-6)."""
         extra_keys = request_extra_keys(request)
         live = self._live.get(request.request_id)
-        if live is not None and live.request is not request:
+        swapped = self._swapped.by_id.get(request.request_id)
+        if any(known is not None and known.request is not request for known in (live, swapped)):
             raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
         if not self.enable_caching:
             return {}

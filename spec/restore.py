@@ -40,13 +40,24 @@ __all__ = ["restored"]
 
 _AS_MADE = (
     *("num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first", "enable_events"),
-    *("counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt", "none_hash", "groups"),
+    *("counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt", "num_host_pages", "none_hash", "groups"),
 )
 """What the manager was made with."""
 
 _KEYS = {
     *("kvproof", "version", *_AS_MADE, "now", "free", "priorities", "contents", "cached", "requests", "known"),
-    *("given_back", "pins", "next_pin_id", "copies", "events", "counters", "clock", "stored_at", "freed_at"),
+    *(
+        "given_back",
+        "pins",
+        "next_pin_id",
+        "next_swap_id",
+        "copies",
+        "events",
+        "counters",
+        "clock",
+        "stored_at",
+        "freed_at",
+    ),
 }
 
 
@@ -137,6 +148,7 @@ class _Loading(Generic[ManagerKind]):
                 max_pinned_pages_per_salt=(
                     None if per_salt is None else read_integer("max_pinned_pages_per_salt", per_salt)
                 ),
+                num_host_pages=read_integer("num_host_pages", given["num_host_pages"]),
             )
         except (TypeError, ValueError) as error:
             raise damaged("what the manager was made with", f"is refused: {error}") from None
@@ -228,6 +240,7 @@ class _Loading(Generic[ManagerKind]):
         """Pinned prefixes."""
         manager = self.manager
         manager._next_pin_id = read_integer("next_pin_id", self._snapshot["next_pin_id"])
+        manager._swapped.next_swap_id = read_integer("next_swap_id", self._snapshot["next_swap_id"])
         for given in read_list("pins", self._snapshot["pins"]):
             entry = read_object("pins", given, ("id", "num_tokens", "pages"))
             pin_id = read_integer("pins id", entry["id"], below=manager._next_pin_id)

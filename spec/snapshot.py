@@ -3,9 +3,9 @@
 ::
 
     kvproof         "manager snapshot"
-    version         1
+    version         2
     num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
-    max_pinned_pages, max_pinned_pages_per_salt     as the manager was made
+    max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     as the manager was made
     none_hash       the root of its keys, hexadecimal as all bytes
     groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
     now             the time last told, or null
@@ -20,6 +20,7 @@
     given_back      [[id, tokens]] of those among them that were live
     pins            [{id, num_tokens, pages}], a list of pages for each group
     next_pin_id     the id of the next pin
+    next_swap_id    the id of the next plan of copies to or from the host
     copies          [[request id, group, source, destination]], not handed out yet
     events          [{kind, the fields of the event}], not handed out yet
     counters        {the fields of CacheCounters}
@@ -49,12 +50,13 @@ if TYPE_CHECKING:
 __all__ = ["HEADER", "VERSION", "snapshot_of"]
 
 HEADER = "manager snapshot"
-VERSION = 1
+VERSION = 2
 
 
 def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
     """The snapshot of a manager; see `CacheManager.snapshot`."""
     pool = manager.page_pool
+    _require_none_swapped(manager)
     _require_told(manager)
     contents, place_of = _contents(pool)
     return {
@@ -69,6 +71,7 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
         "counter_sampling": pool.counter_sampling,
         "max_pinned_pages": pool.max_pinned_pages,
         "max_pinned_pages_per_salt": pool.max_pinned_pages_per_salt,
+        "num_host_pages": manager.num_host_pages,
         "none_hash": pool.none_hash.hex(),
         "groups": [group_to_json(group) for group in manager.kv_cache_groups],
         "now": pool.now,
@@ -88,6 +91,7 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
             for pin in manager._pinned.values()
         ],
         "next_pin_id": manager._next_pin_id,
+        "next_swap_id": manager._swapped.next_swap_id,
         "copies": [[request_id, *copy] for request_id, copy in manager.coordinator.noted_copies],
         "events": [event_to_json(event) for event in pool._events],
         "counters": {
@@ -97,6 +101,22 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
         "stored_at": [list(entry) for entry in sorted(pool._stored_at.items())],
         "freed_at": [list(entry) for entry in sorted(pool._freed_at.items())],
     }
+
+
+def _require_none_swapped(manager: "CacheManager") -> None:
+    """Refuses requests that are swapped out or on their way (SWAP-1).
+
+    What was copied lies in the memory of this process, and a copy under way ends nowhere else: who restored the manager
+    would wait for fences that never come, and bring back pages that hold nothing.
+    """
+    swapped = manager._swapped
+    if not swapped.is_idle:
+        raise refusal(
+            ValueError,
+            "MAN-14",
+            f"requests {list(swapped.by_id)} are swapped out, copies of swaps {list(swapped.flights)} under way: host "
+            f"memory is in no snapshot",
+        )
 
 
 def _require_told(manager: "CacheManager") -> None:

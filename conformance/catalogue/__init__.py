@@ -26,6 +26,7 @@ from . import (
     ownership,
     publishing,
     queue_and_pool,
+    swaps,
     tables,
 )
 from .registry import SEEDED_BUGS, SeededBug
@@ -47,6 +48,7 @@ __all__ = [
     "ownership",
     "publishing",
     "queue_and_pool",
+    "swaps",
     "tables",
 ]
 

@@ -5,10 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
-__all__ = ["OWN", "SEEDED_BUGS", "SeededBug", "seeded"]
+__all__ = ["FORESEEN", "OWN", "SEEDED_BUGS", "SeededBug", "seeded"]
 
 OWN = 0
 """The line of faults that the fast backend itself once had."""
+
+FORESEEN = -1
+"""The line of faults that no system is known for: of what few have yet, and a clause warns of."""
 
 Build = Callable[[ModuleType], SimpleNamespace]
 
@@ -19,7 +22,7 @@ class SeededBug:
 
     Attributes:
         name: what it is called.
-        line: its number in the list of known faults, or `OWN`.
+        line: its number in the list of known faults, `OWN` or `FORESEEN`.
         clause: the label of the clause that it breaks.
         also: labels by which the suite may report it as well, where another comparison comes first.
         machine: the machine that must catch it.

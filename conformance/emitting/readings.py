@@ -148,6 +148,16 @@ def shards_of_requests(manager: Any, names: Any) -> Any:
     return {name: manager.shard_of(name) for name in names}
 
 
+def host_pages_of_requests(manager: Any, names: Any) -> Any:
+    """The host pages of some requests, group by group."""
+    return {name: [list(map(int, group)) for group in manager.get_host_page_ids(name)] for name in names}
+
+
+def free_host_pages(manager: Any) -> Any:
+    """How many host pages are free."""
+    return int(manager.num_free_host_pages)
+
+
 def queued_pages(queue: Any) -> Any:
     """The ids of the pages in a queue, first the first."""
     return [int(page.page_id) for page in queue.get_all_free_pages()]
@@ -231,6 +241,8 @@ READINGS: dict[str, tuple[Reading, ...]] = {
     "counters of the pool": (Reading(counters, ("pool",)),),
     "number of pinned pages": (Reading(pinned_pages, ("pool",)),),
     "priorities": (Reading(priorities, ("pool", "pages")),),
+    "host pages of requests": (Reading(host_pages_of_requests, ("manager", "names")),),
+    "free host pages": (Reading(free_host_pages, ("manager",)),),
     "slots": (Reading(slots, ("manager", "names")),),
     "shards of requests": (Reading(shards_of_requests, ("manager", "names")),),
     "table rows": (Reading(page_tables, ("table",)),),

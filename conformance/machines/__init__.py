@@ -24,6 +24,7 @@ from .serving import Serving
 from .shards import Shards
 from .sizing import Sizing
 from .snapshots import Snapshots
+from .swap import Swap
 from .table import Table
 from .views import Sharded, Views
 
@@ -48,6 +49,7 @@ MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} |
             Pins,
             Shards,
             Snapshots,
+            Swap,
             Secrets,
         ),
         *(SafePool, SafeManager, SafeGroups),

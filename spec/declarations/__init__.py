@@ -24,6 +24,7 @@ from .groups import (
     SlidingWindowSpec,
 )
 from .requests import EngineRequest, EngineRequestStatus, Request, SamplingParams, SupportsPromptLogprobs
+from .swaps import SwapCopy, SwapPlan
 
 __all__ = [
     "NUM_BUCKETS",
@@ -52,5 +53,7 @@ __all__ = [
     "SamplingParams",
     "SlidingWindowSpec",
     "SupportsPromptLogprobs",
+    "SwapCopy",
+    "SwapPlan",
     "WeightsVersion",
 ]

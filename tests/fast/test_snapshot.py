@@ -296,8 +296,8 @@ def test_what_is_no_argument_is_refused() -> None:
 DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "no header": (lambda s: s.pop("kvproof"), "kvproof must be 'manager snapshot'"),
     "another header": (lambda s: s.update(kvproof="trace"), "kvproof must be 'manager snapshot'"),
-    "a later version": (lambda s: s.update(version=2), "version must be 1"),
-    "a version that equals": (lambda s: s.update(version=True), "version must be 1"),
+    "a later version": (lambda s: s.update(version=3), "version must be 2"),
+    "a version that equals": (lambda s: s.update(version=2.0), "version must be 2"),
     "a part too few": (lambda s: s.pop("copies"), "an object with the keys"),
     "a part too many": (lambda s: s.update(more=1), "an object with the keys"),
     "pages without number": (lambda s: s.update(num_pages=10**12), "num_pages must be no more than are free or held"),

@@ -107,7 +107,7 @@ def test_the_format_is_the_one_that_is_written_down() -> None:
     stored = {"kind": "PageStored", "page_hash": digest, "parent_hash": None, "token_ids": [1, 2], "extra_keys": None}
     assert _busy().snapshot() == {
         "kvproof": "manager snapshot",
-        "version": 1,
+        "version": 2,
         "num_pages": 9,
         "max_model_len": 12,
         "enable_caching": True,
@@ -117,6 +117,7 @@ def test_the_format_is_the_one_that_is_written_down() -> None:
         "counter_sampling": 1,
         "max_pinned_pages": 2,
         "max_pinned_pages_per_salt": None,
+        "num_host_pages": 0,
         "none_hash": root.hex(),
         "groups": [
             {
@@ -162,6 +163,7 @@ def test_the_format_is_the_one_that_is_written_down() -> None:
         "given_back": [["b", 2]],
         "pins": [{"id": 0, "num_tokens": 2, "pages": [[6], [7]]}],
         "next_pin_id": 1,
+        "next_swap_id": 0,
         "copies": [["a", 1, 2, 5]],
         "events": [stored | {"group_id": 0, "page_id": 6}, stored | {"group_id": 1, "page_id": 7}],
         "counters": {
@@ -283,7 +285,7 @@ def test_what_is_no_argument_is_refused() -> None:
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no header": (lambda s: s.pop("kvproof"), "kvproof must be 'manager snapshot'"),
     "another header": (lambda s: s.update(kvproof="trace"), "kvproof must be"),
-    "a later version": (lambda s: s.update(version=2), "version must be 1"),
+    "a later version": (lambda s: s.update(version=3), "version must be 2"),
     "a part too few": (lambda s: s.pop("copies"), "an object with the keys"),
     "a part too many": (lambda s: s.update(more=1), "an object with the keys"),
     "more pages than there are": (lambda s: s.update(num_pages=10**12), "num_pages is 1000000000000, more than"),

@@ -1,0 +1,85 @@
+"""Faults of swapping: pages given back while they are copied, hits copied over, dead slots that leave the device."""
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .patching import with_manager
+from .registry import FORESEEN, seeded
+
+__all__: list[str] = []
+
+
+@seeded(8, "SWAP-1", "swap", also=("R2", "POOL-2", "POOL-3", "MAN-2", "MAN-5"))
+def freed_before_the_fence(fast: ModuleType) -> SimpleNamespace:
+    """What is swapped out is free at once: another request writes to pages while they are copied (as vLLM 45357)."""
+
+    def swap_out(self: Any, request: Any) -> Any:
+        plan = fast.CacheManager.swap_out(self, request)
+        if plan is not None:
+            flight = self.coordinator.swapped.flights[plan.swap_id]
+            for pages in flight.pages:
+                self.page_pool.release(pages[pages != 0][::-1])
+            flight.pages = [np.empty(0, np.int64) for _ in flight.pages]
+        return plan
+
+    return with_manager(fast, swap_out=swap_out)
+
+
+@seeded(FORESEEN, "SWAP-1", "swap")
+def hits_copied_over(fast: ModuleType) -> SimpleNamespace:
+    """A request that comes back is copied whole: pages that it hit, which others read meanwhile, are written again."""
+
+    def swap_in(self: Any, request: Any) -> Any:
+        plan = fast.CacheManager.swap_in(self, request)
+        if plan is None:
+            return None
+        flight = self.coordinator.swapped.flights[plan.swap_id]
+        firsts = flight.swapped.first_places
+        whole = [own[first:] for own, first in zip(flight.pages, firsts, strict=True)]
+        return plan._replace(copies=self._copies(flight.swapped, whole))
+
+    return with_manager(fast, swap_in=swap_in)
+
+
+@seeded(FORESEEN, "SWAP-1", "swap")
+def dead_slots_leave(fast: ModuleType) -> SimpleNamespace:
+    """Pages go to the host whole: what is left in the last one's dead slots, perhaps another tenant's, goes along."""
+
+    def swap_out(self: Any, request: Any) -> Any:
+        plan = fast.CacheManager.swap_out(self, request)
+        if plan is None:
+            return None
+        sizes = [group.rule.page_size for group in self.coordinator.groups]
+        return plan._replace(copies=tuple(copy._replace(num_slots=sizes[copy.group_id]) for copy in plan.copies))
+
+    return with_manager(fast, swap_out=swap_out)
+
+
+@seeded(FORESEEN, "SWAP-1", "swap")
+def host_freed_before_the_fence(fast: ModuleType) -> SimpleNamespace:
+    """Host pages are free as soon as a way back is planned: the next request goes onto what is still being read."""
+
+    def swap_in(self: Any, request: Any) -> Any:
+        plan = fast.CacheManager.swap_in(self, request)
+        if plan is not None:
+            swapped = self.coordinator.swapped.by_id[request.request_id]
+            self.coordinator.swapped.free_host_pages(swapped)
+            swapped.host_pages = [own[:0] for own in swapped.host_pages]
+        return plan
+
+    return with_manager(fast, swap_in=swap_in)
+
+
+@seeded(FORESEEN, "SWAP-1", "swap")
+def aborted_on_the_host(fast: ModuleType) -> SimpleNamespace:
+    """A request that is aborted while it is swapped out keeps its host pages for ever."""
+
+    def _abandon(self: Any, request: Any) -> None:
+        swapped = self.coordinator.swapped.by_id.get(request.request_id)
+        if swapped is not None and swapped.request is request and swapped.swap_id < 0:
+            swapped.host_pages = [own[:0] for own in swapped.host_pages]
+        fast.CacheManager._abandon(self, request)
+
+    return with_manager(fast, _abandon=_abandon)

@@ -1,0 +1,262 @@
+"""SWAP-1: requests go to host memory and come back.
+
+The manager plans copies and holds pages; the engine runs the copies and says by `swap_done` when they have ended.
+What came back is published at that fence: a promise before it (MAN-4) would be made good by nothing that orders
+another request's reads behind the copy, as a step's writes come before its reads (ATT-5).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import EngineRequest, SwapCopy, SwapPlan
+
+from .arguments import attribute, integer, refusal
+from .extra_keys import extra_segments
+from .page_keys import KeyStretch
+from .prefix_manager import PrefixManager
+from .request_reading import never_slotted, read_id, read_request_id, read_tokens, too_long
+from .swapped_requests import Flight, Swapped
+
+__all__ = ["SwapManager"]
+
+
+class SwapManager(PrefixManager):
+    """The third of a manager that moves requests to host memory and back; see `CacheManager`.
+
+    A request is live, on its way out from `swap_out`, out from `swap_done`, on its way back from `swap_in`, and live
+    again from the next `swap_done`; `free` aborts it at any of these. Pages on both sides stay held while they are read
+    or written: nothing waits inside.
+    """
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a live request's computed tokens go to host memory; the request is live no more.
+
+        Args:
+            request: a live request; its ``num_computed_tokens`` are at least 1, and known tokens. What it published
+                is written.
+
+        Returns:
+            The copies, of what a step could read that begins with these tokens; nulls, pages before a window and
+            pages past the computed tokens stay. The device's pages are held until `swap_done` and then given back,
+            tail first (MAN-5). None, with nothing changed, if there are too few host pages. O(tokens).
+
+        Raises:
+            ValueError: the request is not live, or its computed tokens are none, unknown, or impossible (MAN-8,
+                MAN-13).
+        """
+        slot = self._require_live(request)
+        tokens = read_tokens(request)
+        extra = extra_segments(attribute(request, "extra_keys"), 1)
+        coordinator, swapped = self.coordinator, self.coordinator.swapped
+        segments = coordinator.segments_of(request.extra_keys)
+        computed = integer("request.num_computed_tokens", attribute(request, "num_computed_tokens"))
+        self.require_step(slot, computed, computed)
+        if not 0 < computed <= len(tokens) // 4:
+            raise refusal(
+                ValueError,
+                "SWAP-1",
+                f"request.num_computed_tokens={computed}: must be at least 1, of {len(tokens) // 4} tokens",
+            )
+        pages = [group.pages(slot) for group in coordinator.groups]
+        bounds = [
+            (group.rule.first_place(computed), group.rule.end(computed, computed)) for group in coordinator.groups
+        ]
+        if sum(end - first for first, end in bounds) > swapped.host.num_free:
+            return None
+        host_pages = [swapped.host.take(end - first) for first, end in bounds]
+        going = Swapped(request, tokens[: 4 * computed], extra, segments, [first for first, _ in bounds], host_pages)
+        swapped.by_id[request.request_id] = going
+        number = swapped.begin(Flight(going, True, pages))
+        coordinator.live.dismiss(slot, request.request_id)
+        coordinator.copies = [noted for noted in coordinator.copies if noted[0] != request.request_id]
+        needed = [own[first:end] for own, (first, end) in zip(pages, bounds, strict=True)]
+        return SwapPlan(number, request.request_id, "out", computed, self._copies(going, needed))
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a request comes back from host memory: what is still cached is hit, the rest is copied.
+
+        Args:
+            request: a request that is swapped out, its copies ended; its ``num_computed_tokens`` are not read.
+
+        Returns:
+            The copies, behind which `swap_done` makes the request live, with as many computed tokens as it had. None,
+            with nothing changed, if there are too few free pages. A page is hit wherever it stands, with a hole
+            before it or not. O(tokens).
+
+        Raises:
+            ValueError: the request is not swapped out, or is on its way; its tokens or extra keys changed (MAN-6).
+        """
+        coordinator, swapped, pool = self.coordinator, self.coordinator.swapped, self.page_pool
+        coming = swapped.by_id.get(read_request_id(request))
+        tokens = read_tokens(request)
+        extra = extra_segments(attribute(request, "extra_keys"), 1)
+        if coming is None or coming.request is not request:
+            raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is not swapped out")
+        if coming.swap_id >= 0:
+            raise refusal(
+                ValueError, "SWAP-1", f"request {request.request_id!r}: the copies of swap {coming.swap_id} have to end"
+            )
+        if not tokens.startswith(coming.tokens) or extra != coming.extra:
+            raise refusal(
+                ValueError, "MAN-6", f"request {request.request_id!r}: tokens or extra keys changed in host memory"
+            )
+        hits = [self._cached(coming, number) for number in range(len(coordinator.groups))]
+        total = sum(np.count_nonzero(own == 0) + pool.num_free_of(own[own != 0]) for own in hits)
+        if total > pool.get_num_free_pages():
+            return None
+        for own in hits:
+            pool.hold(own[own != 0])
+        pages, fresh = [], []
+        for own, first in zip(hits, coming.first_places, strict=True):
+            missing = np.flatnonzero(own == 0)
+            new = np.zeros(first + len(own), np.int64)
+            if len(missing):
+                new[first + missing] = pool.take(len(missing))
+            fresh.append(new)
+            pages.append(new + np.concatenate([np.zeros(first, np.int64), own]))
+        number = swapped.begin(Flight(coming, False, pages, fresh, pool.num_withdrawals))
+        copied = [own[first:] for own, first in zip(fresh, coming.first_places, strict=True)]
+        return SwapPlan(number, request.request_id, "in", coming.num_tokens, self._copies(coming, copied))
+
+    def _cached(self, coming: Swapped, number: int) -> NDArray[np.int64]:
+        """For each place of a group that was copied the page that is cached for it, 0 where none is."""
+        group, first = self.coordinator.groups[number], coming.first_places[number]
+        found = np.zeros(len(coming.host_pages[number]), np.int64)
+        if self.enable_caching and group.rule.publishes:
+            full = coming.num_tokens // group.rule.page_size
+            pages = self.page_pool.index.first_pages(group.tree, coming.tokens, coming.segments[number], full)[first:]
+            found[: len(pages)] = pages
+        return found
+
+    def _copies(self, swapped: Swapped, needed: list[NDArray[np.int64]]) -> tuple[SwapCopy, ...]:
+        """A copy for each page that is not 0, the places being those that went to the host."""
+        copies = []
+        for group, first, pages, host in zip(
+            self.coordinator.groups, swapped.first_places, needed, swapped.host_pages, strict=True
+        ):
+            size = group.rule.page_size
+            places = np.arange(first, first + len(pages))
+            live = np.minimum(swapped.num_tokens - places * size, size)
+            if group.rule.has_states:
+                live[:] = size
+            for page, host_page, slots in zip(pages.tolist(), host.tolist(), live.tolist(), strict=True):
+                if page:
+                    copies.append(SwapCopy(group.group_id, page, host_page, slots))
+        return tuple(copies)
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence: a plan's copies have ended, or nothing that is dispatched from now on can overtake them.
+
+        Behind the way out the device's pages are given back (MAN-5); behind the way back the host's are, and the
+        request is live, in the lowest free slot, its full pages published (MAN-3). One that was freed meanwhile gives
+        its pages back on both sides.
+
+        Args:
+            swap_id: the plan's. O(pages), and O(tokens) on the way back.
+
+        Raises:
+            ValueError: there is no such plan, or its copies have ended already.
+        """
+        number = integer("swap_id", swap_id, minimum=None)
+        swapped = self.coordinator.swapped
+        flight = swapped.flights.get(number)
+        if flight is None:
+            raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are under way")
+        comes, is_wanted = flight.swapped, swapped.is_wanted(flight.swapped)
+        if is_wanted and not flight.is_out:
+            self._resume(flight)
+        else:
+            for pages in flight.pages:
+                self.page_pool.release(pages[pages != 0][::-1])
+        del swapped.flights[number]
+        comes.swap_id = -1
+        if not (is_wanted and flight.is_out):
+            swapped.free_host_pages(comes)
+
+    def _resume(self, flight: Flight) -> None:
+        """Makes a request live with what came back, and publishes that; digests are computed before all (R1)."""
+        comes, pool, live = flight.swapped, self.page_pool, self.coordinator.live
+        computed = comes.num_tokens
+        keys: list[KeyStretch | None] = []
+        ends = []
+        for group, segments in zip(self.coordinator.groups, comes.segments, strict=True):
+            is_cached = self.enable_caching and group.rule.publishes
+            ends.append(computed // group.rule.page_size if is_cached else 0)
+            tokens = comes.tokens[: ends[-1] * group.tree.page_bytes]
+            keys.append(pool.keys_to_be(group.tree, tokens, segments) if tokens else None)
+        del self.coordinator.swapped.by_id[comes.request.request_id]
+        slot = live.admit(comes.request, comes.segments)
+        live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = computed
+        live.num_withdrawals[slot] = flight.num_withdrawals
+        for number, group in enumerate(self.coordinator.groups):
+            pages, fresh, end = flight.pages[number], flight.fresh[number][: ends[number]], ends[number]
+            group.add_pages(slot, pages, len(pages))
+            group.num_hits[slot] = group.num_published[slot] = end
+            if group.rule.gives_back:
+                group.num_given_back[slot] = comes.first_places[number]
+            if end:
+                tokens = comes.tokens[: end * group.tree.page_bytes]
+                pool.index.publish(group.tree, tokens, comes.segments[number], fresh)
+                pool.note_keys(fresh, keys[number])
+
+    def _abandon(self, request: EngineRequest) -> None:
+        """Forgets a request in host memory; copies under way keep its pages until their fence."""
+        swapped = self.coordinator.swapped
+        going = swapped.by_id.get(request.request_id)
+        if going is None or going.request is not request:
+            return
+        del swapped.by_id[request.request_id]
+        if request.request_id in self._known:
+            self._given_back[request.request_id] = going.num_tokens
+        if going.swap_id < 0:
+            swapped.free_host_pages(going)
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def num_host_pages(self) -> int:
+        """How many pages host memory has room for."""
+        return self.coordinator.swapped.host.num_pages
+
+    @property
+    def num_free_host_pages(self) -> int:
+        """How many host pages are neither full nor being copied (SWAP-1). O(1)."""
+        return self.coordinator.swapped.host.num_free
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages of a request that is swapped out or on its way, a list for each group; else empty lists."""
+        swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
+        if swapped is None:
+            return tuple([] for _ in self.kv_cache_groups)
+        return tuple(pages.tolist() for pages in swapped.host_pages)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix, if no page is in use and nothing swapped out (POOL-9). Returns whether."""
+        swapped = self.coordinator.swapped
+        return not swapped.by_id and not swapped.flights and super().reset_prefix_cache()
+
+    # -- Reading arguments (R1) -------------------------------------------------------------------
+
+    def _require_live(self, request: EngineRequest) -> int:
+        slot = self._live.slot_of.get(read_request_id(request), -1)
+        if slot < 0 or self._live.requests[slot] is not request:
+            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
+        return slot
+
+    def require_step(self, slot: int, computed: int, promised: int) -> None:
+        """Refuses computed tokens that a live request can't have, and more tokens than any can (MAN-2, MAN-8)."""
+        live = self._live
+        if computed > live.num_slots[slot]:
+            raise never_slotted(computed, live.num_slots[slot])
+        if computed < live.num_computed[slot]:
+            raise refusal(
+                ValueError, "MAN-8", f"request.num_computed_tokens={computed} fell from {live.num_computed[slot]}"
+            )
+        if self.coordinator.has_states and computed != live.num_promised[slot]:
+            raise refusal(
+                ValueError,
+                "MAN-13",
+                f"request.num_computed_tokens={computed}: the state held is the one after {live.num_promised[slot]}",
+            )
+        if promised > self.max_model_len:
+            raise too_long(promised, self.max_model_len)

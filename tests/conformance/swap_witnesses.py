@@ -1,0 +1,61 @@
+"""Witnesses, as in `catalogue_witnesses`, of the seeded bugs that are about swapping."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvproof.spec.declarations import Request
+
+from .group_witnesses import manager_with
+
+__all__ = ["SWAP_WITNESSES"]
+
+
+def swapped_out(names: Any) -> tuple[Any, Request, Any]:
+    """A manager, a request of five tokens on its way out, and the plan."""
+    manager = manager_with(names, "full:2", num_host_pages=8)
+    request = Request("a", [1, 2, 3, 4, 5])
+    manager.allocate_slots(request, 5)
+    request.num_computed_tokens = 5
+    return manager, request, manager.swap_out(request)
+
+
+def freed_before_the_fence(names: Any) -> object:
+    manager, _, _ = swapped_out(names)
+    return manager.page_pool.get_num_free_pages()
+
+
+def hits_copied_over(names: Any) -> object:
+    manager, request, plan = swapped_out(names)
+    manager.swap_done(plan.swap_id)
+    return list(map(tuple, manager.swap_in(request).copies))
+
+
+def dead_slots_leave(names: Any) -> object:
+    return [copy.num_slots for copy in swapped_out(names)[2].copies]
+
+
+def host_freed_before_the_fence(names: Any) -> object:
+    manager, request, plan = swapped_out(names)
+    manager.swap_done(plan.swap_id)
+    manager.swap_in(request)
+    return manager.num_free_host_pages
+
+
+def aborted_on_the_host(names: Any) -> object:
+    manager, request, plan = swapped_out(names)
+    manager.swap_done(plan.swap_id)
+    manager.free(request)
+    return manager.num_free_host_pages
+
+
+SWAP_WITNESSES: dict[str, Callable[[Any], object]] = {
+    witness.__name__: witness
+    for witness in (
+        freed_before_the_fence,
+        hits_copied_over,
+        dead_slots_leave,
+        host_freed_before_the_fence,
+        aborted_on_the_host,
+    )
+}
+"""What each of these bugs shows that the backend behind it does not."""
