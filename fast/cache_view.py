@@ -267,6 +267,8 @@ class RaggedPagesCacheView:
     def to_dict(self) -> dict[str, Any]:
         """The view as a JSON document; see `documents`. Waits for the device. O(cache).
 
+        On a mesh of several processes all of them are to make this call, and each gets the whole document.
+
         Raises:
             TypeError: the partition manager is none of ours.
         """

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from kvproof.kernels.storage import KV_DTYPES, ScaledPages, is_bits
@@ -96,10 +97,20 @@ def _members(name: str, value: object, names: tuple[str, ...]) -> dict[str, Any]
 
 
 def array_to_json(array: jax.Array | NDArray[Any]) -> dict[str, Any]:
-    """An array as an object; waits for the device. O(size)."""
-    values = np.asarray(array)
+    """An array as an object; waits for the device. O(size).
+
+    Where other processes have parts of it, all of them are to make this call, and each gets the whole.
+    """
+    values = _on_host(array)
     data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
     return {"dtype": values.dtype.name, "shape": list(values.shape), "data": base64.b64encode(data).decode("ascii")}
+
+
+def _on_host(array: jax.Array | NDArray[Any]) -> NDArray[Any]:
+    """All of an array; what only other processes have is gathered."""
+    if isinstance(array, jax.Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
 
 
 def array_of(name: str, value: object) -> NDArray[Any]:
@@ -141,7 +152,7 @@ def pages_to_json(kv_pages: jax.Array | ScaledPages, kv_dtype: np.dtype[Any]) ->
 
 
 def _numbers(pages: jax.Array, kv_dtype: np.dtype[Any]) -> dict[str, Any]:
-    values = np.asarray(pages)
+    values = _on_host(pages)
     return array_to_json(values.view(kv_dtype) if is_bits(values.dtype) else values)
 
 

@@ -33,6 +33,7 @@ from .hashing import token_tuple
 from .snapshot_parts import Part
 
 __all__ = [
+    "any_event_of",
     "event_of",
     "event_to_json",
     "extra_keys_of",
@@ -148,6 +149,11 @@ def event_to_json(event: CacheEvent) -> dict[str, Any]:
     return _to_json(_EVENTS, event)
 
 
+def any_event_of(part: Part) -> CacheEvent:
+    """Reads an event of a pool of which nothing is known."""
+    return cast("CacheEvent", _made(_EVENTS, part))
+
+
 def event_of(part: Part, page_sizes: list[int], num_pages: int) -> CacheEvent:
     """Reads an event.
 
@@ -156,7 +162,7 @@ def event_of(part: Part, page_sizes: list[int], num_pages: int) -> CacheEvent:
         page_sizes: tokens in a page of each group.
         num_pages: pages of the pool.
     """
-    event = cast("CacheEvent", _made(_EVENTS, part))
+    event = any_event_of(part)
     if not isinstance(event, CacheCleared):
         if event.group_id >= len(page_sizes) or event.page_id >= num_pages:
             raise part.damaged("names a group or a page that does not exist")
