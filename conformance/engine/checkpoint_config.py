@@ -19,11 +19,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (False, None),
     "partial_rotary_factor": (1.0, None),
     "quantization_config": (None,),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "num_local_experts": (None,),
-    "is_encoder_decoder": (False, None),
-    "add_cross_attention": (False, None),
 }
 """Fields that would change the model, and the values at which they don't."""
 

@@ -98,7 +98,7 @@ def dense_logits(params: Any, config: ModelConfig, tokens: Any) -> Array:
         TypeError: ``tokens`` are no integers [R1].
         ValueError: there are none, or more than the model's length, or one is not in its vocabulary [R1].
     """
-    return _logits(_widened(params), config, _read_tokens(config, tokens), _EXACT)
+    return _logits(params, config, _read_tokens(config, tokens), _EXACT)
 
 
 def tolerance(
@@ -126,11 +126,11 @@ def tolerance(
     if attention_error is not None and real("attention_error", attention_error) < 0:
         raise refusal(ValueError, "R1", f"attention_error={attention_error} must be at least 0")
     integer("draws", draws, minimum=1)
-    widened, read = _widened(params), _read_tokens(config, tokens)
-    exact = _logits(widened, config, read, _EXACT)
+    read = _read_tokens(config, tokens)
+    exact = _logits(params, config, read, _EXACT)
     squares = np.zeros_like(exact)
     for seed in range(draws):
-        squares += (_logits(widened, config, read, _Rounding(config, seed, attention_error)) - exact) ** 2
+        squares += (_logits(params, config, read, _Rounding(config, seed, attention_error)) - exact) ** 2
     bound: Array = _DEVIATIONS * np.sqrt(squares.max(axis=1) / draws)
     return bound
 
@@ -145,15 +145,16 @@ def _read_tokens(config: ModelConfig, tokens: Any) -> list[int]:
     return read
 
 
-def _widened(params: Any) -> Any:
-    if isinstance(params, dict):
-        return {name: _widened(weight) for name, weight in params.items()}
-    return [_widened(layer) for layer in params] if isinstance(params, list) else np.asarray(params).astype(np.float64)
+def _widened(weights: Any) -> dict[str, Array]:
+    """A layer's weights in float64: of one layer at a time, as a model's need not fit twice."""
+    return {name: np.asarray(weight).astype(np.float64) for name, weight in weights.items()}
 
 
 def _logits(params: Any, config: ModelConfig, tokens: list[int], arithmetic: _Exact) -> Array:
-    hidden: Array = params["embed"][tokens]
-    for layer, weights in enumerate(params["layers"]):
+    ends = _widened({name: weight for name, weight in params.items() if name != "layers"})
+    hidden: Array = ends["embed"][tokens]
+    for layer, stored in enumerate(params["layers"]):
+        weights = _widened(stored)
         mix = {"mla": _latent_attention, "state": _state_space}.get(config.layers[layer].kind, _attention)
         mixed = mix(weights, config, layer, _norm(hidden, weights["mixer_norm"], config, arithmetic), arithmetic)
         hidden = arithmetic.rounded(hidden + mixed, 0, 1)
@@ -162,8 +163,8 @@ def _logits(params: Any, config: ModelConfig, tokens: list[int], arithmetic: _Ex
         hidden = arithmetic.rounded(
             hidden + arithmetic.product(arithmetic.rounded(gated, 4, 4), weights["down"]), wide=0, narrow=1
         )
-    x = _norm(hidden, params["final_norm"], config, arithmetic)
-    logits = arithmetic.product(x, params["embed"].T if config.tie_embeddings else params["head"], narrow=0)
+    x = _norm(hidden, ends["final_norm"], config, arithmetic)
+    logits = arithmetic.product(x, ends["embed"].T if config.tie_embeddings else ends["head"], narrow=0)
     return arithmetic.rounded(_capped(logits, config.final_soft_cap), 4)
 
 

@@ -312,6 +312,7 @@ def test_configs_of_old_and_new_form_are_read() -> None:
     assert read_config({**LLAMA, "dtype": "bfloat16"}, None).dtype == "bfloat16"
     assert read_config({**LLAMA, "dtype": "bfloat16"}, "float32").dtype == "float32"
     assert read_config(MISTRAL, None).layers == (LayerKind("window", 7),) * 2
+    assert read_config({**MISTRAL, "sliding_window": 1}, None).layers == (LayerKind("window", 1),) * 2
     assert read_config({**MISTRAL, "sliding_window": None}, None).layers == (LayerKind("full"),) * 2
 
 
