@@ -70,6 +70,8 @@ class EngineMachine(Machine):
         config = self.kit.config
         name = next(name for name in _IDS if name not in self.asked)
         length, most = data.draw(st.integers(1, config.max_model_len - 1)), data.draw(st.integers(1, 4))
+        if one_of(data, [False, False, True]):
+            length, most = self.kit.longest, 1  # one token more would not fit the pool
         tokens = self.text[:length]
         if one_of(data, [False, True]):
             tokens[-1] = 1 - tokens[-1]
@@ -78,7 +80,7 @@ class EngineMachine(Machine):
         if rarely(data):
             name, tokens = one_of(data, [(name, []), *((other, tokens) for other in self.asked)])
         shown = "".join(f", {word}={value}" for word, value in given.items() if value or word == "max_tokens")
-        shown += f", sampling={sampling}" if sampling is not GREEDY else ""
+        shown += f", sampling=Sampling({sampling.seed}, {sampling.temperature}, {sampling.top_k})" * bool(sampling.seed)
         shown += f", extra_keys={keys}" if keys else ""
 
         def act(side: Side) -> None:

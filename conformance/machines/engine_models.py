@@ -39,6 +39,11 @@ class Kit:
     config: ModelConfig
     num_pages: int
 
+    @property
+    def longest(self) -> int:
+        """The longest prompt from which a token can be generated in the pool."""
+        return max(length for length in range(1, self.config.max_model_len) if fits(self, length))
+
     def __str__(self) -> str:
         kinds = ", ".join(
             f"{layer.kind} {layer.extent}" if layer.extent else layer.kind for layer in self.config.layers
@@ -54,10 +59,10 @@ def _kit(num_pages: int, *layers: LayerKind) -> Kit:
 
 
 KITS = {
-    "window": _kit(13, LayerKind("full"), LayerKind("window", 3)),
-    "state": _kit(14, LayerKind("mla"), LayerKind("chunk", 4), LayerKind("state")),
+    "window": _kit(9, LayerKind("full"), LayerKind("window", 3)),
+    "state": _kit(10, LayerKind("mla"), LayerKind("chunk", 4), LayerKind("state")),
 }
-"""What is served, by name: a program each. The pools hold one long request, or two or three short ones."""
+"""What is served, by name: a program each. The pools hold one request, but the longest, or a few short ones."""
 
 
 @dataclass
