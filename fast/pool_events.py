@@ -4,7 +4,9 @@ A call notes what it did in one entry, whatever the number of pages; the events 
 What can't be known later is worked out at once: the digests, which the pool has anyway when it comes here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
@@ -22,8 +24,8 @@ class _Stored(NamedTuple):
     keys: KeyStretch
 
 
-_Removed = list[tuple[int, tuple[int, bytes]]]
-"""Pages lost their hashes: each with its group and its digest."""
+_Removed = list[tuple[int, int, bytes]]
+"""Pages lost their hashes: of each its group, itself and its digest."""
 
 
 class EventLog:
@@ -50,7 +52,7 @@ class EventLog:
     def removed(self, pages: Iterable[int]) -> None:
         """Notes that pages lost their hashes, those of them that had one, in order. O(pages)."""
         pop = self.key_of.pop
-        gone = [(page, key) for page in pages if (key := pop(page, None)) is not None]
+        gone = [(key[0], page, key[1]) for page in pages if (key := pop(page, None)) is not None]
         if gone:
             self._entries.append(gone)
 
@@ -70,9 +72,9 @@ class EventLog:
         events: list[CacheEvent] = []
         for entry in self._entries:
             if isinstance(entry, _Stored):
-                _tell_stored(*entry, events.append)
+                events += _tell_stored(*entry)
             elif isinstance(entry, list):
-                _tell_removed(entry, events.append)
+                events += _tell_removed(entry)
             else:
                 events.append(entry)
         return events
@@ -82,33 +84,26 @@ class EventLog:
         self._entries = list(events)
 
 
-# A frozen dataclass's own constructor goes through its guards, field by field: 0.76 us for a stored page and 0.47
-# for a removed one, where filling in the fields takes 0.24 and 0.17. A request of row r comes to 1,400 events.
+# A named tuple's own constructor is a Python function: 0.58 us for a stored page, where `map` over the tuple's takes
+# 0.20. A request of row r comes to 1,400 events.
+
+_new_stored = partial(tuple.__new__, PageStored)
+_new_removed = partial(tuple.__new__, PageRemoved)
 
 
-def _tell_stored(pages: list[int], keys: KeyStretch, tell: Callable[[CacheEvent], None]) -> None:
-    new, group, parent = object.__new__, keys.group_id, keys.before
-    tokens = token_tuples(keys.tokens, len(pages))
-    for page, digest, token_ids, extra_keys in zip(pages, keys.digests, tokens, keys.extra_keys(), strict=True):
-        if page:
-            event = new(PageStored)
-            fields = event.__dict__
-            fields["group_id"] = group
-            fields["page_id"] = page
-            fields["page_hash"] = digest
-            fields["parent_hash"] = parent
-            fields["token_ids"] = token_ids
-            fields["extra_keys"] = extra_keys
-            tell(event)
-        parent = digest
+def _tell_stored(pages: list[int], keys: KeyStretch) -> Iterable[CacheEvent]:
+    digests = keys.digests
+    told = zip(
+        repeat(keys.group_id),
+        pages,
+        digests,
+        chain((keys.before,), digests),
+        token_tuples(keys.tokens, len(pages)),
+        keys.extra_keys(),
+        strict=False,  # the group goes on for ever
+    )
+    return map(_new_stored, told if all(pages) else [fields for fields in told if fields[1]])
 
 
-def _tell_removed(gone: _Removed, tell: Callable[[CacheEvent], None]) -> None:
-    new = object.__new__
-    for page, (group, digest) in gone:
-        event = new(PageRemoved)
-        fields = event.__dict__
-        fields["group_id"] = group
-        fields["page_id"] = page
-        fields["page_hash"] = digest
-        tell(event)
+def _tell_removed(gone: _Removed) -> Iterable[CacheEvent]:
+    return map(_new_removed, gone)

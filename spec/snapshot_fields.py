@@ -197,21 +197,25 @@ def _kind(name: str, value: object, kinds: Mapping[str, type]) -> type:
 def event_to_json(event: CacheEvent) -> dict[str, Any]:
     """An event: its kind and its fields."""
     entry: dict[str, Any] = {"kind": type(event).__name__}
-    for field in fields(event):
-        value = getattr(event, field.name)
-        if field.name == "extra_keys":
-            entry[field.name] = extra_keys_to_json(value)
-        elif field.name == "token_ids":
-            entry[field.name] = list(value)
+    for field in _event_fields(type(event)):
+        value = getattr(event, field)
+        if field == "extra_keys":
+            entry[field] = extra_keys_to_json(value)
+        elif field == "token_ids":
+            entry[field] = list(value)
         else:
-            entry[field.name] = _plain(value)
+            entry[field] = _plain(value)
     return entry
+
+
+def _event_fields(kind: type[CacheEvent]) -> tuple[str, ...]:
+    return () if issubclass(kind, CacheCleared) else kind._fields
 
 
 def event_from_json(name: str, value: object, num_groups: int, num_pages: int) -> CacheEvent:
     """Reads an event."""
     kind = _kind(name, value, _EVENTS)
-    entry = read_object(name, value, ["kind", *(field.name for field in fields(kind))])
+    entry = read_object(name, value, ["kind", *_event_fields(kind)])
     if kind is CacheCleared:
         return CacheCleared()
     group_id = read_integer(f"{name}.group_id", entry["group_id"], below=num_groups)

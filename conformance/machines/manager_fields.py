@@ -16,7 +16,7 @@ _LAST = 48
 TAKEN = ("events", "cached map of a follower")
 """The fields for which events are taken off a manager."""
 
-_FIELDS = {kind.__name__: [shown.name for shown in fields(kind)] for kind in (PageStored, PageRemoved)}
+_FIELDS = {kind.__name__: kind._fields for kind in (PageStored, PageRemoved)}
 
 
 def event(told: Any) -> tuple[Any, ...]:
