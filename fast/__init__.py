@@ -10,6 +10,7 @@ from typing import Any
 from kvproof.kernels import (
     ScaledPages,
     copy_pages,
+    export_pages,
     fused_ragged_paged_attention,
     kv_cache_update,
     mla_cache_update,
@@ -152,6 +153,7 @@ __all__ = [
     "copy_pages",
     "events_from_json",
     "events_to_json",
+    "export_pages",
     "fused_ragged_paged_attention",
     "get_dtype_packing",
     "get_kv_cache_coordinator",

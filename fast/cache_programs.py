@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from kvproof.kernels import (
     ScaledPages,
     copy_pages,
+    export_pages,
     fused_ragged_paged_attention,
     kv_cache_update,
     ragged_paged_attention,
     unpack_keys,
     unpack_values,
+    write_states,
 )
 from kvproof.kernels.ragged import ragged, slots_of_tokens
 from kvproof.kernels.storage import from_bits
@@ -42,7 +44,9 @@ __all__ = [
     "attend",
     "combined_rows",
     "copied",
+    "exported",
     "heads",
+    "imported",
     "place_of",
     "placed",
     "update",
@@ -183,6 +187,34 @@ def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Place
     """
     parts = place.pages(pages)
     return place.run(copy_pages, (pages, sources, destinations), (parts, place.step, place.step), parts)
+
+
+@partial(jax.jit, static_argnums=3)
+def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Place) -> Any:
+    """Pages on their way off the devices, dead slots zeroed, in each array of a pytree (SWAP-2). O(pages exported).
+
+    Args:
+        pages: a pytree of arrays `[P, page, ...]`.
+        page_ids: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
+        num_slots: `i32[n]`: how many of each page's first slots hold something.
+        place: where the pages lie.
+    """
+    parts = place.pages(pages)
+    return place.run(export_pages, (pages, page_ids, num_slots), (parts, place.step, place.step), parts)
+
+
+@partial(jax.jit, static_argnums=3, donate_argnums=0)
+def imported(pages: Any, page_ids: jax.Array, block: Any, place: Place) -> Any:
+    """Pages replaced by those of a block, in each array of a pytree (SWAP-2). O(pages imported).
+
+    Args:
+        pages: a pytree of arrays `[P, page, ...]`, donated.
+        page_ids: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
+        block: a pytree alike, of arrays `[n, page, ...]`.
+        place: where the pages lie.
+    """
+    parts = place.pages(pages)
+    return place.run(write_states, (pages, page_ids, block), (parts, place.step, parts), parts)
 
 
 # -- Steps ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .arguments import integer, listed, materialised, plain_array, refusal
 from .table_rows import Ids
 
-__all__ = ["PageIds", "padded_pairs"]
+__all__ = ["PageIds", "padded_pairs", "padded_size"]
 
 PageIds = Ids | Iterable[Ids] | jax.Array
 """Page ids: of one data shard, or of each."""
@@ -43,12 +43,17 @@ def padded_pairs(
         raise refusal(ValueError, "R1", f"destinations.shape={tos.shape} must be that of sources, {froms.shape}")
     if isinstance(froms, jax.Array) or isinstance(tos, jax.Array):
         return froms.reshape(-1), tos.reshape(-1)
-    size = _LEAST
-    while size < froms.shape[1]:
-        size *= _STEP
-    padding = ((0, 0), (0, size - froms.shape[1]))
+    padding = ((0, 0), (0, padded_size(froms.shape[1]) - froms.shape[1]))
     padded = [np.pad(ids, padding, constant_values=-1).reshape(-1) for ids in (froms, tos)]
     return padded[0], padded[1]
+
+
+def padded_size(count: int) -> int:
+    """How many ids are sent for ``count``: the next of 16, 64, 256, ..."""
+    size = _LEAST
+    while size < count:
+        size *= _STEP
+    return size
 
 
 def _rows(name: str, ids: PageIds, num_shards: int) -> jax.Array | NDArray[np.int32]:

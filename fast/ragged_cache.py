@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import jax
 from jax.sharding import Mesh
 
 from . import cache_programs as programs
+from .arguments import listed, refusal
+from .block_arguments import fitted, require_pages
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_view import RaggedPagesCacheView
 from .documents import damaged, document, fields_of, parsed
@@ -81,6 +84,70 @@ class RaggedPagesCache:
         return self.replace(
             views=[view.replace(kv_pages=copied) for view, copied in zip(self.views, copies, strict=True)]
         )
+
+    # -- To and from host memory ------------------------------------------------------------------
+
+    def export_pages(self, page_ids: PageIds, num_slots: PageIds) -> list[Any]:
+        """Some pages of every layer on their way to the host, their dead slots zeroed (SWAP-2). O(pages exported).
+
+        The copies to the host are begun and not waited for: `numpy.asarray` of what comes back does that. Pages may
+        be written as soon as this returns, as whatever is dispatched later runs behind the gathering. Ids are padded,
+        so that few programs are compiled.
+
+        Args:
+            page_ids: `i32[n]`, with several data shards `[shards, n]`, in each row a shard's own; -1 gives zeros.
+            num_slots: how many of each page's first slots hold something, alike.
+
+        Returns:
+            For each layer pages as the view has them, `[shards * m, page, ...]`, m being n or the next of 16, 64, 256,
+            ...: rows behind the n-th of each shard are zeros.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1); the pages
+                were given away by an earlier call that wrote (CACHE-3).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return []
+        ids, slots = padded_pairs(page_ids, num_slots, metadata.num_page_shards)
+        pages = require_kept([view.kv_pages for view in self.views])
+        block: list[Any] = programs.exported(pages, ids, slots, self.views[0].place)
+        for array in jax.tree.leaves(block):
+            if not isinstance(array, jax.core.Tracer):
+                array.copy_to_host_async()
+        return block
+
+    def import_pages(self, page_ids: PageIds, block: Sequence[Any]) -> Self:
+        """Writes exported pages onto pages of every layer, in place as with the views' calls that write (SWAP-2).
+
+        Args:
+            page_ids: the pages to write, none twice, as in `export_pages`; -1 writes nothing.
+            block: for each layer pages `[shards * k, page, ...]` as `export_pages` gave them, on the host or on the
+                device; rows behind the n-th of each shard are not read.
+
+        Returns:
+            The cache with the pages replaced. O(pages imported).
+
+        Raises:
+            TypeError: an id is no integer, or a layer's pages are of another kind or dtype.
+            ValueError: an id does not fit an int32; the shapes do not fit; there are not as many layers (R1); the pages
+                were given away by an earlier call that wrote (CACHE-3).
+        """
+        metadata = self.metadata
+        layers = listed("block", block)
+        if len(layers) != len(self.views):
+            raise refusal(ValueError, "SWAP-2", f"block has {len(layers)} layers, the cache {len(self.views)}")
+        if metadata is None:
+            return self
+        pages = require_kept([view.kv_pages for view in self.views])
+        ids, _ = padded_pairs(page_ids, page_ids, metadata.num_page_shards)
+        fitting = [
+            jax.tree.map(partial(fitted, metadata.num_page_shards, ids), own, given)
+            for own, given in zip(pages, map(require_pages, pages, layers), strict=True)
+        ]
+        written = programs.imported(pages, ids, fitting, self.views[0].place)
+        return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, written, strict=True)])
 
     # -- Copies and JSON --------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ from .ragged_metadata import RaggedPagesMetadata
 from .sharded_manager import ShardedCacheManager
 from .slot_quantizer import SlotQuantizer
 from .state_pages import StatePages
-from .states import copy_pages, read_states, write_states
+from .states import copy_pages, export_pages, read_states, write_states
 
 __all__ = [
     "CLAUSES",
@@ -147,6 +147,7 @@ __all__ = [
     "copy_pages",
     "events_from_json",
     "events_to_json",
+    "export_pages",
     "fused_ragged_paged_attention",
     "get_dtype_packing",
     "get_kv_cache_coordinator",

@@ -178,6 +178,8 @@ _SENTENCES = {
     "tolerance. Sampling is keyed by (request seed, position).",
     "ENG-2": "Every admitted request that fits alone finishes; one that never can is refused at once. A request "
     "scheduled in a step is not preempted in it.",
+    "SWAP-2": "Exported pages carry content, keys and order, dead slots zero; bit for bit they are what they were, and "
+    "importing refuses another seed, page size, dtype, layout or model fingerprint.",
     # -- Security ---------------------------------------------------------------------------------
     "SEC-2": "No error message, printed object, event, counter or snapshot shows the text of a cache salt. Error "
     "messages and printed events show no token ids and no fingerprints of salts either.",

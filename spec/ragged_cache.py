@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from .arguments import refusal
+import numpy as np
+
+from .arguments import listed, refusal
+from .cache_dtypes import ScaledPages
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_view import RaggedPagesCacheView
 from .documents import parsed, read_document, written_document
 from .state_pages import global_ids
-from .states import copy_pages
+from .states import copy_pages, export_pages, write_states
 
 __all__ = ["RaggedPagesCache"]
 
@@ -80,6 +83,71 @@ class RaggedPagesCache:
         return self.replace(
             views=[view.replace(kv_pages=pages) for view, pages in zip(self.views, copied, strict=True)]
         )
+
+    # -- To and from host memory ------------------------------------------------------------------
+
+    def export_pages(self, page_ids: Any, num_slots: Any) -> list[Any]:
+        """Some pages of every layer on their way to the host, their dead slots zeroed (SWAP-2).
+
+        Args:
+            page_ids: pages, `[n]`; with several page shards `[shards, n]`, in each row a shard's own; -1 gives zeros.
+            num_slots: how many of each page's first slots hold something, alike.
+
+        Returns:
+            For each layer pages as the view has them, `[shards * n, page, ...]`.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: an id that no int32 holds, or shapes that don't fit each other or the shards (R1).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return []
+        ids = global_ids("page_ids", page_ids, metadata.num_page_shards, metadata.num_pages)
+        rows = [num_slots] if metadata.num_page_shards == 1 else listed("num_slots", num_slots)
+        slots = np.concatenate([np.zeros(0, np.int32), *(global_ids("num_slots", row, 1, 2**31) for row in rows)])
+        if len(slots) != len(ids):
+            raise refusal(ValueError, "R1", f"num_slots are {len(slots)}, page_ids {len(ids)}")
+        return list(export_pages([view.kv_pages for view in self.views], ids, slots))
+
+    def import_pages(self, page_ids: Any, block: Sequence[Any]) -> Self:
+        """Writes exported pages onto pages of every layer (SWAP-2).
+
+        Args:
+            page_ids: the pages to write, none twice, as in `export_pages`; -1 writes nothing.
+            block: for each layer pages as `export_pages` gave them, `[shards * k, page, ...]` with k of at least n:
+                rows behind the n-th of each shard are not read.
+
+        Returns:
+            The cache after it.
+
+        Raises:
+            TypeError: an id is no integer, or a layer's pages are of another kind or dtype.
+            ValueError: an id that no int32 holds, or shapes that don't fit; not as many layers as there are (R1).
+        """
+        metadata = self.metadata
+        layers = listed("block", block)
+        if len(layers) != len(self.views):
+            raise refusal(ValueError, "SWAP-2", f"block has {len(layers)} layers, the cache {len(self.views)}")
+        if metadata is None:
+            return self
+        ids = global_ids("page_ids", page_ids, metadata.num_page_shards, metadata.num_pages)
+        shards = metadata.num_page_shards
+
+        def first_rows(array: Any) -> Any:
+            if not hasattr(array, "shape"):
+                raise refusal(TypeError, "R1", f"block must hold arrays, not {type(array).__name__}")
+            if not array.ndim or array.shape[0] % shards or array.shape[0] < len(ids):
+                raise refusal(ValueError, "SWAP-2", f"block.shape={array.shape} has no {len(ids)} pages")
+            rows = np.asarray(array).reshape(shards, -1, *array.shape[1:])
+            return rows[:, : len(ids) // shards].reshape(len(ids), *array.shape[1:])
+
+        fitting = [
+            ScaledPages(*map(first_rows, given)) if isinstance(given, ScaledPages) else first_rows(given)
+            for given in layers
+        ]
+        pages = write_states([view.kv_pages for view in self.views], ids, fitting)
+        return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, pages, strict=True)])
 
     # -- Copies and JSON --------------------------------------------------------------------------
 

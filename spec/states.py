@@ -1,4 +1,4 @@
-"""MAN-13: the pages of state groups, and copies of pages of any kind.
+"""MAN-13, SWAP-2: the pages of state groups, and copies of pages of any kind.
 
 The cache of a layer of kind `MambaSpec` is one array `[P, *shape]` for each of its states: a page holds the state
 after some number of tokens. All functions take such a tuple of arrays, or any pytree of arrays `[P, ...]`: tuples,
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .arguments import flag, index, refusal
 from .array_arguments import INT32, array_of
 
-__all__ = ["copy_pages", "read_states", "write_states"]
+__all__ = ["copy_pages", "export_pages", "read_states", "write_states"]
 
 
 def copy_pages(pages: Any, sources: Any, destinations: Any, *, validate: bool = False) -> Any:
@@ -58,6 +58,38 @@ def copy_pages(pages: Any, sources: Any, destinations: Any, *, validate: bool = 
         return after
 
     return _mapped(copied, "pages", pages)
+
+
+def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
+    """Pages on their way off the device, their dead slots zeroed; `write_states` is the way back (SWAP-2). O(pages).
+
+    Args:
+        pages: a pytree of arrays `[P, page, ...]`, `ScaledPages` too.
+        page_ids: `i32[n]`; -1 (or any id that no page has) gives zeros.
+        num_slots: `i32[n]`: how many of each page's first slots hold something; the others are zero in what is
+            returned, whatever they hold.
+
+    Returns:
+        A pytree like ``pages`` of arrays `[n, page, ...]`.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: a wrong shape.
+    """
+    num_pages = _num_pages(pages)
+    ids = array_of("page_ids", page_ids, ("n",), (INT32,)).tolist()
+    slots = array_of("num_slots", num_slots, (len(ids),), (INT32,)).tolist()
+
+    def exported(array: NDArray[Any]) -> NDArray[Any]:
+        if array.ndim < 2:
+            raise refusal(ValueError, "R1", f"pages.shape={array.shape} must be [P, page, ...]")
+        block = np.zeros((len(ids), *array.shape[1:]), array.dtype)
+        for place, (page, live) in enumerate(zip(ids, slots, strict=True)):
+            if 0 <= page < num_pages and live > 0:
+                block[place, :live] = array[page, :live]
+        return block
+
+    return _mapped(exported, "pages", pages)
 
 
 def read_states(pages: Any, page_ids: Any) -> Any:

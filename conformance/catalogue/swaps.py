@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .device_patching import with_function
 from .patching import with_manager
 from .registry import FORESEEN, seeded
 
@@ -83,3 +84,16 @@ def aborted_on_the_host(fast: ModuleType) -> SimpleNamespace:
         fast.CacheManager._abandon(self, request)
 
     return with_manager(fast, _abandon=_abandon)
+
+
+@seeded(FORESEEN, "SWAP-2", "cache")
+def pages_exported_whole(fast: ModuleType) -> SimpleNamespace:
+    """Pages leave the device as they are: with them goes what an earlier tenant left behind the last live slot."""
+
+    def build(right: Any) -> Any:
+        def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
+            return right(pages, page_ids, np.full_like(num_slots, np.iinfo(np.int32).max))
+
+        return export_pages
+
+    return with_function(fast, "export_pages", build)

@@ -180,6 +180,46 @@ class Cache(CacheFaults):
             self.check("MAN-13", "pages that differ", [], functools.partial(_unlike, want, part))
         self.keep(copied)
 
+    @step("SWAP-2", when=lambda self: self.offered("export_pages") and self.offered("write_states"))
+    def export_pages(self, data: Drawing) -> None:
+        """Pages leave the device and come back: what is live bit for bit, dead slots, and pages that are none, zero."""
+        count, size = self.layout.num_pages, self.layout.page_size
+        ids = np.array([data.draw(st.integers(-1, count)) for _ in range(_COPIES)], np.int32)
+        slots = np.array([one_of(data, [size, *range(size + 1), -1, size + 1]) for _ in range(_COPIES)], np.int32)
+        given = f"{ids.tolist()}, {slots.tolist()}"
+        left = self.call(
+            f"block = export_pages(pages, {given})",
+            lambda side: side.names.get("export_pages")(side.pages, ids, slots),
+            "SWAP-2",
+            self.described,
+        )
+        before = self.pages_of(self.backend.pages)
+        for old, new in zip(before, self.pages_of(left.backend), strict=True):
+            live = (np.arange(size)[None] < slots[:, None]) & (ids >= 0)[:, None] & (ids < count)[:, None]
+            wanted = np.where(live[..., None], old[np.clip(ids, 0, count - 1)], 0)
+            if np.any(new != wanted):
+                place, slot = np.argwhere(np.any(new != wanted, axis=2))[0].tolist()
+                kind = "as it was" if live[place, slot] else "zero"
+                self.differ("SWAP-2", f"slot {slot} of block {place} {kind}", "something else")
+        targets = np.array([*some(data, range(count), most=_COPIES, least=_COPIES)], np.int32)
+        written = self.call(
+            f"pages = write_states(pages, {targets.tolist()}, block)",
+            lambda side: side.names.get("write_states")(side.pages, targets, left.of(self, side)),
+            "SWAP-2",
+            self.described,
+        )
+        for old, new, block in zip(before, self.pages_of(written.backend), self.pages_of(left.backend), strict=True):
+            wanted = old.copy()
+            wanted[targets] = block
+            if np.any(new != wanted):
+                self.differ("SWAP-2", f"pages {targets.tolist()} are the block's, others as before", "other pages")
+        self.keep(written)
+
+    def pages_of(self, pages: Any) -> list[Array]:
+        """The bits of each part of some pages, `[pages, page size, ...]`."""
+        parts = tuple(pages) if self.layout.scaled else (pages,)
+        return [bits(part).reshape(part.shape[0], self.layout.page_size, -1) for part in parts]
+
     @step("MAN-13", when=lambda self: self.offered("read_states") and self.offered("write_states"))
     def write_states(self, data: Drawing) -> None:
         """States of different shapes are written and read page by page; no page reads as zeros."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from ..storage import as_before, raw
 
-__all__ = ["copy", "read", "write"]
+__all__ = ["copy", "export", "read", "write"]
 
 
 def copy(
@@ -35,6 +35,18 @@ def read(
     """Pages by id, `[S, ...]`; zeros for an id that is no page. O(S pages)."""
     found = raw(pages).at[page_ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     return as_before(found, pages)
+
+
+def export(
+    pages: jax.Array,  # [P, page, ...]
+    page_ids: jax.Array,  # i32[n]
+    num_slots: jax.Array,  # i32[n]
+) -> jax.Array:
+    """Pages by id, `[n, page, ...]`, with zeros from the given number of slots on. O(n pages)."""
+    found = raw(pages).at[page_ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    live = jnp.arange(pages.shape[1])[None, :] < num_slots[:, None]
+    live = live.reshape(*live.shape, *(1 for _ in pages.shape[2:]))
+    return as_before(jnp.where(live, found, jnp.zeros((), found.dtype)), pages)
 
 
 def write(

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from kvproof.spec.declarations import Request
 
 from .group_witnesses import manager_with
@@ -48,6 +50,11 @@ def aborted_on_the_host(names: Any) -> object:
     return manager.num_free_host_pages
 
 
+def pages_exported_whole(names: Any) -> object:
+    pages = np.ones((2, 4, 1), np.float32)
+    return np.asarray(names.export_pages(pages, np.array([1], np.int32), np.array([3], np.int32))).tolist()
+
+
 SWAP_WITNESSES: dict[str, Callable[[Any], object]] = {
     witness.__name__: witness
     for witness in (
@@ -56,6 +63,7 @@ SWAP_WITNESSES: dict[str, Callable[[Any], object]] = {
         dead_slots_leave,
         host_freed_before_the_fence,
         aborted_on_the_host,
+        pages_exported_whole,
     )
 }
 """What each of these bugs shows that the backend behind it does not."""
