@@ -265,13 +265,15 @@ def test_a_config_that_is_too_large_is_refused(saved: tuple[Path, Any], monkeypa
     ("weight_map", "message"),
     [
         (None, "weight_map must be an object"),
+        ({}, "weight_map must be an object"),
+        (["lm_head.weight"], "weight_map must be an object"),
         ({"lm_head.weight": "../model.safetensors"}, "which is no safetensors file beside it"),
         ({"lm_head.weight": "weights.bin"}, "which is no safetensors file beside it"),
         ({"lm_head.weight": ["a"]}, "which is no safetensors file beside it"),
         ({"lm_head.weight": "absent.safetensors"}, "has no absent.safetensors, which .* names"),
         ({"lm_head.weight": "part.safetensors"}, "part.safetensors holds .*, which .* doesn't place there"),
     ],
-    ids=["no map", "outside", "no safetensors", "no name", "absent", "unplaced"],
+    ids=["no map", "empty map", "list", "outside", "no safetensors", "no name", "absent", "unplaced"],
 )
 def test_an_index_that_is_none_is_refused(saved: tuple[Path, Any], weight_map: Any, message: str) -> None:
     """R1, SEC-3: nothing outside the folder is opened."""

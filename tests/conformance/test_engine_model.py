@@ -204,6 +204,17 @@ def test_random_models_tell_tokens_apart(config: ModelConfig) -> None:
     assert len(set(logits.argmax(axis=1))) > 10
 
 
+def test_what_is_not_asked_for_is_left_out() -> None:
+    config = ModelConfig(5, 4, 3, 2, 1, 2, (FULL, WINDOW, CHUNK), 8)
+    assert (config.soft_cap, config.final_soft_cap, config.query_scale, config.rope_scaling) == (None,) * 4
+    assert not config.sinks
+    assert not config.tie_embeddings
+    assert "sinks" not in init_params(config, 0)["layers"][0]
+    assert (config.num_layers, config.scale_of(0)) == (3, 2**-0.5)
+    assert [config.window_of(layer) for layer in range(3)] == [None, 5, None]
+    assert [config.chunk_of(layer) for layer in range(3)] == [None, None, 4]
+
+
 def test_a_seed_is_a_number_from_zero() -> None:
     """R1."""
     with pytest.raises(ValueError, match=r"seed=-1 .* \[R1\]"):
@@ -255,10 +266,19 @@ def test_a_wrong_type_is_refused(change: dict[str, Any], message: str) -> None:
         replace(SMALL, **change)
 
 
-@pytest.mark.parametrize(("kind", "extent"), [("window", 0), ("chunk", 0), ("full", 4), ("state", 1), ("mamba", 0)])
-def test_a_kind_of_layer_has_an_extent_or_none(kind: str, extent: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "extent", "message"),
+    [
+        ("window", 0, "extent=0 of kind window must be at least 1"),
+        ("chunk", 0, "extent=0 of kind chunk must be at least 1"),
+        ("full", 4, "extent=4 of kind full must be 0"),
+        ("state", 1, "extent=1 of kind state must be 0"),
+        ("mamba", 0, "kind='mamba' must be one of full, window, chunk, mla, state"),
+    ],
+)
+def test_a_kind_of_layer_has_an_extent_or_none(kind: str, extent: int, message: str) -> None:
     """R1."""
-    with pytest.raises(ValueError, match=r"\[R1\]"):
+    with pytest.raises(ValueError, match=rf"{message} \[R1\]"):
         LayerKind(kind, extent)
 
 
