@@ -177,7 +177,7 @@ def _attention(weights: Any, config: ModelConfig, layer: int, x: Array, arithmet
         kv_head = head // (config.num_heads // config.num_kv_heads)
         scores = _rotated(queries[head], config, arithmetic) @ _rotated(keys[kv_head], config, arithmetic).T
         sink = weights["sinks"][head] if config.sinks else None
-        probabilities = _softmax(_capped(scores * config.scale_of(layer), config.soft_cap), mask, sink)
+        probabilities = _softmax(_scaled(scores, config, config.head_size), mask, sink)
         out.append(arithmetic.attended(probabilities @ values[kv_head], _largest(values[kv_head], mask)))
     return arithmetic.product(np.concatenate(out, axis=1), weights["o"])
 
@@ -191,7 +191,7 @@ def _latent_attention(weights: Any, config: ModelConfig, layer: int, x: Array, a
         keys, absorbing = latents @ weights["up_keys"][head].T, weights["up_keys"][head]
         absorbed_slip = arithmetic.product(plain, absorbing) - plain @ absorbing  # what absorbing would round
         scores = plain @ keys.T + absorbed_slip @ latents.T + _rotated(turning, config, arithmetic) @ rotary.T
-        probabilities = _softmax(_capped(scores * config.scale_of(layer), config.soft_cap), mask, None)
+        probabilities = _softmax(_scaled(scores, config, queries.shape[1]), mask, None)
         weighted = arithmetic.attended(probabilities @ latents, _largest(latents, mask))
         out.append(arithmetic.product(weighted, weights["up_values"][head]))
     return arithmetic.product(np.concatenate(out, axis=1), weights["o"])
@@ -224,6 +224,11 @@ def _silu(x: Array) -> Array:
 
 def _capped(x: Array, cap: float | None) -> Array:
     return x if cap is None else cap * np.tanh(x / cap)
+
+
+def _scaled(scores: Array, config: ModelConfig, key_size: int) -> Array:
+    scale = 1 / math.sqrt(key_size) if config.query_scale is None else config.query_scale
+    return _capped(scores * scale, config.soft_cap)
 
 
 def _split(x: Array, num_heads: int) -> Array:
