@@ -62,7 +62,7 @@ def machine_for(bug: SeededBug) -> type[Machine]:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_suite_catches(bug: SeededBug) -> None:
-    report = report_on(f"kvproof.conformance.catalogue:{bug.name}", machine_for(bug), shrink_seconds=1)
+    report = report_on(f"kvproof.conformance.catalogue:{bug.name}", machine_for(bug), shrink_seconds=0.1)
     assert not report.missing
     assert report.deviations, f"{bug.machine} found nothing in {report.examples} examples, {report.steps} steps"
     # what shrinking comes upon beside what was found first depends on the computer's speed
@@ -80,7 +80,7 @@ def test_counterexamples_become_short(name: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES_USED)
 def test_the_backend_behind_the_bugs_conforms(machine: str) -> None:
     report = report_on(
-        "kvproof.fast", MACHINES[machine], shrink_seconds=1, examples=min(50, MACHINES[machine].examples)
+        "kvproof.fast", MACHINES[machine], shrink_seconds=1, examples=min(20, MACHINES[machine].examples)
     )
     assert not report.missing
     assert [str(found) for found in report.deviations] == []
