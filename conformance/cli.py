@@ -26,6 +26,7 @@ examples:
   kvproof check --clauses POOL-5,R1 --seed 7       two clauses, with the draws of an earlier run
   kvproof clauses                                  what the clauses say, where they are written, what checks them
   kvproof replay --synthetic                       a made-up request trace through a backend
+  kvproof serve-check                              a model served through a backend, against dense attention
 
 exit status: 0 no deviation; 1 the backend deviates; 2 could not run
 """
@@ -36,6 +37,7 @@ _COMMANDS = {
     "replay": "serve a request trace through a backend, or find the first wrong step of an operation log",
     "shrink": "make an operation log that deviates short",
     "strength": "run the suite on the seeded bugs and say what it catches",
+    "serve-check": "serve a model through a backend by random schedules, against dense attention",
     "show": "draw an operation log as one page of HTML",
 }
 """Every command with its line in the help. Its module, ``<command>_command``, has ``add_parser(commands, help)``."""
@@ -74,7 +76,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, about in _COMMANDS.items():
         if name == command:  # only the command that runs is imported
-            importlib.import_module(f".{name}_command", __package__).add_parser(commands, about)
+            importlib.import_module(f".{name.replace('-', '_')}_command", __package__).add_parser(commands, about)
         else:
             commands.add_parser(name, help=about)
     return parser

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvproof.spec.arguments import refusal
 from kvproof.spec.declarations import CacheSalt, LoraAdapter
 
-from ..engine.sampler import GREEDY, Sampling, sample, sure_token
-from ..engine.scheduler import Plan
+from ..engine.judging import Fault, output_fault, plan_fault, told
+from ..engine.sampler import GREEDY, Sampling
 from ..engine.serving import Engine, Output
 from ..levels import LEVELS
 from ..properties import start, step
@@ -137,7 +137,7 @@ class EngineMachine(Machine):
 
     def advance(self) -> None:
         """Takes a step and holds what it does."""
-        faults: list[str] = []
+        faults: list[Fault] = []
         notes: list[str] = []
 
         def act(side: Side) -> list[Output]:
@@ -145,15 +145,18 @@ class EngineMachine(Machine):
                 return []
             engine: Engine = side.engine
             plans = engine.schedule()
-            notes.append(_told(plans))
-            faults.extend(_faults(engine, plans))
-            return [] if faults else engine.execute(plans)
+            notes.append(told(plans))
+            fault = plan_fault(engine, plans)
+            if fault is not None:
+                faults.append(fault)
+                return []
+            return engine.execute(plans)
 
         made = self.call("engine.step()", act, "ENG-1", _nothing)
         self.calls.extend(notes)
         self.compared("ENG-2")
-        if faults:
-            self.differ("ENG-2", "a step in which somebody goes on, and nobody scheduled gives way", faults[0])
+        for fault in faults:
+            self.differ(*fault)
         for output in made.backend:
             self.judge(output)
         self.hold_unfinished("ENG-2")
@@ -162,30 +165,18 @@ class EngineMachine(Machine):
         """Holds the logits and the token of an output against dense attention (ENG-1)."""
         name = output.request_id
         asked = self.asked[name]
-        assert output.logits is not None
-        end = output.start + len(output.logits)
-        right = dense(self.kit, tuple(asked.tokens))
-        errors = np.abs(output.logits - right[output.start : end]).max(axis=1)
+        tokens = tuple(asked.tokens)
         self.compared("ENG-1")
-        if not (errors <= bound(self.kit, tuple(asked.tokens), errors)[output.start : end]).all():
-            place = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
-            position = output.start + place
-            limit = bound(self.kit, tuple(asked.tokens), errors)[position]
-            expected = f"logits of {name!r} at position {position} within {limit:.2g} of dense attention's"
-            self.differ("ENG-1", expected, f"off by {errors[place]:.2g}")
+        fault = output_fault(output, asked.sampling, dense(self.kit, tokens), lambda: bound(self.kit, tokens))
+        if fault is not None:
+            self.differ(*fault)
         if output.token is None:
             return
-        given = right[-1], asked.sampling, len(asked.tokens)
-        if output.token != sample(*given):
-            must = sure_token(*given, bound(self.kit, tuple(asked.tokens), None)[-1])
-            if must is not None:
-                self.differ("ENG-1", f"token {must} of {name!r} at position {end}", f"token {output.token}")
         asked.tokens.append(output.token)
-        if (len(asked.tokens) == asked.num_prompt + asked.max_tokens) != output.is_finished:
-            self.differ(
-                "ENG-2", f"{name!r} to finish after {asked.max_tokens} tokens", f"finished: {output.is_finished}"
-            )
-        if output.is_finished:
+        ends = len(asked.tokens) == asked.num_prompt + asked.max_tokens
+        if ends != output.is_finished:
+            self.differ("ENG-2", f"{name!r} to finish after {asked.max_tokens} tokens", f"{output.is_finished=}")
+        if ends:
             del self.asked[name]
 
     def hold_unfinished(self, clause: str) -> None:
@@ -196,30 +187,6 @@ class EngineMachine(Machine):
             clause, "unfinished requests", expected, lambda: {name: engine.tokens_of(name) for name in self.asked}
         )
         self.check(clause, "how many are unfinished", len(expected), lambda: engine.num_unfinished)
-
-
-def _faults(engine: Engine, plans: list[Plan]) -> list[str]:
-    """What is wrong with a plan by itself."""
-    found = [] if any(plan.chunks for plan in plans) else [f"{engine.num_unfinished} wait and nobody computes anything"]
-    for plan, scheduler in zip(plans, engine.schedulers, strict=True):
-        gone = [served.request.request_id for served in plan.preempted]
-        for chunk in plan.chunks:
-            name = chunk.served.request.request_id
-            pages = scheduler.manager.get_page_ids(name)
-            sizes = [group.kv_cache_spec.page_size for group in scheduler.limits.groups]
-            short = any(len(own) * size < chunk.end for own, size in zip(pages, sizes, strict=True))
-            if name in gone or short:
-                found.append(f"{name!r} is scheduled for tokens {chunk.start} to {chunk.end - 1} and was preempted")
-    return found
-
-
-def _told(plans: list[Plan]) -> str:
-    """A plan in a line, as a note of a counterexample."""
-    chunks = [
-        f"{chunk.served.request.request_id} {chunk.start}-{chunk.end - 1}" for plan in plans for chunk in plan.chunks
-    ]
-    gone = [served.request.request_id for plan in plans for served in plan.preempted]
-    return f"# computes {', '.join(chunks) or 'nothing'}" + (f"; {', '.join(gone)} gave way" if gone else "")
 
 
 def _nothing(result: Any, side: Side) -> None:

@@ -23,9 +23,6 @@ __all__ = ["KITS", "Asked", "Kit", "bound", "dense", "engine_of", "fits"]
 _PAGE = 2
 _SEQS, _TOKENS = 3, 8
 
-_SMALL = 1e-4
-"""Errors up to this are never more than float32 explains: measured are 1e-5, allowed by ATT-6 a hundred times that."""
-
 
 @dataclass(frozen=True)
 class Kit:
@@ -109,21 +106,9 @@ def dense(kit: Kit, tokens: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 @functools.lru_cache(maxsize=256)
-def _tolerance(kit: Kit, tokens: tuple[int, ...]) -> NDArray[np.float64]:
-    return np.maximum(tolerance(_params(kit.config), kit.config, list(tokens)), _SMALL)
-
-
-def bound(kit: Kit, tokens: tuple[int, ...], errors: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """How far logits may be off at each position, `f64[n]`.
-
-    Args:
-        kit: what is served.
-        tokens: the tokens.
-        errors: how far they are off; where none is large, the true bound is not worth working out. None works it out.
-    """
-    if errors is not None and (errors <= _SMALL).all():
-        return np.full(len(tokens), _SMALL)
-    return _tolerance(kit, tokens)
+def bound(kit: Kit, tokens: tuple[int, ...]) -> NDArray[np.float64]:
+    """How far logits may be off after each token, `f64[n]`; some dense passes."""
+    return tolerance(_params(kit.config), kit.config, list(tokens))
 
 
 @functools.lru_cache(maxsize=256)
