@@ -163,17 +163,20 @@ def _read_ids(
 
     See `id_array` and `Step.where`.
     """
-    if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1 and values.size:
-        ids: NDArray[np.int64] = np.asarray(values, np.int64)
-        ascending = np.count_nonzero(ids[1:] > ids[:-1]) == len(ids) - 1
-        first, last = ids.item(0), ids.item(-1)
-        if ascending and first >= 0 and last < size:  # then so are all between, and differ
-            return ids, slice(first, last + 1) if last - first == len(ids) - 1 else ids, True
-    ids = id_array(name, values, size, clause)
-    places = np.arange(len(ids))
-    named_at = np.empty(size, np.int64)
-    named_at[ids] = places
-    return ids, ids, bool((named_at[ids] == places).all())
+    is_plain = type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1
+    ids: NDArray[np.int64] = np.asarray(values, np.int64) if is_plain else id_array(name, values, size, clause)
+    if not ids.size:
+        return ids, ids, True
+    last = len(ids) - 1
+    if np.count_nonzero(ids[1:] > ids[:-1]) == last:
+        ordered, differ = ids, True
+    else:
+        ordered = np.sort(ids)
+        differ = np.count_nonzero(ordered[1:] > ordered[:-1]) == last
+    least, most = ordered.item(0), ordered.item(-1)
+    if least < 0 or most >= size:
+        ids = id_array(name, values, size, clause)  # which refuses them
+    return ids, slice(least, most + 1) if ordered is ids and most - least == last else ids, differ
 
 
 def _read_step(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Step:
