@@ -210,7 +210,8 @@ def test_what_is_not_asked_for_is_left_out() -> None:
     assert not config.sinks
     assert not config.tie_embeddings
     assert "sinks" not in init_params(config, 0)["layers"][0]
-    assert (config.num_layers, config.scale_of(0)) == (3, pytest.approx(2**-0.5))
+    assert config.num_layers == 3
+    assert config.scale_of(0) == pytest.approx(2**-0.5)
     assert [config.window_of(layer) for layer in range(3)] == [None, 5, None]
     assert [config.chunk_of(layer) for layer in range(3)] == [None, None, 4]
 
