@@ -18,7 +18,7 @@ class Call:
             lists of them; ``id`` for a request's id; ``pages`` and ``groups`` for views of pages, in a list or in
             lists by group; ``hits`` for what a look-up found; ``keys`` and ``key`` for keys of pages; ``tables``.
         result: the kind of the result: ``none``, ``plain``, ``ids`` of requests, ``pages``, ``groups``, ``hit``,
-            ``copies``, ``events``, ``counters``, ``pin``, ``array``, ``batch``.
+            ``copies``, ``events``, ``counters``, ``pin``, ``plan``, ``array``, ``batch``.
         clause: the label that a wrong result is charged to.
         reads: whether it only reads.
         charge: labels for differences of the state after it, by field, instead of the fields' own.
@@ -67,6 +67,10 @@ _MANAGER = {
     "get_num_common_prefix_pages": _call("request:request num_scheduled_requests", "plain", "MAN-10", reads=True),
     "pin_prefix": _call("request:request num_tokens", "pin", "PIN-1"),
     "unpin_prefix": _call("pin_id", "none", "PIN-1"),
+    "swap_out": _call("request:request", "plan", "SWAP-1"),
+    "swap_in": _call("request:request", "plan", "SWAP-1"),
+    "swap_done": _call("swap_id", "none", "SWAP-1"),
+    "get_host_page_ids": _call("request_id:id", "groups", "SWAP-1", reads=True),
     "set_prefix_priority": _call("request:request priority num_tokens expires_at", "plain", "PIN-2"),
     **_SHARED,
 }
@@ -135,6 +139,7 @@ CLASSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "counter_sampling",
             "max_pinned_pages",
             "max_pinned_pages_per_salt",
+            "num_host_pages",
         ),
     ),
     "PagePool": (

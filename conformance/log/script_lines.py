@@ -24,6 +24,7 @@ _READ = {
     "copies": "[list(copy) for copy in given]",
     "pin": "given if given is None else [given.pin_id, given.num_tokens, "
     "[list(group) for group in given.pages.get_page_ids()]]",
+    "plan": "given if given is None else [given.swap_id, given.direction, [list(copy) for copy in given.copies]]",
     "batch": "(given.granted.tolist(), [given.get_page_ids(place) for place in range(len(given.granted))])",
     "array": "given.tolist()",
     "events": "[(type(event).__name__, getattr(event, 'page_id', None)) for event in given]",

@@ -109,6 +109,11 @@ def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
             return [_groups(value[0]), plain(value[1])]
         case "pin":
             return None if value is None else [plain(value.pin_id), plain(value.num_tokens), _groups(value.pages)]
+        case "plan":
+            if value is None:
+                return None
+            copies = [list(map(int, copy)) for copy in value.copies]
+            return [plain(value.swap_id), plain(value.direction), plain(value.num_tokens), copies]
         case "ids":
             return [plain(request_id) for request_id in value or ()]
         case "copies":

@@ -1,11 +1,13 @@
 """SWAP-1: what plans say, when pages are held and published, and that a request that was away goes on as ever."""
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from kvproof import fast, spec
+from kvproof.conformance import record, replay_log
 from kvproof.conformance.replay_groups import read_groups
 from kvproof.spec.declarations import CacheSalt, Request, SwapCopy, SwapPlan
 
@@ -257,3 +259,16 @@ def test_without_host_memory_nothing_goes_and_with_a_lot_none_is_made(package: M
     manager = manager_of(package, host=2**40)
     away(manager, running(manager))
     assert manager.num_free_host_pages == manager.num_host_pages - 3
+
+
+@PACKAGES
+def test_swaps_are_recorded_and_replayed(package: ModuleType, tmp_path: Path) -> None:
+    """A log has every plan, and a replay on the specification comes to the same ones."""
+    with record(manager_of(package, MIXED), tmp_path / "log") as manager:
+        request = running(manager)
+        away(manager, request)
+        manager.evict_pages([2])
+        manager.swap_done(manager.swap_in(request).swap_id)
+        manager.free(request)
+    replayed = replay_log(tmp_path / "log")
+    assert replayed.wrong is None
