@@ -32,25 +32,21 @@ class HostMixer(PagedMixer):
         return jnp.asarray(super().attend_latent(layer, *given, scale=scale))
 
     def advance(self, layer: int, decay: Array, inputs: Array) -> Array:
-        """See `PagedMixer.advance`."""
-        kept = self.caches[layer]
-        self.caches[layer] = _OnHost(kept)
-        states = super().advance(layer, decay, inputs)
-        self.caches[layer] = self.caches[layer].room
-        return states
-
-
-class _OnHost:
-    """``StatePages`` of numpy arrays, called with those of JAX."""
-
-    def __init__(self, room: Any) -> None:
-        self.room = room
-
-    def read(self, page_ids: Array) -> list[Array]:
-        return [jnp.asarray(states) for states in self.room.read(np.asarray(page_ids))]
-
-    def write(self, page_ids: Array, states: Sequence[Array]) -> "_OnHost":
-        return _OnHost(self.room.write(np.asarray(page_ids), [np.asarray(array) for array in states]))
+        """See `PagedMixer.advance`; token by token, on one shard."""
+        step = self._step(layer)
+        kept, entering = np.asarray(decay), np.asarray(inputs)
+        states = np.zeros_like(entering)
+        for row in range(int(step.num_seqs[0])):
+            first, end = (int(place) for place in step.query_start_loc[row : row + 2])
+            length = int(step.context_lens[row])
+            if first == end:
+                continue
+            page = np.array([step.pages_tables[row, (length - 1) // step.page_size]], np.int32)
+            (state,) = self.caches[layer].read(page if length > end - first else np.array([-1], np.int32))
+            for place in range(first, end):
+                states[place] = state = kept[place : place + 1] * state + entering[place : place + 1]
+            self.caches[layer] = self.caches[layer].write(page, [state])
+        return jnp.asarray(states)
 
 
 class InterpretedMixer(PagedMixer):

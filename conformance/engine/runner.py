@@ -87,6 +87,8 @@ class Runner:
         made = [_caches(config, backend, group, num_pages, layout, mesh) for group in groups]
         self.caches = [made[group_of[layer]].pop(0) for layer in range(config.num_layers)]
         self._on_host = not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self.caches))
+        if self._on_host and mesh is not None:
+            raise refusal(ValueError, "R1", f"mesh={dict(mesh.shape)}: the backend's caches are on the host")
         self._rules, self._metadata = backend.get("MetadataBuilder"), backend.get("RaggedPagesMetadata")
         width = [table.max_num_pages_per_req for table in tables[0].page_tables]
         sizes = self._rules(groups[0].page_size, max_num_seqs, width[0], max_num_batched_tokens).token_sizes
