@@ -6,7 +6,6 @@ compiled: one for each size and each number of logits asked for.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ class Runner:
 
     Attributes:
         caches: of each layer.
-        library_seconds: how long tables, metadata and page copies have taken on the host.
+        builders: of each size of a step what makes the metadata of each cache group.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Runner:
     ) -> None:
         self.config, self.params, self._groups, self._tables = config, params, groups, tables
         self._mesh, self._max_num_seqs, self._program = mesh, max_num_seqs, _PROGRAMS[optimise]
-        self.library_seconds = 0.0
         group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
         latent = any(group.kind.kind == "mla" for group in groups)
         self._calls = Calls(
@@ -92,7 +90,7 @@ class Runner:
         self._rules, self._metadata = backend.get("MetadataBuilder"), backend.get("RaggedPagesMetadata")
         width = [table.max_num_pages_per_req for table in tables[0].page_tables]
         sizes = self._rules(groups[0].page_size, max_num_seqs, width[0], max_num_batched_tokens).token_sizes
-        self._builders = {
+        self.builders = {
             size: [
                 self._rules(group.page_size, max_num_seqs, most, size, layout, token_sizes=[size])
                 for group, most in zip(groups, width, strict=True)
@@ -125,13 +123,11 @@ class Runner:
         Returns:
             For each chunk of all plans in turn its logits, `f32[rows, V]`.
         """
-        began = perf_counter()
         self._copy(copies)
         chunks = [sorted(plan.chunks, key=lambda chunk: chunk.served.row) for plan in plans]
         most = max(sum(chunk.count for chunk in own) for own in chunks)
-        size = next(size for size in self._builders if size >= most)
-        steps = self._built(self._builders[size], chunks)
-        self.library_seconds += perf_counter() - began
+        size = next(size for size in self.builders if size >= most)
+        steps = self._built(self.builders[size], chunks)
         tokens, wanted, places = self._gathered(chunks, size, every)
         logits, self.caches = self._computed(tokens, wanted, steps)
         rows = np.asarray(logits)

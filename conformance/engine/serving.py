@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,7 @@ class Engine:
     Attributes:
         config: the model.
         schedulers: of each data shard.
-        manager_seconds: how long the schedulers have taken.
+        runner: what computes.
 
     Raises:
         TypeError: an argument of a wrong type [R1].
@@ -128,7 +127,6 @@ class Engine:
             mesh,
             flag("optimise", optimise),
         )
-        self.manager_seconds = 0.0
         self._served: dict[str, tuple[Served, int]] = {}
         self._arrivals = 0
 
@@ -223,10 +221,7 @@ class Engine:
 
     def schedule(self) -> list[Plan]:
         """Plans a step, of each data shard; what it plans must be given to `execute` (ENG-2)."""
-        began = perf_counter()
-        plans = [scheduler.schedule() for scheduler in self.schedulers]
-        self.manager_seconds += perf_counter() - began
-        return plans
+        return [scheduler.schedule() for scheduler in self.schedulers]
 
     def execute(self, plans: Sequence[Plan]) -> list[Output]:
         """Computes and samples what was planned; see `step`."""
