@@ -17,7 +17,8 @@ _INT32 = 1 << 31
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 
 _TOKENS = re.compile(
-    rf"(Request\((?:{_QUOTED}|[^\[]*?), |grows by |of tokens |token_ids=|tokens=)([\[(]?)({_NUMBERS})?([\])]?)"
+    rf"([Rr]equest\((?:{_QUOTED}|[^\[]*?), |grows by |of tokens |sampled token |token_ids=|\btokens=)"
+    rf"([\[(]?)({_NUMBERS})?([\])]?)"
 )
 """Where a request's tokens stand in a call."""
 

@@ -81,7 +81,9 @@ def output_fault(
     if output.token is not None and output.token != sample(*drawn):
         must = sure_token(*drawn, max(float(tolerance()[end - 1]), SMALL))
         if must is not None:
-            return Fault("ENG-1", f"token {must} of {name!r} at position {end}", f"token {output.token}")
+            return Fault(
+                "ENG-1", f"sampled token {must} of {name!r} at position {end}", f"sampled token {output.token}"
+            )
     return None
 
 

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from kvproof.conformance import serve_check_command
 from kvproof.conformance.cli import main
+from kvproof.conformance.deviation import Deviation
 from kvproof.conformance.engine.judging import output_fault
 from kvproof.conformance.engine.sampler import GREEDY
 from kvproof.conformance.engine.schedules import Add, draw_schedule
 from kvproof.conformance.engine.serving import Output
+from kvproof.conformance.redacting import redacted
+from kvproof.conformance.redaction import Redaction
+from kvproof.conformance.verdicts import MachineReport, Report
 
 BUG = "kvproof.conformance.catalogue:scheduled_gives_way"
 
@@ -106,3 +110,16 @@ def test_errors_beyond_the_tolerance_are_faults_and_so_are_tokens_that_cannot_be
         fault = output_fault(output(logits, token), GREEDY, right, tolerance)
         assert fault is not None
         assert (fault.clause, says in fault.expected) == ("ENG-1", True)
+
+
+def test_tokens_of_a_schedule_are_redacted() -> None:
+    """SEC-2."""
+    calls = ("engine.add_request('a', [7, 8], max_tokens=7, extra_keys=(CacheSalt(...),))  # None", "engine.step()")
+    found = Deviation("ENG-1", "sampled token 7 of 'a' at position 2", "sampled token 8", calls, {}, {})
+    key = Redaction(b"key")
+    seven, eight = key.token(7), key.token(8)
+    report = Report("b", 0, ("ENG-1",), [MachineReport("engine", frozenset({"ENG-1"}), deviations=[found])])
+    told = redacted(report, key).machines[0].deviations[0]
+    assert told.calls[0] == calls[0].replace("[7, 8]", f"[{seven}, {eight}]")
+    assert told.expected == f"sampled token {seven} of 'a' at position 2"
+    assert told.observed == f"sampled token {eight}"
