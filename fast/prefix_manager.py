@@ -307,8 +307,8 @@ class PrefixManager:
             AssertionError: one does not hold; the message shows the whole state.
         """
         self.coordinator.check()
-        elsewhere = self._live.slot_of.keys() | self.coordinator.swapped.by_id.keys()
-        assert self._given_back.keys() <= self._known.keys() - elsewhere, (
+        away = {request_id for request_id, swapped in self.coordinator.swapped.by_id.items() if not swapped.is_received}
+        assert self._given_back.keys() <= self._known.keys() - self._live.slot_of.keys() - away, (
             f"MAN-12: given back {list(self._given_back)}, known {list(self._known)}, live {list(self._live.slot_of)}"
         )
         pinned = np.zeros(self.num_pages, np.int64)

@@ -69,9 +69,10 @@ class Swapped:
         first_places: the first place that was copied, for each group; all behind it were, too.
         host_pages: the host pages of those places, for each group.
         swap_id: the plan under way; -1 if there is none.
+        is_received: whether its pages come from elsewhere, places in which then stand for host pages.
     """
 
-    __slots__ = ("extra", "first_places", "host_pages", "request", "segments", "swap_id", "tokens")
+    __slots__ = ("extra", "first_places", "host_pages", "is_received", "request", "segments", "swap_id", "tokens")
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Swapped:
         segments: Sequence[Sequence[ExtraSegment]],
         first_places: Sequence[int],
         host_pages: Sequence[NDArray[np.int64]],
+        is_received: bool = False,
     ) -> None:
         self.request = request
         self.tokens = tokens
@@ -89,6 +91,7 @@ class Swapped:
         self.first_places = first_places
         self.host_pages = host_pages
         self.swap_id = -1
+        self.is_received = is_received
 
     @property
     def num_tokens(self) -> int:
@@ -158,8 +161,9 @@ class SwappedRequests:
 
     def free_host_pages(self, swapped: Swapped) -> None:
         """Gives back the host pages of a request."""
-        for pages in swapped.host_pages:
-            self.host.give_back(pages)
+        if not swapped.is_received:
+            for pages in swapped.host_pages:
+                self.host.give_back(pages)
 
     def require_none(self, request: EngineRequest) -> None:
         """Refuses to admit a request that is swapped out."""
@@ -178,7 +182,9 @@ class SwappedRequests:
         return [
             flight.swapped.request.request_id
             for flight in self.flights.values()
-            if self.is_wanted(flight.swapped) and any(np.isin(own, pages).any() for own in flight.pages)
+            if self.is_wanted(flight.swapped)
+            and not flight.swapped.is_received
+            and any(np.isin(own, pages).any() for own in flight.pages)
         ]
 
     def check(self) -> None:
@@ -189,7 +195,8 @@ class SwappedRequests:
         """
         every = {id(swapped): swapped for swapped in self.by_id.values()}
         every |= {id(flight.swapped): flight.swapped for flight in self.flights.values()}
-        self.host.check([page for swapped in every.values() for own in swapped.host_pages for page in own.tolist()])
+        swapped_out = [swapped for swapped in every.values() if not swapped.is_received]
+        self.host.check([page for swapped in swapped_out for own in swapped.host_pages for page in own.tolist()])
         for request_id, swapped in self.by_id.items():
             assert swapped.request.request_id == request_id, f"MAN-6: {request_id!r} changed its id"
             assert swapped.swap_id < 0 or self.flights[swapped.swap_id].swapped is swapped, (

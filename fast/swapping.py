@@ -86,8 +86,7 @@ class SwapManager(PrefixManager):
         Raises:
             ValueError: the request is not swapped out, or is on its way; its tokens or extra keys changed (MAN-6).
         """
-        coordinator, swapped, pool = self.coordinator, self.coordinator.swapped, self.page_pool
-        coming = swapped.by_id.get(read_request_id(request))
+        coming = self.coordinator.swapped.by_id.get(read_request_id(request))
         tokens = read_tokens(request)
         extra = extra_segments(attribute(request, "extra_keys"), 1)
         if coming is None or coming.request is not request:
@@ -100,6 +99,54 @@ class SwapManager(PrefixManager):
             raise refusal(
                 ValueError, "MAN-6", f"request {request.request_id!r}: tokens or extra keys changed in host memory"
             )
+        return self._plan_in(coming)
+
+    def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
+        """Plans how pages that come from elsewhere enter the cache, to be hit by whoever asks (SWAP-2).
+
+        Those come that a hit of so many tokens needs, group by group; a copy's ``host_page`` is the place of its page
+        among them. What is cached already is not copied. `swap_done` publishes them and gives them back, tail
+        first; until then the request's id is taken, and `free` gives the pages up.
+
+        Args:
+            request: whose tokens and extra keys they hold; not live.
+            num_tokens: how many tokens, at least 1; a multiple of every page size.
+
+        Returns:
+            The copies; None, with nothing changed, if there are too few free pages. O(tokens).
+
+        Raises:
+            ValueError: the request is live or swapped out, it has not so many tokens, or pages of these groups are
+                never cached.
+        """
+        request_id, count = read_request_id(request), integer("num_tokens", num_tokens, minimum=1)
+        tokens = read_tokens(request)
+        extra = extra_segments(attribute(request, "extra_keys"), 1)
+        coordinator, swapped = self.coordinator, self.coordinator.swapped
+        swapped.require_none(request)
+        if request_id in self._live.slot_of:
+            raise refusal(ValueError, "SWAP-1", f"request {request_id!r} is live")
+        most = min(len(tokens) // 4, self.max_model_len)
+        if count > most or any(count % group.rule.page_size for group in coordinator.groups):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count} must be whole pages of at most {most} tokens")
+        if not self.enable_caching or not all(group.rule.publishes for group in coordinator.groups):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: there is a group whose pages are never cached")
+        firsts = [group.rule.first_place(count) for group in coordinator.groups]
+        lengths = [
+            group.rule.end(count, count) - first for group, first in zip(coordinator.groups, firsts, strict=True)
+        ]
+        ends = np.cumsum(lengths)
+        block = [np.arange(end - length, end) for end, length in zip(ends.tolist(), lengths, strict=True)]
+        segments = coordinator.segments_of(request.extra_keys)
+        coming = Swapped(request, tokens[: 4 * count], extra, segments, firsts, block, is_received=True)
+        plan = self._plan_in(coming)
+        if plan is not None:
+            swapped.by_id[request_id] = coming
+        return plan
+
+    def _plan_in(self, coming: Swapped) -> SwapPlan | None:
+        """Takes the pages for what comes to the device, hits first; None if there are too few."""
+        coordinator, pool = self.coordinator, self.page_pool
         hits = [self._cached(coming, number) for number in range(len(coordinator.groups))]
         total = sum(np.count_nonzero(own == 0) + pool.num_free_of(own[own != 0]) for own in hits)
         if total > pool.get_num_free_pages():
@@ -114,9 +161,9 @@ class SwapManager(PrefixManager):
                 new[first + missing] = pool.take(len(missing))
             fresh.append(new)
             pages.append(new + np.concatenate([np.zeros(first, np.int64), own]))
-        number = swapped.begin(Flight(coming, False, pages, fresh, pool.num_withdrawals))
+        number = coordinator.swapped.begin(Flight(coming, False, pages, fresh, pool.num_withdrawals))
         copied = [own[first:] for own, first in zip(fresh, coming.first_places, strict=True)]
-        return SwapPlan(number, request.request_id, "in", coming.num_tokens, self._copies(coming, copied))
+        return SwapPlan(number, coming.request.request_id, "in", coming.num_tokens, self._copies(coming, copied))
 
     def _cached(self, coming: Swapped, number: int) -> NDArray[np.int64]:
         """For each place of a group that was copied the page that is cached for it, 0 where none is."""
@@ -164,8 +211,8 @@ class SwapManager(PrefixManager):
             raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are under way")
         comes, is_wanted = flight.swapped, swapped.is_wanted(flight.swapped)
         if is_wanted and not flight.is_out:
-            self._resume(flight)
-        else:
+            self._arrive(flight)
+        if comes.is_received or flight.is_out or not is_wanted:
             for pages in flight.pages:
                 self.page_pool.release(pages[pages != 0][::-1])
         del swapped.flights[number]
@@ -173,31 +220,38 @@ class SwapManager(PrefixManager):
         if not (is_wanted and flight.is_out):
             swapped.free_host_pages(comes)
 
-    def _resume(self, flight: Flight) -> None:
-        """Makes a request live with what came back, and publishes that; digests are computed before all (R1)."""
-        comes, pool, live = flight.swapped, self.page_pool, self.coordinator.live
-        computed = comes.num_tokens
+    def _arrive(self, flight: Flight) -> None:
+        """Publishes what came to the device, behind making live a request that came back; see `swap_done`."""
+        comes, pool, groups = flight.swapped, self.page_pool, self.coordinator.groups
         keys: list[KeyStretch | None] = []
-        ends = []
-        for group, segments in zip(self.coordinator.groups, comes.segments, strict=True):
+        ends, texts = [], []
+        for group, segments in zip(groups, comes.segments, strict=True):
             is_cached = self.enable_caching and group.rule.publishes
-            ends.append(computed // group.rule.page_size if is_cached else 0)
-            tokens = comes.tokens[: ends[-1] * group.tree.page_bytes]
-            keys.append(pool.keys_to_be(group.tree, tokens, segments) if tokens else None)
+            ends.append(comes.num_tokens // group.rule.page_size if is_cached else 0)
+            texts.append(comes.tokens[: ends[-1] * group.tree.page_bytes])
+            # a hash function that fails does so before anything changed (R1)
+            keys.append(pool.keys_to_be(group.tree, texts[-1], segments) if ends[-1] else None)
         del self.coordinator.swapped.by_id[comes.request.request_id]
+        if not comes.is_received:
+            self._resume(flight, ends)
+        for number, group in enumerate(groups):
+            if ends[number]:
+                fresh = flight.fresh[number][: ends[number]]
+                pool.index.publish(group.tree, texts[number], comes.segments[number], fresh)
+                pool.note_keys(fresh, keys[number])
+
+    def _resume(self, flight: Flight, ends: list[int]) -> None:
+        """Makes a request live with the pages that came back, so many of each group published."""
+        comes, live = flight.swapped, self.coordinator.live
         slot = live.admit(comes.request, comes.segments)
-        live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = computed
+        live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = comes.num_tokens
         live.num_withdrawals[slot] = flight.num_withdrawals
         for number, group in enumerate(self.coordinator.groups):
-            pages, fresh, end = flight.pages[number], flight.fresh[number][: ends[number]], ends[number]
+            pages = flight.pages[number]
             group.add_pages(slot, pages, len(pages))
-            group.num_hits[slot] = group.num_published[slot] = end
+            group.num_hits[slot] = group.num_published[slot] = ends[number]
             if group.rule.gives_back:
                 group.num_given_back[slot] = comes.first_places[number]
-            if end:
-                tokens = comes.tokens[: end * group.tree.page_bytes]
-                pool.index.publish(group.tree, tokens, comes.segments[number], fresh)
-                pool.note_keys(fresh, keys[number])
 
     def _abandon(self, request: EngineRequest) -> None:
         """Forgets a request in host memory; copies under way keep its pages until their fence."""
@@ -206,7 +260,7 @@ class SwapManager(PrefixManager):
         if going is None or going.request is not request:
             return
         del swapped.by_id[request.request_id]
-        if request.request_id in self._known:
+        if request.request_id in self._known and not going.is_received:
             self._given_back[request.request_id] = going.num_tokens
         if going.swap_id < 0:
             swapped.free_host_pages(going)
@@ -226,7 +280,7 @@ class SwapManager(PrefixManager):
     def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The host pages of a request that is swapped out or on its way, a list for each group; else empty lists."""
         swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
-        if swapped is None:
+        if swapped is None or swapped.is_received:
             return tuple([] for _ in self.kv_cache_groups)
         return tuple(pages.tolist() for pages in swapped.host_pages)
 

@@ -58,6 +58,7 @@ from .declarations import (
     WeightsVersion,
 )
 from .event_documents import events_from_json, events_to_json
+from .exported_prefix import ExportedPrefix, export_prefix, import_prefix
 from .follower import CacheFollower
 from .free_queue import FreeCachePageQueue
 from .hashing import (
@@ -104,6 +105,7 @@ __all__ = [
     "Clause",
     "EngineRequest",
     "EngineRequestStatus",
+    "ExportedPrefix",
     "ExtraKey",
     "FreeCachePageQueue",
     "FullAttentionSpec",
@@ -148,6 +150,7 @@ __all__ = [
     "events_from_json",
     "events_to_json",
     "export_pages",
+    "export_prefix",
     "fused_ragged_paged_attention",
     "get_dtype_packing",
     "get_kv_cache_coordinator",
@@ -155,6 +158,7 @@ __all__ = [
     "get_page_size_bytes",
     "hash_page_tokens",
     "hash_request_tokens",
+    "import_prefix",
     "init_none_hash",
     "kv_cache_update",
     "mla_cache_update",

@@ -386,6 +386,6 @@ class CacheManager(SwapManager):
         """
         self.page_pool.check()
         check_manager(self.coordinator, self._live, self._pinned.values(), self._swapped)
-        assert self._given_back.keys() <= self._known.keys() - self._live.keys() - self._swapped.by_id.keys(), (
+        assert self._given_back.keys() <= self._known.keys() - self._live.keys() - self._swapped.out, (
             f"MAN-12: given back {list(self._given_back)}, known {list(self._known)}, live {list(self._live)}"
         )

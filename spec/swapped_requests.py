@@ -22,13 +22,20 @@ class Swapped:
         extra_keys: its extra keys.
         host_pages: for each group the host page of each place that was copied.
         swap_id: the plan whose copies have not ended; None if there is none.
+        is_received: whether its pages come from elsewhere: then host pages are places in what comes, and nothing here.
     """
 
     request: EngineRequest
     tokens: tuple[int, ...]
     extra_keys: tuple[ExtraKey, ...]
     host_pages: list[dict[int, int]]
-    swap_id: int | None
+    swap_id: int | None = None
+    is_received: bool = False
+
+    @property
+    def held_host_pages(self) -> list[list[int]]:
+        """The host pages that it takes, for each group."""
+        return [[] if self.is_received else list(own.values()) for own in self.host_pages]
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,11 @@ class SwappedRequests:
         self._used: set[int] = set()
 
     @property
+    def out(self) -> set[str]:
+        """The ids of the requests that are swapped out or on their way."""
+        return {request_id for request_id, swapped in self.by_id.items() if not swapped.is_received}
+
+    @property
     def num_free(self) -> int:
         """How many host pages hold nothing."""
         return self.num_host_pages - len(self._used)
@@ -86,7 +98,7 @@ class SwappedRequests:
 
     def give_back(self, swapped: Swapped) -> None:
         """Frees the host pages of a request."""
-        self._used.difference_update(page for own in swapped.host_pages for page in own.values())
+        self._used.difference_update(page for own in swapped.held_host_pages for page in own)
 
     def begin(self, flight: Flight) -> int:
         """Notes that copies are to be run; returns the plan's id."""
@@ -117,6 +129,7 @@ class SwappedRequests:
             flight.swapped.request.request_id
             for flight in self.flights.values()
             if self.by_id.get(flight.swapped.request.request_id) is flight.swapped
+            and not flight.swapped.is_received
             and any(page in pages for own in flight.pages for page in own)
         ]
 
@@ -128,7 +141,7 @@ class SwappedRequests:
         """
         holders = list(self.by_id.values())
         holders += [flight.swapped for flight in self.flights.values() if flight.swapped not in holders]  # aborted
-        used = [page for swapped in holders for own in swapped.host_pages for page in own.values()]
+        used = [page for swapped in holders for own in swapped.held_host_pages for page in own]
         assert sorted(used) == sorted(self._used), f"SWAP-1: host pages {used} in use, noted {sorted(self._used)}"
         assert all(page < self.num_host_pages for page in used), f"SWAP-1: of {self.num_host_pages} host pages {used}"
         for request_id, swapped in self.by_id.items():

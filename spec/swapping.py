@@ -64,7 +64,7 @@ class SwapManager(PrefixManager):
         if sum(map(len, places)) > self._swapped.num_free:
             return None
         host = [dict(zip(own, self._swapped.take(len(own)), strict=True)) for own in places]
-        swapped = Swapped(request, tuple(tokens[:computed]), extra_keys, host, None)
+        swapped = Swapped(request, tuple(tokens[:computed]), extra_keys, host)
         self._swapped.by_id[request.request_id] = swapped
         swap_id = self._swapped.begin(Flight(swapped, True, pages, []))
         del self._live[request.request_id]
@@ -95,8 +95,52 @@ class SwapManager(PrefixManager):
             raise refusal(
                 ValueError, "MAN-6", f"request {request.request_id!r} was swapped out with other tokens or extra keys"
             )
+        return self._plan_in(swapped)
+
+    def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
+        """Plans how pages that come from elsewhere, from another manager's cache, say, enter the cache (SWAP-2).
+
+        Of each group those come that a request needs which hits so many tokens; their *places in the block*, which a
+        copy's ``host_page`` tells, count them group by group. What is cached already is not copied. At `swap_done`
+        the pages are published and given back, tail first: whoever asks hits them then, this request first of all. Its
+        id is taken until then, and `free` gives the pages up.
+
+        Args:
+            request: whose tokens and extra keys the pages hold; it is not live.
+            num_tokens: how many of its tokens, at least 1; a multiple of every group's page size.
+
+        Returns:
+            The plan; None if the free pages don't suffice: then nothing has changed.
+
+        Raises:
+            ValueError: the request is live or swapped out, the number is impossible, or pages of these groups are
+                never cached.
+        """
+        tokens = read_tokens(request)
+        extra_keys = request_extra_keys(request)
+        count = integer("num_tokens", num_tokens, minimum=1)
+        self._swapped.require_none(request)
+        if request.request_id in self._live:
+            raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is live")
+        if count > min(len(tokens), self.max_model_len):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: the request can have {len(tokens)} tokens")
+        if any(count % rules.page_size for rules in self.coordinator.rules):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count} must be a multiple of every page size")
+        if not self.enable_caching or not all(rules.num_publishable(count) for rules in self.coordinator.rules):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: a group's pages are never cached")
+        numbers = numbers_from()
+        block = [{place: next(numbers) for place in _needed(rules, count)} for rules in self.coordinator.rules]
+        received = Swapped(request, tuple(tokens[:count]), extra_keys, block, is_received=True)
+        plan = self._plan_in(received)
+        if plan is not None:
+            self._swapped.by_id[request.request_id] = received
+        return plan
+
+    def _plan_in(self, swapped: Swapped) -> SwapPlan | None:
+        """Takes the pages for what comes to the device, hits first; None if there are too few."""
         hits: list[dict[int, CachePage]] = []
         copied: list[list[int]] = []
+        computed = len(swapped.tokens)
         for rules in self.coordinator.rules:
             needed = _needed(rules, computed)
             chain = self._chain(swapped, rules)
@@ -117,7 +161,7 @@ class SwapManager(PrefixManager):
             length = rules.num_places(computed, computed)
             pages.append([given.get(place, self.page_pool.null_page) for place in range(length)])
         swap_id = self._swapped.begin(Flight(swapped, False, pages, copied))
-        return SwapPlan(swap_id, request.request_id, "in", computed, self._copies(swapped, pages, copied))
+        return SwapPlan(swap_id, swapped.request.request_id, "in", computed, self._copies(swapped, pages, copied))
 
     def swap_done(self, swap_id: int) -> None:
         """The fence: the copies of a plan have ended, or nothing dispatched from now on can overtake them.
@@ -142,32 +186,39 @@ class SwapManager(PrefixManager):
         swapped.swap_id = None
         request_id = swapped.request.request_id
         is_wanted = self._swapped.by_id.get(request_id) is swapped
-        if flight.is_out or not is_wanted:
+        if is_wanted and not flight.is_out:
+            del self._swapped.by_id[request_id]
+            if not swapped.is_received:
+                self._resume(flight, chains)
+            self._publish_copied(flight, chains)
+        if flight.is_out or not is_wanted or swapped.is_received:
             for pages in flight.pages:
                 self.page_pool.free_pages(reversed(pages))
         if not flight.is_out or not is_wanted:
             self._swapped.give_back(swapped)
-        if not flight.is_out and is_wanted:
-            del self._swapped.by_id[request_id]
-            self._resume(flight, chains)
 
     def _resume(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
-        """Makes a request live with the pages that came back, and publishes those that were copied (MAN-3)."""
-        swapped = flight.swapped
-        request, computed = swapped.request, len(swapped.tokens)
+        """Makes a request live with the pages that came back."""
+        request, computed = flight.swapped.request, len(flight.swapped.tokens)
         self._live[request.request_id] = Live(request, self._lowest_free_slot(), computed, computed, computed)
         held = []
-        for rules, pages, copied in zip(self.coordinator.rules, flight.pages, flight.copied, strict=True):
+        for rules, pages, chain in zip(self.coordinator.rules, flight.pages, chains, strict=True):
             states = {len(pages) - 1: computed} if rules.copies_states else {}
-            chain = chains[rules.group_id]
-            end = len(chain)
-            held.append(GroupPages(pages, end, end, states))  # all that came back is written, and never withdrawn
+            held.append(GroupPages(pages, len(chain), len(chain), states))  # all is written, and never withdrawn
+        self.coordinator.held[request.request_id] = held
+
+    def _publish_copied(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
+        """Publishes the full ones of the pages that came to the device (MAN-3)."""
+        computed = len(flight.swapped.tokens)
+        for rules, pages, copied, chain in zip(
+            self.coordinator.rules, flight.pages, flight.copied, chains, strict=True
+        ):
+            states = {len(pages) - 1: computed} if rules.copies_states else {}
             fresh = [
                 page if place in copied and rules.is_publishable(place, states) else self.page_pool.null_page
-                for place, page in enumerate(pages[:end])
+                for place, page in enumerate(pages[: len(chain)])
             ]
             self.page_pool.publish(fresh, chain, rules.group_id)
-        self.coordinator.held[request.request_id] = held
 
     def _chain(self, swapped: Swapped, rules: GroupRules) -> list[tuple[PageHash, int]]:
         """Key and content of the pages of a group that can be published (HASH-3); none with caching off."""
@@ -196,7 +247,7 @@ class SwapManager(PrefixManager):
         if swapped is None or swapped.request is not request:
             return
         del self._swapped.by_id[request.request_id]
-        if request.request_id in self._known:
+        if request.request_id in self._known and not swapped.is_received:
             self._given_back[request.request_id] = len(swapped.tokens)
         if swapped.swap_id is None:
             self._swapped.give_back(swapped)
@@ -218,10 +269,7 @@ class SwapManager(PrefixManager):
         if not isinstance(request_id, str):
             raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
         swapped = self._swapped.by_id.get(request_id)
-        return tuple(
-            [] if swapped is None else list(swapped.host_pages[group].values())
-            for group in range(self.num_kv_cache_groups)
-        )
+        return tuple([] for _ in self.kv_cache_groups) if swapped is None else tuple(swapped.held_host_pages)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix, if no page is in use and nothing is swapped out (POOL-9). Returns whether."""

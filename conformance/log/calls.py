@@ -69,6 +69,7 @@ _MANAGER = {
     "unpin_prefix": _call("pin_id", "none", "PIN-1"),
     "swap_out": _call("request:request", "plan", "SWAP-1"),
     "swap_in": _call("request:request", "plan", "SWAP-1"),
+    "receive_pages": _call("request:request num_tokens", "plan", "SWAP-2"),
     "swap_done": _call("swap_id", "none", "SWAP-1"),
     "get_host_page_ids": _call("request_id:id", "groups", "SWAP-1", reads=True),
     "set_prefix_priority": _call("request:request priority num_tokens expires_at", "plain", "PIN-2"),

@@ -13,7 +13,10 @@ from .writer import LogWriter
 
 __all__ = ["KeyOrigins", "RecordedCall"]
 
-_TELLS_ALL = {"get_computed_pages", "pin_prefix", "set_prefix_priority", "cache_full_pages", "swap_out", "swap_in"}
+_TELLS_ALL = {
+    *("get_computed_pages", "pin_prefix", "set_prefix_priority", "cache_full_pages"),
+    *("swap_out", "swap_in", "receive_pages"),
+}
 """The calls that read a request's tokens from the first on."""
 
 _ENDS = {"free", "free_page_hashes"}

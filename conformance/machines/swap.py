@@ -33,11 +33,13 @@ class _Away:
         case: the request.
         num_tokens: its computed tokens.
         swap_id: the plan under way; None if there is none.
+        is_received: whether its pages come from elsewhere.
     """
 
     case: Case
     num_tokens: int
     swap_id: int | None
+    is_received: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Swap(GroupSteps):
     def come_in(self, name: str) -> None:
         """Plans how a request comes back."""
         away = self.away.get(name)
-        if away is None or away.swap_id is not None:
+        if away is None or away.swap_id is not None or away.is_received:
             raise Nothing
         plan = self.plan(f"manager.swap_in({name})", "swap_in", away.case.request)
         if not plan.refused and plan.spec is not None:
@@ -201,7 +203,10 @@ class Swap(GroupSteps):
         away.swap_id = None
         if plan.direction == "in" and self.away.get(name) is away:
             del self.away[name]
-            self.come_alive(away, plan)
+            if away.is_received:
+                self.arrive_from_elsewhere(away, plan)
+            else:
+                self.come_alive(away, plan)
 
     def come_alive(self, away: _Away, plan: Any) -> None:
         """Notes that a request is live again, and holds its pages against what it had (R2)."""
@@ -221,6 +226,60 @@ class Swap(GroupSteps):
         self.compared("R2")
         if wrong:
             self.differ("R2", f"{case.request.request_id} comes back with its pages", f"others at {wrong} of {held}")
+
+    # -- From elsewhere ---------------------------------------------------------------------------
+
+    def can_receive(self) -> bool:
+        """Whether a request waits, and the backend takes pages from elsewhere."""
+        return bool(self.world.groups and self.names_of(live=False)) and self.offers("manager", "receive_pages")
+
+    @step("SWAP-2", when=can_receive, weight=3)
+    def receive_pages(self, data: Drawing) -> None:
+        """Pages of a waiting request come from elsewhere; as a rule as many tokens as whole pages hold."""
+        name = one_of(data, self.names_of(live=False))
+        case = self.cases[name]
+        whole = min(case.request.num_tokens, self.max_model_len) // self.unit
+        odd: bool = rarely(data)
+        if not whole and not odd:
+            raise Nothing
+        most = case.request.num_tokens + 1
+        tokens = one_of(data, range(most + 1)) if odd else one_of(data, range(whole, 0, -1)) * self.unit
+        self.receive(name, tokens)
+        ends: bool = one_of(data, [True, False])
+        if self.flights and ends:
+            self.end_copies(max(self.flights))
+        self.probe()
+
+    @operation
+    def receive(self, name: str, tokens: int) -> None:
+        """Plans how pages of a waiting request come from elsewhere."""
+        case = self.cases[name]
+        if case.live or name in self.away:
+            raise Nothing
+        plan = self.call(
+            f"manager.receive_pages({name}, {tokens})",
+            lambda side: side.manager.receive_pages(case.request, tokens),
+            "SWAP-2",
+            _plan,
+            self.charged("SWAP-2"),
+        )
+        if not plan.refused and plan.spec is not None:
+            self.away[name] = away = _Away(case, tokens, plan.spec.swap_id, is_received=True)
+            self.flights[plan.spec.swap_id] = _Flight(away, plan.spec)
+
+    def arrive_from_elsewhere(self, away: _Away, plan: Any) -> None:
+        """Notes what pages that came hold; look-ups judge the rest (R2)."""
+        end = away.num_tokens
+        places = [
+            (number, place)
+            for number, group in enumerate(self.world.groups)
+            for place in range(group.first_place(end), end // group.page_size)
+        ]
+        for copy in plan.copies:
+            group, place = places[copy.host_page]
+            self.ghost.contents[copy.device_page] = self.ghost.full(
+                group, place, away.case.tokens, away.case.request.extra_keys
+            )
 
     @step("SWAP-1", "MAN-5", when=lambda self: self.away, weight=2)
     def abort(self, data: Drawing) -> None:
@@ -293,9 +352,14 @@ class Swap(GroupSteps):
             *((method, wrong) for method in ("swap_out", "swap_in", "get_host_page_ids") for wrong in (None, 1)),
         ]
         method, argument = likely(data, often, seldom)
+        more: tuple[Any, ...] = ()
+        if rarely(data) and self.offers("manager", "receive_pages"):
+            method, argument, more = "receive_pages", request, (one_of(data, (self.unit, 0, -1, *NO_INTS)),)
+            if more[0] == self.unit and not self.cases[name].live and name not in self.away:
+                raise Nothing
         self.call(
-            f"manager.{method}({argument!r})",
-            lambda side: getattr(side.manager, method)(argument),
+            f"manager.{method}{(argument, *more)!r}",
+            lambda side: getattr(side.manager, method)(argument, *more),
             "SWAP-1",
             charge="R1",
         )

@@ -272,3 +272,47 @@ def test_swaps_are_recorded_and_replayed(package: ModuleType, tmp_path: Path) ->
         manager.free(request)
     replayed = replay_log(tmp_path / "log")
     assert replayed.wrong is None
+
+
+@PACKAGES
+def test_pages_from_elsewhere_are_hit_behind_the_fence(package: ModuleType) -> None:
+    """SWAP-2: those that a hit needs, but for what is cached; the id is taken until then, and free gives them up."""
+    manager = manager_of(package, MIXED)
+    away(manager, running(manager, "a", 5))  # the first page of full attention and of the window stay cached
+    request = Request("b", list(range(13)))
+    plan = manager.receive_pages(request, 12)
+    assert [(copy.group_id, copy.host_page, copy.num_slots) for copy in plan.copies] == [
+        *((0, 1, 4), (0, 2, 4)),  # three places of full attention, the first of them a hit
+        *((1, 3, 4), (1, 4, 4)),  # two of the window
+        (2, 5, 4),
+    ]
+    assert manager.get_computed_pages(request)[1] == 0
+    with pytest.raises(ValueError, match=r"\[SWAP-1\]$"):
+        manager.allocate_slots(request, 13)
+    manager.check()
+    manager.swap_done(plan.swap_id)
+    assert manager.get_computed_pages(request)[1] == 12
+    assert manager.usage == 0.0
+    manager.evict_pages(range(20))
+    plan = manager.receive_pages(request, 12)
+    manager.free(request)
+    manager.swap_done(plan.swap_id)
+    assert (manager.usage, manager.get_computed_pages(request)[1]) == (0.0, 0)
+    assert manager.num_free_host_pages == 12 - 5  # what went of the request "a" is still there
+    manager.check()
+
+
+@PACKAGES
+def test_what_can_not_be_received(package: ModuleType) -> None:
+    """R1, SWAP-2."""
+    manager = manager_of(package)
+    live, waiting = running(manager), Request("b", list(range(10)))
+    for request, tokens in ((live, 8), (waiting, 6), (waiting, 12), (waiting, 0)):
+        before = shown(manager)
+        with pytest.raises(ValueError, match=r"\[[A-Z]+-?\d+\]$"):
+            manager.receive_pages(request, tokens)
+        assert shown(manager) == before
+    assert manager_of(package, num_pages=2).receive_pages(waiting, 8) is None
+    for groups, options in (("mamba:4:none", {}), ("full:4", {"enable_caching": False})):
+        with pytest.raises(ValueError, match=r"\[SWAP-2\]$"):
+            manager_of(package, groups, **options).receive_pages(waiting, 8)
