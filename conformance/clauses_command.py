@@ -37,8 +37,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     clauses = commands.add_parser(
         "clauses",
         help=about,
-        description="Lists every clause of the contract: its sentence, the code of kvproof.spec that implements it, "
-        "and the properties that check it, named as machine.step.",
+        description="Lists every clause of the contract: its sentence, the code of kvproof.spec (of the "
+        "suite's engine for ENG) that implements it, and the properties that check it, named as machine.step.",
     )
     clauses.add_argument("--json", metavar="FILE", help="write the list to a file instead; - for standard output")
     clauses.set_defaults(func=run_clauses)

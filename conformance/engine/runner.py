@@ -25,7 +25,7 @@ from .mixers import Calls, PagedMixer
 from .model import Params, forward
 from .scheduler import Chunk, Plan
 
-__all__ = ["PLATFORMS", "Runner"]
+__all__ = ["PLATFORMS", "Runner", "copy_turns"]
 
 PLATFORMS = ("xla", "interpret")
 """By what attention and updates are computed: what JAX compiles, or the kernels for a TPU, interpreted."""
@@ -191,7 +191,7 @@ class Runner:
             return
         for number, group in enumerate(self._groups):
             own = [[(source, target) for at, source, target in shard if at == number] for shard in copies]
-            for turn in _turns(own):
+            for turn in copy_turns(own):
                 ids: list[Any] = [_padded([[pair[side] for pair in pairs] for pairs in turn]) for side in (0, 1)]
                 sources, targets = ids if len(own) > 1 else [rows[0] for rows in ids]
                 for layer in group.layers:
@@ -262,8 +262,15 @@ def _partition(*axes: str | None) -> PartitionSpec:
 Pairs = list[tuple[int, int]]
 
 
-def _turns(copies: list[Pairs]) -> Iterator[list[Pairs]]:
-    """The copies of each shard in turns that can be made at once: in none is a page written that is read in it."""
+def copy_turns(copies: Sequence[Sequence[tuple[int, int]]]) -> Iterator[list[Pairs]]:
+    """Copies in turns that can be made at once: in none is a page written twice, or written and read (MAN-13).
+
+    Args:
+        copies: of each shard (source, destination), in their order.
+
+    Yields:
+        Of each shard the copies of the turn.
+    """
     left = [list(pairs) for pairs in copies]
     while any(left):
         turn: list[Pairs] = []

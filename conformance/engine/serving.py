@@ -242,12 +242,12 @@ class Engine:
         """Takes steps until every request has finished.
 
         Returns:
-            The tokens generated for each request, in the order in which they finish.
+            All tokens generated for each request, those of earlier steps too, in the order in which they finish.
 
         Raises:
             RuntimeError: a step computes nothing while requests wait (ENG-2).
         """
-        generated: dict[str, list[int]] = {name: [] for name in self._served}
+        generated = {name: self.tokens_of(name)[served.num_prompt :] for name, (served, _) in self._served.items()}
         finished: dict[str, list[int]] = {}
         while self._served:
             plans = self.schedule()

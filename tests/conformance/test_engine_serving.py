@@ -1,14 +1,21 @@
 """ENG-1: what the engine serves is what dense attention gives, however it was scheduled; and what it refuses."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvproof import fast
+from kvproof.conformance.backends import Backend
 from kvproof.conformance.engine.config import LayerKind, ModelConfig
 from kvproof.conformance.engine.dense import dense_logits
 from kvproof.conformance.engine.model import init_params
+from kvproof.conformance.engine.runner import copy_turns
 from kvproof.conformance.engine.sampler import Sampling
 from kvproof.conformance.engine.serving import Engine
 from kvproof.spec import CacheSalt
@@ -113,7 +120,9 @@ def test_an_aborted_request_leaves_what_it_computed() -> None:
 def test_a_request_ends_with_a_stop_token() -> None:
     engine = engine_of("plain", keep_logits=False)
     engine.add_request("a", [1, 2, 3], max_tokens=12)
+    engine.step()
     (generated,) = engine.run().values()
+    assert len(generated) == 12
     stop = generated[4]
     engine.add_request("b", [1, 2, 3], max_tokens=12, sampling=Sampling(stop_tokens=(stop,)))
     assert engine.run()["b"] == generated[: generated.index(stop) + 1]
@@ -156,3 +165,47 @@ def test_an_id_in_use_is_refused_and_so_are_strange_engines() -> None:
         engine_of("plain", platform="gpu")
     with pytest.raises(ValueError, match=r"page_size names 2 groups, the model has 1"):
         engine_of("plain", page_size=[4, 4])
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)).filter(lambda pair: pair[0] != pair[1])), max_size=2
+    )
+)
+def test_copies_made_at_once_are_those_made_in_order(shards: list[list[tuple[int, int]]]) -> None:
+    """MAN-13: a page that one copy reads or writes is not written by another in the same turn."""
+    in_order = [list(range(6)) for _ in shards]
+    at_once = [list(range(6)) for _ in shards]
+    for pages, pairs in zip(in_order, shards, strict=True):
+        for source, target in pairs:
+            pages[target] = pages[source]
+    for turn in copy_turns(shards):
+        for pages, pairs in zip(at_once, turn, strict=True):
+            read = [(target, pages[source]) for source, target in pairs]
+            assert not {source for source, _ in pairs} & {target for _, target in pairs}
+            for target, value in read:
+                pages[target] = value
+    assert at_once == in_order
+
+
+def test_interpreted_kernels_take_the_place_of_compiled_ones_and_their_races_are_told() -> None:
+    """ENG-1: here with compiled functions behind the kernels' names, as the interpreter would need seconds."""
+    minds = [""]
+
+    def attend(*arrays: Any, **options: Any) -> Any:
+        return SimpleNamespace(output=fast.ragged_paged_attention(*map(jnp.asarray, arrays), **options), minds=minds[0])
+
+    def update(*arrays: Any) -> Any:
+        return SimpleNamespace(output=fast.kv_cache_update(*map(jnp.asarray, arrays)), minds="")
+
+    kernels = SimpleNamespace(attend=attend, update=update)
+    names = {name: getattr(fast, name) for name in fast.__all__} | {"tpu_kernels": kernels}
+    engine = engine_of("plain", backend=Backend("kernels", SimpleNamespace(**names)), platform="interpret")
+    engine.add_request("a", [5, 6, 7], max_tokens=3)
+    (output,) = engine.step()
+    hold_dense("plain", {"a": [5, 6, 7]}, {"a": [(0, output.logits)]})
+    minds[0] = "a race"
+    with pytest.raises(RuntimeError, match="the interpreter reports: a race"):
+        engine.step()
+    with pytest.raises(ValueError, match=r"platform='interpret' takes one device, no sinks and no mla layers"):
+        engine_of("mixed", platform="interpret")
