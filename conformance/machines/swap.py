@@ -173,7 +173,7 @@ class Swap(GroupSteps):
             away.swap_id = plan.spec.swap_id
             self.flights[plan.spec.swap_id] = _Flight(away, plan.spec)
 
-    @step("SWAP-1", when=lambda self: self.flights, weight=5)
+    @step("SWAP-1", "MAN-3", when=lambda self: self.flights, weight=5)
     def swap_done(self, data: Drawing) -> None:
         """Copies have ended, in any order; who is live again goes on, or others look for what was published."""
         number = one_of(data, list(self.flights))
@@ -281,7 +281,7 @@ class Swap(GroupSteps):
                 group, place, away.case.tokens, away.case.request.extra_keys
             )
 
-    @step("SWAP-1", "MAN-5", when=lambda self: self.away, weight=2)
+    @step("SWAP-1", "MAN-3", "MAN-4", "MAN-5", when=lambda self: self.away, weight=2)
     def abort(self, data: Drawing) -> None:
         """A request that is swapped out, or on its way, is aborted; its id may come back before the fence."""
         name = one_of(data, list(self.away))
@@ -291,7 +291,7 @@ class Swap(GroupSteps):
         if one_of(data, [True, False]):
             self.admitted(data)
 
-    @step("SWAP-1", "MAN-5", when=lambda self: self.names_of(live=True), weight=2)
+    @step("SWAP-1", "MAN-3", "MAN-5", "POOL-11", when=lambda self: self.names_of(live=True), weight=2)
     def there_and_back(self, data: Drawing) -> None:
         """A request goes out, others take or evict what it had, and it comes back to hit the rest."""
         name = one_of(data, self.names_of(live=True))
