@@ -308,7 +308,7 @@ class ParentsMissing(CacheManager):
     def take_events(self) -> list[CacheEvent]:
         nulls = any(not rules.keeps_prefix for rules in self.coordinator.rules)
         return [
-            replace(event, parent_hash=None) if nulls and isinstance(event, PageStored) else event
+            event._replace(parent_hash=None) if nulls and isinstance(event, PageStored) else event
             for event in super().take_events()
         ]
 

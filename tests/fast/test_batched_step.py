@@ -177,7 +177,7 @@ def test_man_11_a_page_is_told_of_who_took_it(tabled: bool) -> None:
     for row, length in enumerate((5, 4)):
         manager.allocate_slots(fast.Request(f"r{row}", list(range(length))), length)
         tables.add_row(manager.get_page_ids(f"r{row}"), row)
-    options = {"tables": tables, "rows": [0, 1]} if tabled else {}
+    options: dict[str, Any] = {"tables": tables, "rows": [0, 1]} if tabled else {}
     batch = manager.allocate_slots_batch([0, 1], [5, 4], 1, **options)
     assert [batch.get_page_ids(place) for place in (0, 1)] == [([],), ([4],)]
     assert [offsets.tolist() for offsets in batch.offsets] == [[0, 0, 1]]
