@@ -19,8 +19,8 @@ def _run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_there_are_five_examples() -> None:
-    assert len(BLOCKS) == 5
+def test_there_are_seven_examples() -> None:
+    assert len(BLOCKS) == 7
 
 
 def test_the_engine_example_runs() -> None:
@@ -36,14 +36,27 @@ def test_the_device_example_runs() -> None:
     assert _run(BLOCKS[2])["cache"].metadata.num_pages == 128
 
 
+def test_pages_move_as_the_readme_says() -> None:
+    _run(BLOCKS[3])["manager"].check()
+
+
+def test_a_model_is_served_as_the_readme_says() -> None:
+    assert sorted(_run(BLOCKS[4])["generated"]) == ["first", "second", "third"]
+
+
+def test_the_swap_of_easydels_manager_is_the_demonstrations() -> None:
+    (shown,) = re.findall(r"```py\n(.*?)```", README.read_text(), re.DOTALL)
+    assert shown in (README.parent / "tests" / "demonstrations" / "easydel_glue.py").read_text()
+
+
 def test_the_wrong_pool_is_caught_as_the_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """POOL-3 is what the pool of the fourth example breaks."""
+    """POOL-3 is what the pool of the sixth example breaks."""
     from kvproof.conformance.cli import main
 
-    assert isinstance(_run(BLOCKS[3])["backend"], SimpleNamespace)
-    (tmp_path / "my_engine.py").write_text(BLOCKS[3])
+    assert isinstance(_run(BLOCKS[5])["backend"], SimpleNamespace)
+    (tmp_path / "my_engine.py").write_text(BLOCKS[5])
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["check", "--backend", "my_engine:backend", "--seed", "1"]) == 1
     assert "POOL-3" in capsys.readouterr().out
@@ -53,7 +66,7 @@ def test_the_recorded_engine_replays_and_is_drawn(tmp_path: Path, monkeypatch: p
     from kvproof.conformance.cli import main
 
     monkeypatch.chdir(tmp_path)
-    _run(BLOCKS[4])
+    _run(BLOCKS[6])
     assert main(["replay", "engine.log"]) == 0
     assert main(["show", "engine.log", "-o", "engine.html"]) == 0
 
