@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .plans import Plan
 from .sampler import Sampling, sample, sure_token
-from .scheduler import Plan
 from .serving import Engine, Output
 
 __all__ = ["SMALL", "Fault", "output_fault", "plan_fault", "told"]
@@ -93,4 +93,10 @@ def told(plans: Sequence[Plan]) -> str:
         f"{chunk.served.request.request_id} {chunk.start}-{chunk.end - 1}" for plan in plans for chunk in plan.chunks
     ]
     gone = [served.request.request_id for plan in plans for served in plan.preempted]
-    return f"# computes {', '.join(chunks) or 'nothing'}" + (f"; {', '.join(gone)} gave way" if gone else "")
+    moved = [
+        f"{swap.request_id} {'went to host memory' if swap.direction == 'out' else 'came back'}"
+        for plan in plans
+        for swap in plan.swaps
+    ]
+    gave_way = [f"{', '.join(gone)} gave way"] if gone else []
+    return f"# computes {'; '.join([', '.join(chunks) or 'nothing', *gave_way, *moved])}"

@@ -15,15 +15,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from kvproof.spec.arguments import refusal
-from kvproof.spec.declarations import PageCopy
+from kvproof.spec.declarations import PageCopy, SwapPlan
 
 from ..backends import Backend
 from .config import ModelConfig
 from .eager_mixers import HostMixer, InterpretedMixer
 from .groups import LayerGroup
+from .host_memory import HostMemory
 from .mixers import Calls, PagedMixer
 from .model import Params, forward
-from .scheduler import Chunk, Plan
+from .plans import Chunk, Plan
 
 __all__ = ["PLATFORMS", "Runner", "copy_turns"]
 
@@ -84,6 +85,7 @@ class Runner:
         self._kernels = self._interpreted(backend) if platform == "interpret" else None
         made = [_caches(config, backend, group, num_pages, layout, mesh) for group in groups]
         self.caches = [made[group_of[layer]].pop(0) for layer in range(config.num_layers)]
+        self._host = HostMemory(backend, groups)
         self._on_host = not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self.caches))
         if self._on_host and mesh is not None:
             raise refusal(ValueError, "R1", f"mesh={dict(mesh.shape)}: the backend's caches are on the host")
@@ -123,7 +125,7 @@ class Runner:
         Returns:
             For each chunk of all plans in turn its logits, `f32[rows, V]`.
         """
-        self._copy(copies)
+        self.copy(copies)
         chunks = [sorted(plan.chunks, key=lambda chunk: chunk.served.row) for plan in plans]
         most = max(sum(chunk.count for chunk in own) for own in chunks)
         size = next(size for size in self.builders if size >= most)
@@ -132,6 +134,22 @@ class Runner:
         logits, self.caches = self._computed(tokens, wanted, steps)
         rows = np.asarray(logits)
         return [rows[places[chunk]] for plan in plans for chunk in plan.chunks]
+
+    def copy(self, copies: Sequence[Sequence[PageCopy]]) -> None:
+        """Runs the copies of states of each data shard, in their order (MAN-13)."""
+        if not any(copies):
+            return
+        for number, group in enumerate(self._groups):
+            own = [[(source, target) for at, source, target in shard if at == number] for shard in copies]
+            for turn in copy_turns(own):
+                ids: list[Any] = [_padded([[pair[side] for pair in pairs] for pairs in turn]) for side in (0, 1)]
+                sources, targets = ids if len(own) > 1 else [rows[0] for rows in ids]
+                for layer in group.layers:
+                    self.caches[layer] = self.caches[layer].copy_pages(sources, targets)
+
+    def swap(self, plan: SwapPlan) -> None:
+        """Runs the copies of a swap; on one data shard (SWAP-1)."""
+        self._host.move(plan, self.caches)
 
     def _built(self, builders: Sequence[Any], chunks: Sequence[Sequence[Chunk]]) -> list[Any]:
         """The metadata of each cache group."""
@@ -184,18 +202,6 @@ class Runner:
         if self._kernels is not None:
             return InterpretedMixer(self._kernels, *given)
         return HostMixer(*given) if self._on_host else None
-
-    def _copy(self, copies: Sequence[Sequence[PageCopy]]) -> None:
-        """Runs the copies of states, in their order."""
-        if not any(copies):
-            return
-        for number, group in enumerate(self._groups):
-            own = [[(source, target) for at, source, target in shard if at == number] for shard in copies]
-            for turn in copy_turns(own):
-                ids: list[Any] = [_padded([[pair[side] for pair in pairs] for pairs in turn]) for side in (0, 1)]
-                sources, targets = ids if len(own) > 1 else [rows[0] for rows in ids]
-                for layer in group.layers:
-                    self.caches[layer] = self.caches[layer].copy_pages(sources, targets)
 
 
 def _step(

@@ -3,134 +3,32 @@
 All requests stand in one queue by urgency: higher priority first, then who came first. A step goes through it from
 the front. Who has no room takes it from the least urgent one that runs; who still has none waits, and nobody behind
 overtakes. So the first of the queue always goes on, and everybody is first one day (ENG-2).
+
+Who gives way goes to host memory where that has room for it, else computes again what is not cached by then. Neither
+changes the argument. Pages of the device are held by those alone who run: the fence of a swap comes in the step that
+begins it, so that no copy holds any between steps. All who run and are not first may be made to give way, and giving
+way never waits for host memory. So the first of the queue finds, at worst, the whole pool free. If it is away, the
+pages it needs to come back are some of those that it held when it went; they fit. From then on it is served as if it
+had been alone all the time, a token at a time if need be, which fits as well (see `groups.most_pages`). It computes at
+least one token in each step, and loses none, as nobody is more urgent. Those who are away hold host pages, which only
+others who give way could want, and those can do without.
 """
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from math import lcm
 from typing import Any
 
 import numpy as np
 
 from kvproof.spec.arguments import refusal
-from kvproof.spec.declarations import CacheGroupSpec, EngineRequestStatus, MambaSpec, Request
+from kvproof.spec.declarations import EngineRequestStatus, SwapPlan
 
 from .groups import most_pages
-from .sampler import Sampling
+from .plans import Chunk, Limits, Plan, Served
 
-__all__ = ["Chunk", "Limits", "Plan", "Scheduler", "Served"]
-
-
-@dataclass(eq=False)
-class Served:
-    """A request as the engine knows it.
-
-    Attributes:
-        request: what the manager sees of it.
-        num_prompt: tokens of the prompt.
-        max_tokens: how many are generated at most.
-        sampling: how they are drawn.
-        priority: the higher, the sooner it is served.
-        arrival: how many came before it.
-        row: its row in the tables while it runs; -1 while it waits.
-        slot: the manager's number for it while it runs.
-        preemptions: how often it gave way.
-    """
-
-    request: Request
-    num_prompt: int
-    max_tokens: int
-    sampling: Sampling
-    priority: int
-    arrival: int
-    row: int = -1
-    slot: int = -1
-    preemptions: int = 0
-
-    @property
-    def urgency(self) -> tuple[int, int]:
-        """What the queue is ordered by."""
-        return -self.priority, self.arrival
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it holds pages and a row."""
-        return self.row >= 0
-
-    @property
-    def num_left(self) -> int:
-        """Its tokens that are known and not computed yet."""
-        return self.request.num_tokens - self.request.num_computed_tokens
-
-    @property
-    def num_cached(self) -> int:
-        """How many tokens are computed until its end: all but the last one that is generated."""
-        return self.num_prompt + self.max_tokens - 1
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What a request computes in a step.
-
-    Attributes:
-        served: the request.
-        start: its first token that is computed.
-        count: how many are.
-    """
-
-    served: Served
-    start: int
-    count: int
-
-    @property
-    def end(self) -> int:
-        """The first token that is not computed any more."""
-        return self.start + self.count
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A step.
-
-    Attributes:
-        chunks: who computes what; nobody twice.
-        preempted: who gave way, in that order.
-    """
-
-    chunks: tuple[Chunk, ...]
-    preempted: tuple[Served, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a scheduler keeps to.
-
-    Attributes:
-        groups: the cache groups.
-        num_pages: pages of the pool, the null page included.
-        max_model_len: the most tokens of a request.
-        max_num_seqs: the most requests that run at a time: rows of the tables.
-        max_num_batched_tokens: the most tokens of a step.
-        enable_caching: whether prefixes are found.
-    """
-
-    groups: tuple[CacheGroupSpec, ...]
-    num_pages: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    enable_caching: bool = True
-
-    @property
-    def has_states(self) -> bool:
-        """Whether a group keeps states."""
-        return any(isinstance(group.kv_cache_spec, MambaSpec) for group in self.groups)
-
-    @property
-    def boundary(self) -> int:
-        """Hits are multiples of so many tokens: the least common multiple of the page sizes (MAN-1)."""
-        return lcm(*(group.kv_cache_spec.page_size for group in self.groups))
+__all__ = ["Scheduler"]
 
 
 @dataclass
@@ -157,14 +55,19 @@ class Scheduler:
         manager: the pool's ``CacheManager``; the scheduler alone calls it.
         tables: the ``MultiGroupPageTable`` whose rows the scheduler fills; the runner reads it.
         limits: what it keeps to.
+        move: runs the copies of a swap, all of them before it returns; None where there is no host memory. An engine
+            that has none leaves it out.
 
     Attributes:
         queue: all unfinished requests, the most urgent first.
     """
 
-    def __init__(self, manager: Any, tables: Any, limits: Limits) -> None:
-        self.manager, self.tables, self.limits = manager, tables, limits
+    def __init__(
+        self, manager: Any, tables: Any, limits: Limits, move: Callable[[SwapPlan], None] | None = None
+    ) -> None:
+        self.manager, self.tables, self.limits, self._move = manager, tables, limits, move
         self.queue: list[Served] = []
+        self._swaps: list[SwapPlan] = []
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         # A state is there when a step has ended; whoever finds it in the same step would copy it too early (MAN-13).
         self._publishes_late = limits.has_states
@@ -208,8 +111,12 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Decides on the next step, and makes room for it (ENG-2). What it plans must be run.
 
+        Swaps are run on the way, each before the manager is told of anything else: pages of who leaves are read before
+        others write them, and who comes back has its tokens before it goes on (SWAP-1).
+
         O(requests) and what the manager's calls cost: one call for all that decode, where the pool has room for all.
         """
+        self._swaps = []
         step = _Step(self.limits.max_num_batched_tokens)
         self._go_on_together(step)
         for served in list(self.queue):
@@ -217,7 +124,7 @@ class Scheduler:
                 continue
             if not step.budget or served in step.preempted or not self._go_on(served, step):
                 break  # nobody overtakes
-        return Plan(tuple(step.chunks), tuple(step.preempted))
+        return Plan(tuple(step.chunks), tuple(step.preempted), tuple(self._swaps))
 
     def note_computed(self, plan: Plan) -> None:
         """Takes down that a planned step was dispatched: what it computes can be built upon."""
@@ -295,6 +202,10 @@ class Scheduler:
     def _place(self, served: Served, budget: int) -> int:
         """Gives a request slots for a chunk, if there is room. Returns how many tokens the chunk has."""
         request = served.request
+        if not served.is_running and not self._free_rows:
+            return 0
+        if served.is_away and not self._come_back(served):
+            return 0
         if served.is_running:
             count = self._count(served, budget)
             given = self.manager.allocate_slots(request, count, delay_cache_pages=self._publishes_late)
@@ -302,8 +213,6 @@ class Scheduler:
                 return 0
             self.tables.append_row(given.get_page_ids(), served.row)
             return count
-        if not self._free_rows:
-            return 0
         hit: int
         pages, hit = self.manager.get_computed_pages(request)
         count = self._end(hit, budget, request.num_tokens) - hit
@@ -311,12 +220,34 @@ class Scheduler:
         if given is None:
             return 0
         request.num_computed_tokens = hit
+        self._take_row(served)
+        return count
+
+    def _take_row(self, served: Served) -> None:
+        """Gives a request that the manager has admitted a row with its pages: it runs."""
+        request = served.request
         request.status = EngineRequestStatus.RUNNING
         served.row = self._free_rows.pop()
         if self._batches:
             served.slot = self.manager.slot_of(request.request_id)
         self.tables.add_row(self.manager.get_page_ids(request.request_id), served.row)
-        return count
+
+    def _come_back(self, served: Served) -> bool:
+        """Brings a request from host memory to the device, if there is room (SWAP-1). Returns whether it runs."""
+        plan = self.manager.swap_in(served.request)
+        if plan is None:
+            return False
+        self._swap(plan)
+        served.is_away = False
+        self._take_row(served)
+        return True
+
+    def _swap(self, plan: SwapPlan) -> None:
+        """Runs a swap's copies; nothing can overtake them any more, which the manager is told (SWAP-1)."""
+        assert self._move is not None
+        self._move(plan)
+        self.manager.swap_done(plan.swap_id)
+        self._swaps.append(plan)
 
     def _count(self, served: Served, budget: int) -> int:
         """How many tokens a running request computes if there is room."""
@@ -336,16 +267,29 @@ class Scheduler:
         return aligned if start < aligned and end < num_tokens else end
 
     def _preempt(self, served: Served) -> None:
-        """Takes from a running request all that it holds; it will compute again what is not cached by then."""
+        """Takes from a running request all that it holds; what it computed goes to host memory, or is lost.
+
+        What is lost it will compute again, but for what is cached by then.
+        """
         served.preemptions += 1
+        plan = None if self._move is None else self.manager.swap_out(served.request)
         served.request.status = EngineRequestStatus.PREEMPTED
-        self._release(served)
+        if plan is None:
+            self._release(served)
+            return
+        self._swap(plan)
+        served.is_away = True
+        self._leave_row(served)
 
     def _release(self, served: Served) -> None:
-        """Gives back a request's pages and its row."""
+        """Gives back a request's pages, on the device or the host, and its row."""
         self.manager.free(served.request)
         served.request.num_computed_tokens = 0
+        served.is_away = False
         if served.is_running:
-            self.tables.clear_row(served.row)
-            self._free_rows.append(served.row)
-            served.row = served.slot = -1
+            self._leave_row(served)
+
+    def _leave_row(self, served: Served) -> None:
+        self.tables.clear_row(served.row)
+        self._free_rows.append(served.row)
+        served.row = served.slot = -1

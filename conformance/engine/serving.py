@@ -9,15 +9,16 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from kvproof.spec.arguments import flag, integer, listed, refusal, shown, token_list
-from kvproof.spec.declarations import ExtraKey, Request
+from kvproof.spec.declarations import ExtraKey, Request, SwapPlan
 
 from ..backends import DEFAULT_BACKEND, Backend, load_backend
 from .config import ModelConfig
 from .groups import groups_of
 from .model import Params
+from .plans import Chunk, Limits, Plan, Served
 from .runner import PLATFORMS, Runner
 from .sampler import GREEDY, Sampling, sample
-from .scheduler import Chunk, Limits, Plan, Scheduler, Served
+from .scheduler import Scheduler
 
 __all__ = ["Engine", "Output"]
 
@@ -45,7 +46,8 @@ class Engine:
     """Serves a model through a backend's manager, tables and caches: nothing of the backend but its public names.
 
     Prompts come in chunks beside the tokens of others, prefixes are found, those who find no room wait or take it
-    from the less urgent, who compute again what is lost. What comes out is what dense attention gives (ENG-1).
+    from the less urgent, who go to host memory or compute again what is lost. What comes out is what dense attention
+    gives (ENG-1).
 
     Not thread-safe.
 
@@ -63,6 +65,8 @@ class Engine:
         enable_caching: whether prefixes are found.
         keep_logits: whether outputs have the logits of all tokens.
         hash_seed: the seed of the page keys; None draws one.
+        num_host_pages: pages of host memory, where those who give way wait with what they computed (SWAP-1); 0 for
+            none. Not with several data shards.
         optimise: whether programs are compiled to be fast; False halves the time that compiling takes.
 
     Attributes:
@@ -90,6 +94,7 @@ class Engine:
         enable_caching: bool = True,
         keep_logits: bool = False,
         hash_seed: bytes | None = None,
+        num_host_pages: int = 0,
         optimise: bool = True,
     ) -> None:
         self.config, params = model
@@ -107,12 +112,14 @@ class Engine:
             flag("enable_caching", enable_caching),
         )
         self._num_shards = 1 if mesh is None else dict(mesh.shape).get("dp", 1)
-        managers = _managers(names, limits, self._num_shards, hash_seed)
+        host = integer("num_host_pages", num_host_pages)
+        managers = _managers(names, limits, self._num_shards, hash_seed, host)
         sizes = [group.page_size for group in groups]
         most = limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens
         tables = [names.get("MultiGroupPageTable")(*most, sizes) for _ in managers]
         planner = names.get("Scheduler") if names.offers("Scheduler") else Scheduler
-        self.schedulers = [planner(*both, limits) for both in zip(managers, tables, strict=True)]
+        given = (limits, self._move) if host else (limits,)
+        self.schedulers = [planner(*both, *given) for both in zip(managers, tables, strict=True)]
         self.runner = Runner(
             self.config,
             params,
@@ -220,7 +227,7 @@ class Engine:
         return self.execute(self.schedule())
 
     def schedule(self) -> list[Plan]:
-        """Plans a step, of each data shard; what it plans must be given to `execute` (ENG-2)."""
+        """Plans a step, of each data shard, and runs its swaps; what it plans must be given to `execute` (ENG-2)."""
         return [scheduler.schedule() for scheduler in self.schedulers]
 
     def execute(self, plans: Sequence[Plan]) -> list[Output]:
@@ -262,6 +269,14 @@ class Engine:
 
     # -- Inside ---------------------------------------------------------------------------------------------------
 
+    def _move(self, plan: SwapPlan) -> None:
+        """Runs a swap's copies, behind those of states that were asked for earlier in the step (MAN-13, SWAP-1).
+
+        What those read may be given back and taken by who comes back; they may have to wait for nothing else.
+        """
+        self.runner.copy([self.schedulers[0].manager.take_page_copies()])
+        self.runner.swap(plan)
+
     def _output(self, chunk: Chunk, logits: NDArray[np.float32]) -> Output:
         """Samples what follows a chunk, if it is the last that was known."""
         served, request = chunk.served, chunk.served.request
@@ -284,10 +299,18 @@ class Engine:
         return max(range(self._num_shards), key=lambda shard: (hits[shard], -crowds[shard], -shard))
 
 
-def _managers(names: Backend, limits: Limits, num_shards: int, hash_seed: bytes | None) -> list[Any]:
+def _managers(
+    names: Backend, limits: Limits, num_shards: int, hash_seed: bytes | None, num_host_pages: int
+) -> list[Any]:
     """A manager for each data shard."""
     given = limits.num_pages, list(limits.groups), limits.max_model_len, limits.enable_caching
+    if num_host_pages and num_shards > 1:
+        raise refusal(ValueError, "R1", f"num_host_pages={num_host_pages} must be 0 with {num_shards} data shards")
+    if num_host_pages and not names.accepts("CacheManager", "num_host_pages"):
+        raise refusal(ValueError, "R1", f"num_host_pages={num_host_pages}: the backend's manager takes none")
     if num_shards > 1:
         return list(names.get("ShardedCacheManager")(num_shards, *given, hash_seed=hash_seed).shards)
-    options = {"hash_seed": hash_seed} if names.accepts("CacheManager", "hash_seed") else {}
+    options: dict[str, Any] = {"hash_seed": hash_seed} if names.accepts("CacheManager", "hash_seed") else {}
+    if num_host_pages:
+        options["num_host_pages"] = num_host_pages
     return [names.get("CacheManager")(*given, **options)]

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from kvproof.conformance.engine.plans import Limits, Served
 from kvproof.conformance.engine.sampler import GREEDY
-from kvproof.conformance.engine.scheduler import Limits, Scheduler, Served
+from kvproof.conformance.engine.scheduler import Scheduler
 from kvproof.conformance.replay_groups import read_groups
 from kvproof.spec.declarations import Request
 

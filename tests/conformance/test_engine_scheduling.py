@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from kvproof import fast, spec
 from kvproof.conformance.engine.config import LayerKind, ModelConfig
 from kvproof.conformance.engine.groups import groups_of, most_pages
+from kvproof.conformance.engine.plans import Limits, Plan, Served
 from kvproof.conformance.engine.sampler import GREEDY, Sampling, noise, sample, sure_token
-from kvproof.conformance.engine.scheduler import Limits, Plan, Scheduler, Served
+from kvproof.conformance.engine.scheduler import Scheduler
 
 KINDS = {
     "full": (LayerKind("full"),),
@@ -32,11 +33,14 @@ def limits_of(kinds: str, num_pages: int, page_size: int = 2, seqs: int = 3, tok
     return Limits(groups, num_pages, LENGTH, seqs, tokens)
 
 
-def scheduler_of(limits: Limits, names: Any = spec) -> Scheduler:
-    manager = names.CacheManager(limits.num_pages, list(limits.groups), LENGTH, hash_seed=b"seed")
+def scheduler_of(limits: Limits, names: Any = spec, num_host_pages: int = 0) -> Scheduler:
+    manager = names.CacheManager(
+        limits.num_pages, list(limits.groups), LENGTH, hash_seed=b"seed", num_host_pages=num_host_pages
+    )
     sizes = [group.kv_cache_spec.page_size for group in limits.groups]
     tables = names.MultiGroupPageTable(limits.max_num_seqs, LENGTH, limits.max_num_batched_tokens, sizes)
-    return Scheduler(manager, tables, limits)
+    swaps: list[Any] = []
+    return Scheduler(manager, tables, limits, swaps.append if num_host_pages else None)
 
 
 def served(name: str, tokens: list[int], max_tokens: int, priority: int = 0, arrival: int = 0) -> Served:
@@ -80,11 +84,15 @@ def hold_plan(scheduler: Scheduler, plan: Plan) -> None:
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(KINDS)), st.integers(0, 2**32), st.sampled_from([spec, fast]), st.integers(1, 9))
 def test_everybody_finishes_and_nobody_scheduled_gives_way(kinds: str, seed: int, names: Any, budget: int) -> None:
-    """ENG-2, MAN-2, TAB-2: arrivals, priorities, cancellations and pools that hold one request, or hardly two."""
+    """ENG-2, MAN-2, TAB-2, SWAP-1: arrivals, priorities, cancellations, pools that hold one request, or hardly two.
+
+    There is no host memory, or some for part of a request, or for all.
+    """
     draw = random.Random(seed)
     least = most_pages(limits_of(kinds, 2).groups, LENGTH // 2)
     limits = limits_of(kinds, least + 1 + draw.randint(0, 5), draw.choice([2, 3]), draw.randint(1, 3), budget)
-    scheduler = scheduler_of(limits, names)
+    host = draw.choice([0, 2, 5, 100])
+    scheduler = scheduler_of(limits, names, host)
     arrivals, steps, work = 0, 0, 0
     while arrivals < 6 or scheduler.queue:
         if arrivals < 6 and draw.random() < 0.5:
@@ -103,6 +111,7 @@ def test_everybody_finishes_and_nobody_scheduled_gives_way(kinds: str, seed: int
         finish_step(scheduler, plan, lambda: draw.randint(0, 1))
         assert steps <= work  # nobody comes any more: the most urgent one computes a token at least
     assert scheduler.manager.usage == 0.0
+    assert scheduler.manager.num_free_host_pages == host
 
 
 @pytest.mark.parametrize("kinds", KINDS)
@@ -134,6 +143,35 @@ def test_the_urgent_go_first_and_take_from_the_others() -> None:
     plan = scheduler.schedule()
     assert ([chunk.served for chunk in plan.chunks], plan.preempted) == ([high], (low,))
     assert (low.preemptions, low.request.num_computed_tokens, low.is_running) == (1, 0, False)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("names", [spec, fast])
+def test_who_gives_way_goes_to_host_memory_and_comes_back_with_what_it_computed(kinds: str, names: Any) -> None:
+    """SWAP-1, ENG-2: and computes nothing twice; where there is no host memory, all but what is cached."""
+    for host in (40, 0):
+        low, high = served("low", [0] * 11, 4, 0, 0), served("high", [1] * 12, 5, 1, 1)
+        needed = most_pages(limits_of(kinds, 2).groups, 16)
+        scheduler = scheduler_of(limits_of(kinds, needed + 1, tokens=20), names, host)
+        scheduler.add(low)
+        finish_step(scheduler, scheduler.schedule(), lambda: 0)
+        reached = low.request.num_computed_tokens
+        assert reached
+        scheduler.add(high)
+        plan = scheduler.schedule()
+        fits = host == 40
+        assert (plan.preempted, [swap.direction for swap in plan.swaps]) == ((low,), ["out"] * fits)
+        assert (low.is_away, low.is_running, low.request.num_computed_tokens) == (fits, False, reached * fits)
+        assert (scheduler.manager.num_free_host_pages < host) == fits
+        computed: list[int] = []
+        while scheduler.queue:
+            finish_step(scheduler, plan, lambda: 0)
+            plan = scheduler.schedule()
+            hold_plan(scheduler, plan)
+            for chunk in plan.chunks:
+                computed += range(chunk.start, chunk.end) if chunk.served is low else ()
+        assert computed == list(range(reached, 14)) or not fits
+        assert scheduler.manager.num_free_host_pages == host
 
 
 def test_two_share_a_prefix_in_the_step_that_writes_it() -> None:
