@@ -23,9 +23,10 @@ __all__ = ["add_parser", "run"]
 _DESCRIPTION = """\
 Serves a small model through the backend's manager, tables, caches and functions, by random schedules: requests
 come, share prefixes, are taken back; prompts are computed in chunks; pools are so small that requests give way and
-are computed again; salts and adapters keep apart what looks alike. Every logit of every token that is computed,
-and every token that is sampled, is held against dense attention in float64 (ENG-1); nobody may wait for ever, and
-nobody who is scheduled may give way (ENG-2). What goes wrong is told as the shortest schedule found.
+are computed again, or go to host memory and come back (SWAP-1); salts and adapters keep apart what looks alike.
+Every logit of every token that is computed, and every token that is sampled, is held against dense attention in
+float64 (ENG-1); nobody may wait for ever, and nobody who is scheduled may give way (ENG-2). What goes wrong is told
+as the shortest schedule found.
 
 A model is named by the kinds of its layers: full, window:N, chunk:N, mla, state; with +cap for a soft cap of
 attention logits and +sinks for attention sinks. Or it is a checkpoint's: a folder with config.json and safetensors.
@@ -47,6 +48,10 @@ _DEVICES = "--xla_force_host_platform_device_count=8"
 
 _SECONDS = 30.0
 """So long a schedule that goes wrong is made shorter."""
+
+
+_Rooms = tuple[list[int], list[int]]
+"""How many pages pools may have, and host memory."""
 
 
 class _BadInputError(Exception):
@@ -72,6 +77,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--platform", choices=("xla", "interpret"), default="xla", help="what computes attention (xla)")
     add("--mesh", metavar="DPxTP", help="data shards times devices for KV heads, such as 2x4; a CPU stands for 8")
     add("--page-size", type=int, default=4, metavar="N", help="tokens in a page (4)")
+    add("--host-pages", type=int, metavar="N", help="pages of host memory; otherwise drawn: two schedules of three")
     add("--json", type=Path, metavar="FILE", help="write a report")
     parser.set_defaults(func=run)
 
@@ -97,12 +103,14 @@ def _run(args: argparse.Namespace) -> int:
     for option, value in (("--schedules", args.schedules), ("--page-size", args.page_size)):
         if value < 1:
             raise _BadInputError(f"{option} {value} must be at least 1")
+    if (args.host_pages or 0) < 0:
+        raise _BadInputError(f"--host-pages {args.host_pages} must be at least 0")
     backend = load_backend(args.backend)
     try:  # JAX, and what needs it
         from .engine.serve_check import shortened
     except ImportError as error:
         raise _BadInputError(f"{error.name} is missing: pip install 'kvproof[conformance]'") from error
-    model, pools, make = _prepared(args, backend)
+    model, rooms, make = _prepared(args, backend)
     if args.json is not None:
         _write(args.json, "")  # better known now than after a minute
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
@@ -110,7 +118,7 @@ def _run(args: argparse.Namespace) -> int:
     console.print(f"seed {seed}", highlight=False)
     trials: list[Trial] = []
     wrong = 0
-    for schedule, trial in _trials(args, model, pools, make, seed):
+    for schedule, trial in _trials(args, model, rooms, make, seed):
         trials.append(trial)
         if trial.fault is not None:
             wrong = seed + len(trials) - 1
@@ -124,7 +132,7 @@ def _run(args: argparse.Namespace) -> int:
     return FINE if trials[-1].fault is None else DEVIATES
 
 
-def _trials(args: argparse.Namespace, model: Any, pools: list[int], make: "Make", seed: int) -> Any:
+def _trials(args: argparse.Namespace, model: Any, rooms: "_Rooms", make: "Make", seed: int) -> Any:
     """Schedule after schedule with what came of it, behind a bar where somebody looks."""
     from .engine.schedules import draw_schedule
     from .engine.serve_check import check_schedule
@@ -134,13 +142,13 @@ def _trials(args: argparse.Namespace, model: Any, pools: list[int], make: "Make"
     with Progress(*columns, TimeElapsedColumn(), console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("schedules", total=args.schedules)
         for number in range(args.schedules):
-            schedule = draw_schedule(seed + number, config.vocab_size, min(config.max_model_len, 48), pools)
+            schedule = draw_schedule(seed + number, config.vocab_size, min(config.max_model_len, 48), *rooms)
             yield schedule, check_schedule(model, make, schedule)
             bar.advance(task)
 
 
-def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, list[int], "Make"]:
-    """The model, the sizes of pools, and what makes engines; whatever can be wrong is found out here."""
+def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, _Rooms, "Make"]:
+    """The model, sizes of pools and of host memory, and what makes engines; what can be wrong is found out here."""
     from .engine.groups import groups_of, most_pages
     from .engine.serving import Engine
 
@@ -148,9 +156,11 @@ def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, list[int
     mesh, shards = _mesh(args.mesh)
     groups = [group.declared for group in groups_of(model[0], args.page_size)]
     longest = most_pages(groups, min(model[0].max_model_len, 48) * 3 // 4)
-    pools = [longest + 1, 2 * longest]
+    pools = [longest + 1, 2 * longest] if shards == 1 else [longest + 1]
+    swaps = shards == 1 and "swaps" not in backend.lacks and backend.accepts("CacheManager", "num_host_pages")
+    host_pages = [args.host_pages] if args.host_pages is not None else [0, longest, 4 * longest] if swaps else [0]
 
-    def make(num_pages: int) -> Engine:
+    def make(num_pages: int, num_host_pages: int) -> Engine:
         return Engine(
             model,
             backend=backend,
@@ -163,14 +173,15 @@ def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, list[int
             mesh=mesh,
             keep_logits=True,
             hash_seed=b"kvproof serve-check",
+            num_host_pages=num_host_pages,
             optimise=False,
         )
 
     try:
-        make(pools[0])
+        make(pools[0], host_pages[0])
     except (TypeError, ValueError) as error:
         raise _BadInputError(str(error)) from error
-    return model, pools if shards == 1 else pools[:1], make
+    return model, (pools, host_pages), make
 
 
 def _random_model(words: str) -> tuple[Any, Any]:
@@ -230,7 +241,7 @@ def _mesh(words: str | None) -> tuple[Any, int]:
 
 def _report(args: argparse.Namespace, seed: int, trials: "list[Trial]") -> dict[str, Any]:
     """What came of all schedules, as JSON has it."""
-    names = ("requests", "refused", "steps", "rows", "tokens", "preemptions", "hits")
+    names = ("requests", "refused", "steps", "rows", "tokens", "preemptions", "swaps_out", "swaps_in", "hits")
     fault = trials[-1].fault
     asked = {name: getattr(args, name) for name in ("backend", "model", "checkpoint", "layout", "platform", "mesh")}
     return {
@@ -252,7 +263,7 @@ def _tell(report: dict[str, Any], last: "Trial", wrong: int, console: Console) -
     say(
         f"{report['schedules']} schedules: {report['requests']} requests served, {report['refused']} refused as they "
         f"can never fit; {report['steps']} steps, {report['tokens']} tokens generated, {report['hits']} found cached, "
-        f"{report['preemptions']} preemptions"
+        f"{report['preemptions']} preemptions, {report['swaps_out']} of them to host memory, {report['swaps_in']} back"
     )
     say(f"{report['rows']} rows of logits held against dense attention, the largest error {report['worst_error']:.1e}")
     if last.fault is None:

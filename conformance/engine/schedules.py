@@ -58,17 +58,24 @@ class Schedule:
     Attributes:
         num_pages: pages of the pool.
         actions: what is done, in order.
+        num_host_pages: pages of host memory (SWAP-1).
     """
 
     num_pages: int
     actions: tuple[Action, ...]
+    num_host_pages: int = 0
 
 
 _KEYS: tuple[tuple[ExtraKey, ...], ...] = (*[()] * 6, (CacheSalt("a"),), (CacheSalt("b"),), (LoraAdapter("a"),))
 
 
 def draw_schedule(
-    seed: int, vocab_size: int, most_tokens: int, pools: Sequence[int], most_requests: int = 12
+    seed: int,
+    vocab_size: int,
+    most_tokens: int,
+    pools: Sequence[int],
+    host_pages: Sequence[int] = (0,),
+    most_requests: int = 12,
 ) -> Schedule:
     """A schedule: few texts of which all prompts are beginnings, with tails, salts and adapters. O(its size).
 
@@ -77,6 +84,7 @@ def draw_schedule(
         vocab_size: tokens that there are.
         most_tokens: the most of a request, generated ones included; at least 2.
         pools: how many pages the pool may have.
+        host_pages: how many pages host memory may have.
         most_requests: how many requests come at most.
     """
     draw = random.Random(seed)
@@ -104,4 +112,4 @@ def draw_schedule(
                 draw.choice(_KEYS),
             )
         )
-    return Schedule(draw.choice(list(pools)), tuple(actions))
+    return Schedule(draw.choice(list(pools)), tuple(actions), draw.choice(list(host_pages)))

@@ -18,8 +18,8 @@ from .serving import Engine, Output
 
 __all__ = ["Served", "Trial", "check_schedule", "shortened"]
 
-Make = Callable[[int], Engine]
-"""Makes an engine with so many pages, one that keeps logits."""
+Make = Callable[[int, int], Engine]
+"""Makes an engine with so many pages, and so many of host memory; one that keeps logits."""
 
 
 @dataclass
@@ -49,6 +49,8 @@ class Trial:
         rows: logits `[V]` that were compared.
         tokens: tokens that were generated.
         preemptions: how often a request gave way.
+        swaps_out: how often it went to host memory then.
+        swaps_in: how often one came back.
         hits: tokens that were found and not computed.
         worst: the largest error of a logit.
         fault: what went wrong; None if nothing did.
@@ -61,6 +63,8 @@ class Trial:
     rows: int = 0
     tokens: int = 0
     preemptions: int = 0
+    swaps_out: int = 0
+    swaps_in: int = 0
     hits: int = 0
     worst: float = 0.0
     fault: Fault | None = None
@@ -82,7 +86,7 @@ def check_schedule(model: tuple[ModelConfig, Params], make: Make, schedule: Sche
     """
     trial = Trial()
     try:
-        _Driver(model, make(schedule.num_pages), trial).run(schedule)
+        _Driver(model, make(schedule.num_pages, schedule.num_host_pages), trial).run(schedule)
     except _WrongError as wrong:
         trial.fault = wrong.fault
     return trial
@@ -154,6 +158,9 @@ class _Driver:
         if fault is not None:
             raise _WrongError(fault)
         trial.preemptions += sum(len(plan.preempted) for plan in plans)
+        ways = [swap.direction for plan in plans for swap in plan.swaps]
+        trial.swaps_out += ways.count("out")
+        trial.swaps_in += ways.count("in")
         first = [chunk for plan in plans for chunk in plan.chunks if chunk.served.request.request_id not in begun]
         trial.hits += sum(chunk.start for chunk in first)
         for output in self._called("ENG-1", lambda: engine.execute(plans)):
@@ -219,7 +226,9 @@ def shortened(
 
 
 def _shorter(schedule: Schedule) -> Iterator[Schedule]:
-    """Schedules with runs of actions left out, long ones first; then with simpler requests."""
+    """Schedules without host memory; with runs of actions left out, long ones first; then with simpler requests."""
+    if schedule.num_host_pages:
+        yield replace(schedule, num_host_pages=0)
     actions = schedule.actions
     size = len(actions) // 2
     while size:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvproof.spec.arguments import refusal
-from kvproof.spec.declarations import CacheSalt, LoraAdapter
+from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter
 
 from ..engine.judging import Fault, output_fault, plan_fault, told
 from ..engine.sampler import GREEDY, Sampling
@@ -19,12 +19,12 @@ from ..levels import LEVELS
 from ..properties import start, step
 from .base import Machine, Side
 from .draws import Drawing, one_of, rarely
-from .engine_models import KITS, Asked, Kit, bound, dense, engine_of, fits
+from .engine_models import KITS, Asked, Kit, bound, dense, engine_of, fits, swaps
 
 __all__ = ["EngineMachine"]
 
 _IDS = ("a", "b", "c", "d")
-_KEYS = ((), (CacheSalt("s"),), (LoraAdapter("s"),))
+_KEYS: tuple[tuple[ExtraKey, ...], ...] = ((), (CacheSalt("s"),), (LoraAdapter("s"),))
 _SAMPLINGS = (GREEDY, Sampling(1, 0.8), Sampling(2, 1.5, 3))
 
 
@@ -51,16 +51,18 @@ class EngineMachine(Machine):
     asked: dict[str, Asked]
     text: list[int]
 
-    @start("ENG-1", kit=st.sampled_from(list(KITS)), seed=st.integers(0, 3))
-    def construct(self, kit: str, seed: int) -> None:
-        """An engine with a small model, a small pool and few rows."""
+    @start("ENG-1", kit=st.sampled_from(list(KITS)), seed=st.integers(0, 3), host=st.sampled_from([0, 5, 40]))
+    def construct(self, kit: str, seed: int, host: int) -> None:
+        """An engine with a small model, a small pool, few rows, and host memory if the backend swaps."""
         self.kit, self.asked = KITS[kit], {}
+        num_host_pages = host if swaps(self.session.backend) else 0
         self.text = np.random.default_rng(seed).integers(0, 2, self.kit.config.max_model_len).tolist()
 
         def act(side: Side) -> dict[str, Any]:
-            return {} if side is self.spec else {"engine": engine_of(self.kit, side.names)}
+            return {} if side is self.spec else {"engine": engine_of(self.kit, side.names, num_host_pages)}
 
-        self.build(f"engine = Engine({self.kit})", "ENG-1", act)
+        shown = f", {num_host_pages=}" if num_host_pages else ""
+        self.build(f"engine = Engine({self.kit}{shown})", "ENG-1", act)
 
     # -- Steps --------------------------------------------------------------------------------------------------
 
@@ -75,10 +77,33 @@ class EngineMachine(Machine):
         tokens = self.text[:length]
         if one_of(data, [False, True]):
             tokens[-1] = 1 - tokens[-1]
-        given = {"max_tokens": most, "priority": one_of(data, [0, 0, 1])}
         sampling, keys = one_of(data, _SAMPLINGS), one_of(data, _KEYS)
+        priority: int = one_of(data, [0, 0, 1])
         if rarely(data):
             name, tokens = one_of(data, [(name, []), *((other, tokens) for other in self.asked)])
+        self.bring(name, tokens, most, priority, sampling, keys)
+
+    @step("ENG-1", "ENG-2", weight=2, when=lambda self: len(self.asked) < len(_IDS) - 1)
+    def overtake(self, data: Drawing) -> None:
+        """One that needs the whole pool comes while another is served, which gives way, to host memory or for good."""
+        names = [name for name in _IDS if name not in self.asked]
+        if not self.asked:
+            self.bring(names.pop(), self.text[: data.draw(st.integers(1, self.kit.longest))], 1)
+        self.advance()
+        self.bring(names[0], [1 - token for token in self.text[: self.kit.longest]], 1, priority=2)
+        self.advance()
+
+    def bring(
+        self,
+        name: str,
+        tokens: list[int],
+        most: int,
+        priority: int = 0,
+        sampling: Sampling = GREEDY,
+        keys: tuple[ExtraKey, ...] = (),
+    ) -> None:
+        """A request comes."""
+        given = {"max_tokens": most, "priority": priority}
         shown = "".join(f", {word}={value}" for word, value in given.items() if value or word == "max_tokens")
         shown += f", sampling=Sampling({sampling.seed}, {sampling.temperature}, {sampling.top_k})" * bool(sampling.seed)
         shown += f", extra_keys={keys}" if keys else ""
@@ -91,7 +116,7 @@ class EngineMachine(Machine):
 
         done = self.call(f"engine.add_request({name!r}, {tokens}{shown})", act, "ENG-2")
         if not done.refused:
-            self.asked[name] = Asked(tokens, len(tokens), most, sampling)
+            self.asked[name] = Asked(list(tokens), len(tokens), most, sampling)
         self.hold_unfinished("R1")
 
     @step("ENG-2", when=lambda self: self.asked)

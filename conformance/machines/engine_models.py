@@ -18,7 +18,7 @@ from ..engine.model import Params, init_params
 from ..engine.sampler import Sampling
 from ..engine.serving import Engine
 
-__all__ = ["KITS", "Asked", "Kit", "bound", "dense", "engine_of", "fits"]
+__all__ = ["KITS", "Asked", "Kit", "bound", "dense", "engine_of", "fits", "swaps"]
 
 _PAGE = 2
 _SEQS, _TOKENS = 3, 8
@@ -84,7 +84,18 @@ def _params(config: ModelConfig) -> Params:
     return init_params(config, 0)
 
 
-def engine_of(kit: Kit, backend: Backend) -> Engine:
+def swaps(backend: Backend) -> bool:
+    """Whether a backend's engine may have host memory: its manager, caches and scheduler, if any, allow it (SWAP-1)."""
+    return (
+        "swaps" not in backend.lacks
+        and backend.accepts("CacheManager", "num_host_pages")
+        and hasattr(backend.get("RaggedPagesCache"), "export_pages")
+        and all(backend.offers(name) for name in ("export_pages", "write_states"))
+        and (not backend.offers("Scheduler") or backend.accepts("Scheduler", "move"))
+    )
+
+
+def engine_of(kit: Kit, backend: Backend, num_host_pages: int) -> Engine:
     """An engine on a backend."""
     return Engine(
         (kit.config, _params(kit.config)),
@@ -95,6 +106,7 @@ def engine_of(kit: Kit, backend: Backend) -> Engine:
         max_num_batched_tokens=_TOKENS,
         keep_logits=True,
         hash_seed=b"kvproof",
+        num_host_pages=num_host_pages,
         optimise=False,
     )
 
