@@ -24,13 +24,17 @@ BUG = "kvproof.conformance.catalogue:scheduled_gives_way"
 
 
 def test_the_fast_backend_conforms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """ENG-1, ENG-2."""
+    """ENG-1, ENG-2, SWAP-1."""
     file = tmp_path / "report.json"
-    assert main(["serve-check", "--seed", "1", "--schedules", "2", "--model", "full", "--json", str(file)]) == 0
-    assert "ENG-1, ENG-2: conforms" in capsys.readouterr().out
+    options = ["--seed", "1", "--schedules", "2", "--model", "full", "--host-pages", "20", "--json", str(file)]
+    assert main(["serve-check", *options]) == 0
+    said = capsys.readouterr().out
+    assert "ENG-1, ENG-2: conforms" in said
     report = json.loads(file.read_text())
     assert (report["schedules"], report["seed"], report["fault"]) == (2, 1, None)
     assert min(report[name] for name in ("requests", "steps", "rows", "tokens", "preemptions", "hits")) > 0
+    assert report["preemptions"] == report["swaps_out"] >= report["swaps_in"] > 0
+    assert f"{report['swaps_out']} of them to host memory, {report['swaps_in']} back" in " ".join(said.split())
     assert 0 < report["worst_error"] < 1e-4
 
 
@@ -60,6 +64,8 @@ def test_a_fault_is_told_as_a_short_schedule(
         (["--model", "window"], "extent=0 of kind window must be at least 1"),
         (["--model", "full+hat"], "+hat is unknown"),
         (["--schedules", "0"], "--schedules 0 must be at least 1"),
+        (["--host-pages", "-1"], "--host-pages -1 must be at least 0"),
+        (["--host-pages", "4", "--mesh", "2x1"], "num_host_pages=4 must be 0 with 2 data shards"),
         (["--mesh", "2"], "--mesh 2 must be like 2x4"),
         (["--mesh", "4x9"], "--mesh 4x9 needs 36 devices"),
         (["--mesh", "1x8"], "CACHE-5"),
@@ -78,8 +84,9 @@ def test_what_makes_no_sense_is_refused(options: list[str], says: str, capsys: p
 
 @given(st.integers(0, 2**32), st.integers(2, 40))
 def test_a_schedule_is_drawn_from_its_seed_and_can_be_served(seed: int, most: int) -> None:
-    schedule = draw_schedule(seed, 5, most, [9, 11])
-    assert schedule == draw_schedule(seed, 5, most, [9, 11])
+    schedule = draw_schedule(seed, 5, most, [9, 11], [0, 7])
+    assert schedule == draw_schedule(seed, 5, most, [9, 11], [0, 7])
+    assert schedule.num_host_pages in (0, 7)
     added = [action for action in schedule.actions if isinstance(action, Add)]
     assert len({action.name for action in added}) == len(added) >= 3
     for action in added:

@@ -4,11 +4,13 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 
 from kvproof import fast
 from kvproof.conformance.backends import Backend
@@ -98,6 +100,104 @@ def test_tokens_are_the_same_in_any_company() -> None:
     tokens, _, preempted = served(crowd)
     assert "a" in preempted
     assert tokens["a"][11:] == alone.run()["a"]
+
+
+# -- Host memory ----------------------------------------------------------------------------------
+
+HOST = 30
+
+
+def give_way(model: str, spare: int | None = None) -> tuple[Engine, dict[str, list[int]], Any, list[str]]:
+    """Two share what there is, a third takes it, they come back; all tokens and logits, and which way swaps went.
+
+    Args:
+        model: the model.
+        spare: the cache group whose pages are not written on the way back.
+    """
+    engine, ways = engine_of(model, num_host_pages=HOST), list[str]()
+    swap = engine.runner.swap
+
+    def swapped(plan: Any) -> None:
+        ways.append(plan.direction)
+        copies = [copy for copy in plan.copies if plan.direction == "out" or copy.group_id != spare]
+        swap(plan._replace(copies=tuple(copies)))
+
+    engine.runner.swap = swapped  # type: ignore[method-assign]
+    for number in range(2):
+        engine.add_request(f"low {number}", [(7 * at + number) % 24 for at in range(11)], max_tokens=8)
+    before = [output for _ in range(3) for output in engine.step()]
+    held = {page for number in range(2) for own in pages_of(engine, f"low {number}") for page in own}
+    engine.add_request("high", [(5 * at + 3) % 24 for at in range(24)], max_tokens=4, priority=1)
+    before += [output for _ in range(2) for output in engine.step()]
+    assert (held & {page for own in pages_of(engine, "high") for page in own}) - {0}  # what they wrote is lost
+    tokens, logits, _ = served(engine)
+    for output in before:
+        logits.setdefault(output.request_id, []).append((output.start, output.logits))
+    return engine, tokens, logits, ways
+
+
+def pages_of(engine: Engine, name: str) -> tuple[list[int], ...]:
+    pages: tuple[list[int], ...] = engine.schedulers[0].manager.get_page_ids(name)
+    return pages
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_requests_that_were_in_host_memory_go_on_as_if_they_had_stayed(model: str) -> None:
+    """ENG-1, SWAP-1: of every kind of layers; others write over their pages, and nothing is computed twice."""
+    engine, tokens, logits, ways = give_way(model)
+    assert ways.count("out") == ways.count("in") >= 1
+    hold_dense(model, tokens, logits)
+    for name, parts in logits.items():
+        assert sum(len(rows) for _, rows in parts) == len(tokens[name]) - 1
+    manager = engine.schedulers[0].manager
+    assert (manager.usage, manager.num_free_host_pages) == (0.0, HOST)
+
+
+@pytest.mark.parametrize("group", range(len(MIXED)))
+def test_pages_that_do_not_come_back_are_missed(group: int) -> None:
+    """ENG-1: so the test above sees each kind of layers."""
+    _, tokens, logits, _ = give_way("mixed", group)
+    with pytest.raises(AssertionError):
+        hold_dense("mixed", tokens, logits)
+
+
+def test_host_pages_are_free_after_an_abort_at_any_time() -> None:
+    """SWAP-1: before a request gives way, while it is away, and when it is back."""
+    engine = engine_of("plain", num_host_pages=HOST)
+    (scheduler,) = engine.schedulers
+    for stage in range(3):
+        engine.add_request("low", list(range(12)), max_tokens=12)
+        engine.step()
+        (low,) = scheduler.queue
+        if stage:
+            engine.add_request("high", list(range(23, 3, -1)), max_tokens=2, priority=1)
+            while not low.is_away:
+                engine.step()
+            assert (low.preemptions, low.is_running) == (1, False)
+            assert scheduler.manager.num_free_host_pages < HOST
+        if stage == 2:
+            while low.is_away:
+                engine.step()
+            assert low.is_running
+        engine.abort("low")
+        assert scheduler.manager.num_free_host_pages == HOST
+        engine.run()
+        assert scheduler.manager.usage == 0.0
+
+
+def test_host_memory_that_cannot_be_had_is_refused() -> None:
+    """R1, POOL-12."""
+    mesh = jax.make_mesh((2, 1), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    with pytest.raises(ValueError, match=r"num_host_pages=4 must be 0 with 2 data shards \[R1\]"):
+        engine_of("plain", mesh=mesh, num_host_pages=4)
+    with pytest.raises(ValueError, match=r"num_host_pages=-1 must be at least 0 \[R1\]"):
+        engine_of("plain", num_host_pages=-1)
+    old = SimpleNamespace(CacheManager=object)
+    with pytest.raises(ValueError, match=r"num_host_pages=4: the backend's manager takes none \[R1\]"):
+        engine_of("plain", backend=Backend("old", old), num_host_pages=4)
+
+
+# -- Requests -------------------------------------------------------------------------------------
 
 
 def test_an_aborted_request_leaves_what_it_computed() -> None:
