@@ -107,9 +107,9 @@ def test_everybody_finishes_and_nobody_scheduled_gives_way(kinds: str, seed: int
         plan = scheduler.schedule()
         hold_plan(scheduler, plan)
         assert plan.chunks or not scheduler.queue
-        steps += bool(plan.chunks)
+        steps += bool(plan.chunks) and arrivals == 6  # before, who computes may yet give way to who comes
         finish_step(scheduler, plan, lambda: draw.randint(0, 1))
-        assert steps <= work  # nobody comes any more: the most urgent one computes a token at least
+        assert steps <= work  # nobody comes any more: the most urgent one computes a token at least, and loses none
     assert scheduler.manager.usage == 0.0
     assert scheduler.manager.num_free_host_pages == host
 
