@@ -118,6 +118,7 @@ def give_way(model: str, spare: int | None = None) -> tuple[Engine, dict[str, li
     swap = engine.runner.swap
 
     def swapped(plan: Any) -> None:
+        assert not engine.schedulers[0].manager.take_page_copies()  # MAN-13: those asked for earlier have run
         ways.append(plan.direction)
         copies = [copy for copy in plan.copies if plan.direction == "out" or copy.group_id != spare]
         swap(plan._replace(copies=tuple(copies)))
