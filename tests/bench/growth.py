@@ -164,7 +164,9 @@ def picture(curves: dict[str, dict[str, list[list[float]]]], counts: dict[str, d
         lines: dict[str, Points] = {whose: [(x, y) for x, y in line] for whose, line in points.items() if line}
         panels.append(Panel(curve.title, curve.across, "microseconds", lines))
     kinds = list(dict.fromkeys(kind for own in counts.values() for kind in own))
-    notes = [f"{kind}: " + ", ".join(f"{whose} {own[kind]:.3g}" for whose, own in counts.items()) for kind in kinds]
+    notes: list[str] = []
+    for kind in kinds:
+        notes += [kind, "    " + ", ".join(f"{whose} {own[kind]:.3g}" for whose, own in counts.items())]
     return drawn(panels, columns=3, notes=["Bytes of a", *notes] if notes else [])
 
 
