@@ -21,7 +21,7 @@ public names of kvproof.spec, such as PagePool, PageTable or ragged_paged_attent
 
 _EPILOG = """\
 examples:
-  kvproof check                                    the fast backend against every clause, in about a minute
+  kvproof check                                    the fast backend against every clause, in a minute or two
   kvproof check --backend my_cache.pool            a backend of your own
   kvproof check --clauses POOL-5,R1 --seed 7       two clauses, with the draws of an earlier run
   kvproof clauses                                  what the clauses say, where they are written, what checks them

@@ -1,7 +1,8 @@
-"""The seeded bugs: faults that real systems had, each built into a small variant of the fast backend.
+"""The seeded bugs: faults that real systems had, or may come to have, each in a small variant of the fast backend.
 
 The suite is worth what it catches. Here stands, for each line of the project's list of known faults that the
-machines can reach, one variant of ``kvproof.fast`` with that fault and no other; the tests hold that the suite
+machines can reach, one variant of ``kvproof.fast`` with that fault and no other, and some for faults of our own
+and for those that clauses foresee; the tests hold that the suite
 reports every one of them, by the clause that it breaks. A variant is made when it is asked for, from the fast
 backend as it is, by replacing a few methods; nothing of it ships in ``fast``. Each is a backend of its own name::
 

@@ -18,7 +18,7 @@ Build = Callable[[ModuleType], SimpleNamespace]
 
 @dataclass(frozen=True)
 class SeededBug:
-    """A fault that a real system had.
+    """A fault that a real system had, or may come to have.
 
     Attributes:
         name: what it is called.
