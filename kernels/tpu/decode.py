@@ -17,8 +17,9 @@ from ..layout import LANES, CacheLayout
 from ..masks import first_key
 from ..options import AttentionOptions
 from .block_sizes import DecodeBlocks
-from .decode_kernel import LOG2E, decode_kernel
+from .decode_kernel import decode_kernel
 from .decode_plan import DecodePlan, plan, unsupported
+from .score_units import sinks_as_scores
 
 __all__ = ["decode", "unsupported"]
 
@@ -145,8 +146,8 @@ def _paired(queries: jax.Array, work: DecodePlan) -> jax.Array:
 
 
 def _paired_sinks(sinks: jax.Array, work: DecodePlan) -> jax.Array:
-    """The sinks in powers of two, in all lanes: `f32[Hq]` as `f32[pairs, 2G, 128]`."""
-    heads = _heads((sinks.astype(jnp.float32) * LOG2E)[:, None], work)
+    """The sinks as scores, in all lanes: `f32[Hq]` as `f32[pairs, 2G, 128]`."""
+    heads = _heads(sinks_as_scores(sinks, work)[:, None], work)
     return jnp.broadcast_to(heads.reshape(work.pairs, work.query_rows, 1), (work.pairs, work.query_rows, LANES))
 
 

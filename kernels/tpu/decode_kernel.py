@@ -12,7 +12,7 @@ Pairs     Keys of two heads, side by side, are the stationary operand `[tokens, 
           are a block-diagonal matrix `[2G, 256]`. Scores then come out as full tiles `[2G, tokens]` of 8 sublanes
           where G = 4, and matrix units of 256 columns are filled. Of the weighed values `[2G, 256]` each head keeps
           its own half.
-Softmax   In powers of two, the logarithm's base folded into the scale. The largest score of a row is found once in a
+Softmax   In powers of two, in the units of `score_units`. The largest score of a row is found once in a
           block: it is the only step across lanes; the sum of the weights stays one per lane until the output.
 Dead      Scores of dead columns are masked; values of dead rows are zeroed, for zero times NaN is NaN: what stands in
           dead slots, or in a buffer from another sequence, can't show (ATT-3).
@@ -31,11 +31,11 @@ from jax.experimental import pallas as pl
 from ..layout import LANES
 from .decode_plan import DecodePlan
 from .decode_walk import Place, Ref, Work, first_place, live_range, next_place, start_block, wait_block
+from .score_units import exponent_unit, scores_of
 from .words import live_words, load_words, lower_halves, upper_halves
 
-__all__ = ["LOG2E", "decode_kernel"]
+__all__ = ["decode_kernel"]
 
-LOG2E = 1.4426950408889634
 _MASKED = -0.7 * 3.4028235e38
 """The score of a dead column: finite, so that differences of two of them are."""
 
@@ -178,33 +178,29 @@ def add_block(work: Work, size: int, place: Place, buffer: int, scored: Sequence
 
 
 def scores(work: Work, size: int, buffer: int, place: Place, pair: int, first: jax.Array, end: jax.Array) -> jax.Array:
-    """The scores of a pair's query heads with a block's keys, in powers of two: `f32[2G, size]`."""
+    """The scores of a pair's query heads with a block's keys: `f32[2G, size]`."""
     plan = work.plan
     lines = work.queries[place.row, pair]
     keys = jnp.concatenate(pair_keys(work, size, buffer, pair), axis=1)
     products = lax.dot_general(lines, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    if plan.soft_cap is None:
-        logits = products * (plan.score_scale * LOG2E)
-    else:
-        logits = jnp.tanh(products * (plan.score_scale / plan.soft_cap)) * (plan.soft_cap * LOG2E)
-    token = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    token = lax.broadcasted_iota(jnp.int32, products.shape, 1)
     live = token < end if work.skipped is None else (token < end) & (token >= first)
-    return jnp.where(live, logits, _MASKED)
+    return jnp.where(live, scores_of(products, plan), _MASKED)
 
 
-def softmax(work: Work, place: Place, pair: int, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+def softmax(work: Work, place: Place, pair: int, scored: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Takes a block's scores into the running softmax of a pair.
 
     Args:
         work: what to work with.
         place: the block.
         pair: which heads.
-        logits: `f32[2G, size]`, in powers of two.
+        scored: `f32[2G, size]`.
 
     Returns:
         What the sums up to here are multiplied by, `f32[2G, 128]`, and the weights, `[2G, size]`.
     """
-    begins = place.block == 0
+    begins, unit = place.block == 0, exponent_unit(work.plan)
     if work.sinks is None:
         largest_yet, sum_yet = jnp.float32(_MASKED), jnp.float32(0)
     else:
@@ -212,9 +208,10 @@ def softmax(work: Work, place: Place, pair: int, logits: jax.Array) -> tuple[jax
         lane = lax.broadcasted_iota(jnp.int32, work.sums.shape[1:], 1)
         largest_yet, sum_yet = work.sinks[pair], jnp.where(lane == 0, jnp.float32(1), jnp.float32(0))
     before = jnp.where(begins, largest_yet, work.largest[pair])
-    largest = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
-    fading = jnp.exp2(before - largest)
-    weights = [jnp.exp2(logits[:, at : at + LANES] - largest) for at in range(0, logits.shape[1], LANES)]
+    largest = jnp.maximum(before, jnp.max(scored, axis=1, keepdims=True))
+    fading = jnp.exp2((before - largest) * unit)
+    parts = [scored[:, at : at + LANES] for at in range(0, scored.shape[1], LANES)]
+    weights = [jnp.exp2((part - largest) * unit) for part in parts]
     total = fading * jnp.where(begins, sum_yet, work.sums[pair])
     for weight in weights:
         total = total + weight

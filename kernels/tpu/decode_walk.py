@@ -30,7 +30,7 @@ class Work(NamedTuple):
         skipped: `i32[steps * rows]`, or None: tokens of the first page that are masked.
         table: `i32[table_words]`: the page table's rows of this grid step.
         queries: `[rows, pairs, 2G, 256]`.
-        sinks: `f32[pairs, 2G, 128]`, in powers of two, or None.
+        sinks: `f32[pairs, 2G, 128]`, as scores (`score_units`), or None.
         pages: the cache, in HBM.
         output: `[rows, pairs, 2G, 128]`.
         buffers: of `[tokens, stride, 2, 128]`.

@@ -24,12 +24,12 @@ from .mla_work import (
     wait_pages,
     wait_queries,
 )
+from .score_units import exponent_unit, scores_of
 
 __all__ = ["LANES", "kernel"]
 
 LANES = 128
 NEGATIVE = -0.7 * float(np.finfo(np.float32).max)
-LOG2_E = 1.4426950408889634
 
 
 def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
@@ -70,7 +70,7 @@ def compute_item(item: Item, ahead: Item, refs: Refs, blocks: Blocks, options: A
     keys = refs.kv_buffers[item.buffer].reshape(blocks.keys, -1).astype(common_dtype(refs))
     scores = masked_scores(queries.astype(keys.dtype), keys, item, blocks, options)
     start_item(ahead, refs, blocks)
-    accumulate(scores, keys[:, : blocks.latent], refs)
+    accumulate(scores, keys[:, : blocks.latent], refs, exponent_unit(options))
     pl.when(item.is_last)(lambda: finish_job(job, refs, blocks, options))
 
 
@@ -118,35 +118,31 @@ def masked_scores(
     blocks: Blocks,
     options: AnyOptions,
 ) -> jax.Array:
-    """The scores of a block in units of log 2, `NEGATIVE` where a query doesn't read, `f32[rows, keys]`."""
-    scores = lax.dot_general(
+    """The scores of a block, `NEGATIVE` where a query doesn't read, `f32[rows, keys]`."""
+    products = lax.dot_general(
         queries,
         keys,
         (((1,), (1,)), ((), ())),
         precision=precision_for(keys.dtype),
         preferred_element_type=jnp.float32,
     )
-    if options.soft_cap is None:
-        scores = scores * (options.score_scale * LOG2_E)
-    else:
-        capped = jnp.tanh(scores * (options.score_scale / options.soft_cap))
-        scores = capped * (options.soft_cap * LOG2_E)
-    key = item.kv_block * blocks.keys + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+    key = item.kv_block * blocks.keys + lax.broadcasted_iota(jnp.int32, products.shape, 1)
     position = row_positions(item.job, blocks)
     live = jnp.logical_and(key >= first_key(position, options), key < end_key(position, item.job.kv_len, options))
-    return jnp.where(live, scores, NEGATIVE)
+    return jnp.where(live, scores_of(products, options), NEGATIVE)
 
 
 def accumulate(
     scores: jax.Array,  # f32[rows, keys]
     values: jax.Array,  # [keys, latent]
     refs: Refs,
+    unit: float,
 ) -> None:
     """Adds a block to the running softmax. Rows that read nothing yet gather ones, which the first real score wipes."""
     before = refs.top[...]
     top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
-    shrink = jnp.exp2(before - top)
-    parts = [jnp.exp2(scores[:, i : i + LANES] - top) for i in range(0, scores.shape[1], LANES)]
+    shrink = jnp.exp2((before - top) * unit)
+    parts = [jnp.exp2((scores[:, i : i + LANES] - top) * unit) for i in range(0, scores.shape[1], LANES)]
     refs.top[...] = top
     refs.total[...] = shrink * refs.total[...] + sum(parts[1:], parts[0])
     weights = jnp.concatenate(parts, axis=1).astype(values.dtype)

@@ -12,11 +12,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import LANES
 from ..options import AttentionOptions
-from .prefill_fold import LOG2_E, LOWEST
+from .prefill_fold import LOWEST
 from .prefill_geometry import NUM_BUFFERS, VMEM_BYTES, Blocks, Geometry, plan
 from .prefill_kernel import attend_blocks
 from .prefill_memory import Kernel, Refs
 from .prefill_schedule import make_schedule
+from .score_units import sinks_as_scores
 
 __all__ = ["prefill"]
 
@@ -77,7 +78,7 @@ def prefill(
     )
     inputs = [blocked_queries(queries, geometry), kv_pages]
     if sinks is not None:
-        inputs.append(blocked_sinks(sinks, geometry))
+        inputs.append(blocked_sinks(sinks, geometry, options))
     call: Callable[..., jax.Array] = pl.pallas_call(
         partial(_kernel, geometry=geometry, options=options, sunk=sinks is not None, emulated=bool(interpret)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -150,12 +151,13 @@ def blocked_queries(
 def blocked_sinks(
     sinks: jax.Array,  # f32[Hq]
     geometry: Geometry,
+    options: AttentionOptions,
 ) -> jax.Array:
-    """Sinks as maxima to begin with, in units of log 2: `f32[heads, rows, 128]`."""
-    logits = jnp.maximum(sinks.astype(jnp.float32) * LOG2_E, LOWEST)
-    logits = logits.reshape(geometry.layout.num_kv_heads, geometry.group)
-    logits = jnp.pad(logits, ((0, geometry.heads - logits.shape[0]), (0, 0)))
-    rows = jnp.tile(logits, (1, geometry.blocks.queries))
+    """Sinks as maxima to begin with, as scores: `f32[heads, rows, 128]`."""
+    scores = jnp.maximum(sinks_as_scores(sinks, options), LOWEST)
+    scores = scores.reshape(geometry.layout.num_kv_heads, geometry.group)
+    scores = jnp.pad(scores, ((0, geometry.heads - scores.shape[0]), (0, 0)))
+    rows = jnp.tile(scores, (1, geometry.blocks.queries))
     return jnp.broadcast_to(rows[:, :, None], (*rows.shape, LANES))
 
 

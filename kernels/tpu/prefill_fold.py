@@ -1,8 +1,8 @@
 """How the general kernel folds a block of keys into what a block of queries knows: flash attention, head by head.
 
-Logits are kept in units of log 2. A row's maximum stands in all of 128 lanes; its sum is kept lane by lane, and added
-up once at the end. A block that all queries read as a whole is not masked; of the others the scores are masked, and
-the values of slots that nobody reads, which may be NaN, are zeroed.
+Scores are kept in the units of `score_units`. A row's maximum stands in all of 128 lanes; its sum is kept lane by lane,
+and added up once at the end. A block that all queries read as a whole is not masked; of the others the scores are
+masked, and the values of slots that nobody reads, which may be NaN, are zeroed.
 """
 
 from functools import partial, reduce
@@ -18,13 +18,12 @@ from .prefill_copies import PageCopies, start_pages, start_some
 from .prefill_memory import Kernel
 from .prefill_schedule import Field
 from .prefill_words import load_words, numbers_in
+from .score_units import exponent_unit, scores_of
 
-__all__ = ["LOG2_E", "LOWEST", "fold_in", "number_slots"]
-
-LOG2_E = 1.4426950408889634
+__all__ = ["LOWEST", "fold_in", "number_slots"]
 
 LOWEST = -1.0e38
-"""What maxima begin with: no logit is lower, and what is masked is lower by as much again."""
+"""What maxima begin with: no score is lower, and what is masked is lower by as much again."""
 
 _MASKED = 2 * LOWEST
 
@@ -218,7 +217,7 @@ def words_of(kernel: Kernel, buffer: jax.Array, tile: int, row: jax.Array) -> ja
 
 
 def scores(kernel: Kernel, head: jax.Array, rows: int, keys: jax.Array) -> jax.Array:
-    """The logits of a head's first rows, unmasked, in units of log 2: `f32[rows, columns]`."""
+    """The scores of a head's first rows, unmasked: `f32[rows, columns]`."""
     x = lax.dot_general(
         kernel.refs.rows[head, :rows],
         keys,
@@ -226,20 +225,17 @@ def scores(kernel: Kernel, head: jax.Array, rows: int, keys: jax.Array) -> jax.A
         precision=_precision(keys),
         preferred_element_type=jnp.float32,
     )
-    scale, cap = kernel.options.score_scale, kernel.options.soft_cap
-    if cap is None:
-        return x * (scale * LOG2_E)
-    return jnp.tanh(x * (scale / cap)) * (cap * LOG2_E)
+    return scores_of(x, kernel.options)
 
 
 def accumulate(kernel: Kernel, head: jax.Array, x: jax.Array, values: jax.Array) -> None:
-    """Folds logits `f32[rows, columns]`, and the values they weigh, into a head's maxima, sums and accumulators."""
-    refs, rows = kernel.refs, x.shape[0]
+    """Folds scores `f32[rows, columns]`, and the values they weigh, into a head's maxima, sums and accumulators."""
+    refs, rows, unit = kernel.refs, x.shape[0], exponent_unit(kernel.options)
     parts = [x[:, at : at + LANES] for at in range(0, x.shape[1], LANES)]
     before = refs.maxima[head, :rows]
     maxima = jnp.maximum(before, jnp.max(reduce(jnp.maximum, parts), axis=1, keepdims=True))
-    shrink = jnp.exp2(before - maxima)
-    weights = [jnp.exp2(part - maxima) for part in parts]
+    shrink = jnp.exp2((before - maxima) * unit)
+    weights = [jnp.exp2((part - maxima) * unit) for part in parts]
     refs.maxima[head, :rows] = maxima
     refs.sums[head, :rows] = refs.sums[head, :rows] * shrink + reduce(jnp.add, weights)
     weighed = jnp.dot(

@@ -24,7 +24,7 @@ class Refs:
         table: `i32[S * pages_per_seq]` in SMEM: the page table; -1 for what names no page.
         queries: `[heads, T, group / packing, packing, key_tiles * 128]` in HBM.
         kv_pages: `[P, page, ...]` in HBM.
-        sinks: `f32[heads, rows, 128]` in VMEM, in units of log 2; None: no sinks.
+        sinks: `f32[heads, rows, 128]` in VMEM, as scores (`score_units`); None: no sinks.
         outputs: `[heads, T, group / packing, packing, value_tiles * 128]` in HBM.
         words: `i32[column_tiles, word_rows, columns, 128]`: a key block's words, row after row; None: in v3.
         query_buffer: two query blocks, as they come.
