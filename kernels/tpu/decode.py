@@ -16,10 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 from ..layout import LANES, CacheLayout
 from ..masks import first_key
 from ..options import AttentionOptions
+from ..score_units import sinks_as_scores
 from .block_sizes import DecodeBlocks
 from .decode_kernel import decode_kernel
 from .decode_plan import DecodePlan, plan, unsupported
-from .score_units import sinks_as_scores
 
 __all__ = ["decode", "unsupported"]
 

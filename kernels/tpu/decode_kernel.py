@@ -29,9 +29,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from ..layout import LANES
+from ..score_units import exponent_unit, scores_of
 from .decode_plan import DecodePlan
 from .decode_walk import Place, Ref, Work, first_place, live_range, next_place, start_block, wait_block
-from .score_units import exponent_unit, scores_of
 from .words import live_words, load_words, lower_halves, upper_halves
 
 __all__ = ["decode_kernel"]

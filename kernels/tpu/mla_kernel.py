@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 
 from ..masks import end_key, first_key
 from ..options import AnyOptions
+from ..score_units import exponent_unit, scores_of
 from .mla_work import (
     BUFFERS,
     Blocks,
@@ -24,7 +25,6 @@ from .mla_work import (
     wait_pages,
     wait_queries,
 )
-from .score_units import exponent_unit, scores_of
 
 __all__ = ["LANES", "kernel"]
 

@@ -12,12 +12,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import LANES
 from ..options import AttentionOptions
+from ..score_units import sinks_as_scores
 from .prefill_fold import LOWEST
 from .prefill_geometry import NUM_BUFFERS, VMEM_BYTES, Blocks, Geometry, plan
 from .prefill_kernel import attend_blocks
 from .prefill_memory import Kernel, Refs
 from .prefill_schedule import make_schedule
-from .score_units import sinks_as_scores
 
 __all__ = ["prefill"]
 

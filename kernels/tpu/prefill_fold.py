@@ -14,11 +14,11 @@ from jax.experimental import pallas as pl
 
 from ..layout import LANES
 from ..masks import end_key, first_key
+from ..score_units import exponent_unit, scores_of
 from .prefill_copies import PageCopies, start_pages, start_some
 from .prefill_memory import Kernel
 from .prefill_schedule import Field
 from .prefill_words import load_words, numbers_in
-from .score_units import exponent_unit, scores_of
 
 __all__ = ["LOWEST", "fold_in", "number_slots"]
 

@@ -6,6 +6,7 @@ they are, or as the soft cap leaves them, and only the difference is multiplied,
 takes as many operations as multiplying first.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -34,11 +35,21 @@ def exponent_unit(scoring: Scoring) -> float:
     return _logits_per_score(scoring) * _LOG2_E
 
 
-def scores_of(products: jax.Array, scoring: Scoring) -> jax.Array:
-    """The scores of products `f32[...]` of queries and keys: logits over `_logits_per_score`, of the same shape."""
+def scores_of(
+    products: jax.Array,
+    scoring: Scoring,
+    tanh: Callable[[jax.Array], jax.Array] = jnp.tanh,
+) -> jax.Array:
+    """The scores of products of queries and keys: logits over `_logits_per_score`, of the same shape.
+
+    Args:
+        products: `f32[...]`.
+        scoring: the scale and the soft cap.
+        tanh: the hyperbolic tangent, where the device's own is not the one to take.
+    """
     scale, cap = scoring.score_scale, scoring.soft_cap
     if cap is not None:
-        return jnp.tanh(products * (scale / cap))
+        return tanh(products * (scale / cap))
     if abs(scale) < _SMALLEST_SCALE:
         return products * scale
     return products if scale > 0 else -products
