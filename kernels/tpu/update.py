@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..slots import is_slice, is_slot
 from .in_flight import COPIED, copy_all
 
 __all__ = ["scatter", "unsupported", "update", "update_slices"]
@@ -164,20 +165,6 @@ def _slices_kernel(num_slices: Ref, slices: Ref, rows: Ref, _: Ref, kv_pages: Re
         return run_copy(rows, kv_pages, semaphore, slices[0, i], slices[1, i], slices[2, i])
 
     copy_all(jnp.clip(num_slices[0], 0, slices.shape[1]), live, copy)
-
-
-def is_slot(slot: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Whether a slot exists, in pages of this shape."""
-    return jnp.logical_and(slot >= 0, slot < shape[0] * shape[1])
-
-
-def is_slice(slot: jax.Array, row: jax.Array, length: jax.Array, num_rows: int, shape: tuple[int, ...]) -> jax.Array:
-    """Whether a slice lies within one page, and within the rows. No difference in it overflows once it has a size."""
-    page = shape[1]
-    sized = jnp.logical_and(length > 0, length <= page)
-    given = jnp.logical_and(row >= 0, row <= num_rows - length)
-    within = jnp.logical_and(is_slot(slot, shape), lax.rem(slot, page) <= page - length)
-    return jnp.logical_and(sized, jnp.logical_and(given, within))
 
 
 def run_copy(rows: Ref, kv_pages: Ref, semaphore: Ref, slot: jax.Array, row: jax.Array, length: int | jax.Array) -> Any:

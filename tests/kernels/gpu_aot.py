@@ -1,0 +1,220 @@
+"""Programs compiled for an H200 on a machine without a GPU.
+
+JAX's plugin for CUDA, which exists for Linux on x86-64 only, compiles for a device that it is told of
+(`h200.txtpb`); nothing is run, and neither a driver nor CUDA's libraries are needed. What such a compilation proves:
+the kernels lower, the shared memory that they ask for exists, registers are not spilled, arrays that should be updated in
+place are.
+"""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# The plugin and JAX read these when they are loaded: no GPU is looked for, and none of CUDA's libraries.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
+import jax
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
+from jax.stages import Compiled, Lowered
+
+__all__ = [
+    "CALL",
+    "KIND",
+    "Compilation",
+    "Kernel",
+    "available",
+    "compile_for_gpu",
+    "device",
+    "kernels_in",
+    "kernels_of",
+    "lower_for_gpu",
+    "on_gpu",
+    "require",
+    "shape",
+]
+
+CALL = "mosaic_gpu"
+"""How a lowered or compiled module names a Pallas kernel for Hopper, among other words of the name."""
+
+KIND = "NVIDIA H200"
+"""What JAX calls the device."""
+
+_PLUGIN = "jax_cuda13_plugin"
+_NEEDED = (_PLUGIN, "absl")
+_TARGET = Path(__file__).with_name("h200.txtpb")
+
+_DUMP = "MOSAIC_GPU_DUMP_PTXAS"
+_STDOUT = 1
+
+_BEGINS = re.compile(r"Compiling entry function '([^']*)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_HASH = re.compile(r'kernel_hash = "((?:[^"\\]|\\.)*)"')
+
+_seen: set[str] = set()
+"""The hashes of the kernels that this process has compiled."""
+
+shape: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
+
+Shapes = Any
+"""A pytree of `jax.ShapeDtypeStruct`."""
+
+
+class Kernel(NamedTuple):
+    """What ptxas, the last of the compilers, says of a kernel.
+
+    Attributes:
+        name: the kernel's.
+        registers: of a thread.
+        stack: bytes of a thread's stack.
+        spilled: bytes that a thread stores and loads because registers don't suffice.
+    """
+
+    name: str
+    registers: int
+    stack: int
+    spilled: int
+
+
+class Compilation(NamedTuple):
+    """A program that was compiled, and what is known of it.
+
+    Attributes:
+        compiled: the program, which can't be run here.
+        kernels: its Pallas kernels, in the order in which they were compiled, each once, but for those that this
+            process had compiled before: of them the compiler may print nothing.
+        alias_bytes: of the results that lie where an argument lay.
+        temp_bytes: needed beside arguments and results.
+    """
+
+    compiled: Compiled
+    kernels: tuple[Kernel, ...]
+    alias_bytes: int
+    temp_bytes: int
+
+
+def available() -> bool:
+    """Whether the plugin, and what Pallas needs for such kernels, are installed."""
+    return all(find_spec(name) is not None for name in _NEEDED)
+
+
+def require() -> None:
+    """Skips the test, or the module, where programs can't be compiled for GPUs."""
+    if not available():
+        pytest.skip(
+            "jax-cuda13-plugin and absl-py, which compile for GPUs, are not installed (they exist for Linux only)",
+            allow_module_level=True,
+        )
+
+
+@cache
+def device() -> Any:
+    """An H200 to compile for; it can't run anything."""
+    topology = topologies.get_topology_desc(platform="cuda", target_config=_TARGET.read_text(), topology="1x1x1")
+    return topology.devices[0]
+
+
+@contextmanager
+def on_gpu(kind: str = KIND) -> Iterator[None]:
+    """Within, what is traced sees a GPU of this kind, whether or not there is a compiler for it.
+
+    Args:
+        kind: what JAX calls such a device.
+    """
+    abstract = AbstractDevice(platform="cuda", device_kind=kind, num_cores=None)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=abstract)):
+        yield
+
+
+def lower_for_gpu(function: Callable[..., Any], *shapes: Shapes, donate: Sequence[int] = ()) -> Lowered:
+    """Traces and lowers a function for an H200; see `compile_for_gpu`."""
+    sharding = SingleDeviceSharding(device())
+    placed = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+    with on_gpu():
+        return jax.jit(function, donate_argnums=tuple(donate)).lower(*placed)
+
+
+def compile_for_gpu(function: Callable[..., Any], *shapes: Shapes, donate: Sequence[int] = ()) -> Compilation:
+    """Compiles a function for an H200. Takes half a second to several, most of it the kernels.
+
+    Args:
+        function: a function of arrays, not yet jitted.
+        shapes: its arguments, pytrees of `jax.ShapeDtypeStruct`.
+        donate: the arguments whose memory the result may take.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the compiler refuses it: more shared memory than there is, for one.
+        ValueError: Mosaic refuses it.
+    """
+    lowered = lower_for_gpu(function, *shapes, donate=donate)
+    with on_gpu(), _printed() as said:
+        compiled = lowered.compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None, "the compiler gives no account of memory"
+    return Compilation(compiled, kernels_of("".join(said)), memory.alias_size_in_bytes, memory.temp_size_in_bytes)
+
+
+def kernels_in(compiled: Compiled) -> int:
+    """How many Pallas kernels a compiled program calls."""
+    return len(_HASH.findall(_text(compiled)))
+
+
+def _text(compiled: Compiled) -> str:
+    text = compiled.as_text()
+    assert text is not None, "the compiler gives no text of the module"
+    return text
+
+
+def kernels_of(printed: str) -> tuple[Kernel, ...]:
+    """The kernels of which ptxas printed something. O(characters).
+
+    Raises:
+        AssertionError: a kernel's entry is there and its figures are not.
+    """
+    kernels = []
+    begins = list(_BEGINS.finditer(printed))
+    for at, begin in enumerate(begins):
+        said = printed[begin.end() : begins[at + 1].start() if at + 1 < len(begins) else None]
+        spills, used = _SPILLS.search(said), _USED.search(said)
+        assert spills, f"ptxas printed no figures of {begin[1]}: {said!r}"
+        assert used, f"ptxas printed no figures of {begin[1]}: {said!r}"
+        stack, stored, loaded = map(int, spills.groups())
+        kernels.append(Kernel(begin[1], int(used[1]), stack, stored + loaded))
+    return tuple(kernels)
+
+
+@contextmanager
+def _printed() -> Iterator[list[str]]:
+    """Has ptxas print what it makes of kernels, and catches that: it is no Python that prints.
+
+    Yields:
+        A list, which holds the text afterwards.
+    """
+    said: list[str] = []
+    before = os.environ.get(_DUMP)
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)
+    with tempfile.TemporaryFile() as file:
+        os.environ[_DUMP] = "1"
+        os.dup2(file.fileno(), _STDOUT)
+        try:
+            yield said
+        finally:
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
+            if before is None:
+                del os.environ[_DUMP]
+            else:
+                os.environ[_DUMP] = before
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
