@@ -197,13 +197,29 @@ def _write(
     num_slices: jax.Array | None,  # i32[1]
 ) -> jax.Array:
     # Imported where it is needed: most processes never compile for a TPU.
+    from .gpu import hopper
     from .tpu import update as tpu
 
-    kernel: Callable[..., jax.Array]
+    kernels: dict[str, Callable[..., jax.Array]] = {}
     if tpu.unsupported(pages) is None:
-        kernel = tpu.update if num_slices is None else tpu.update_slices
+        kernels["tpu"] = tpu.update if num_slices is None else tpu.update_slices
     else:
-        kernel = tpu.scatter if num_slices is None else xla.update
+        kernels["tpu"] = tpu.scatter if num_slices is None else xla.update
+    if hopper.in_sight():
+        kernels["cuda"] = _gpu_update(pages, num_slices is not None)
     args = (pages, rows, slot_mapping) if num_slices is None else (pages, rows, slot_mapping, num_slices)
-    written: jax.Array = jax.lax.platform_dependent(*args, tpu=kernel, default=xla.update)
+    written: jax.Array = jax.lax.platform_dependent(*args, default=xla.update, **kernels)
     return written
+
+
+def _gpu_update(pages: jax.Array, by_slices: bool) -> Callable[..., jax.Array]:
+    """What writes rows on the GPU that is traced for: the kernel, or XLA in the way that is best on any GPU."""
+    from .gpu import hopper
+
+    if hopper.serves():
+        # It needs more than what is installed with JAX for CPUs.
+        from .gpu import update as gpu
+
+        if gpu.unsupported(pages) is None:
+            return gpu.update_slices if by_slices else gpu.update
+    return partial(xla.update, distinct=True)

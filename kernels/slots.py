@@ -18,7 +18,9 @@ def is_slot(slot: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def is_slice(slot: jax.Array, row: jax.Array, length: jax.Array, num_rows: int, shape: tuple[int, ...]) -> jax.Array:
-    """Whether a slice lies within one page, and within the rows. No difference in it overflows once it has a size. O(1).
+    """Whether a slice lies within one page, and within the rows. O(1).
+
+    No difference in it overflows once the slice has a size.
 
     Args:
         slot: `i32`: its first slot.

@@ -15,6 +15,8 @@ def update(
     rows: jax.Array,  # [T, *row]
     slot_mapping: jax.Array,  # i32[T] or i32[3, n]
     num_slices: jax.Array | None = None,  # i32[1]
+    *,
+    distinct: bool = False,
 ) -> jax.Array:
     """Writes rows into slots; nothing else changes (CACHE-3). O(T), or O(n + tokens in the slices).
 
@@ -24,24 +26,28 @@ def update(
         slot_mapping: `i32[T]`, the slot of each row, or slices, `i32[3, n]`: first slot, first row, length.
             Slots below 0 or past the last page write nothing, nor do slices that leave a page or the rows.
         num_slices: `i32[1]`, how many slices there are; None with slots.
+        distinct: whether XLA may take it that no slot is written twice; where one is, what it holds may be of several
+            rows. On GPUs XLA then moves words, and else each number of 8 or 16 bits by a loop of atomic exchanges.
 
     Returns:
         The pages.
     """
     if num_slices is None:
-        return _scatter(pages, rows, slot_mapping)
-    return _write_slices(pages, rows, slot_mapping, num_slices)
+        return _scatter(pages, rows, slot_mapping, distinct)
+    return _write_slices(pages, rows, slot_mapping, num_slices, distinct)
 
 
 def _scatter(
     pages: jax.Array,  # [P, page, *row]
     rows: jax.Array,  # [T, *row]
     slots: jax.Array,  # i32[T]
+    distinct: bool,
 ) -> jax.Array:
     num_pages, page_size = pages.shape[:2]
     # By page and offset: the address, slot times row size, need not fit into 32 bits.
     page = jnp.where(slots < 0, num_pages, slots // page_size)
-    written = raw(pages).at[page, slots % page_size].set(raw(rows), mode="drop", wrap_negative_indices=False)
+    place = raw(pages).at[page, slots % page_size]
+    written = place.set(raw(rows), mode="drop", wrap_negative_indices=False, unique_indices=distinct)
     return as_before(written, pages)
 
 
@@ -55,6 +61,7 @@ def _write_slices(
     rows: jax.Array,  # [T, *row]
     slices: jax.Array,  # i32[3, n]
     num_slices: jax.Array,  # i32[1]
+    distinct: bool,
 ) -> jax.Array:
     """T tokens of the slices a round: one round, unless rows are written to several places."""
     tokens, page_size = rows.shape[0], pages.shape[1]
@@ -73,7 +80,7 @@ def _write_slices(
         ahead = place - (ends[which] - length[which])
         slots = jnp.where(used, cache_start[which] + ahead, -1)
         row = jnp.where(used, new_start[which] + ahead, 0)
-        return _Written(state.done + tokens, _scatter(state.pages, rows[row], slots))
+        return _Written(state.done + tokens, _scatter(state.pages, rows[row], slots, distinct))
 
     total = ends[-1] if slices.shape[1] else jnp.int32(0)
     return jax.lax.while_loop(lambda state: state.done < total, step, _Written(jnp.int32(0), pages)).pages

@@ -1,9 +1,8 @@
 """Programs compiled for an H200 on a machine without a GPU.
 
-JAX's plugin for CUDA, which exists for Linux on x86-64 only, compiles for a device that it is told of
-(`h200.txtpb`); nothing is run, and neither a driver nor CUDA's libraries are needed. What such a compilation proves:
-the kernels lower, the shared memory that they ask for exists, registers are not spilled, arrays that should be updated in
-place are.
+JAX's plugin for CUDA, which exists for Linux only, compiles for a device that it is told of (`h200.txtpb`); nothing is
+run, and neither a driver nor CUDA's libraries are needed. What such a compilation proves: the kernels lower, the shared
+memory that they ask for exists, registers are not spilled, arrays that should be updated in place are.
 """
 
 import os

@@ -1,0 +1,1 @@
+"""Device code for GPUs: Hopper, in Mosaic GPU."""
