@@ -1,10 +1,10 @@
-"""Faults of kernels: copies that nobody waits for, and buffers that are filled while they are read."""
+"""Faults of kernels: copies that nobody waits for, buffers that are filled while they are read, lost bits."""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .device_patching import with_tpu_kernels
-from .registry import seeded
+from .device_patching import Edit, with_tpu_kernels
+from .registry import OWN, seeded
 
 __all__: list[str] = []
 
@@ -23,6 +23,19 @@ def pages_not_waited_for(fast: ModuleType) -> SimpleNamespace:
 def output_overwritten_too_early(fast: ModuleType) -> SimpleNamespace:
     """A buffer of results is filled again while its last contents are being copied away."""
     return with_tpu_kernels(fast, {"tpu.prefill_kernel:wait_for_output": lambda _: _nothing})
+
+
+@seeded(OWN, "ATT-6", "kernels")
+def scores_rounded_far_from_zero(fast: ModuleType) -> SimpleNamespace:
+    """Scale and log2(e) are multiplied into the scores before the largest is taken off them: ours, once."""
+    fold = "tpu.prefill_fold"
+
+    def multiplied(module: ModuleType) -> Any:
+        scores_of, unit = module.scores_of, module.exponent_unit
+        return lambda products, scoring: scores_of(products, scoring) * unit(scoring)
+
+    edits: dict[str, Edit] = {f"{fold}:scores_of": multiplied, f"{fold}:exponent_unit": lambda _: lambda _: 1.0}
+    return with_tpu_kernels(fast, edits)
 
 
 @seeded(52, "CACHE-3", "kernels")

@@ -32,7 +32,7 @@ class Kernels(RaggedMachine):
     levels = frozenset(LEVELS)
     capability = "kernels"
     needs = ("tpu_kernels", "tpu_kernels.attend", "tpu_kernels.update")
-    examples, num_steps = 4, 5
+    examples, num_steps = 10, 5
     known = INTERPRETED
     minds = ""
 
@@ -58,7 +58,7 @@ class Kernels(RaggedMachine):
         self.hold_minds("ATT-6")
         super().judge(batch, right, seen, pages, fused)
 
-    @step("CACHE-2", "CACHE-3", weight=4)
+    @step("CACHE-2", "CACHE-3")
     def update(self, data: Drawing) -> None:
         """Tokens are copied into their slots: without a race, and nothing else is touched."""
         self.layout = layout = self.known["interpreted"].layout

@@ -40,7 +40,7 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
             drawn.reverse()
     contents = ["normal"]
     if setup.layout.dtype == "float32" and (setup.layout.dims[0] in (16, 64) or "scale" in setup.options):
-        contents += ["normal", "hot" if "soft_cap" in setup.options else "cold"]
+        contents += ["hot" if "soft_cap" in setup.options else "cold"]
     return Batch(
         name,
         tuple(q_lens),

@@ -101,6 +101,16 @@ def attends(kernels: Any) -> Any:
     return kernels.attend(*batch.arguments(), num_kv_heads=4, window=9)
 
 
+def far_from_zero(names: Any) -> bool:
+    """Whether interpreted kernels, if there are any, attend to scores of some -1,000 as exactly as to others."""
+    batch = Batch("interpreted", (2, 1), (7, 2), ((1, 2), (3,)), (0, 0), content="cold")
+    right = np.asarray(kvproof.spec.ragged_paged_attention(*batch.arguments(), **batch.keywords()))
+    if not hasattr(names, "tpu_kernels"):
+        return True
+    seen = names.tpu_kernels.attend(*batch.arguments(), num_kv_heads=4, window=9).output
+    return bool((np.abs(seen - right) <= batch.tolerance(right, batch.kv_pages())).all())
+
+
 def updates(kernels: Any) -> Any:
     tokens = np.ones((6, 4, 16), np.float32)
     pages = np.zeros((12, 4, 8, 128), np.float32)
@@ -154,6 +164,7 @@ DEVICE_WITNESSES: dict[str, Callable[[Any], object]] = {
     "written_request_by_request": functools.partial(fused, Batch("plain", (1, 4), (5, 4), ((2, 3), (2,)), (0, 0))),
     "pages_not_waited_for": functools.partial(minded, attends),
     "output_overwritten_too_early": functools.partial(minded, attends),
+    "scores_rounded_far_from_zero": far_from_zero,
     "rows_not_waited_for": functools.partial(minded, updates),
 }
 """For each fault a few calls that show it."""
