@@ -1,0 +1,134 @@
+"""Who serves on a GPU: kernels where it is a Hopper, else XLA, which is said once; no other platform sees any of it."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from kvproof.kernels.gpu import hopper
+from kvproof.kernels.xla import update as xla
+
+from .gpu_aot import CALL, on_gpu
+from .test_lowering import KERNELS
+
+HOPPERS = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA H800"]
+OTHERS = ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA GB200", "NVIDIA L40S", "Tesla V100-SXM2-16GB"]
+TAKEN = ["update", "update_of_slices"]
+"""What the GPU's kernels take, of the calls of `KERNELS`."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reason was given before, and none is known to those that come later."""
+    monkeypatch.setattr(hopper, "_said", set())
+
+
+def traced(name: str, kind: str | None) -> Any:
+    """A call of `KERNELS`, traced where GPUs of a kind are in sight, or none: once for each kind in a process."""
+    function, arguments = KERNELS[name]
+    if kind is None:
+        return jax.jit(function).trace(*arguments)
+    with on_gpu(kind):
+        return jax.jit(function).trace(*arguments)
+
+
+def all_traced(kind: str) -> list[Any]:
+    return [traced(name, kind) for name in TAKEN]
+
+
+def text(program: Any, *platforms: str) -> str:
+    return str(program.lower(lowering_platforms=platforms).as_text())
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_hopper_gets_kernels_and_other_platforms_do_not(name: str) -> None:
+    pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
+    program = traced(name, HOPPERS[0])
+    assert CALL in text(program, "cuda")
+    assert "tpu_custom_call" not in text(program, "cuda")
+    for platform in ("cpu", "tpu"):
+        assert CALL not in text(program, platform)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_nothing_changes_where_no_gpu_is_in_sight(name: str) -> None:
+    """No warning, no Mosaic, and no branch that a GPU would take: another platform's program stays as it is."""
+    program = traced(name, None)
+    assert CALL not in text(program, "cuda")
+    assert "cuda" not in str(program.jaxpr)
+    assert CALL not in text(program, "cpu", "cuda")
+
+
+def test_what_is_not_a_hopper_is_served_by_xla_which_is_said_once() -> None:
+    with pytest.warns(
+        hopper.KernelsUnavailable, match=r"XLA serves: they are for Hopper .* not for NVIDIA A100"
+    ) as told:
+        programs = all_traced("NVIDIA A100 of a test")
+    assert len(told) == 1
+    assert not any(CALL in text(program, "cuda") for program in programs)
+
+
+def test_what_can_not_be_imported_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "_MOSAIC", "kvproof.kernels.gpu.nothing")
+    with pytest.warns(hopper.KernelsUnavailable, match="can't be imported: No module named") as told:
+        programs = all_traced("NVIDIA H100 of a test")
+    assert len(told) == 1
+    assert not any(CALL in text(program, "cuda") for program in programs)
+
+
+@pytest.mark.parametrize("kind", HOPPERS + OTHERS)
+def test_a_kind_is_known_by_its_name(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "_MOSAIC", "json")
+    with on_gpu(kind), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert hopper.in_sight()
+        assert hopper.serves() is (kind in HOPPERS)
+    assert bool(told) is (kind in OTHERS)
+
+
+class Device:
+    """What JAX knows of a device that is here."""
+
+    def __init__(self, kind: str, capability: str) -> None:
+        self.device_kind, self.compute_capability = kind, capability
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "served"), [(["9.0"], True), (["9.0", "9.0"], True), (["8.0"], False), (["9.0", "10.0"], False)]
+)
+def test_devices_that_are_here_are_asked(
+    capabilities: list[str], served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them must be Hoppers; their names don't count."""
+    monkeypatch.setattr(hopper, "_MOSAIC", "json")
+    monkeypatch.setattr(hopper, "_cuda_devices", lambda: [Device(f"some {c}", c) for c in capabilities])
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        assert hopper.in_sight()
+        assert hopper.serves() is served
+        with on_gpu("some 9.0"):
+            assert hopper.serves() is ("9.0" in capabilities)
+
+
+def test_a_mesh_of_another_platform_hides_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is how a program for several platforms is exported where a Hopper is."""
+    monkeypatch.setattr(hopper, "_cuda_devices", lambda: [Device("some", "9.0")])
+    cpu = AbstractDevice(platform="cpu", device_kind="cpu", num_cores=None)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=cpu)):
+        assert not hopper.in_sight()
+        assert not hopper.serves()
+
+
+def test_distinct_slots_are_written_like_others() -> None:
+    """CACHE-3: what XLA is told for GPUs changes nothing but how."""
+    rng = np.random.default_rng(0)
+    pages, rows = (jnp.asarray(rng.standard_normal((*shape, 4)), jnp.float32) for shape in ((3, 4), (6,)))
+    slots = jnp.asarray([11, -1, 0, 12, 5, -(2**31)], jnp.int32)
+    slices = jnp.asarray([[1, 9, 4], [0, 1, 4], [3, 2, 1]], jnp.int32)
+    for mapping in ((slots,), (slices, jnp.asarray([3], jnp.int32))):
+        plain, told = xla.update(pages, rows, *mapping), xla.update(pages, rows, *mapping, distinct=True)
+        np.testing.assert_array_equal(plain, told)
