@@ -1,0 +1,169 @@
+"""Decode on a GPU: sequences with one query each, their keys split over blocks of threads, and the parts put together.
+
+How many parts a sequence is cut into follows from shapes alone, so that a program serves all lengths: as many as give
+each multiprocessor `_WAVES` blocks, but none with fewer than `_LEAST_TILES` tiles in the longest context that the page
+table can name. Short sequences leave some parts empty; those end at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from ..options import AttentionOptions
+from ..score_units import exponent_unit, sinks_as_scores
+from .geometry import CONSUMERS, PARTIAL_COLUMNS, ROWS, Geometry
+from .launch import Interpret, launch
+from .products import Warpgroup
+from .walk import LOWEST, THREAD, Inputs, Item, Scratch, Sums, attend_item
+
+__all__ = ["Parts", "combine", "decode_parts", "splits_of"]
+
+MULTIPROCESSORS = 132
+"""Those of an H100 or H200."""
+
+_WAVES = 4
+"""Blocks per multiprocessor that keys are split for: sequences of different lengths even out."""
+
+_LEAST_TILES = 8
+"""Tiles of a part, at least, in the longest context: below that filling the ring costs more than it gains."""
+
+_shape: Callable[..., Any] = jax.ShapeDtypeStruct
+
+
+class Parts(NamedTuple):
+    """Unfinished attention: a part for each consumer of each item.
+
+    Attributes:
+        mixed: `f32[S * splits * H * consumers, rows, Dv]`: values, weighted; anything for sequences left out.
+        tops: `f32[S * splits * H * consumers, 64]`: the largest score; the lowest number where nothing was read.
+        totals: the same: the sum of the weights.
+    """
+
+    mixed: jax.Array
+    tops: jax.Array
+    totals: jax.Array
+
+
+def splits_of(num_rows: int, num_heads: int, most_tiles: int) -> int:
+    """Into how many parts sequences are cut. O(1).
+
+    Args:
+        num_rows: S.
+        num_heads: KV heads.
+        most_tiles: tiles of the longest context that the page table can name.
+    """
+    wanted = -(-_WAVES * MULTIPROCESSORS // (num_rows * num_heads))
+    return max(1, min(wanted, most_tiles // _LEAST_TILES))
+
+
+def decode_parts(
+    rows: jax.Array,  # [H, rows, D]
+    pages: jax.Array,  # [P, page, C * Dp]
+    table: jax.Array,  # i32[S, pages_per_seq]
+    items: jax.Array,  # i32[len(Field), S * splits]
+    *,
+    geometry: Geometry,
+    options: AttentionOptions,
+    splits: int,
+    interpret: Interpret = None,
+) -> Parts:
+    """Attention of sequences with one query each, in parts (ATT-1, ATT-3, ATT-6).
+
+    Reads the keys and values of the items once, and O(S * splits * H * G * Dv) is written.
+
+    Args:
+        rows: queries, as `Inputs` has them.
+        pages: `[P, page, C * Dp]`.
+        table: `i32[S, pages_per_seq]`: -1 for what names no page.
+        items: as `decode_items` makes them.
+        geometry: the shapes.
+        options: the options.
+        splits: parts of each sequence.
+        interpret: None, or the parameters of the interpreter.
+    """
+    heads = geometry.layout.num_kv_heads
+    num_parts = items.shape[1] * heads * CONSUMERS
+    out_type = (
+        _shape((num_parts, geometry.copied_rows, geometry.layout.v_head_dim), jnp.float32),
+        _shape((num_parts, ROWS), jnp.float32),
+        _shape((num_parts, ROWS), jnp.float32),
+    )
+    group = Warpgroup(interpret is not None)
+
+    def body(*refs: Any, **scratch: Any) -> None:
+        *given, mixed, tops, totals = refs
+        index = jax.lax.axis_index("sequence") * splits + jax.lax.axis_index("split")
+        head = jax.lax.axis_index("head")
+        own = Scratch(**scratch)
+        item = Item(geometry, options, Inputs(*given), own, group, index, head)
+
+        def finish(consumer: jax.Array, sums: Sums) -> None:
+            part = (index * heads + head) * CONSUMERS + consumer
+            own.tops[consumer] = sums.top
+            own.totals[consumer] = sums.total
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(own.tops.at[consumer], tops.at[part])
+            plgpu.copy_smem_to_gmem(own.totals.at[consumer], totals.at[part])
+            _write(sums.mixed, own.output.at[consumer], mixed.at[part], geometry)
+
+        attend_item(item, jax.lax.axis_index(THREAD), finish)
+
+    sequences = items.shape[1] // splits
+    grid = {"sequence": sequences, "split": splits, "head": heads}
+    parts = launch(body, geometry, out_type, grid, items, table, rows, pages, name="paged_decode", interpret=interpret)
+    return Parts(*parts)
+
+
+def _write(mixed: jax.Array, through: Any, out: Any, geometry: Geometry) -> None:
+    """Writes the rows of an unfinished sum that have queries, some columns at a time, through shared memory."""
+    columns, rows = PARTIAL_COLUMNS, geometry.copied_rows
+    for begin in range(0, mixed.shape[1], columns):
+        if begin:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        through[...] = jax.lax.slice(mixed, (0, begin), (ROWS, begin + columns))
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(through.at[pl.ds(0, rows)], out.at[:, pl.ds(begin, columns)])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def combine(
+    parts: Parts,
+    decoded: jax.Array,  # bool[S]
+    sinks: jax.Array | None,  # f32[Hq]
+    *,
+    geometry: Geometry,
+    options: AttentionOptions,
+) -> jax.Array:
+    """The parts of each sequence put together: `f32[S, Hq, Dv]`, zeros for those left out. O(size of the parts).
+
+    Args:
+        parts: what `decode_parts` gave.
+        decoded: `bool[S]`: which sequences it took.
+        sinks: `f32[Hq]` or None.
+        geometry: the shapes.
+        options: the options.
+    """
+    count, heads, group = decoded.shape[0], geometry.layout.num_kv_heads, geometry.group
+
+    def by_sequence(numbers: jax.Array) -> jax.Array:
+        numbers = numbers.reshape(count, -1, heads, CONSUMERS, *numbers.shape[1:])[:, :, :, :, :group]
+        live = decoded.reshape(count, *[1] * (numbers.ndim - 1))
+        return jnp.where(live, numbers, jnp.zeros_like(numbers))
+
+    mixed, tops, totals = map(by_sequence, parts)
+    unit = exponent_unit(options)
+    top = jnp.max(tops, axis=(1, 3), keepdims=True)
+    if sinks is not None:
+        scores = sinks_as_scores(sinks, options).reshape(1, 1, heads, 1, group)
+        top = jnp.maximum(top, jnp.maximum(scores, LOWEST))
+    weights = jnp.exp2((tops - top) * unit)
+    total = jnp.sum(totals * weights, axis=(1, 3))
+    if sinks is not None:
+        total += jnp.exp2((scores - top) * unit)[:, 0, :, 0]
+    out = jnp.sum(mixed * weights[..., None], axis=(1, 3))
+    out = out * (options.value_scale / jnp.where(total == 0, 1.0, total))[..., None]
+    return out.reshape(count, heads * group, -1)

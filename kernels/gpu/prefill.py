@@ -1,0 +1,103 @@
+"""Prefill on a GPU: sequences with several queries, in blocks of query rows that read all of their keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from ..options import AttentionOptions
+from ..score_units import exponent_unit, sinks_as_scores
+from .geometry import CONSUMERS, ROWS, Geometry
+from .launch import Interpret, launch
+from .products import Warpgroup, by_row
+from .schedule import Blocks
+from .walk import LOWEST, THREAD, Inputs, Item, Scratch, Sums, attend_item
+
+__all__ = ["prefill"]
+
+_shape: Callable[..., Any] = jax.ShapeDtypeStruct
+
+
+def prefill(
+    rows: jax.Array,  # [H, rows, D]
+    pages: jax.Array,  # [P, page, C * Dp]
+    table: jax.Array,  # i32[S, pages_per_seq]
+    blocks: Blocks,
+    sinks: jax.Array | None,  # f32[Hq]
+    *,
+    geometry: Geometry,
+    options: AttentionOptions,
+    interpret: Interpret = None,
+) -> jax.Array:
+    """Attention of sequences with two queries or more (ATT-1 to 3, ATT-6).
+
+    The time is that of the keys read: of each block of queries those from the first that one of its queries sees to
+    the last. The blocks with most keys, the last ones of their sequences, are begun first.
+
+    Args:
+        rows: queries, as `Inputs` has them.
+        pages: `[P, page, C * Dp]`.
+        table: `i32[S, pages_per_seq]`: -1 for what names no page.
+        blocks: as `prefill_blocks` makes them.
+        sinks: `f32[Hq]` or None.
+        geometry: the shapes.
+        options: the options.
+        interpret: None, or the parameters of the interpreter.
+
+    Returns:
+        `[T, Hq, Dv]` of the geometry's dtype; anything for tokens in no block.
+    """
+    heads, group, v_dim = geometry.layout.num_kv_heads, geometry.group, geometry.layout.v_head_dim
+    count = blocks.items.shape[1]
+    unit = exponent_unit(options)
+    warpgroup = Warpgroup(interpret is not None)
+    inputs = [blocks.items, table, rows, pages, blocks.first, blocks.end]
+    if sinks is not None:
+        inputs.append(_sink_rows(sinks, geometry, options))
+
+    def body(*refs: Any, **scratch: Any) -> None:
+        *given, out = refs
+        index = count - 1 - jax.lax.axis_index("block")
+        head = jax.lax.axis_index("head")
+        own = Scratch(**scratch)
+        item = Item(geometry, options, Inputs(*given), own, warpgroup, index, head)
+
+        def finish(consumer: jax.Array, sums: Sums) -> None:
+            total, mixed = sums.total, sums.mixed
+            if item.inputs.sinks is not None:
+                sink = warpgroup.rows(item.inputs.sinks.at[head, pl.ds(consumer * ROWS, ROWS)])
+                top = jnp.maximum(sums.top, jnp.maximum(sink, LOWEST))
+                fade = jnp.exp2((sums.top - top) * unit)
+                total = total * fade + jnp.exp2((sink - top) * unit)
+                mixed = mixed * by_row(fade, mixed.shape)
+            share = options.value_scale / jnp.where(total == 0.0, 1.0, total)
+            through = (own.queries if own.output is None else own.output).at[consumer]
+            through[...] = (mixed * by_row(share, mixed.shape)).astype(geometry.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(through, out.at[index * heads + head, pl.ds(consumer * ROWS, ROWS)])
+            plgpu.wait_smem_to_gmem(0)
+
+        attend_item(item, jax.lax.axis_index(THREAD), finish)
+
+    done = launch(
+        body,
+        geometry,
+        _shape((count * heads, CONSUMERS * ROWS, v_dim), geometry.dtype),
+        {"block": count, "head": heads},
+        *inputs,
+        name="paged_prefill",
+        interpret=interpret,
+    )
+    used = geometry.block_queries * group
+    done = done[:, :used].reshape(count, heads, geometry.block_queries, group, v_dim)
+    return done[blocks.block, :, blocks.offset].reshape(-1, heads * group, v_dim)
+
+
+def _sink_rows(sinks: jax.Array, geometry: Geometry, options: AttentionOptions) -> jax.Array:
+    """The sinks as scores for every row of a block: `f32[H, rows]`; rows behind the last query have anything finite."""
+    scores = sinks_as_scores(sinks, options).reshape(geometry.layout.num_kv_heads, geometry.group)
+    repeats = -(-geometry.block_rows // geometry.group)
+    return jnp.tile(scores, (1, repeats))[:, : geometry.block_rows]

@@ -1,0 +1,121 @@
+"""What a warpgroup does with registers, each behind one function, so that all else runs interpreted on any computer.
+
+The interpreter of Mosaic GPU imitates memories, copies, barriers and threads, not the registers of a warpgroup. Here is
+all that it has no answer to, and what stands for it:
+
+| on the device | interpreted | why |
+|---|---|---|
+| `wgmma` of two tiles in shared memory | `dot` of what they hold | takes whole refs only |
+| `wgmma` of registers and a tile | `dot` of the array and what the tile holds | takes refs only |
+| `layout_cast`, and layouts of loads | nothing | arrays have no layout there |
+
+What remains unexecuted is the layouts of `wgmma` alone, which the compiler checks against each other.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+__all__ = ["Warpgroup", "by_row"]
+
+
+class Warpgroup:
+    """The operations of one warpgroup.
+
+    Args:
+        emulated: whether the kernel is interpreted.
+    """
+
+    def __init__(self, emulated: bool) -> None:
+        self._emulated = emulated
+
+    def scores(
+        self,
+        queries: Any,  # [m, D]
+        keys: Any,  # [n, D]
+    ) -> jax.Array:
+        """The products of the rows of two tiles in shared memory, `f32[m, n]`, done when they are returned.
+
+        Args:
+            queries: a ref `[m, D]`.
+            keys: a ref `[n, D]` of the same dtype.
+        """
+        if self._emulated:
+            return _dot(queries[...], keys[...].T)
+
+        def multiply(sums: Any) -> jax.Array:
+            plgpu.wgmma(sums, queries, plgpu.transpose_ref(keys, (1, 0)))
+            done: jax.Array = sums[...]
+            return done
+
+        scores: jax.Array = pl.run_scoped(multiply, plgpu.ACC((queries.shape[0], keys.shape[0]), jnp.float32))
+        return scores
+
+    def mix(
+        self,
+        sums: jax.Array,  # f32[m, Dv]
+        weights: jax.Array,  # [m, n]
+        values: Any,  # [n, Dv]
+    ) -> jax.Array:
+        """Sums, and to them the values weighted: `f32[m, Dv]`, done when they are returned.
+
+        Args:
+            sums: `f32[m, Dv]`.
+            weights: `[m, n]`, of the values' dtype.
+            values: a ref `[n, Dv]`.
+        """
+        if self._emulated:
+            return sums + _dot(weights, values[...])
+
+        def multiply(into: Any) -> None:
+            plgpu.wgmma(into, weights, values)
+
+        mixed: jax.Array = pl.run_state(multiply)(plgpu.ACC.init(sums))
+        return mixed
+
+    def full(self, shape: tuple[int, ...], number: float) -> jax.Array:
+        """`f32[shape]` of one number: a tile `[m, n]`, or one number for each row, `[m]`."""
+        array = jnp.full(shape, number, jnp.float32)
+        return array if self._emulated else plgpu.layout_cast(array, _layout(len(shape)))
+
+    def index(self, shape: tuple[int, int], axis: int) -> jax.Array:
+        """`i32[m, n]`: the number of each row (axis 0) or column (axis 1) of a tile."""
+        index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        return index if self._emulated else plgpu.layout_cast(index, plgpu.Layout.WGMMA)
+
+    def rows(self, ref: Any) -> jax.Array:
+        """Reads one number for each row of a tile: `[m]`, from memory of the device or of the block."""
+        if self._emulated:
+            array: jax.Array = ref[...]
+            return array
+        return plgpu.load(ref, (), layout=_layout(1), optimized=False)
+
+    def tile(self, ref: Any) -> jax.Array:
+        """Reads a tile `[m, n]` from shared memory."""
+        if self._emulated:
+            array: jax.Array = ref[...]
+            return array
+        return plgpu.load(ref, (), layout=plgpu.Layout.WGMMA, optimized=False)
+
+    def converted(self, ref: Any, dtype: Any) -> jax.Array:
+        """Reads a tile `[m, n]` from shared memory as another dtype, through float16, which holds all float8."""
+        numbers = self.tile(ref)
+        if numbers.dtype == dtype:
+            return numbers
+        return numbers.astype(jnp.float16).astype(jnp.float32).astype(dtype)
+
+
+def by_row(numbers: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """One number for each row, `[m]`, in all columns: `[m, n]`."""
+    return jax.lax.broadcast_in_dim(numbers, shape, [0])
+
+
+def _layout(rank: int) -> Any:
+    return plgpu.Layout.WGMMA if rank == 2 else plgpu.Layout.WGMMA.reduce(1)
+
+
+def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.dot(left.astype(jnp.float32), right.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,264 @@
+"""Who reads what: the items of a call, made by XLA from the lengths that the kernels are called with.
+
+An item is what one block of threads does for each KV head: some query rows of one sequence against some of the tiles of
+its keys. Nothing here depends on how the work was split before, and lengths that contradict each other never lead out
+of an array.
+"""
+
+from enum import IntEnum, unique
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..masks import end_key, first_key
+from ..options import AttentionOptions
+from ..ragged import Ragged
+from .tiles import Tiles
+
+__all__ = ["Blocks", "Field", "Table", "clean_table", "decode_items", "most_blocks", "prefill_blocks"]
+
+
+@unique
+class Field(IntEnum):
+    """The rows of a list of items."""
+
+    SEQUENCE = 0
+    """The row of the page table; -1: there is no such item."""
+
+    TOKEN = 1
+    """Where its first query stands among the aligned ones."""
+
+    FIRST_TILE = 2
+    """The first tile it reads."""
+
+    END_TILE = 3
+    """The end of the tiles it reads; not after the first where there is nothing to read."""
+
+    LOW = 4
+    """The first key that any of its queries reads."""
+
+    HIGH = 5
+    """The end of the keys that any of its queries reads: what is outside is dead for all of them."""
+
+    WHOLE_LOW = 6
+    """The first key from which on every query reads."""
+
+    WHOLE_HIGH = 7
+    """The end of the keys that every query reads: a tile between the two needs no mask."""
+
+    FIRST_PAGE = 8
+    """The first page, by place in the sequence, with a key that it reads: none before it is copied."""
+
+    LAST_PAGE = 9
+    """The last one."""
+
+    HOLES = 10
+    """Whether one of these pages doesn't exist, 0 or 1."""
+
+
+class Table(NamedTuple):
+    """A page table, cleaned.
+
+    Attributes:
+        pages: `i32[S, pages_per_seq]`: -1 for what names no page.
+        missing: `i32[S, pages_per_seq + 1]`: how many of the entries before each name no page.
+    """
+
+    pages: jax.Array
+    missing: jax.Array
+
+
+class Blocks(NamedTuple):
+    """The query blocks of a call.
+
+    Attributes:
+        items: `i32[len(Field), N]`.
+        first: `i32[N, rows]`: the first key that each row reads.
+        end: `i32[N, rows]`: the end of the keys that it reads; not after the first for rows without a query.
+        block: `i32[T]`: the block of each token.
+        offset: `i32[T]`: its place there.
+        used: `bool[T]`: whether it has one.
+    """
+
+    items: jax.Array
+    first: jax.Array
+    end: jax.Array
+    block: jax.Array
+    offset: jax.Array
+    used: jax.Array
+
+
+def clean_table(
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    num_pages: int,
+) -> Table:
+    """What of a page table names pages. O(S * pages_per_seq).
+
+    Args:
+        page_table: `i32[S, pages_per_seq]`: anything in entries that nobody reads.
+        num_pages: P.
+    """
+    exists = (page_table >= 0) & (page_table < num_pages)
+    missing = jnp.cumsum((~exists).astype(jnp.int32), axis=1, dtype=jnp.int32)
+    return Table(jnp.where(exists, page_table, -1), jnp.pad(missing, ((0, 0), (1, 0))))
+
+
+def decode_items(
+    batch: Ragged,
+    starts: jax.Array,  # i32[S]
+    table: Table,
+    *,
+    splits: int,
+    tiles: Tiles,
+    options: AttentionOptions,
+) -> jax.Array:
+    """The items of the sequences with one query each: the keys of each in so many equal parts. O(S * splits).
+
+    Args:
+        batch: the lengths.
+        starts: `i32[S]`: where each sequence's queries begin among the aligned ones.
+        table: the page table.
+        splits: parts of each sequence; those that there is nothing left for are empty.
+        tiles: how keys are cut.
+        options: the mask.
+
+    Returns:
+        `i32[len(Field), S * splits]`: the parts of a sequence one after the other.
+    """
+    rows = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
+    alone = batch.q_lens == 1
+    position = jnp.where(alone, batch.kv_lens - 1, -1)
+    low, high = first_key(position, options), end_key(position, batch.kv_lens, options)
+    first = low // tiles.live
+    end = jnp.where(low < high, -(-high // tiles.live), first)
+    size = -(-(end - first) // splits)
+    part = jnp.arange(splits, dtype=jnp.int32)[None]
+    begin = jnp.minimum(first[:, None] + size[:, None] * part, end[:, None])
+    stop = jnp.minimum(begin + size[:, None], end[:, None])
+
+    def each(numbers: jax.Array) -> jax.Array:
+        return jnp.repeat(numbers, splits)
+
+    sequence = jnp.where(alone, rows, -1)
+    return _items(
+        each(sequence),
+        each(starts),
+        begin.reshape(-1),
+        stop.reshape(-1),
+        *map(each, (low, high, low, high)),
+        table,
+        tiles,
+    )
+
+
+def most_blocks(num_tokens: int, num_rows: int, block_queries: int) -> int:
+    """The most query blocks that so many tokens of so many sequences, with two tokens at least, can make. O(1)."""
+    return num_tokens // block_queries + min(num_rows, num_tokens // 2)
+
+
+def prefill_blocks(
+    batch: Ragged,
+    starts: jax.Array,  # i32[S]
+    table: Table,
+    *,
+    num_tokens: int,
+    block_queries: int,
+    block_rows: int,
+    group: int,
+    tiles: Tiles,
+    options: AttentionOptions,
+) -> Blocks:
+    """The query blocks of the sequences with two queries or more. O(N * rows + T log S) on the device.
+
+    Args:
+        batch: the lengths.
+        starts: `i32[S]`: where each sequence's queries begin among the aligned ones.
+        table: the page table.
+        num_tokens: T.
+        block_queries: queries in a block.
+        block_rows: rows of a block: query by query, each with all heads of a group.
+        group: heads of a group.
+        tiles: how keys are cut.
+        options: the mask.
+
+    Returns:
+        The blocks, sequence after sequence; N is the most there can be.
+    """
+    num_rows = batch.kv_lens.shape[0]
+    most = most_blocks(num_tokens, num_rows, block_queries)
+    q_lens = jnp.where(batch.q_lens > 1, batch.q_lens, 0)
+    counts = -(-q_lens // block_queries)
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    begins = ends - counts
+
+    block = jnp.arange(most, dtype=jnp.int32)
+    sequence = jnp.searchsorted(ends, block, side="right").astype(jnp.int32)
+    exists = sequence < num_rows
+    sequence = jnp.minimum(sequence, num_rows - 1)
+    offset = (block - begins[sequence]) * block_queries
+    queries = jnp.where(exists, jnp.clip(q_lens[sequence] - offset, 0, block_queries), 0)
+    kv_len = batch.kv_lens[sequence]
+    position = kv_len - q_lens[sequence] + offset
+
+    query = jax.lax.div(jnp.arange(block_rows, dtype=jnp.int32), jnp.int32(group))
+    used = query[None, :] < queries[:, None]
+    where = jnp.where(used, position[:, None] + query[None, :], -1)
+    first, end = first_key(where, options), end_key(where, kv_len[:, None], options)
+    # Rows of real queries at positions below 0 read nothing either, and count as rows without a query here.
+    reads = first < end
+    never = jnp.int32(2**31 - 1)
+    low = jnp.min(jnp.where(reads, first, never), axis=1)
+    high = jnp.max(jnp.where(reads, end, 0), axis=1)
+    low = jnp.minimum(low, high)
+    whole_low = jnp.max(jnp.where(reads, first, 0), axis=1)
+    whole_high = jnp.min(jnp.where(reads, end, never), axis=1)
+    first_tile = low // tiles.live
+    end_tile = jnp.where(low < high, -(-high // tiles.live), first_tile)
+    token = starts[sequence] + offset
+    sequence = jnp.where(exists, sequence, -1)
+    token = jnp.where(exists, token, 0)
+    items = _items(sequence, token, first_tile, end_tile, low, high, whole_low, whole_high, table, tiles)
+
+    tokens = jnp.arange(num_tokens, dtype=jnp.int32)
+    owner = jnp.searchsorted(batch.starts[1:], tokens, side="right").astype(jnp.int32)
+    owned = owner < num_rows
+    owner = jnp.minimum(owner, num_rows - 1)
+    place = tokens - batch.starts[owner]
+    owned &= q_lens[owner] > 0
+    at = begins[owner] + place // block_queries
+    return Blocks(items, first, end, jnp.clip(at, 0, most - 1), place % block_queries, owned)
+
+
+def _items(
+    sequence: jax.Array,
+    token: jax.Array,
+    first_tile: jax.Array,
+    end_tile: jax.Array,
+    low: jax.Array,
+    high: jax.Array,
+    whole_low: jax.Array,
+    whole_high: jax.Array,
+    table: Table,
+    tiles: Tiles,
+) -> jax.Array:
+    """The list, `i32[len(Field), N]`, with the pages that the items read; all arguments before the table `i32[N]`."""
+    last = table.pages.shape[1] - 1
+    first_page = jnp.clip(low // tiles.page_size, 0, last)
+    last_page = jnp.clip((high - 1) // tiles.page_size, first_page, last)
+    row = jnp.maximum(sequence, 0)
+    holes = table.missing[row, last_page + 1] > table.missing[row, first_page]
+    columns = {
+        Field.SEQUENCE: sequence,
+        Field.TOKEN: token,
+        Field.FIRST_TILE: first_tile,
+        Field.END_TILE: end_tile,
+        Field.LOW: low,
+        Field.HIGH: high,
+        Field.WHOLE_LOW: whole_low,
+        Field.WHOLE_HIGH: whole_high,
+        Field.FIRST_PAGE: first_page,
+        Field.LAST_PAGE: last_page,
+        Field.HOLES: (holes & (low < high)).astype(jnp.int32),
+    }
+    return jnp.stack([columns[field] for field in Field])

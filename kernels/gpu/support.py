@@ -1,0 +1,84 @@
+"""Which attention calls the GPU kernels take. The others are left to XLA, with a reason that can be read.
+
+| not taken | why |
+|---|---|
+| ScaledPages | every slot and head has a scale of its own, in an array of its own |
+| float32 queries | the tensor cores have 10 bits for them, and 16 times as slow ones for all (ATT-6) |
+| caches in another 16-bit dtype than the queries, float32, integers | a conversion would lose bits |
+| head sizes that are no multiple of 16, or above 256 | rows of shared memory, and one product, hold no others |
+| groups of more than 64 query heads | one tile of rows has no room for them |
+| pages of more than 64 slots with no divisor from 32 to 64 | most of a tile would be dead, and dead keys cost time |
+| copies that are no multiple of 128 bytes: pages of few slots with few numbers | what the copy engine aligns to |
+| heads too large for two stages | nothing could be in flight |
+| more than 65,535 sequences or query blocks | the grid ends there |
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..options import AttentionOptions
+from ..storage import ScaledPages
+from .geometry import ROWS, Geometry, swizzle_of
+from .schedule import most_blocks
+
+__all__ = ["unsupported"]
+
+_GRID = 65_535
+"""The most blocks along the slower axes of a grid."""
+
+_FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+
+_WIDEST = 256
+
+
+def unsupported(
+    options: AttentionOptions,
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Any,
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+) -> str | None:
+    """Why a call can't be made by `attend` of `gpu.attention`, or None when it can. O(1).
+
+    Args:
+        options: the options.
+        queries: `[T, Hq, D]`: anything with a shape and a dtype, as all arrays here.
+        kv_pages: `[P, page, ...]`, of the dtype of the numbers, or ScaledPages.
+        page_table: `i32[S, pages_per_seq]`.
+    """
+    if isinstance(kv_pages, ScaledPages):
+        return "ScaledPages: every slot and head has a scale of its own"
+    layout, dtype, stored = options.layout, jnp.dtype(queries.dtype), jnp.dtype(options.kv_dtype)
+    if dtype not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
+        return f"queries of {dtype}: the tensor cores would round them"
+    if stored != dtype and stored not in _FLOAT8:
+        return f"a cache of {stored} for queries of {dtype}"
+    for dim in (layout.head_dim, layout.v_head_dim):
+        if dim > _WIDEST or not swizzle_of(dim, dtype.itemsize):
+            return f"heads of {dim} numbers: multiples of 16 up to {_WIDEST} are taken"
+    group = queries.shape[1] // layout.num_kv_heads
+    if group > ROWS:
+        return f"{group} query heads for each KV head: more than {ROWS}"
+    for splits_keys in (True, False):
+        reason = _unfit(Geometry(layout, group, dtype, stored, kv_pages.shape[1], splits_keys))
+        if reason is not None:
+            return reason
+    num_rows, queries_each = page_table.shape[0], Geometry(layout, group, dtype, stored, 1, False).block_queries
+    if max(num_rows, most_blocks(queries.shape[0], num_rows, queries_each)) > _GRID:
+        return f"{queries.shape[0]} tokens of {num_rows} sequences: more blocks than a grid has"
+    return None
+
+
+def _unfit(geometry: Geometry) -> str | None:
+    """Why a kernel of such shapes can't be, or None."""
+    tiles, layout = geometry.tiles, geometry.layout
+    if 2 * tiles.live < tiles.keys:
+        return f"pages of {tiles.page_size} slots: {tiles.live} of a tile's {tiles.keys} rows would be live"
+    for dim in (layout.head_dim, layout.v_head_dim):
+        size = tiles.rows * dim * jnp.dtype(geometry.kv_dtype).itemsize
+        if size % 128:
+            return f"copies of {size} bytes ({tiles.rows} rows of {dim} numbers): not a multiple of 128"
+    if geometry.stages < 2:
+        return f"a tile of keys and values takes {geometry.stage_bytes} bytes: two and the rest have no room"
+    return None
