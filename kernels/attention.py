@@ -5,7 +5,7 @@ padded), Hq query heads, H KV heads, D the size of keys, Dv that of values. Quer
 kv_len - q_len + t.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -274,19 +274,23 @@ def _attend(
     options: AttentionOptions,
 ) -> jax.Array:
     """Attention by the platform's own kernel where it has one that takes the call."""
-    # Imported where it is needed: most processes never compile for a TPU.
+    # Imported where they are needed: most processes never compile for a TPU or a GPU.
+    from .gpu import attention as gpu
+    from .gpu import hopper
+    from .gpu.support import unsupported as unsupported_on_gpu
     from .tpu import attention as tpu
-    from .tpu.support import unsupported
+    from .tpu.support import unsupported as unsupported_on_tpu
 
-    def kernel(queries: jax.Array, kv_pages: jax.Array, *rest: Any) -> jax.Array:
-        return tpu.attend(queries, from_bits(kv_pages, options.kv_dtype), *rest, options=options)
+    def over_numbers(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda q, pages, *rest: attend(q, from_bits(pages, options.kv_dtype), *rest, options=options)
 
     default = partial(xla.attend, options=options)
     args = (queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs, sinks)
     numbers = jax.eval_shape(lambda pages: jax.tree.map(partial(from_bits, dtype=options.kv_dtype), pages), kv_pages)
-    out: jax.Array
-    if unsupported(options, queries, numbers, page_table) is not None:
-        out = default(*args)
-    else:
-        out = jax.lax.platform_dependent(*args, tpu=kernel, default=default)
+    kernels: dict[str, Callable[..., jax.Array]] = {}
+    if unsupported_on_tpu(options, queries, numbers, page_table) is None:
+        kernels["tpu"] = over_numbers(tpu.attend)
+    if hopper.serves() and unsupported_on_gpu(options, queries, numbers, page_table) is None:
+        kernels["cuda"] = over_numbers(gpu.attend)
+    out: jax.Array = jax.lax.platform_dependent(*args, default=default, **kernels) if kernels else default(*args)
     return out

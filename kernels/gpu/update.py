@@ -161,7 +161,13 @@ def _call(
 
     mesh = plgpu.Mesh(grid=tuple(grid.values()), grid_names=tuple(grid))
     call: Callable[..., Any] = pl.kernel(
-        scoped, out_type=(), mesh=mesh, interpret=False if interpret is None else interpret, name="kv_update"
+        scoped,
+        out_type=(),
+        mesh=mesh,
+        # JAX 0.11 would choose the other one.
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=False if interpret is None else interpret,
+        name="kv_update",
     )
     call(pages, flat(rows), *scalars)
     written = _freeze(pages).reshape(kv_pages.shape)
