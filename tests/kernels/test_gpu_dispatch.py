@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from kvproof.kernels import ragged_paged_attention
 from kvproof.kernels.gpu import hopper
 from kvproof.kernels.xla import update as xla
 
 from .gpu_aot import CALL, on_gpu
-from .test_lowering import KERNELS
+from .test_lowering import KERNELS, LENGTHS, PAGE, D, H, P, T, array
 
 HOPPERS = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA H800"]
 OTHERS = ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA GB200", "NVIDIA L40S", "Tesla V100-SXM2-16GB"]
@@ -55,10 +56,13 @@ def test_a_hopper_gets_kernels_and_other_platforms_do_not(name: str) -> None:
 
 
 def test_attention_is_traced_with_kernels_for_hoppers_only() -> None:
-    """Lowering it takes seconds, and is for those who compile it."""
+    """Lowering it takes seconds, and is for those who compile it. Of float16 there is no kernel for TPUs."""
     pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
-    assert "'cuda'" in str(traced("attention", HOPPERS[0]).jaxpr)
-    assert "'cuda'" not in str(traced("attention", None).jaxpr)
+    arguments = (array((T, 32, D), jnp.float16), array((P, PAGE, 2 * H, D), jnp.float16), *LENGTHS)
+    attend = jax.jit(ragged_paged_attention)
+    assert "'cuda'" not in str(attend.trace(*arguments).jaxpr)
+    with on_gpu(HOPPERS[0]):
+        assert "'cuda'" in str(attend.trace(*arguments).jaxpr)
 
 
 @pytest.mark.parametrize("name", TAKEN)
