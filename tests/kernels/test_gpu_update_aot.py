@@ -1,0 +1,114 @@
+"""Updates compiled for an H200, by the real compilers, on a machine without one."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kvproof.kernels import ScaledPages, fused_ragged_paged_attention, kv_cache_update, mla_cache_update
+from kvproof.kernels.xla import update as xla
+
+from . import gpu_aot
+from .gpu_aot import shape
+from .test_lowering import LENGTHS, ids, slices
+
+gpu_aot.require()
+
+H, D, T = 2, 128, 24
+NUM_PAGES, PAGE = 2**16, 16
+"""Pages enough that no program's own needs could be mistaken for a copy of them."""
+
+DTYPES = [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8]
+
+
+def pages_of(dtype: Any, version: str) -> Any:
+    packing = 4 // jnp.dtype(dtype).itemsize
+    row = (2 * H, D) if version == "v2" else (2 * H // packing, packing, D)
+    return shape((NUM_PAGES, PAGE, *row), dtype)
+
+
+def check(compilation: gpu_aot.Compilation, pages: Any, kernels: int) -> None:
+    """The pages that are given back are those that were given, and no thread runs out of registers."""
+    size = int(np.prod(pages.shape)) * pages.dtype.itemsize
+    assert gpu_aot.kernels_in(compilation.compiled) == kernels
+    assert compilation.alias_bytes >= size
+    assert compilation.temp_bytes < size / 4
+    assert not any(kernel.spilled or kernel.stack for kernel in compilation.kernels)
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: jnp.dtype(dtype).name)
+def test_an_update_is_one_kernel_in_place(dtype: Any, version: str) -> None:
+    """CACHE-3."""
+    pages, small = pages_of(dtype, version), jnp.dtype(dtype).itemsize == 1
+    rows = shape((T, H, D), jnp.bfloat16 if small else dtype)
+    update = partial(kv_cache_update, k_scale=0.5, v_scale=0.5) if small else kv_cache_update
+    check(gpu_aot.compile_for_gpu(update, pages, rows, rows, ids(T), donate=(0,)), pages, 1)
+
+
+def test_other_updates_are_in_place() -> None:
+    """CACHE-3: by slices, of latents, and of pages with scales, which XLA writes beside the kernel."""
+    pages, rows = pages_of(jnp.bfloat16, "v3"), shape((T, H, D), jnp.bfloat16)
+    check(gpu_aot.compile_for_gpu(slices, pages, rows, rows, ids(3, 8), ids(1), donate=(0,)), pages, 1)
+    latents = (shape((T, 512), jnp.bfloat16), shape((T, 64), jnp.bfloat16))
+    pages = shape((NUM_PAGES, PAGE, 640), jnp.bfloat16)
+    check(gpu_aot.compile_for_gpu(mla_cache_update, pages, *latents, ids(T), donate=(0,)), pages, 1)
+    values = pages_of(jnp.int8, "v3")
+    scales: Any = shape((NUM_PAGES, PAGE, 2 * H), jnp.float32)
+    scaled = ScaledPages(values, scales)
+    check(gpu_aot.compile_for_gpu(kv_cache_update, scaled, rows, rows, ids(T), donate=(0,)), values, 1)
+
+
+def test_addresses_have_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CACHE-3: slots 2^31 bytes and more behind the first are reached: slot times bytes is multiplied wide."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_TO", str(tmp_path))
+    pages, rows = pages_of(jnp.float32, "v2"), shape((T + 1, H, D), jnp.float32)
+    size = 2 * H * D * 4
+    assert NUM_PAGES * PAGE * size > 2**31 * 0.9
+    for mapping in ((ids(T + 1),), (ids(3, 7), ids(1))):
+        gpu_aot.compile_for_gpu(kv_cache_update if len(mapping) == 1 else slices, pages, rows, rows, *mapping)
+    programs = [file.read_text() for file in sorted(tmp_path.glob("*.ptx"))]
+    assert len(programs) == 2
+    for program in programs:
+        assert re.search(rf"mul\.wide\.[su]32\s+%rd\d+, %r\d+, {size};", program)
+        assert not re.search(rf"(mul\.lo|mad\.lo)\.[su]32.*, {size}[,;]", program)
+
+
+def test_xla_is_told_that_slots_are_distinct() -> None:
+    """Where no kernel takes the rows, no number is written by a loop of atomic exchanges."""
+    pages, rows = shape((NUM_PAGES, PAGE, 20), jnp.bfloat16), shape((T, 20), jnp.bfloat16)
+    for distinct in (False, True):
+        done = gpu_aot.compile_for_gpu(partial(xla.update, distinct=distinct), pages, rows, ids(T), donate=(0,))
+        check(done, pages, 0)
+        assert ("unique_indices=true" in str(done.compiled.as_text())) is distinct
+
+
+def test_a_fused_update_is_in_place() -> None:
+    """CACHE-3, ATT-5: what attends reads what the update's kernel gave, and nothing else of the pages.
+
+    Of one token, which takes one kernel of attention, and of float16, which TPUs have none for.
+    """
+    pages, rows, queries = pages_of(jnp.float16, "v2"), shape((1, H, D), jnp.float16), shape((1, 4, D), jnp.float16)
+    done = gpu_aot.compile_for_gpu(fused_ragged_paged_attention, queries, rows, rows, pages, *LENGTHS, donate=(3,))
+    check(done, pages, 2)
+    operations = {found[1]: found[2] for found in _OPERATION.finditer(str(done.compiled.as_text()))}
+    update, attention = (name for name, written in operations.items() if written.startswith("custom-call("))
+    read = re.findall(r"%[\w.-]+", operations[attention].split(")", 1)[0])
+    sources = {name for name in read if _source(name, operations) == update}
+    assert len(sources) == 1, "attention reads the pages that the update gave, once"
+    assert not any(_source(name, operations).startswith("%kv_pages") for name in read)
+
+
+_OPERATION = re.compile(r"^\s*(%[\w.-]+) = (?:\([^=]*\)|\S+) ([\w-]+\(.*)$", re.MULTILINE)
+"""A line of a compiled program: what it names, and what that is."""
+
+
+def _source(name: str, operations: dict[str, str]) -> str:
+    """What a result is another view of."""
+    while operations.get(name, "").startswith("bitcast("):
+        name = operations[name][len("bitcast(") :].split(")", 1)[0]
+    return name
