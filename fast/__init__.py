@@ -79,7 +79,7 @@ from .hashing import (
     init_none_hash,
     sha256,
 )
-from .metadata_builder import MetadataBuilder
+from .metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
 from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .pages import CachePage, PageList
@@ -120,6 +120,7 @@ __all__ = [
     "MLAAttentionSpec",
     "MambaSpec",
     "MetadataBuilder",
+    "MultiGroupMetadataBuilder",
     "MultiGroupPageTable",
     "MultimodalItem",
     "PageCopy",

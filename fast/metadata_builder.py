@@ -1,20 +1,20 @@
-"""From the host's page table and token counts to the arrays of a step (TAB-7)."""
+"""From the host's page tables and token counts to the arrays of a step (TAB-7)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import flag, integer, listed, naturals, refusal
-from .page_table import PageTable, cdiv
+from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .ragged_metadata import RaggedPagesMetadata, read_version
 from .slots import slot_mapping, update_slices
 from .table_rows import Ids
 
-__all__ = ["MetadataBuilder"]
+__all__ = ["MetadataBuilder", "MultiGroupMetadataBuilder"]
 
 _STEP = 4
 _LEAST_TOKENS = 16
@@ -77,49 +77,7 @@ class MetadataBuilder:
             ValueError: the table has other sizes, there are more rows or tokens than it was made for, or a count is
                 negative (R1). Nothing was committed.
         """
-        self._check_table(page_table)
-        computed = naturals("num_computed_tokens", num_computed_tokens)
-        scheduled = naturals("num_scheduled_tokens", num_scheduled_tokens)
-        num_seqs = len(computed)
-        if num_seqs != len(scheduled):
-            raise refusal(
-                ValueError, "R1", f"num_computed_tokens names {num_seqs} rows, num_scheduled_tokens {len(scheduled)}"
-            )
-        if num_seqs > self.max_num_reqs:
-            raise refusal(
-                ValueError, "R1", f"num_computed_tokens names {num_seqs} rows, max_num_reqs={self.max_num_reqs}"
-            )
-        self._check_room(page_table, computed, scheduled)
-        ends = np.cumsum(scheduled)
-        num_tokens = int(ends[-1]) if num_seqs else 0
-        padded = next(size for size in self.token_sizes if size >= num_tokens)
-
-        starts = ends - scheduled
-        rows = np.repeat(np.arange(num_seqs), scheduled)
-        positions = np.arange(num_tokens) + (computed - starts)[rows]
-        arrays: dict[str, NDArray[np.int32]] = {
-            "context_lens": _padded(computed + scheduled, self.max_num_reqs, 0),
-            "query_start_loc": _padded(np.concatenate([[0], ends]), self.max_num_reqs + 1, num_tokens),
-            "num_seqs": np.array([num_seqs], np.int32),
-            "position_ids": _padded(positions, padded, 0),
-            "request_distribution": _distribution(scheduled),
-        }
-        host, counts = page_table.page_table_cpu, page_table.num_pages_per_row
-        if self.slices:
-            columns = update_slices(host, counts, padded, np.arange(num_seqs), computed, scheduled, self.page_size)
-            arrays["slot_mapping"] = columns
-            arrays["num_kv_update_slices"] = np.array([np.count_nonzero(columns[2] > 0)], np.int32)
-        else:
-            arrays["slot_mapping"] = slot_mapping(host, counts, padded, rows, positions, self.page_size)
-
-        page_table.commit(num_seqs)
-        # Every array above is new and nobody else's: JAX may go on reading it for as long as it likes. One by one
-        # takes two thirds of what `device_put` takes for all; a program that splits one array would be faster still,
-        # and be another to compile for each size.
-        on_device: dict[str, Any] = {name: jnp.asarray(array) for name, array in arrays.items()}
-        return RaggedPagesMetadata(
-            pages_tables=page_table.page_table, version=self.version, page_size=self.page_size, **on_device
-        )
+        return _build([self], [page_table], num_computed_tokens, num_scheduled_tokens)[0]
 
     # -- Inside -----------------------------------------------------------------------------------
 
@@ -132,14 +90,29 @@ class MetadataBuilder:
                 ValueError, "R1", f"page_table is of {list(shape)} entries, not {[self.max_num_reqs, self.max_pages]}"
             )
 
-    def _check_room(self, table: PageTable, computed: NDArray[np.int64], scheduled: NDArray[np.int64]) -> None:
-        # Compared one by one with what there is room for: no sum overflows.
-        room = table.num_pages_per_row[: len(computed)].astype(np.int64) * self.page_size
+    def _read(self, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> "_Step":
+        computed = naturals("num_computed_tokens", num_computed_tokens)
+        scheduled = naturals("num_scheduled_tokens", num_scheduled_tokens)
+        num_seqs = len(computed)
+        if num_seqs != len(scheduled):
+            raise refusal(
+                ValueError, "R1", f"num_computed_tokens names {num_seqs} rows, num_scheduled_tokens {len(scheduled)}"
+            )
+        if num_seqs > self.max_num_reqs:
+            raise refusal(
+                ValueError, "R1", f"num_computed_tokens names {num_seqs} rows, max_num_reqs={self.max_num_reqs}"
+            )
         if bool((scheduled > self.max_num_tokens).any()) or int(scheduled.sum()) > self.max_num_tokens:
             total = sum(map(int, scheduled))
             raise refusal(
                 ValueError, "R1", f"num_scheduled_tokens: {total} tokens exceed max_num_tokens={self.max_num_tokens}"
             )
+        return _Step(computed, scheduled)
+
+    def _check_room(self, table: PageTable, step: "_Step") -> None:
+        # Compared one by one with what there is room for: no sum overflows.
+        computed, scheduled = step
+        room = table.num_pages_per_row[: len(computed)].astype(np.int64) * self.page_size
         short = np.flatnonzero(computed > room - scheduled)
         if short.size:
             row = int(short[0])
@@ -149,6 +122,155 @@ class MetadataBuilder:
                 f"num_computed_tokens: row {row} has pages for {room[row]} tokens, "
                 f"not {computed[row]} + {scheduled[row]}",
             )
+
+    def _arrays(self, step: "_Step") -> tuple[dict[str, NDArray[np.int32]], "_Tokens"]:
+        """What of a step depends on no table, and where its tokens stand."""
+        computed, scheduled = step
+        num_seqs, ends = len(computed), np.cumsum(scheduled)
+        num_tokens = int(ends[-1]) if num_seqs else 0
+        size = next(size for size in self.token_sizes if size >= num_tokens)
+        rows = np.repeat(np.arange(num_seqs), scheduled)
+        positions = np.arange(num_tokens) + (computed - (ends - scheduled))[rows]
+        arrays = {
+            "context_lens": _padded(computed + scheduled, self.max_num_reqs, 0),
+            "query_start_loc": _padded(np.concatenate([[0], ends]), self.max_num_reqs + 1, num_tokens),
+            "num_seqs": np.array([num_seqs], np.int32),
+            "position_ids": _padded(positions, size, 0),
+            "request_distribution": _distribution(scheduled),
+        }
+        return arrays, _Tokens(rows, positions, size)
+
+    def _places(self, table: PageTable, step: "_Step", tokens: "_Tokens") -> dict[str, NDArray[np.int32]]:
+        """Where a step's tokens go, by one table; refused where it has no page for one (TAB-7)."""
+        self._check_room(table, step)
+        host, counts = table.page_table_cpu, table.num_pages_per_row
+        if not self.slices:
+            return {
+                "slot_mapping": slot_mapping(host, counts, tokens.size, tokens.rows, tokens.positions, self.page_size)
+            }
+        columns = update_slices(host, counts, tokens.size, np.arange(len(step.computed)), *step, self.page_size)
+        num_slices = np.array([np.count_nonzero(columns[2] > 0)], np.int32)
+        return {"slot_mapping": columns, "num_kv_update_slices": num_slices}
+
+
+class MultiGroupMetadataBuilder:
+    """Makes the metadata of each step for all cache groups: of arrays that are the same for all there is one.
+
+    Those are five of six; so a step of two groups costs little more than one of one group. What `MetadataBuilder`
+    says of steps and their arrays holds. Not thread-safe.
+
+    Args:
+        page_sizes: tokens in a page, for each group.
+        max_num_reqs: rows of the page tables (S).
+        max_pages: entries of a row of each group's table.
+        max_num_tokens: as in `MetadataBuilder`, and so on.
+        version: the same.
+        token_sizes: the same.
+        slices: the same.
+
+    Attributes:
+        builders: for each group what makes its metadata alone.
+        token_sizes: the sizes that a batch may have, ascending.
+    """
+
+    def __init__(
+        self,
+        page_sizes: Iterable[int],
+        max_num_reqs: int,
+        max_pages: Iterable[int],
+        max_num_tokens: int,
+        version: str = "v3",
+        token_sizes: Iterable[int] | None = None,
+        slices: bool = False,
+    ) -> None:
+        sizes, widths = listed("page_sizes", page_sizes), listed("max_pages", max_pages)
+        if not sizes or len(sizes) != len(widths):
+            raise refusal(ValueError, "R1", f"page_sizes={sizes} and max_pages={widths} must name the same groups")
+        given = None if token_sizes is None else listed("token_sizes", token_sizes)
+        self.builders = [
+            MetadataBuilder(size, max_num_reqs, width, max_num_tokens, version, given, slices)
+            for size, width in zip(sizes, widths, strict=True)
+        ]
+        self.token_sizes = self.builders[0].token_sizes
+
+    def build(
+        self, page_tables: MultiGroupPageTable, num_computed_tokens: Ids, num_scheduled_tokens: Ids
+    ) -> list[RaggedPagesMetadata]:
+        """Commits the rows of a step in every group and makes its metadata. O(groups * (rows and tokens)).
+
+        Args:
+            page_tables: the groups' tables, in the builder's order; see `MetadataBuilder.build`.
+            num_computed_tokens: tokens of each row that are in the cache, `[n]`.
+            num_scheduled_tokens: tokens of each row that this step adds, `[n]`; 0 is none.
+
+        Returns:
+            For each group its metadata. They share arrays: donate none of them.
+
+        Raises:
+            TypeError: ``page_tables`` is no MultiGroupPageTable, or a count is no integer.
+            IndexError: a row has no page for one of its tokens in some group (TAB-7).
+            ValueError: as `MetadataBuilder.build`; also where there are not as many tables as groups (R1). In all
+                these cases no table was committed.
+        """
+        if not isinstance(page_tables, MultiGroupPageTable):
+            raise refusal(TypeError, "R1", f"page_tables={type(page_tables).__name__} must be a MultiGroupPageTable")
+        if len(page_tables) != len(self.builders):
+            raise refusal(
+                ValueError, "R1", f"page_tables has {len(page_tables)} groups, page_sizes {len(self.builders)}"
+            )
+        return _build(self.builders, page_tables.page_tables, num_computed_tokens, num_scheduled_tokens)
+
+
+class _Step(NamedTuple):
+    """How many tokens of each row are in the cache, and how many a step adds: `i64[n]` each."""
+
+    computed: NDArray[np.int64]
+    scheduled: NDArray[np.int64]
+
+
+class _Tokens(NamedTuple):
+    """Row and position of each token of a step, `i64[num_tokens]` each, and how many tokens it is padded to."""
+
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    size: int
+
+
+def _build(
+    builders: Sequence[MetadataBuilder],
+    tables: Sequence[PageTable],
+    num_computed_tokens: Ids,
+    num_scheduled_tokens: Ids,
+) -> list[RaggedPagesMetadata]:
+    """A step's metadata by each table, of builders that differ in their pages only. Commits all tables or none (R1)."""
+    for builder, table in zip(builders, tables, strict=True):
+        builder._check_table(table)
+    step = builders[0]._read(num_computed_tokens, num_scheduled_tokens)
+    arrays, tokens = builders[0]._arrays(step)
+    places = [builder._places(table, step, tokens) for builder, table in zip(builders, tables, strict=True)]
+
+    for table in tables:
+        table.commit(len(step.computed))
+    shared = _on_device(arrays)
+    return [
+        RaggedPagesMetadata(
+            pages_tables=table.page_table,
+            version=builder.version,
+            page_size=builder.page_size,
+            **shared,
+            **_on_device(own),
+        )
+        for builder, table, own in zip(builders, tables, places, strict=True)
+    ]
+
+
+def _on_device(arrays: dict[str, NDArray[np.int32]]) -> dict[str, Any]:
+    """The arrays as JAX's. All are new and nobody else's: it may go on reading them for as long as it likes.
+
+    One by one takes two thirds of what `device_put` takes for all; a program that splits one array would be faster
+    still, and be another to compile for each size.
+    """
+    return {name: jnp.asarray(array) for name, array in arrays.items()}
 
 
 def _token_sizes(max_num_tokens: int, token_sizes: Iterable[int] | None) -> tuple[int, ...]:

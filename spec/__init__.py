@@ -70,7 +70,7 @@ from .hashing import (
     init_none_hash,
     sha256,
 )
-from .metadata_builder import MetadataBuilder
+from .metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
 from .mla import mla_cache_update, mla_paged_attention
 from .page_pool import PagePool
 from .page_table import MultiGroupPageTable, PageTable, cdiv
@@ -115,6 +115,7 @@ __all__ = [
     "MLAAttentionSpec",
     "MambaSpec",
     "MetadataBuilder",
+    "MultiGroupMetadataBuilder",
     "MultiGroupPageTable",
     "MultimodalItem",
     "PageCopy",

@@ -1,6 +1,6 @@
-"""TAB-7: from the host's page table and token counts to the metadata of a step."""
+"""TAB-7: from the host's page tables and token counts to the metadata of a step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from .arguments import flag, integer, listed, refusal
 from .cache_metadata import read_version
-from .page_table import PageTable, cdiv
+from .page_table import MultiGroupPageTable, PageTable, cdiv
 from .ragged_metadata import RaggedPagesMetadata
 
-__all__ = ["MetadataBuilder"]
+__all__ = ["MetadataBuilder", "MultiGroupMetadataBuilder"]
 
 _LEAST_SIZE = 16
 _MOST_SIZES = 6
@@ -79,12 +79,12 @@ class MetadataBuilder:
                 these cases nothing was committed (R1).
         """
         self._require_table(page_table)
-        computed = [
-            integer("num_computed_tokens", count) for count in listed("num_computed_tokens", num_computed_tokens)
-        ]
-        scheduled = [
-            integer("num_scheduled_tokens", count) for count in listed("num_scheduled_tokens", num_scheduled_tokens)
-        ]
+        return self._checked(page_table, *self._read_counts(num_computed_tokens, num_scheduled_tokens))()
+
+    def _checked(
+        self, page_table: PageTable, computed: list[int], scheduled: list[int]
+    ) -> Callable[[], RaggedPagesMetadata]:
+        """What commits the table and gives the metadata: until it is called, nothing changes (R1)."""
         self._require_room(page_table, computed, scheduled)
         num_tokens, num_seqs = sum(scheduled), len(scheduled)
         size = next(size for size in self.token_sizes if size >= num_tokens)
@@ -98,21 +98,24 @@ class MetadataBuilder:
         leading = next((row for row in range(num_seqs) if scheduled[row] != 1), num_seqs)
         mapping, count = self._where(page_table, rows, positions, size)
 
-        page_table.commit(num_seqs)
-        return RaggedPagesMetadata(
-            pages_tables=page_table.page_table,
-            context_lens=_filled(
-                [before + new for before, new in zip(computed, scheduled, strict=True)], self.max_num_reqs, 0
-            ),
-            query_start_loc=_filled(starts, self.max_num_reqs + 1, num_tokens),
-            num_seqs=_filled([num_seqs], 1, 0),
-            slot_mapping=mapping,
-            position_ids=_filled(positions, size, 0),
-            request_distribution=_filled([leading, leading, num_seqs], 3, 0),
-            num_kv_update_slices=count,
-            version=self.version,
-            page_size=self.page_size,
-        )
+        def committed() -> RaggedPagesMetadata:
+            page_table.commit(num_seqs)
+            return RaggedPagesMetadata(
+                pages_tables=page_table.page_table,
+                context_lens=_filled(
+                    [before + new for before, new in zip(computed, scheduled, strict=True)], self.max_num_reqs, 0
+                ),
+                query_start_loc=_filled(starts, self.max_num_reqs + 1, num_tokens),
+                num_seqs=_filled([num_seqs], 1, 0),
+                slot_mapping=mapping,
+                position_ids=_filled(positions, size, 0),
+                request_distribution=_filled([leading, leading, num_seqs], 3, 0),
+                num_kv_update_slices=count,
+                version=self.version,
+                page_size=self.page_size,
+            )
+
+        return committed
 
     def _where(
         self, page_table: PageTable, rows: list[int], positions: list[int], size: int
@@ -149,7 +152,16 @@ class MetadataBuilder:
                 ValueError, "R1", f"page_table has {entries} entries, not {(self.max_num_reqs, self.max_pages)}"
             )
 
-    def _require_room(self, page_table: PageTable, computed: list[int], scheduled: list[int]) -> None:
+    def _read_counts(
+        self, num_computed_tokens: Iterable[int], num_scheduled_tokens: Iterable[int]
+    ) -> tuple[list[int], list[int]]:
+        computed, scheduled = (
+            [integer(name, count) for count in listed(name, counts)]
+            for name, counts in (
+                ("num_computed_tokens", num_computed_tokens),
+                ("num_scheduled_tokens", num_scheduled_tokens),
+            )
+        )
         if len(computed) != len(scheduled) or len(computed) > self.max_num_reqs:
             raise refusal(
                 ValueError,
@@ -163,6 +175,9 @@ class MetadataBuilder:
                 "R1",
                 f"num_scheduled_tokens: {sum(scheduled)} tokens exceed max_num_tokens={self.max_num_tokens}",
             )
+        return computed, scheduled
+
+    def _require_room(self, page_table: PageTable, computed: list[int], scheduled: list[int]) -> None:
         for row, (before, new) in enumerate(zip(computed, scheduled, strict=True)):
             room = int(page_table.num_pages_per_row[row]) * self.page_size
             if before + new > room:
@@ -184,6 +199,80 @@ class MetadataBuilder:
         if not sizes or not ascending or sizes[-1] < self.max_num_tokens:
             raise refusal(ValueError, "R1", f"token_sizes={list(sizes)} must ascend to {self.max_num_tokens} or more")
         return sizes
+
+
+class MultiGroupMetadataBuilder:
+    """Makes the metadata of steps for several cache groups: of each what a `MetadataBuilder` of its own would make.
+
+    Args:
+        page_sizes: tokens in a page, for each group.
+        max_num_reqs: rows of the page tables.
+        max_pages: entries of a row, for each group.
+        max_num_tokens: as in `MetadataBuilder`, and so on.
+        version: the same.
+        token_sizes: the same.
+        slices: the same.
+
+    Attributes:
+        builders: for each group what makes its metadata alone.
+        token_sizes: what T may be, ascending.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: an argument out of its bounds, no group, or not as many widths as page sizes (R1).
+    """
+
+    def __init__(
+        self,
+        page_sizes: Iterable[int],
+        max_num_reqs: int,
+        max_pages: Iterable[int],
+        max_num_tokens: int,
+        version: str = "v3",
+        token_sizes: Iterable[int] | None = None,
+        slices: bool = False,
+    ) -> None:
+        sizes, widths = listed("page_sizes", page_sizes), listed("max_pages", max_pages)
+        if not sizes or len(sizes) != len(widths):
+            raise refusal(ValueError, "R1", f"page_sizes={sizes} and max_pages={widths} must name the same groups")
+        given = None if token_sizes is None else listed("token_sizes", token_sizes)
+        self.builders = [
+            MetadataBuilder(size, max_num_reqs, width, max_num_tokens, version, given, slices)
+            for size, width in zip(sizes, widths, strict=True)
+        ]
+        self.token_sizes = self.builders[0].token_sizes
+
+    def build(
+        self,
+        page_tables: MultiGroupPageTable,
+        num_computed_tokens: Iterable[int],
+        num_scheduled_tokens: Iterable[int],
+    ) -> list[RaggedPagesMetadata]:
+        """The metadata of a step for each group. All tables are committed, or none (TAB-4, R1).
+
+        Args:
+            page_tables: the groups' tables.
+            num_computed_tokens: tokens of each sequence before the step, `[n]`.
+            num_scheduled_tokens: tokens of each sequence in the step, `[n]`; 0 is allowed.
+
+        Raises:
+            TypeError: no tables, or a count that is no integer.
+            IndexError: a sequence has more tokens than its row has room for, in some group (TAB-7).
+            ValueError: as `MetadataBuilder.build`; not as many tables as groups.
+        """
+        if not isinstance(page_tables, MultiGroupPageTable):
+            raise refusal(
+                TypeError, "R1", f"page_tables must be a MultiGroupPageTable, not {type(page_tables).__name__}"
+            )
+        if len(page_tables) != len(self.builders):
+            raise refusal(
+                ValueError, "R1", f"page_tables has {len(page_tables)} groups, page_sizes {len(self.builders)}"
+            )
+        each = list(zip(self.builders, page_tables.page_tables, strict=True))
+        for builder, table in each:
+            builder._require_table(table)
+        counts = self.builders[0]._read_counts(num_computed_tokens, num_scheduled_tokens)
+        return [committed() for committed in [builder._checked(table, *counts) for builder, table in each]]
 
 
 def _filled(values: Sequence[int], size: int, padding: int) -> NDArray[np.int32]:

@@ -53,7 +53,7 @@ class Runner:
 
     Attributes:
         caches: of each layer.
-        builders: of each size of a step what makes the metadata of each cache group.
+        builders: of each size of a step what makes the metadata of the cache groups.
     """
 
     def __init__(
@@ -89,16 +89,14 @@ class Runner:
         self._on_host = not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(self.caches))
         if self._on_host and mesh is not None:
             raise refusal(ValueError, "R1", f"mesh={dict(mesh.shape)}: the backend's caches are on the host")
-        self._rules, self._metadata = backend.get("MetadataBuilder"), backend.get("RaggedPagesMetadata")
-        width = [table.max_num_pages_per_req for table in tables[0].page_tables]
-        sizes = self._rules(groups[0].page_size, max_num_seqs, width[0], max_num_batched_tokens).token_sizes
-        self.builders = {
-            size: [
-                self._rules(group.page_size, max_num_seqs, most, size, layout, token_sizes=[size])
-                for group, most in zip(groups, width, strict=True)
-            ]
-            for size in sizes
-        }
+        self._rules, self._metadata = backend.get("MultiGroupMetadataBuilder"), backend.get("RaggedPagesMetadata")
+        pages = (
+            [group.page_size for group in groups],
+            max_num_seqs,
+            [one.max_num_pages_per_req for one in tables[0].page_tables],
+        )
+        sizes = self._rules(*pages, max_num_batched_tokens).token_sizes
+        self.builders = {size: self._rules(*pages, size, layout, token_sizes=[size]) for size in sizes}
         if mesh is not None:
             self.params = jax.device_put(params, NamedSharding(mesh, _partition()))
 
@@ -151,21 +149,19 @@ class Runner:
         """Runs the copies of a swap; on one data shard (SWAP-1)."""
         self._host.move(plan, self.caches)
 
-    def _built(self, builders: Sequence[Any], chunks: Sequence[Sequence[Chunk]]) -> list[Any]:
+    def _built(self, builder: Any, chunks: Sequence[Sequence[Chunk]]) -> list[Any]:
         """The metadata of each cache group."""
-        counted = []
-        for own in chunks:
+        shards = []
+        for tables, own in zip(self._tables, chunks, strict=True):
             computed, scheduled = np.zeros((2, 1 + max((chunk.served.row for chunk in own), default=-1)), np.int64)
             for chunk in own:
                 computed[chunk.served.row], scheduled[chunk.served.row] = chunk.start, chunk.count
-            counted.append((computed, scheduled))
-        steps = []
-        for group, builder in enumerate(builders):
-            shards = [
-                builder.build(tables[group], *counts) for tables, counts in zip(self._tables, counted, strict=True)
-            ]
-            steps.append(shards[0] if len(shards) == 1 else self._metadata.stack(shards))
-        return steps
+            shards.append(builder.build(tables, computed, scheduled))
+        return (
+            shards[0]
+            if len(shards) == 1
+            else [self._metadata.stack(list(steps)) for steps in zip(*shards, strict=True)]
+        )
 
     def _gathered(
         self, chunks: Sequence[Sequence[Chunk]], size: int, every: bool

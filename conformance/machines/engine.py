@@ -41,7 +41,13 @@ class EngineMachine(Machine):
     levels = frozenset(LEVELS)
     capability = "kernels"
     needs = (
-        *("CacheManager", "MultiGroupPageTable", "MetadataBuilder", "RaggedPagesCache", "RaggedPagesCacheMetaData"),
+        *(
+            "CacheManager",
+            "MultiGroupPageTable",
+            "MultiGroupMetadataBuilder",
+            "RaggedPagesCache",
+            "RaggedPagesCacheMetaData",
+        ),
         *("StatePages", "AxisRules", "mla_cache_update", "mla_paged_attention"),
     )
     examples, num_steps = 18, 12

@@ -67,7 +67,7 @@ def test_share_of_the_library_in_a_step(benchmark: Any, kinds: str) -> None:
     spent = [0.0]
     scheduler.manager = Timed(scheduler.manager, spent)
     runner = engine.runner
-    runner.builders = {size: [Timed(one, spent) for one in own] for size, own in runner.builders.items()}
+    runner.builders = {size: Timed(own, spent) for size, own in runner.builders.items()}
     taken: list[tuple[float, float]] = []
 
     def step() -> None:

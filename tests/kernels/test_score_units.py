@@ -19,7 +19,8 @@ def options_of(scale: float, soft_cap: float | None = None) -> AttentionOptions:
 
 def weights(scores: jax.Array, options: AttentionOptions) -> np.ndarray:
     """What the kernels make of scores: weights over that of the largest."""
-    return np.asarray(jnp.exp2((scores - jnp.max(scores)) * exponent_unit(options)))
+    found: np.ndarray = np.asarray(jnp.exp2((scores - jnp.max(scores)) * exponent_unit(options)))
+    return found
 
 
 def expected(products: np.ndarray, options: AttentionOptions) -> np.ndarray:
@@ -27,7 +28,8 @@ def expected(products: np.ndarray, options: AttentionOptions) -> np.ndarray:
     logits = products.astype(np.float64) * options.score_scale
     if options.soft_cap is not None:
         logits = options.soft_cap * np.tanh(logits / options.soft_cap)
-    return np.exp(logits - logits.max())
+    found: np.ndarray = np.exp(logits - logits.max())
+    return found
 
 
 @given(
