@@ -9,6 +9,7 @@ the interpreter's names to itself, which are the same since.
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -18,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layout import layout_of, pack_rows
+from ..options import AttentionOptions
+from . import attention as attention_kernels
 from . import update as update_kernels
+from .support import unsupported
 
-__all__ = ["Run", "interpret_params", "reports", "run", "update"]
+__all__ = ["Run", "attend", "interpret_params", "reports", "run", "update"]
 
 _INTERPRETER = "jax._src.pallas.mosaic_gpu.interpret"
 
@@ -40,6 +44,64 @@ class Run(NamedTuple):
 
     output: Any
     minds: str
+
+
+def attend(
+    queries: Any,  # [T, Hq, D]
+    kv_pages: Any,  # [P, page, ...]
+    kv_lens: Any,  # i32[S]
+    page_table: Any,  # i32[S, pages_per_seq]
+    cu_q_lens: Any,  # i32[S + 1]
+    num_seqs: Any,  # i32[1]
+    *,
+    num_kv_heads: int,
+    causal: bool = True,
+    window: int | None = None,
+    chunk: int | None = None,
+    soft_cap: float | None = None,
+) -> Run:
+    """Attention of a ragged batch by the GPU's kernels (ATT-1 to ATT-4, ATT-6).
+
+    Args:
+        queries: `[T, Hq, D]`: bfloat16 or float16.
+        kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the dtype of the numbers.
+        kv_lens: `i32[S]`.
+        page_table: `i32[S, pages_per_seq]`.
+        cu_q_lens: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+        num_kv_heads: H.
+        causal: as in `ragged_paged_attention`.
+        window: as there.
+        chunk: as there.
+        soft_cap: as there.
+
+    Raises:
+        ValueError: the kernels do not take such a call; on a GPU it is left to XLA.
+    """
+    head_dim = queries.shape[2]
+    options = AttentionOptions(
+        layout=layout_of(kv_pages, head_dim, head_dim, num_kv_heads),
+        kv_dtype=jnp.dtype(kv_pages.dtype),
+        score_scale=head_dim**-0.5,
+        causal=causal,
+        window=window,
+        chunk=chunk,
+        soft_cap=soft_cap,
+    )
+    reason = unsupported(options, queries, kv_pages, page_table)
+    if reason is not None:
+        raise ValueError(f"the kernels do not take this call: {reason}")
+    return run(_attention(options), queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
+
+
+@cache
+def _attention(options: AttentionOptions) -> Callable[..., jax.Array]:
+    """One function for equal options, so that what is compiled for them is found again."""
+
+    def attention(*arrays: jax.Array) -> jax.Array:
+        return attention_kernels.attend(*arrays, None, options=options, interpret=interpret_params())
+
+    return attention
 
 
 def update(
