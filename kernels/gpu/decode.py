@@ -16,9 +16,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from ..options import AttentionOptions
 from ..score_units import exponent_unit, sinks_as_scores
 from .geometry import CONSUMERS, PARTIAL_COLUMNS, ROWS, Geometry
+from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch
 from .products import Warpgroup
-from .walk import LOWEST, THREAD, Inputs, Item, Scratch, Sums, attend_item
+from .walk import LOWEST, THREAD, Sums, attend_item
 
 __all__ = ["Parts", "combine", "decode_parts", "splits_of"]
 

@@ -68,9 +68,9 @@ class Geometry:
     def tiles(self) -> Tiles:
         """How keys are cut: tiles of 128 keys where rows finish here and heads are small enough for two stages."""
         widest = max(self.layout.head_dim, self.layout.v_head_dim)
-        large = not self.splits_keys and widest <= 128 and self.kv_dtype == self.dtype
-        tiles = cut(self.page_size, 2 * TILE_KEYS if large else TILE_KEYS)
-        return tiles if tiles.full or not large else cut(self.page_size)
+        tiles = cut(self.page_size, 2 * TILE_KEYS)
+        whole = tiles.full and tiles.rows % 8 == 0 and self.kv_dtype == self.dtype
+        return tiles if whole and widest <= 128 and not self.splits_keys else cut(self.page_size)
 
     @property
     def block_rows(self) -> int:
@@ -96,16 +96,27 @@ class Geometry:
 
     @property
     def raw_swizzle(self) -> int:
-        """The swizzle of what copies bring, in bytes; 0: rows one after the other, as they are."""
+        """The swizzle of what copies bring, in bytes, over 64 numbers at most; 0: rows as they are."""
         if self.tiles.rows % 8:
             return 0
         itemsize = jnp.dtype(self.kv_dtype).itemsize
         both = [swizzle_of(dim, itemsize) for dim in (self.layout.head_dim, self.layout.v_head_dim)]
-        return min(both)
+        return min(*both, 64 * itemsize)
 
     @property
-    def own_output(self) -> bool:
-        """Whether finished outputs have memory of their own: they take that of the queries if they are as large."""
+    def chunk(self) -> int:
+        """Columns of a stored tile that pass through registers at once: those of a tile of eight rows."""
+        if self.raw_swizzle:
+            return self.raw_swizzle // jnp.dtype(self.kv_dtype).itemsize
+        itemsize = jnp.dtype(self.dtype).itemsize
+        return min(swizzle_of(dim, itemsize) // itemsize for dim in (self.layout.head_dim, self.layout.v_head_dim))
+
+    @property
+    def differ(self) -> bool:
+        """Whether values differ from keys in size.
+
+        If they don't, outputs take the memory of queries, and converted values that of the keys multiplied before.
+        """
         return self.layout.v_head_dim != self.layout.head_dim
 
     @property
@@ -113,13 +124,13 @@ class Geometry:
         """Shared memory that outputs go through, beside that of the queries."""
         if self.splits_keys:
             return CONSUMERS * ROWS * (PARTIAL_COLUMNS + 2) * 4
-        return CONSUMERS * ROWS * self.layout.v_head_dim * jnp.dtype(self.dtype).itemsize if self.own_output else 0
+        return CONSUMERS * ROWS * self.layout.v_head_dim * jnp.dtype(self.dtype).itemsize if self.differ else 0
 
     @property
     def fixed_bytes(self) -> int:
         """Shared memory that does not grow with the stages: queries, outputs, converted tiles."""
         itemsize = jnp.dtype(self.dtype).itemsize
-        dims = self.layout.head_dim + self.layout.v_head_dim
+        dims = self.layout.head_dim + (self.layout.v_head_dim if self.differ else 0)
         converted = CONSUMERS * self.tiles.keys * dims * itemsize if self.staged else 0
         return self.block_rows * self.layout.head_dim * itemsize + self.output_bytes + converted
 

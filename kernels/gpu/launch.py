@@ -40,13 +40,14 @@ def scratch_of(geometry: Geometry, emulated: bool) -> dict[str, Any]:
     scratch["queries"] = memory((blocks, ROWS, layout.head_dim), dtype)
     if geometry.staged:
         scratch["key_tile"] = memory((CONSUMERS, tiles.keys, layout.head_dim), dtype)
+    if geometry.staged and geometry.differ:
         scratch["value_tile"] = memory((CONSUMERS, tiles.keys, layout.v_head_dim), dtype)
     if geometry.splits_keys:
         scratch["output"] = memory((CONSUMERS, ROWS, PARTIAL_COLUMNS), jnp.dtype(jnp.float32))
         scratch["tops"] = plgpu.SMEM((CONSUMERS, ROWS), jnp.float32)
         scratch["totals"] = plgpu.SMEM((CONSUMERS, ROWS), jnp.float32)
     else:
-        if geometry.own_output:
+        if geometry.differ:
             scratch["output"] = memory((CONSUMERS, ROWS, layout.v_head_dim), dtype)
         scratch["cleaned"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     scratch["queries_here"] = plgpu.Barrier(num_barriers=blocks)

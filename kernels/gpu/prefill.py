@@ -11,10 +11,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from ..options import AttentionOptions
 from ..score_units import exponent_unit, sinks_as_scores
 from .geometry import CONSUMERS, ROWS, Geometry
+from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch
 from .products import Warpgroup, by_row
 from .schedule import Blocks
-from .walk import LOWEST, THREAD, Inputs, Item, Scratch, Sums, attend_item
+from .walk import LOWEST, THREAD, Sums, attend_item
 
 __all__ = ["prefill"]
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-__all__ = ["Warpgroup", "by_row"]
+__all__ = ["Warpgroup", "by_column", "by_row"]
 
 
 class Warpgroup:
@@ -81,10 +81,15 @@ class Warpgroup:
         array = jnp.full(shape, number, jnp.float32)
         return array if self._emulated else plgpu.layout_cast(array, _layout(len(shape)))
 
-    def index(self, shape: tuple[int, int], axis: int) -> jax.Array:
-        """`i32[m, n]`: the number of each row (axis 0) or column (axis 1) of a tile."""
-        index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-        return index if self._emulated else plgpu.layout_cast(index, plgpu.Layout.WGMMA)
+    def row_numbers(self, count: int) -> jax.Array:
+        """`i32[m]`: the number of each row of a tile; `by_row` makes a tile of them."""
+        numbers = jax.lax.iota(jnp.int32, count)
+        return numbers if self._emulated else plgpu.layout_cast(numbers, _layout(1))
+
+    def column_numbers(self, count: int) -> jax.Array:
+        """`i32[n]`: the number of each column of a tile; `by_column` makes a tile of them."""
+        numbers = jax.lax.iota(jnp.int32, count)
+        return numbers if self._emulated else plgpu.layout_cast(numbers, plgpu.Layout.WGMMA.reduce(0))
 
     def rows(self, ref: Any) -> jax.Array:
         """Reads one number for each row of a tile: `[m]`, from memory of the device or of the block."""
@@ -111,6 +116,11 @@ class Warpgroup:
 def by_row(numbers: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """One number for each row, `[m]`, in all columns: `[m, n]`."""
     return jax.lax.broadcast_in_dim(numbers, shape, [0])
+
+
+def by_column(numbers: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """One number for each column, `[n]`, in all rows: `[m, n]`."""
+    return jax.lax.broadcast_in_dim(numbers, shape, [1])
 
 
 def _layout(rank: int) -> Any:

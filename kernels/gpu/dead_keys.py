@@ -1,0 +1,131 @@
+"""Keys that nobody reads, in tiles that somebody does: their scores, and their values.
+
+Most tiles have none and pass as they are. Where a tile has some, scores are masked in registers; values are zeroed on
+their way through registers, 64 rows and some columns at a time: registers are full of sums meanwhile.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from .geometry import ROWS, Geometry
+from .item import Item
+from .products import by_column, by_row
+from .schedule import Field
+
+__all__ = ["clean", "converted", "masked"]
+
+
+def masked(item: Item, scores: jax.Array, tile: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The scores, -inf where a row doesn't read."""
+    tiles, group = item.geometry.tiles, item.group
+    start = tile * tiles.live
+
+    def mask(scores: jax.Array, holes: bool) -> jax.Array:
+        shape = (scores.shape[0], scores.shape[1])
+        column = group.column_numbers(shape[1])
+        # What no row reads is moved to where no row reads.
+        key = column + start
+        if not tiles.full:
+            key = jnp.where(column < tiles.live, key, -1)
+        if holes:
+            key = jnp.where(_missing(item, column, tile), -1, key)
+        keys = by_column(key, shape)
+        lower, upper = (by_row(bound, shape) if bound.shape else bound for bound in (low, high))
+        return jnp.where((keys >= lower) & (keys < upper), scores, -jnp.inf)
+
+    ragged = (start < item.field(Field.WHOLE_LOW)) | (start + tiles.live > item.field(Field.WHOLE_HIGH))
+    kind = jnp.where(item.field(Field.HOLES) > 0, 2, ragged.astype(jnp.int32) if tiles.full else 1)
+    done: jax.Array = jax.lax.switch(
+        kind, [lambda scores: scores, partial(mask, holes=False), partial(mask, holes=True)], scores
+    )
+    return done
+
+
+def _missing(item: Item, index: jax.Array, tile: jax.Array) -> jax.Array:
+    """Which keys of a tile, by their place in it, stand on pages that don't exist: bool, of the index' shape."""
+    tiles = item.geometry.tiles
+    piece = jax.lax.div(index, jnp.int32(tiles.rows))
+
+    def absent(number: Any, count: jax.Array) -> jax.Array:
+        gone = (item.page(tile, number) < 0).astype(jnp.int32)
+        return count + jnp.where(piece == number, gone, 0)
+
+    return jax.lax.fori_loop(0, tiles.pieces, absent, index * 0) > 0
+
+
+def clean(item: Item, slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
+    """Zeroes the values of a tile that no row of the item reads, in place; consumers that share it do a part each."""
+    geometry, group = item.geometry, item.group
+    tiles = geometry.tiles
+    start = tile * tiles.live
+    together = not geometry.splits_keys
+    shares = tiles.keys // ROWS if together else 1
+    rows = tiles.keys // shares
+
+    def zero(holes: bool, share: int) -> None:
+        alive = _alive(item, share * rows, tile, holes)
+        for columns in _chunks(geometry, geometry.layout.v_head_dim):
+            part = item.scratch.values.at[slot, pl.ds(share * rows, rows), columns]
+            part[...] = _where_alive(alive, group.tile(part))
+        plgpu.commit_smem()
+
+    holes = item.field(Field.HOLES) > 0
+    outside = (start < item.field(Field.LOW)) | (start + tiles.live > item.field(Field.HIGH)) | (not tiles.full)
+
+    @pl.when(outside | holes)
+    def _() -> None:
+        for share in range(shares):
+            mine = wg == (share if together else wg)
+            pl.when(mine & holes)(partial(zero, True, share))
+            pl.when(mine & ~holes)(partial(zero, False, share))
+        if together:
+            plgpu.barrier_arrive(item.scratch.cleaned)
+            plgpu.barrier_wait(item.scratch.cleaned)
+
+
+def _alive(item: Item, begin: int, tile: jax.Array, holes: bool) -> jax.Array:
+    """Which of the 64 rows of a tile from one on are keys that a row of the item reads: `bool[64]`."""
+    tiles = item.geometry.tiles
+    place = item.group.row_numbers(ROWS) + begin
+    key = place + tile * tiles.live
+    alive = (key >= item.field(Field.LOW)) & (key < item.field(Field.HIGH))
+    if not tiles.full:
+        alive = alive & (place < tiles.live)
+    if holes:
+        alive = alive & ~_missing(item, place, tile)
+    return alive
+
+
+def _where_alive(alive: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Rows of a tile, zero where they are dead."""
+    return jnp.where(by_row(alive, numbers.shape), numbers, jnp.zeros_like(numbers))
+
+
+def converted(item: Item, stored: Any, slot: jax.Array, into: Any, wg: jax.Array, tile: jax.Array | None = None) -> Any:
+    """A tile as it is multiplied, made from one as it is stored; of values (``tile`` given) the dead ones zero."""
+    group, geometry = item.group, item.geometry
+
+    def convert(holes: bool) -> None:
+        alive = None if tile is None else _alive(item, 0, tile, holes)
+        for columns in _chunks(geometry, into.shape[-1]):
+            numbers = group.converted(stored.at[slot, :, columns], geometry.dtype)
+            into.at[wg, :, columns][...] = numbers if alive is None else _where_alive(alive, numbers)
+        plgpu.commit_smem()
+
+    if tile is None:
+        convert(False)
+    else:
+        holes = item.field(Field.HOLES) > 0
+        pl.when(holes)(partial(convert, True))
+        pl.when(~holes)(partial(convert, False))
+    return into.at[wg]
+
+
+def _chunks(geometry: Geometry, columns: int) -> list[Any]:
+    """The columns of a tile, as many as pass through registers at once."""
+    return [pl.ds(begin, geometry.chunk) for begin in range(0, columns, geometry.chunk)]

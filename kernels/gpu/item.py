@@ -1,0 +1,110 @@
+"""What one warpgroup of a block works on: its item, and the memories that it shares with the others."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..options import AttentionOptions
+from .geometry import Geometry
+from .products import Warpgroup
+from .schedule import Field
+
+__all__ = ["Inputs", "Item", "Scratch"]
+
+
+class Inputs(NamedTuple):
+    """What a kernel reads, in the device's memory.
+
+    Attributes:
+        items: `i32[len(Field), N]`.
+        table: `i32[S, pages_per_seq]`.
+        queries: `[H, rows, D]`: token by token the heads of a group, each sequence from a multiple of eight rows on,
+            and behind the last a block more.
+        pages: `[P, page, C * Dp]`.
+        first: `i32[N, rows]`: the first key of each row; None: that of the item for all.
+        end: `i32[N, rows]`; None likewise.
+        sinks: `f32[H, rows]`, as scores, or None.
+    """
+
+    items: Any
+    table: Any
+    queries: Any
+    pages: Any
+    first: Any = None
+    end: Any = None
+    sinks: Any = None
+
+
+class Scratch(NamedTuple):
+    """What a kernel has of its own, in shared memory.
+
+    Attributes:
+        queries: `[blocks of 64 rows, 64, D]`.
+        keys: `kv_dtype[stages, keys, D]`.
+        values: `kv_dtype[stages, keys, Dv]`.
+        key_tile: `[consumers, keys, D]`, converted; None where nothing is.
+        value_tile: `[consumers, keys, Dv]`, converted; None where nothing is, or where they take the keys' place.
+        output: where finished outputs wait for their copy, `[consumers, 64, Dv]`, None where they take the queries'
+            place; or parts of unfinished sums, `f32[consumers, 64, columns]`.
+        tops: `f32[consumers, 64]`; None where sums are finished.
+        totals: the same.
+        queries_here: a barrier for each block of queries.
+        keys_here: a barrier for each stage: its copies have arrived.
+        values_here: the same.
+        keys_done: a barrier for each stage: its consumers have read it.
+        values_done: the same.
+        cleaned: a barrier between the consumers; None where they share no tiles.
+    """
+
+    queries: Any
+    keys: Any
+    values: Any
+    queries_here: Any
+    keys_here: Any
+    values_here: Any
+    keys_done: Any
+    values_done: Any
+    key_tile: Any = None
+    value_tile: Any = None
+    output: Any = None
+    tops: Any = None
+    totals: Any = None
+    cleaned: Any = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item and KV head, in one warpgroup of its block.
+
+    Attributes:
+        geometry: the shapes.
+        options: the options.
+        inputs: what is read.
+        scratch: what is the block's own.
+        group: the operations of this warpgroup.
+        index: `i32[]`: which item.
+        head: `i32[]`: which KV head.
+    """
+
+    geometry: Geometry
+    options: AttentionOptions
+    inputs: Inputs
+    scratch: Scratch
+    group: Warpgroup
+    index: jax.Array
+    head: jax.Array
+
+    def field(self, field: Field) -> jax.Array:
+        """One number of the item, `i32[]`."""
+        number: jax.Array = self.inputs.items[int(field), self.index]
+        return number
+
+    def page(self, tile: jax.Array, piece: jax.Array | int) -> jax.Array:
+        """The id of the page that a piece of a tile is copied from, `i32[]`: -1 if it doesn't exist."""
+        tiles = self.geometry.tiles
+        place = jax.lax.div(tile, jnp.int32(tiles.per_page)) if tiles.pieces == 1 else tile * tiles.pieces + piece
+        place = jnp.clip(place, self.field(Field.FIRST_PAGE), self.field(Field.LAST_PAGE))
+        page: jax.Array = self.inputs.table[self.field(Field.SEQUENCE), place]
+        return page
