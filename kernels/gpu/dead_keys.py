@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from .geometry import ROWS, Geometry
 from .item import Item
-from .products import by_column, by_row
+from .products import by_column, by_row, commit
 from .schedule import Field
 
 __all__ = ["clean", "converted", "masked"]
@@ -26,7 +26,7 @@ def masked(item: Item, scores: jax.Array, tile: jax.Array, low: jax.Array, high:
     start = tile * tiles.live
 
     def mask(scores: jax.Array, holes: bool) -> jax.Array:
-        shape = (scores.shape[0], scores.shape[1])
+        shape = scores.shape
         column = group.column_numbers(shape[1])
         # What no row reads is moved to where no row reads.
         key = column + start
@@ -55,7 +55,8 @@ def _missing(item: Item, index: jax.Array, tile: jax.Array) -> jax.Array:
         gone = (item.page(tile, number) < 0).astype(jnp.int32)
         return count + jnp.where(piece == number, gone, 0)
 
-    return jax.lax.fori_loop(0, tiles.pieces, absent, index * 0) > 0
+    count: jax.Array = jax.lax.fori_loop(0, tiles.pieces, absent, index * 0)
+    return count > 0
 
 
 def clean(item: Item, slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
@@ -72,7 +73,7 @@ def clean(item: Item, slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
         for columns in _chunks(geometry, geometry.layout.v_head_dim):
             part = item.scratch.values.at[slot, pl.ds(share * rows, rows), columns]
             part[...] = _where_alive(alive, group.tile(part))
-        plgpu.commit_smem()
+        commit()
 
     holes = item.field(Field.HOLES) > 0
     outside = (start < item.field(Field.LOW)) | (start + tiles.live > item.field(Field.HIGH)) | (not tiles.full)
@@ -115,7 +116,7 @@ def converted(item: Item, stored: Any, slot: jax.Array, into: Any, wg: jax.Array
         for columns in _chunks(geometry, into.shape[-1]):
             numbers = group.converted(stored.at[slot, :, columns], geometry.dtype)
             into.at[wg, :, columns][...] = numbers if alive is None else _where_alive(alive, numbers)
-        plgpu.commit_smem()
+        commit()
 
     if tile is None:
         convert(False)

@@ -1,8 +1,9 @@
 """Decode on a GPU: sequences with one query each, their keys split over blocks of threads, and the parts put together.
 
-How many parts a sequence is cut into follows from shapes alone, so that a program serves all lengths: as many as give
-each multiprocessor `_WAVES` blocks, but none with fewer than `_LEAST_TILES` tiles in the longest context that the page
-table can name. Short sequences leave some parts empty; those end at once.
+How many parts a sequence is cut into follows from shapes alone, so that a program serves all lengths. It is the number
+that makes the longest contexts end first: blocks run in rounds, one on each multiprocessor at a time, and every block
+costs some tiles' time beside its own, until its first tile is there and while its sums are written. Short sequences
+leave some parts empty; those end at once.
 """
 
 from collections.abc import Callable
@@ -15,10 +16,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..options import AttentionOptions
 from ..score_units import exponent_unit, sinks_as_scores
-from .geometry import CONSUMERS, PARTIAL_COLUMNS, ROWS, Geometry
+from .geometry import CONSUMERS, ROWS, Geometry
 from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch
-from .products import Warpgroup
+from .products import Warpgroup, commit
 from .walk import LOWEST, THREAD, Sums, attend_item
 
 __all__ = ["Parts", "combine", "decode_parts", "splits_of"]
@@ -26,11 +27,8 @@ __all__ = ["Parts", "combine", "decode_parts", "splits_of"]
 MULTIPROCESSORS = 132
 """Those of an H100 or H200."""
 
-_WAVES = 4
-"""Blocks per multiprocessor that keys are split for: sequences of different lengths even out."""
-
-_LEAST_TILES = 8
-"""Tiles of a part, at least, in the longest context: below that filling the ring costs more than it gains."""
+_BLOCK_TILES = 4
+"""What beginning and ending a block costs, in tiles."""
 
 _shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
@@ -50,15 +48,20 @@ class Parts(NamedTuple):
 
 
 def splits_of(num_rows: int, num_heads: int, most_tiles: int) -> int:
-    """Into how many parts sequences are cut. O(1).
+    """Into how many parts sequences are cut. O(most_tiles), at most 264.
 
     Args:
         num_rows: S.
         num_heads: KV heads.
         most_tiles: tiles of the longest context that the page table can name.
     """
-    wanted = -(-_WAVES * MULTIPROCESSORS // (num_rows * num_heads))
-    return max(1, min(wanted, most_tiles // _LEAST_TILES))
+    blocks = num_rows * num_heads
+
+    def time(splits: int) -> int:
+        rounds = -(-blocks * splits // MULTIPROCESSORS)
+        return rounds * (-(-most_tiles // splits) + _BLOCK_TILES)
+
+    return min(range(1, max(1, min(most_tiles, 2 * MULTIPROCESSORS)) + 1), key=time)
 
 
 def decode_parts(
@@ -106,7 +109,7 @@ def decode_parts(
             part = (index * heads + head) * CONSUMERS + consumer
             own.tops[consumer] = sums.top
             own.totals[consumer] = sums.total
-            plgpu.commit_smem()
+            commit()
             plgpu.copy_smem_to_gmem(own.tops.at[consumer], tops.at[part])
             plgpu.copy_smem_to_gmem(own.totals.at[consumer], totals.at[part])
             _write(sums.mixed, own.output.at[consumer], mixed.at[part], geometry)
@@ -121,12 +124,12 @@ def decode_parts(
 
 def _write(mixed: jax.Array, through: Any, out: Any, geometry: Geometry) -> None:
     """Writes the rows of an unfinished sum that have queries, some columns at a time, through shared memory."""
-    columns, rows = PARTIAL_COLUMNS, geometry.copied_rows
+    columns, rows = geometry.partial_columns, geometry.copied_rows
     for begin in range(0, mixed.shape[1], columns):
         if begin:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         through[...] = jax.lax.slice(mixed, (0, begin), (ROWS, begin + columns))
-        plgpu.commit_smem()
+        commit()
         plgpu.copy_smem_to_gmem(through.at[pl.ds(0, rows)], out.at[:, pl.ds(begin, columns)])
     plgpu.wait_smem_to_gmem(0)
 

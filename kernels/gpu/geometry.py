@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..layout import CacheLayout, round_up
 from .tiles import TILE_KEYS, Tiles, cut
 
-__all__ = ["CONSUMERS", "PARTIAL_COLUMNS", "ROWS", "SMEM_BYTES", "Geometry", "swizzle_of"]
+__all__ = ["CONSUMERS", "ROWS", "SMEM_BYTES", "Geometry", "itemsize_of", "swizzle_of"]
 
 CONSUMERS = 2
 """Warpgroups that multiply; one more copies."""
@@ -22,8 +22,16 @@ SMEM_BYTES = 222 * 2**10
 
 _MOST_STAGES = 6
 
-PARTIAL_COLUMNS = 16
-"""Columns of an unfinished sum that are written at once: as few as fill 64 bytes, so that stages have the memory."""
+_LEAST_COLUMNS = 16
+
+_ENOUGH_STAGES = 4
+"""Stages that outputs don't take memory from: 128 KiB on their way with heads of 128 numbers, three times what the
+latency of the device's memory asks of a multiprocessor."""
+
+
+def itemsize_of(dtype: Any) -> int:
+    """Bytes of a number."""
+    return int(jnp.dtype(dtype).itemsize)
 
 
 def swizzle_of(columns: int, itemsize: int) -> int:
@@ -99,7 +107,7 @@ class Geometry:
         """The swizzle of what copies bring, in bytes, over 64 numbers at most; 0: rows as they are."""
         if self.tiles.rows % 8:
             return 0
-        itemsize = jnp.dtype(self.kv_dtype).itemsize
+        itemsize = itemsize_of(self.kv_dtype)
         both = [swizzle_of(dim, itemsize) for dim in (self.layout.head_dim, self.layout.v_head_dim)]
         return min(*both, 64 * itemsize)
 
@@ -107,8 +115,8 @@ class Geometry:
     def chunk(self) -> int:
         """Columns of a stored tile that pass through registers at once: those of a tile of eight rows."""
         if self.raw_swizzle:
-            return self.raw_swizzle // jnp.dtype(self.kv_dtype).itemsize
-        itemsize = jnp.dtype(self.dtype).itemsize
+            return self.raw_swizzle // itemsize_of(self.kv_dtype)
+        itemsize = itemsize_of(self.dtype)
         return min(swizzle_of(dim, itemsize) // itemsize for dim in (self.layout.head_dim, self.layout.v_head_dim))
 
     @property
@@ -120,25 +128,22 @@ class Geometry:
         return self.layout.v_head_dim != self.layout.head_dim
 
     @property
-    def output_bytes(self) -> int:
-        """Shared memory that outputs go through, beside that of the queries."""
-        if self.splits_keys:
-            return CONSUMERS * ROWS * (PARTIAL_COLUMNS + 2) * 4
-        return CONSUMERS * ROWS * self.layout.v_head_dim * jnp.dtype(self.dtype).itemsize if self.differ else 0
+    def partial_columns(self) -> int:
+        """Columns of an unfinished sum that are written at once: all, if that leaves enough stages."""
+        columns = [self.layout.v_head_dim, *(size for size in (128, 64, 32) if self.layout.v_head_dim % size == 0)]
+        fits = [size for size in columns if self._stages(size) >= min(_ENOUGH_STAGES, self._stages(_LEAST_COLUMNS))]
+        return fits[0] if fits else _LEAST_COLUMNS
 
     @property
     def fixed_bytes(self) -> int:
         """Shared memory that does not grow with the stages: queries, outputs, converted tiles."""
-        itemsize = jnp.dtype(self.dtype).itemsize
-        dims = self.layout.head_dim + (self.layout.v_head_dim if self.differ else 0)
-        converted = CONSUMERS * self.tiles.keys * dims * itemsize if self.staged else 0
-        return self.block_rows * self.layout.head_dim * itemsize + self.output_bytes + converted
+        return self._fixed_bytes(self.partial_columns)
 
     @property
     def stage_bytes(self) -> int:
         """Shared memory of a stage: one tile of keys and one of values, as they are stored."""
         dims = self.layout.head_dim + self.layout.v_head_dim
-        return self.tiles.keys * dims * jnp.dtype(self.kv_dtype).itemsize
+        return self.tiles.keys * dims * itemsize_of(self.kv_dtype)
 
     @property
     def stages(self) -> int:
@@ -147,5 +152,20 @@ class Geometry:
         Where consumers take turns it is a multiple of their number: each slot of the ring has one consumer then, who
         sees every phase of its barriers.
         """
-        stages = min(_MOST_STAGES, max(SMEM_BYTES - self.fixed_bytes, 0) // self.stage_bytes)
+        return self._stages(self.partial_columns)
+
+    def _stages(self, columns: int) -> int:
+        """The stages that there is room for where so many columns of an unfinished sum are written at once."""
+        stages = min(_MOST_STAGES, max(SMEM_BYTES - self._fixed_bytes(columns), 0) // self.stage_bytes)
         return stages // CONSUMERS * CONSUMERS if self.splits_keys else stages
+
+    def _fixed_bytes(self, columns: int) -> int:
+        itemsize = itemsize_of(self.dtype)
+        layout = self.layout
+        if self.splits_keys:
+            output = CONSUMERS * ROWS * (columns + 2) * 4
+        else:
+            output = CONSUMERS * ROWS * layout.v_head_dim * itemsize if self.differ else 0
+        converted = layout.head_dim + (layout.v_head_dim if self.differ else 0) if self.staged else 0
+        numbers = self.block_rows * layout.head_dim + CONSUMERS * self.tiles.keys * converted
+        return numbers * itemsize + output

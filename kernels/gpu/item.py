@@ -1,5 +1,7 @@
 """What one warpgroup of a block works on: its item, and the memories that it shares with the others."""
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,6 +88,7 @@ class Item:
         group: the operations of this warpgroup.
         index: `i32[]`: which item.
         head: `i32[]`: which KV head.
+        known: fields that have been read, and stay in registers.
     """
 
     geometry: Geometry
@@ -95,9 +98,16 @@ class Item:
     group: Warpgroup
     index: jax.Array
     head: jax.Array
+    known: Mapping[Field, jax.Array] = dataclasses.field(default_factory=dict)
+
+    def knowing(self, *fields: Field) -> "Item":
+        """The same item, some of its fields read once and for all."""
+        return dataclasses.replace(self, known={field: self.field(field) for field in fields})
 
     def field(self, field: Field) -> jax.Array:
         """One number of the item, `i32[]`."""
+        if field in self.known:
+            return self.known[field]
         number: jax.Array = self.inputs.items[int(field), self.index]
         return number
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from .geometry import CONSUMERS, PARTIAL_COLUMNS, ROWS, Geometry, swizzle_of
+from .geometry import CONSUMERS, ROWS, Geometry, swizzle_of
 from .walk import THREAD
 
 __all__ = ["Interpret", "launch", "scratch_of"]
@@ -43,7 +43,7 @@ def scratch_of(geometry: Geometry, emulated: bool) -> dict[str, Any]:
     if geometry.staged and geometry.differ:
         scratch["value_tile"] = memory((CONSUMERS, tiles.keys, layout.v_head_dim), dtype)
     if geometry.splits_keys:
-        scratch["output"] = memory((CONSUMERS, ROWS, PARTIAL_COLUMNS), jnp.dtype(jnp.float32))
+        scratch["output"] = memory((CONSUMERS, ROWS, geometry.partial_columns), jnp.dtype(jnp.float32))
         scratch["tops"] = plgpu.SMEM((CONSUMERS, ROWS), jnp.float32)
         scratch["totals"] = plgpu.SMEM((CONSUMERS, ROWS), jnp.float32)
     else:

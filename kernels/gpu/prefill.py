@@ -13,7 +13,7 @@ from ..score_units import exponent_unit, sinks_as_scores
 from .geometry import CONSUMERS, ROWS, Geometry
 from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch
-from .products import Warpgroup, by_row
+from .products import Warpgroup, by_row, commit
 from .schedule import Blocks
 from .walk import LOWEST, THREAD, Sums, attend_item
 
@@ -77,13 +77,13 @@ def prefill(
             share = options.value_scale / jnp.where(total == 0.0, 1.0, total)
             through = (own.queries if own.output is None else own.output).at[consumer]
             through[...] = (mixed * by_row(share, mixed.shape)).astype(geometry.dtype)
-            plgpu.commit_smem()
+            commit()
             plgpu.copy_smem_to_gmem(through, out.at[index * heads + head, pl.ds(consumer * ROWS, ROWS)])
             plgpu.wait_smem_to_gmem(0)
 
         attend_item(item, jax.lax.axis_index(THREAD), finish)
 
-    done = launch(
+    done: jax.Array = launch(
         body,
         geometry,
         _shape((count * heads, CONSUMERS * ROWS, v_dim), geometry.dtype),

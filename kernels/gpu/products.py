@@ -12,6 +12,7 @@ all that it has no answer to, and what stands for it:
 What remains unexecuted is the layouts of `wgmma` alone, which the compiler checks against each other.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +20,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-__all__ = ["Warpgroup", "by_column", "by_row"]
+__all__ = ["Warpgroup", "by_column", "by_row", "commit", "settled"]
+
+_SUMS: Any = plgpu.WGMMAAccumulatorRef
+
+commit: Callable[[], None] = plgpu.commit_smem
+"""Makes what this warpgroup wrote to shared memory visible to copies and products."""
+
+settled: Callable[..., Any] = jax.lax.optimization_barrier
+"""Arrays as they are, all of them computed before anything that comes after."""
 
 
 class Warpgroup:
@@ -51,7 +60,7 @@ class Warpgroup:
             done: jax.Array = sums[...]
             return done
 
-        scores: jax.Array = pl.run_scoped(multiply, plgpu.ACC((queries.shape[0], keys.shape[0]), jnp.float32))
+        scores: jax.Array = pl.run_scoped(multiply, _SUMS((queries.shape[0], keys.shape[0]), jnp.float32))
         return scores
 
     def mix(
@@ -73,7 +82,7 @@ class Warpgroup:
         def multiply(into: Any) -> None:
             plgpu.wgmma(into, weights, values)
 
-        mixed: jax.Array = pl.run_state(multiply)(plgpu.ACC.init(sums))
+        mixed: jax.Array = pl.run_state(multiply)(_SUMS.init(sums))
         return mixed
 
     def full(self, shape: tuple[int, ...], number: float) -> jax.Array:
@@ -113,12 +122,12 @@ class Warpgroup:
         return numbers.astype(jnp.float16).astype(jnp.float32).astype(dtype)
 
 
-def by_row(numbers: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def by_row(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """One number for each row, `[m]`, in all columns: `[m, n]`."""
     return jax.lax.broadcast_in_dim(numbers, shape, [0])
 
 
-def by_column(numbers: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def by_column(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """One number for each column, `[n]`, in all rows: `[m, n]`."""
     return jax.lax.broadcast_in_dim(numbers, shape, [1])
 

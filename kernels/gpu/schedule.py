@@ -140,13 +140,16 @@ def decode_items(
     def each(numbers: jax.Array) -> jax.Array:
         return jnp.repeat(numbers, splits)
 
-    sequence = jnp.where(alone, rows, -1)
+    low, high = each(low), each(high)
     return _items(
-        each(sequence),
+        each(jnp.where(alone, rows, -1)),
         each(starts),
         begin.reshape(-1),
         stop.reshape(-1),
-        *map(each, (low, high, low, high)),
+        low,
+        high,
+        low,
+        high,
         table,
         tiles,
     )

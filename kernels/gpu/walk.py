@@ -29,7 +29,7 @@ from ..score_units import exponent_unit, scores_of
 from .dead_keys import clean, converted, masked
 from .geometry import CONSUMERS, ROWS
 from .item import Item
-from .products import by_row
+from .products import by_row, settled
 from .schedule import Field
 
 __all__ = ["LOWEST", "THREAD", "Sums", "attend_item"]
@@ -40,13 +40,25 @@ THREAD = "warpgroup"
 LOWEST = -3.0e38
 """A maximum that no score is below: differences from it are finite or -inf, never NaN."""
 
-_CONSUMER_REGISTERS = 240
-"""Registers of a thread that multiplies. With those of the producer they are all that a multiprocessor has."""
+_CONSUMER_REGISTERS = 232
+"""Registers of a thread that multiplies. With those of the producer they are nearly all that a multiprocessor has."""
 
-_PRODUCER_REGISTERS = 24
+_PRODUCER_REGISTERS = 40
 
 _UNROLLED = 16
 """Copies of a tile that are written out one by one; more make a loop."""
+
+
+_CONSUMED = (
+    Field.FIRST_TILE,
+    Field.END_TILE,
+    Field.LOW,
+    Field.HIGH,
+    Field.WHOLE_LOW,
+    Field.WHOLE_HIGH,
+    Field.HOLES,
+)
+"""What a consumer asks of every tile."""
 
 
 class Sums(NamedTuple):
@@ -77,12 +89,12 @@ def attend_item(item: Item, wg: jax.Array, finish: Any) -> None:
         @pl.when(wg == CONSUMERS)
         def _producer() -> None:
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            _produce(item)
+            _produce(item.knowing(Field.SEQUENCE, Field.FIRST_TILE, Field.END_TILE, Field.FIRST_PAGE, Field.LAST_PAGE))
 
         @pl.when(wg < CONSUMERS)
         def _consumer() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            finish(wg, _consume(item, wg))
+            finish(wg, _consume(item.knowing(*_CONSUMED), wg))
 
 
 def _produce(item: Item) -> None:
@@ -176,7 +188,7 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
         total = sums.total * fade + jnp.sum(weights, axis=1)
         mixed = sums.mixed * by_row(fade, sums.mixed.shape)
         # Done before the wait: from here on the weights take half of the registers.
-        mixed, total, top, shares = jax.lax.optimization_barrier((mixed, total, top, weights.astype(geometry.dtype)))
+        mixed, total, top, shares = settled((mixed, total, top, weights.astype(geometry.dtype)))
         plgpu.barrier_wait(scratch.values_here.at[slot])
         values = scratch.values.at[slot]
         if geometry.staged:
