@@ -1,4 +1,4 @@
-"""The script that compiles the whole grid for an H200: what it draws, prints and returns. What it compiles is not compiled here."""
+"""The script that compiles the whole grid for an H200: what it draws, prints and returns; the compiler is stood for."""
 
 import json
 from pathlib import Path

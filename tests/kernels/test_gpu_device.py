@@ -1,0 +1,69 @@
+"""The public functions on a real Hopper, against float64 (ATT-1 to ATT-6, CACHE-3).
+
+    KVPROOF_GPU=1 python -m pytest tests/kernels/test_gpu_device.py
+
+In a process of their own: all other tests see CPUs only.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+from kvproof.kernels import ragged_paged_attention
+from kvproof.kernels.gpu import hopper
+
+from .gpu_checks import CASES, SEQUENCES, check_attention, check_far_slots, check_fused, check_update
+
+if not os.environ.get("KVPROOF_GPU"):
+    pytest.skip("KVPROOF_GPU=1 is not set, which asks for tests on a Hopper GPU", allow_module_level=True)
+_set: Callable[[str, Any], None] = jax.config.update
+_set("jax_platforms", "cpu,cuda")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    """A Hopper on which the kernels serve."""
+    device = next((device for device in jax.local_devices(backend="cuda")), None)
+    if device is None or not hopper.serves():
+        pytest.skip(f"the kernels don't serve on {device}")
+    return device
+
+
+@pytest.mark.parametrize("sequences", SEQUENCES)
+@pytest.mark.parametrize("name", CASES)
+def test_attention(name: str, sequences: str, gpu: Any) -> None:
+    """ATT-1 to ATT-4, ATT-6."""
+    for seed in range(3 if sequences != "long" else 1):
+        check_attention(CASES[name], seed, *SEQUENCES[sequences], gpu)
+
+
+@pytest.mark.parametrize("sequences", ["basic", "decode", "mixed"])
+@pytest.mark.parametrize("name", CASES)
+def test_fused(name: str, sequences: str, gpu: Any) -> None:
+    """ATT-5."""
+    check_fused(CASES[name], 0, *SEQUENCES[sequences], gpu)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 32, 700, 5000])
+@pytest.mark.parametrize("name", ["usual", "v2", "float16", "one_kv_head", "head_64", "page_1"])
+def test_updates(name: str, num_tokens: int, gpu: Any) -> None:
+    """CACHE-3."""
+    check_update(CASES[name], 0, num_tokens, 6000 // CASES[name].page, gpu)
+
+
+@pytest.mark.parametrize("gib", [2, 4, 9])
+def test_slots_far_behind(gib: int, gpu: Any) -> None:
+    """CACHE-3: addresses above 2^31 and 2^32 bytes, and page ids above 65,535."""
+    check_far_slots(gpu, gib * 2**30)
+
+
+def test_attention_is_the_same_again(gpu: Any) -> None:
+    """Nothing hangs on which block comes first: twice the same bits."""
+    case, sequences = CASES["usual"], SEQUENCES["mixed"]
+    batch = case.batch(0, *sequences)
+    arrays = [jax.device_put(array, gpu) for array in batch.arrays]
+    first, again = (ragged_paged_attention(*arrays, num_kv_heads=case.heads[1]) for _ in range(2))
+    assert (first.view("uint16") == again.view("uint16")).all()
