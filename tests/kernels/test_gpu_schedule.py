@@ -1,0 +1,282 @@
+"""The arithmetic of the GPU's kernels, without them: tiles, items, rows, memory, and which calls are left to XLA."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproof.kernels.gpu import attention, geometry
+from kvproof.kernels.gpu.geometry import Geometry
+from kvproof.kernels.gpu.schedule import Field, clean_table, decode_items, most_blocks, prefill_blocks
+from kvproof.kernels.gpu.support import unsupported
+from kvproof.kernels.gpu.tiles import Tiles, cut
+from kvproof.kernels.layout import CacheLayout
+from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.ragged import ragged
+from kvproof.kernels.storage import ScaledPages
+
+from .reference import Mask
+
+HALF = jnp.dtype(jnp.bfloat16)
+F16 = jnp.dtype(jnp.float16)
+F32 = jnp.dtype(jnp.float32)
+E4M3 = jnp.dtype(jnp.float8_e4m3fn)
+E5M2 = jnp.dtype(jnp.float8_e5m2)
+NUM_PAGES = 50
+SEQUENCES = 4
+"""Rows of the arrays: shapes stay, so that few programs are compiled."""
+
+shape: Callable[..., Any] = jax.ShapeDtypeStruct
+decoding: Callable[..., Any] = jax.jit(decode_items, static_argnames=("splits", "tiles", "options"))
+lens_of: Callable[..., Any] = jax.jit(ragged, static_argnums=(3, 4))
+table_of: Callable[..., Any] = jax.jit(clean_table, static_argnums=1)
+aligned_of: Callable[..., Any] = jax.jit(attention.aligned_starts, static_argnums=1)
+rows_of: Callable[..., Any] = jax.jit(attention.query_rows, static_argnums=(2, 3))
+prefilling: Callable[..., Any] = jax.jit(
+    prefill_blocks, static_argnames=("num_tokens", "block_queries", "block_rows", "group", "tiles", "options")
+)
+masks = st.sampled_from([Mask(), Mask(window=7), Mask(False, 5, 12), Mask(chunk=16)])
+seeds = st.integers(0, 99)
+lengths = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60)), min_size=1, max_size=SEQUENCES)
+
+
+@given(page_size=st.integers(1, 512), keys=st.sampled_from([64, 128]))
+def test_every_key_has_one_place_in_one_tile(page_size: int, keys: int) -> None:
+    tiles = cut(page_size, keys)
+    assert 1 <= tiles.rows <= page_size
+    assert tiles.live == tiles.rows * tiles.pieces <= tiles.keys == keys
+    found = []
+    for tile in range(-(-2 * page_size * tiles.pieces // tiles.live) + 1):
+        for piece in range(tiles.pieces):
+            # As the kernel has it: pages of a tile, or parts of a page.
+            page = tile // tiles.per_page if tiles.pieces == 1 else tile * tiles.pieces + piece
+            offset = tile % tiles.per_page * tiles.rows
+            assert offset + tiles.rows <= page_size
+            found += [page * page_size + offset + row for row in range(tiles.rows)]
+    assert found == list(range(len(found)))
+    if page_size <= keys:
+        assert 2 * tiles.live >= keys
+
+
+@pytest.mark.parametrize(
+    ("page_size", "rows", "pieces"),
+    [(1, 1, 64), (8, 8, 8), (16, 16, 4), (33, 33, 1), (40, 40, 1), (64, 64, 1), (80, 40, 1), (96, 48, 1), (128, 64, 1)],
+)
+def test_tiles_of_usual_pages(page_size: int, rows: int, pieces: int) -> None:
+    assert cut(page_size) == Tiles(64, page_size, rows, pieces)
+
+
+def options_of(mask: Mask) -> AttentionOptions:
+    return AttentionOptions(CacheLayout("v3", 1, 64, 64, 2), HALF, 1.0, mask.causal, mask.window, mask.chunk)
+
+
+def batch_of(lens: list[tuple[int, int]], table: np.ndarray[Any, Any], page_size: int) -> Any:
+    """The cleaned lengths and table of a batch, its arrays padded with garbage."""
+    q_lens = [q for q, _ in lens]
+    kv_lens = np.full(SEQUENCES, 77, np.int32)
+    kv_lens[: len(lens)] = [kv for _, kv in lens]
+    starts = np.full(SEQUENCES + 1, 9999, np.int32)
+    starts[: len(lens) + 1] = np.cumsum([0, *q_lens])
+    num_tokens = 9 * SEQUENCES
+    arrays = (jnp.asarray(kv_lens), jnp.asarray(starts), jnp.asarray([len(lens)], jnp.int32))
+    return lens_of(*arrays, num_tokens, page_size * table.shape[1]), table_of(jnp.asarray(table), NUM_PAGES)
+
+
+def readable(mask: Mask, q_len: int, kv_len: int) -> np.ndarray[Any, Any]:
+    return np.asarray(mask.readable(q_len, kv_len)) if kv_len else np.zeros((q_len, 0), bool)
+
+
+def check_range(item: dict[Field, int], read: np.ndarray[Any, Any], table: np.ndarray[Any, Any], tiles: Tiles) -> None:
+    """An item's ranges against the keys that its queries read, `bool[queries, keys]`."""
+    keys = np.flatnonzero(read.any(0))
+    if not len(keys):
+        assert item[Field.END_TILE] <= item[Field.FIRST_TILE]
+        assert not item[Field.HOLES]
+        return
+    assert (item[Field.LOW], item[Field.HIGH]) == (keys[0], keys[-1] + 1)
+    rows = read[read.any(1)]
+    whole = range(item[Field.WHOLE_LOW], item[Field.WHOLE_HIGH])
+    assert all(rows[:, key].all() for key in whole)
+    pages = range(item[Field.FIRST_PAGE], item[Field.LAST_PAGE] + 1)
+    assert {*pages} == {key // tiles.page_size for key in range(keys[0], keys[-1] + 1)}
+    ids = table[item[Field.SEQUENCE], list(pages)]
+    assert item[Field.HOLES] == bool(((ids < 0) | (ids >= NUM_PAGES)).any())
+
+
+@settings(max_examples=15)
+@given(lens=lengths, mask=masks, page_size=st.sampled_from([3, 33]), seed=seeds)
+def test_parts_of_decoding_sequences_cover_what_they_read_once(
+    lens: list[tuple[int, int]], mask: Mask, page_size: int, seed: int
+) -> None:
+    splits, width, tiles = 3, -(-60 // page_size) + 1, Tiles(64, page_size, page_size, max(1, 9 // page_size))
+    rng = np.random.default_rng(seed)
+    table = rng.integers(0, NUM_PAGES, (SEQUENCES, width)).astype(np.int32)
+    table[rng.random(table.shape) < 0.1] = rng.choice([-1, NUM_PAGES, 2**31 - 1, -(2**31)])
+    batch, cleaned = batch_of(lens, table, page_size)
+    starts = batch.starts[:-1] * 3
+    starting = np.asarray(starts)
+    items = decoding(batch, starts, cleaned, splits=splits, tiles=tiles, options=options_of(mask))
+    listed = np.asarray(items).reshape(len(Field), SEQUENCES, splits)
+    for s in range(SEQUENCES):
+        q_len, kv_len = lens[s] if s < len(lens) else (0, 0)
+        if q_len != 1:
+            assert (listed[Field.SEQUENCE, s] == -1).all()
+            continue
+        read = readable(mask, 1, kv_len)
+        parts = [{field: int(listed[field, s, part]) for field in Field} for part in range(splits)]
+        covered = [t for part in parts for t in range(part[Field.FIRST_TILE], part[Field.END_TILE])]
+        if read.any():
+            low, high = parts[0][Field.LOW], parts[0][Field.HIGH]
+            assert covered == list(range(low // tiles.live, -(-high // tiles.live)))
+            for part in parts:
+                check_range(part | {Field.END_TILE: part[Field.FIRST_TILE] + 1}, read, table, tiles)
+        else:
+            assert covered == []
+        assert all(part[Field.SEQUENCE] == s for part in parts)
+        assert all(part[Field.TOKEN] == starting[s] for part in parts)
+
+
+@settings(max_examples=15)
+@given(lens=lengths, mask=masks, seed=seeds)
+def test_blocks_of_queries_cover_long_sequences_once(lens: list[tuple[int, int]], mask: Mask, seed: int) -> None:
+    page_size, queries, group = 5, 4, 3
+    tiles, rows = cut(page_size), queries * group + 2
+    table = np.random.default_rng(seed).integers(-5, NUM_PAGES, (SEQUENCES, 13)).astype(np.int32)
+    batch, cleaned = batch_of(lens, table, page_size)
+    starts = aligned_of(batch.starts[:-1], 8)
+    blocks = prefilling(
+        batch,
+        starts,
+        cleaned,
+        num_tokens=9 * SEQUENCES,
+        block_queries=queries,
+        block_rows=rows,
+        group=group,
+        tiles=tiles,
+        options=options_of(mask),
+    )
+    items, used = np.asarray(blocks.items), np.asarray(blocks.used)
+    assert items.shape[1] == most_blocks(9 * SEQUENCES, SEQUENCES, queries)
+    block, place = np.asarray(blocks.block), np.asarray(blocks.offset)
+    lower, upper, starting = np.asarray(blocks.first), np.asarray(blocks.end), np.asarray(starts)
+    token, seen = 0, set()
+    for s, (q_len, kv_len) in enumerate(lens):
+        read = readable(mask, q_len, kv_len)
+        for query in range(q_len):
+            assert used[token] == (q_len > 1)
+            if q_len > 1:
+                at, offset = int(block[token]), int(place[token])
+                assert (at, offset) not in seen
+                seen.add((at, offset))
+                assert items[Field.SEQUENCE, at] == s
+                assert items[Field.TOKEN, at] + offset == starting[s] + query
+                mine = slice(offset * group, (offset + 1) * group)
+                first, end = lower[at, mine], upper[at, mine]
+                keys = np.arange(kv_len)
+                for f, e in zip(first, end, strict=True):
+                    assert (((keys >= f) & (keys < e)) == read[query]).all()
+                if offset == 0:
+                    item = {field: int(items[field, at]) for field in Field}
+                    check_range(item, read[query : query + queries], table, tiles)
+            token += 1
+    assert not used[token:].any()
+    real = items[Field.SEQUENCE] >= 0
+    assert real.sum() == len({at for at, _ in seen})
+    unused = np.asarray(blocks.first) >= np.asarray(blocks.end)
+    assert unused[:, queries * group :].all()
+
+
+@given(q_lens=st.lists(st.integers(0, 20), min_size=5, max_size=5), alignment=st.sampled_from([1, 2, 4, 8]))
+def test_aligned_sequences_do_not_overlap(q_lens: list[int], alignment: int) -> None:
+    starts = np.cumsum([0, *q_lens])[:-1].astype(np.int32)
+    aligned = np.asarray(aligned_of(jnp.asarray(starts), alignment))
+    assert (aligned % alignment == 0).all()
+    assert (aligned[1:] >= aligned[:-1] + q_lens[:-1]).all()
+    assert aligned[0] == 0
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+def test_query_rows_stand_where_they_are_looked_for(group: int) -> None:
+    several = Geometry(CacheLayout("v2", 2, 64, 64, 1), group, HALF, HALF, 16, splits_keys=False)
+    queries = jnp.arange(6 * 2 * group * 64, dtype=jnp.float32).astype(HALF).reshape(6, 2 * group, 64)
+    places = np.array([0, 1, 2, several.alignment * 3, several.alignment * 3 + 1, -1], np.int32)
+    rows = np.asarray(rows_of(queries, jnp.asarray(places), several, 3))
+    assert rows.shape[1] % 8 == 0
+    assert rows.shape[1] >= (places.max() + 1) * group + several.block_rows
+    given, rest = np.asarray(queries).reshape(6, 2, group, 64), np.ones(rows.shape[1], bool)
+    for token, place in enumerate(places[:-1]):
+        mine = slice(place * group, (place + 1) * group)
+        np.testing.assert_array_equal(rows[:, mine], given[token])
+        rest[mine] = False
+    assert (rows[:, rest] == 0).all()
+
+
+GEOMETRIES = [
+    Geometry(CacheLayout(version, 2, dim, dim, packing), group, HALF, stored, page_size, splits)
+    for version, packing, stored in (("v2", 1, HALF), ("v3", 4, E4M3))
+    for dim in (64, 80, 96, 128, 192, 256)
+    for group in (1, 3, 8, 16)
+    for page_size in (8, 16, 64, 256)
+    for splits in (False, True)
+]
+
+
+def test_rings_fit_into_shared_memory() -> None:
+    for each in GEOMETRIES:
+        assert each.stages >= 2
+        assert each.fixed_bytes + each.stages * each.stage_bytes <= geometry.SMEM_BYTES
+        assert not each.splits_keys or each.stages % geometry.CONSUMERS == 0
+        assert each.block_queries * each.group <= each.block_rows
+        assert each.block_queries % each.alignment == 0 or each.splits_keys
+        assert each.layout.v_head_dim % each.partial_columns == 0
+        assert each.layout.head_dim % each.chunk == 0
+        assert each.tiles.keys % 64 == 0
+
+
+def calls(
+    heads: tuple[int, int] = (8, 2), dim: int = 128, page_size: int = 16, stored: Any = HALF, dtype: Any = HALF
+) -> str | None:
+    """Why a call is left to XLA."""
+    layout = CacheLayout("v2", heads[1], dim, dim, 1)
+    options = AttentionOptions(layout, stored, 1.0)
+    pages = shape((9, page_size, *layout.row_shape), stored)
+    return unsupported(options, shape((4, heads[0], dim), dtype), pages, shape((3, 5), jnp.int32))
+
+
+def test_what_the_kernels_take() -> None:
+    for page_size in (1, 2, 4, 8, 16, 32, 33, 64, 96, 128, 256):
+        assert calls(page_size=page_size) is None
+    for dim in (64, 80, 96, 128, 192, 256):
+        for stored, dtype in ((HALF, HALF), (F16, F16), (E4M3, HALF), (E5M2, F16)):
+            assert calls(dim=dim, stored=stored, dtype=dtype) is None
+    for heads in ((8, 8), (3, 1), (16, 1), (64, 1), (35, 5)):
+        assert calls(heads=heads) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"dtype": F32, "stored": F32}, "queries of float32"),
+        ({"stored": F16}, "a cache of float16 for queries of bfloat16"),
+        ({"stored": jnp.dtype(jnp.int8)}, "a cache of int8"),
+        ({"dim": 72}, "heads of 72 numbers"),
+        ({"dim": 512}, "heads of 512 numbers"),
+        ({"heads": (65, 1)}, "65 query heads"),
+        ({"page_size": 67}, "pages of 67 slots: 1 of a tile's 64 rows"),
+        ({"page_size": 1, "dim": 80}, r"copies of 160 bytes \(1 rows of 80 numbers\)"),
+    ],
+)
+def test_what_is_left_to_xla(changed: dict[str, Any], reason: str) -> None:
+    assert re.match(reason, calls(**changed) or "")
+
+
+def test_scaled_pages_are_left_to_xla() -> None:
+    pages = ScaledPages(shape((9, 16, 4, 128), jnp.int8), shape((9, 16, 4), F32))
+    options = AttentionOptions(CacheLayout("v2", 2, 128, 128, 1), jnp.dtype(jnp.int8), 1.0)
+    assert unsupported(options, shape((4, 8, 128), HALF), pages, shape((3, 5), jnp.int32)) is not None
