@@ -1,0 +1,189 @@
+"""What is timed on a GPU: batches for attention, with the bytes and the arithmetic that they take at least."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvproof.kernels import ragged_paged_attention
+
+__all__ = ["GOALS", "Inputs", "Workload", "attend", "decode_grid", "inputs_for", "mixed", "prefill_grid"]
+
+MIXED_Q = (5, 1, 120, 1, 1, 32, 251, 1, 1, 99, 1, 5, 3, 117, 1, 1)
+MIXED_KV = (18, 129, 597, 122, 64, 322, 463, 181, 1107, 123, 31, 18, 1229, 229, 87, 1328)
+
+_RANDOM_BYTES = 64 * 2**20
+"""Of random pages that are drawn; a pool holds them again and again, in any order."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A batch.
+
+    Attributes:
+        name: how the table calls it.
+        q_lens: query tokens of each sequence.
+        kv_lens: tokens of each sequence, new ones included.
+        heads: query and KV heads.
+        page: slots of a page.
+        dim: the head size.
+    """
+
+    name: str
+    q_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    heads: tuple[int, int] = (32, 8)
+    page: int = 16
+    dim: int = 128
+
+    @property
+    def pages_per_seq(self) -> int:
+        """The width of the page table: what the longest sequence needs."""
+        return max(-(-kv_len // self.page) for kv_len in self.kv_lens)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the batch reads."""
+        return sum(-(-kv_len // self.page) for kv_len in self.kv_lens)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of bfloat16."""
+        return self.page * 2 * self.heads[1] * self.dim * 2
+
+    @property
+    def read_bytes(self) -> int:
+        """Keys and values that must be read once, and queries and outputs."""
+        return (
+            sum(self.kv_lens) * 2 * self.heads[1] * self.dim * 2 + 2 * sum(self.q_lens) * self.heads[0] * self.dim * 2
+        )
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of both products, over the keys that causal queries read."""
+        pairs = sum(
+            q_len * (kv_len - q_len) + q_len * (q_len + 1) // 2
+            for q_len, kv_len in zip(self.q_lens, self.kv_lens, strict=True)
+        )
+        return 4 * pairs * self.heads[0] * self.dim
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A workload's arrays on a device; turn i of a timing takes queries and table i, so that no cache helps.
+
+    Attributes:
+        queries: `bf16[turns, T, Hq, D]`.
+        pages: `bf16[P, page, H, 2, D]`.
+        kv_lens: `i32[S]`.
+        tables: `i32[turns, S, pages_per_seq]`.
+        starts: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+    """
+
+    queries: jax.Array
+    pages: jax.Array
+    kv_lens: jax.Array
+    tables: jax.Array
+    starts: jax.Array
+    num_seqs: jax.Array
+
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """All of them, in the order in which `attend` takes them."""
+        return self.queries, self.pages, self.kv_lens, self.tables, self.starts, self.num_seqs
+
+
+def decode_grid() -> Iterator[Workload]:
+    """One query each, of batches, contexts, pages and heads of all sizes."""
+    grid = product(((32, 8), (64, 8), (8, 8), (16, 1)), (1, 8, 32, 128), (1024, 4096, 16384, 65536), (16, 64, 128))
+    for heads, batch, context, page in grid:
+        name = f"decode B={batch} L={context} page {page} {heads[0]}/{heads[1]}"
+        yield Workload(name, (1,) * batch, (context,) * batch, heads, page)
+
+
+def prefill_grid() -> Iterator[Workload]:
+    """One prompt, from its first token."""
+    for tokens in (512, 1024, 2048, 4096, 8192, 16384):
+        yield Workload(f"prefill {tokens} page 64 32/8", (tokens,), (tokens,), page=64)
+
+
+def mixed() -> Workload:
+    """Decoding and prefilling sequences in one batch: lengths that others time, eight times as long."""
+    return Workload(
+        "mixed page 16 32/8", tuple(q if q == 1 else 8 * q for q in MIXED_Q), tuple(8 * n for n in MIXED_KV)
+    )
+
+
+GOALS = {
+    "decode B=32 L=4096 page 64 32/8": 0.80,
+    "decode B=32 L=4096 page 16 32/8": 0.70,
+    "decode B=1 L=65536 page 16 32/8": 0.70,
+    "prefill 16384 page 64 32/8": 0.50,
+}
+"""What is to be reached: decoding, as a share of the measured copy bandwidth; prefill, of the measured matrix rate."""
+
+
+def inputs_for(workload: Workload, device: Any, cache_bytes: int, turns: int = 4, seed: int = 0) -> Inputs:
+    """Random inputs, with so many pages that what one turn reads is not in the cache when it is read again.
+
+    Args:
+        workload: the batch.
+        device: where the arrays go.
+        cache_bytes: of the device's last cache.
+        turns: how many queries and tables there are.
+        seed: of all that is drawn.
+    """
+    rng = np.random.default_rng(seed)
+    num_pages = max(workload.num_pages, -(-3 * cache_bytes // workload.page_bytes))
+    drawn = min(num_pages, -(-_RANDOM_BYTES // workload.page_bytes))
+    tables = np.stack([_table(workload, rng.permutation(num_pages)) for _ in range(turns)])
+    starts = np.cumsum([0, *workload.q_lens]).astype(np.int32)
+    q_heads, heads = workload.heads
+    few, queries = (
+        rng.standard_normal(shape, np.float32).astype(jnp.bfloat16)
+        for shape in (
+            (drawn, workload.page, heads, 2, workload.dim),
+            (turns, int(starts[-1]), q_heads, workload.dim),
+        )
+    )
+    order = rng.integers(0, drawn, num_pages, dtype=np.int32)
+    lengths = (np.array(workload.kv_lens, np.int32), tables, starts, np.array([len(workload.q_lens)], np.int32))
+    there = [jax.device_put(array, device) for array in (few, order, queries, *lengths)]
+    pages = jnp.take(there[0], there[1], axis=0)
+    return Inputs(there[2], pages, *there[3:])
+
+
+def _table(workload: Workload, order: Any) -> Any:
+    """A page table whose sequences take pages of a pool in some order: `i32[S, pages_per_seq]`, -1 behind the last."""
+    table = np.full((len(workload.kv_lens), workload.pages_per_seq), -1, np.int32)
+    begin = 0
+    for row, kv_len in zip(table, workload.kv_lens, strict=True):
+        count = -(-kv_len // workload.page)
+        row[:count] = order[begin : begin + count]
+        begin += count
+    return table
+
+
+def attend(turns: int) -> Callable[..., jax.Array]:
+    """A function of `Inputs.arrays` that attends so many times, with other queries and pages each time.
+
+    The number of turns is known when it is compiled, so that nobody on the host waits for one to begin the next.
+
+    Args:
+        turns: how many times.
+    """
+
+    def run(queries: jax.Array, pages: jax.Array, kv_lens: jax.Array, tables: jax.Array, *rest: jax.Array) -> jax.Array:
+        def turn(i: jax.Array, _: jax.Array) -> jax.Array:
+            which = jax.lax.rem(i, jnp.int32(tables.shape[0]))
+            return ragged_paged_attention(queries[which], pages, kv_lens, tables[which], *rest)
+
+        out: jax.Array = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, jnp.zeros_like(queries[0]))
+        return out
+
+    return run

@@ -1,0 +1,100 @@
+"""What times attention on a GPU, as far as it needs none: bytes, inputs, turns, shares, refusals."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from . import gpu_report, gpu_workloads
+from .gpu_peers import PEERS, uneven
+from .gpu_report import Device
+from .gpu_timing import copy_rate, matrix_rate, seconds_a_turn
+from .gpu_workloads import GOALS, Workload, attend, decode_grid, inputs_for, mixed, prefill_grid
+
+TINY = Workload("tiny", (1, 3), (9, 4), heads=(2, 1), page=4, dim=128)
+
+
+def cpu() -> Any:
+    return jax.devices("cpu")[0]
+
+
+def test_bytes_and_operations() -> None:
+    """13 keys and values of one head; 4 query rows; a query reads 9 keys, three read 2, 3 and 4."""
+    assert TINY.read_bytes == 13 * 2 * 128 * 2 + 2 * 4 * 2 * 128 * 2
+    assert TINY.operations == 4 * (9 + 2 + 3 + 4) * 2 * 128
+    usual = next(each for each in decode_grid() if each.name == "decode B=32 L=4096 page 64 32/8")
+    assert usual.read_bytes == pytest.approx(537e6, rel=0.01)
+
+
+def test_every_goal_is_of_a_batch() -> None:
+    every = [*decode_grid(), *prefill_grid(), mixed()]
+    assert len(every) == 192 + 6 + 1
+    assert {each.name for each in every} >= set(GOALS)
+    assert all(kv >= q for each in every for q, kv in zip(each.q_lens, each.kv_lens, strict=True))
+    assert uneven(mixed()) is not None
+    assert uneven(every[0]) is None
+
+
+def test_inputs_are_larger_than_the_cache_and_turn() -> None:
+    inputs = inputs_for(TINY, cpu(), cache_bytes=2**18)
+    assert inputs.pages.nbytes >= 3 * 2**18
+    tables = np.asarray(inputs.tables)
+    live = np.array([[True, True, True], [True, False, False]])
+    assert (tables[:, ~live] == -1).all()
+    assert all(len(set(table[live].tolist())) == 4 for table in tables)
+    assert tables[:, live].max() < len(inputs.pages)
+    assert len({table[live].tobytes() for table in tables}) == len(tables)
+
+
+def test_each_turn_has_queries_and_pages_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(queries: jax.Array, _: jax.Array, __: jax.Array, table: jax.Array, *___: jax.Array) -> jax.Array:
+        return queries + table.sum().astype(queries.dtype)
+
+    monkeypatch.setattr(gpu_workloads, "ragged_paged_attention", told)
+    inputs = inputs_for(TINY, cpu(), cache_bytes=2**14)
+    for turns, last in ((1, 0), (3, 2), (6, 1)):
+        expected = told(inputs.queries[last], inputs.pages, inputs.kv_lens, inputs.tables[last])
+        np.testing.assert_array_equal(attend(turns)(*inputs.arrays), expected)
+
+
+def test_a_batch_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has its shares, and a peer's reason where it can't be timed."""
+
+    def peer(*_: Any) -> float:
+        raise ImportError("not here")
+
+    monkeypatch.setattr(gpu_report, "seconds_a_turn", lambda *_: 1e-6)
+    name = "decode B=1 L=65536 page 16 32/8"
+    alike = Workload(name, (1,), (4,), heads=(2, 1), page=4)
+    row = gpu_report.measure(alike, Device(cpu(), 4e9, 1e10, 2**14), {"peer": peer})
+    assert row["copies"] == pytest.approx(alike.read_bytes / 4e3)
+    assert row["products"] == pytest.approx(alike.operations / 1e4)
+    assert (row["goal"], row["reached"]) == (0.7, alike.read_bytes / 4e3 >= 0.7)
+    assert row["peers"] == {"peer": "ImportError: not here"}
+    assert capsys.readouterr().out.startswith(f"{name} | 1.0 | ")
+
+
+def test_turns_are_timed_by_their_difference() -> None:
+    """A function that takes as long as it has turns."""
+
+    def make(turns: int) -> Any:
+        def run(array: jax.Array) -> jax.Array:
+            out: jax.Array = jax.lax.fori_loop(0, turns, lambda _, x: jnp.sin(x), array)
+            return out
+
+        return run
+
+    assert 1e-6 < seconds_a_turn(make, [jnp.ones(10_000)], more_seconds=0.01, runs=3) < 0.1
+
+
+def test_rates_are_measured() -> None:
+    assert copy_rate(cpu(), 2**20) > 0
+    assert matrix_rate(cpu(), 64) > 0
+
+
+def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_report.main([]) == 2
+    assert "nothing is measured: JAX sees no CUDA device" in capsys.readouterr().err
+    assert set(PEERS) == {"cuDNN", "torch SDPA", "torch flex"}
