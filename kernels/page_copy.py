@@ -1,5 +1,7 @@
 """Copying pages onto pages: what the manager's copy orders ask for (MAN-13)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -80,9 +82,15 @@ def _copy_array(
 ) -> jax.Array:
     """By the platform's own kernel where it has one that takes the call."""
     # Imported where it is needed: most processes never compile for a TPU.
+    from .gpu import hopper
     from .tpu import copy as tpu
 
-    if tpu.unsupported(pages) is not None:
+    kernels: dict[str, Callable[..., jax.Array]] = {}
+    if tpu.unsupported(pages) is None:
+        kernels["tpu"] = tpu.copy_pages
+    if hopper.in_sight():
+        kernels["cuda"] = partial(xla.copy, distinct=True)
+    if not kernels:
         return xla.copy(pages, sources, destinations)
-    copied: jax.Array = jax.lax.platform_dependent(pages, sources, destinations, tpu=tpu.copy_pages, default=xla.copy)
+    copied: jax.Array = jax.lax.platform_dependent(pages, sources, destinations, default=xla.copy, **kernels)
     return copied

@@ -1,5 +1,6 @@
 """States in pages: what a state group (Mamba, say) keeps, one state a page (MAN-13)."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax
 from . import arguments
 from .arguments import Array
 from .dynamic_checks import check_page_ids
+from .gpu import hopper
 from .page_copy import num_pages_of
 from .xla import copy as xla
 
@@ -78,4 +80,16 @@ def _read(pages: Any, page_ids: jax.Array) -> Any:
 
 @jax.jit
 def _write(pages: Any, page_ids: jax.Array, states: Any) -> Any:
-    return jax.tree.map(lambda array, new: xla.write(array, page_ids, new), pages, states)
+    return jax.tree.map(lambda array, new: _write_array(array, page_ids, new), pages, states)
+
+
+def _write_array(
+    pages: jax.Array,  # [P, ...]
+    page_ids: jax.Array,  # i32[S]
+    states: jax.Array,  # [S, ...]
+) -> jax.Array:
+    if not hopper.in_sight():
+        return xla.write(pages, page_ids, states)
+    on_gpu = partial(xla.write, distinct=True)
+    written: jax.Array = jax.lax.platform_dependent(pages, page_ids, states, cuda=on_gpu, default=xla.write)
+    return written

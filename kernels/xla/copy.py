@@ -1,5 +1,7 @@
 """Copying whole pages in plain JAX, in place where they are donated."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -7,11 +9,15 @@ from ..storage import as_before, raw
 
 __all__ = ["copy", "export", "read", "write"]
 
+_barrier: Callable[[jax.Array], jax.Array] = jax.lax.optimization_barrier
+
 
 def copy(
     pages: jax.Array,  # [P, ...]
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
+    *,
+    distinct: bool = False,
 ) -> jax.Array:
     """Copies pages onto pages: all are read before any is written. O(n pages).
 
@@ -19,13 +25,17 @@ def copy(
         pages: `[P, ...]`, of any dtype.
         sources: `i32[n]`.
         destinations: `i32[n]`; a pair with an id that is no page does nothing.
+        distinct: whether this is for GPUs: XLA is told that no page is written twice (see `update`).
 
     Returns:
         The pages.
     """
     exists = (sources >= 0) & (sources < pages.shape[0])
     moved = raw(pages).at[jnp.where(exists, sources, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    return _write(pages, jnp.where(exists, destinations, -1), moved)
+    if distinct:
+        # Left to put both into one loop, XLA for GPUs copies all pages first, of dtypes that are moved as bits.
+        moved = _barrier(moved)
+    return _write(pages, jnp.where(exists, destinations, -1), moved, distinct)
 
 
 def read(
@@ -53,14 +63,25 @@ def write(
     pages: jax.Array,  # [P, ...]
     page_ids: jax.Array,  # i32[S]
     states: jax.Array,  # [S, ...]
+    *,
+    distinct: bool = False,
 ) -> jax.Array:
-    """Pages with some of them replaced; an id that is no page writes nothing. O(S pages)."""
-    return _write(pages, page_ids, raw(states))
+    """Pages with some of them replaced; an id that is no page writes nothing. O(S pages).
+
+    Args:
+        pages: `[P, ...]`, of any dtype.
+        page_ids: `i32[S]`.
+        states: `[S, ...]`, of the same dtype.
+        distinct: whether XLA may take it that no page is written twice: see `update`.
+    """
+    return _write(pages, page_ids, raw(states), distinct)
 
 
 def _write(
     pages: jax.Array,  # [P, ...]
     page_ids: jax.Array,  # i32[S]
     states: jax.Array,  # [S, ...], raw
+    distinct: bool,
 ) -> jax.Array:
-    return as_before(raw(pages).at[page_ids].set(states, mode="drop", wrap_negative_indices=False), pages)
+    place = raw(pages).at[page_ids]
+    return as_before(place.set(states, mode="drop", wrap_negative_indices=False, unique_indices=distinct), pages)

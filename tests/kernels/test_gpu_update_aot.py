@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvproof.kernels import ScaledPages, fused_ragged_paged_attention, kv_cache_update, mla_cache_update
+from kvproof.kernels import (
+    ScaledPages,
+    copy_pages,
+    fused_ragged_paged_attention,
+    kv_cache_update,
+    mla_cache_update,
+    write_states,
+)
 from kvproof.kernels.xla import update as xla
 
 from . import gpu_aot
@@ -21,6 +28,8 @@ gpu_aot.require()
 H, D, T = 2, 128, 24
 NUM_PAGES, PAGE = 2**16, 16
 """Pages enough that no program's own needs could be mistaken for a copy of them."""
+
+_DISTINCT = "unique_indices=true"
 
 DTYPES = [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8]
 
@@ -84,7 +93,18 @@ def test_xla_is_told_that_slots_are_distinct() -> None:
     for distinct in (False, True):
         done = gpu_aot.compile_for_gpu(partial(xla.update, distinct=distinct), pages, rows, ids(T), donate=(0,))
         check(done, pages, 0)
-        assert ("unique_indices=true" in str(done.compiled.as_text())) is distinct
+        assert (_DISTINCT in str(done.compiled.as_text())) is distinct
+
+
+def test_pages_and_states_are_written_as_distinct_ones() -> None:
+    """MAN-13: no page is written twice in one call, and XLA for GPUs is told so."""
+    pages = shape((2**14, 4, 128), jnp.bfloat16)
+    done = gpu_aot.compile_for_gpu(copy_pages, pages, ids(4), ids(4), donate=(0,))
+    check(done, pages, 0)
+    assert _DISTINCT in str(done.compiled.as_text())
+    done = gpu_aot.compile_for_gpu(write_states, pages, ids(4), shape((4, 4, 128), jnp.bfloat16), donate=(0,))
+    check(done, pages, 0)
+    assert _DISTINCT in str(done.compiled.as_text())
 
 
 def test_a_fused_update_is_in_place() -> None:
