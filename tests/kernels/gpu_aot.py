@@ -33,7 +33,7 @@ __all__ = [
     "Kernel",
     "available",
     "compile_for_gpu",
-    "device",
+    "devices",
     "kernels_in",
     "kernels_of",
     "lower_for_gpu",
@@ -117,10 +117,15 @@ def require() -> None:
 
 
 @cache
-def device() -> Any:
-    """An H200 to compile for; it can't run anything."""
-    topology = topologies.get_topology_desc(platform="cuda", target_config=_TARGET.read_text(), topology="1x1x1")
-    return topology.devices[0]
+def devices(count: int) -> tuple[Any, ...]:
+    """H200s of one host to compile for; they can't run anything.
+
+    Args:
+        count: how many.
+    """
+    target = _TARGET.read_text()
+    topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{count}")
+    return tuple(topology.devices)
 
 
 @contextmanager
@@ -137,7 +142,7 @@ def on_gpu(kind: str = KIND) -> Iterator[None]:
 
 def lower_for_gpu(function: Callable[..., Any], *shapes: Shapes, donate: Sequence[int] = ()) -> Lowered:
     """Traces and lowers a function for an H200; see `compile_for_gpu`."""
-    sharding = SingleDeviceSharding(device())
+    sharding = SingleDeviceSharding(devices(1)[0])
     placed = jax.tree.map(lambda leaf: shape(leaf.shape, leaf.dtype, sharding=sharding), shapes)
     with on_gpu():
         return jax.jit(function, donate_argnums=tuple(donate)).lower(*placed)

@@ -1,13 +1,16 @@
 """Updates compiled for an H200, by the real compilers, on a machine without one."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from kvproof.kernels import (
     ScaledPages,
@@ -28,6 +31,8 @@ gpu_aot.require()
 H, D, T = 2, 128, 24
 NUM_PAGES, PAGE = 2**16, 16
 """Pages enough that no program's own needs could be mistaken for a copy of them."""
+
+part: Callable[..., PartitionSpec] = PartitionSpec
 
 _DISTINCT = "unique_indices=true"
 
@@ -70,6 +75,24 @@ def test_other_updates_are_in_place() -> None:
     scales: Any = shape((NUM_PAGES, PAGE, 2 * H), jnp.float32)
     scaled = ScaledPages(values, scales)
     check(gpu_aot.compile_for_gpu(kv_cache_update, scaled, rows, rows, ids(T), donate=(0,)), values, 1)
+
+
+def test_each_of_several_gpus_updates_its_own_heads_in_place() -> None:
+    """CACHE-3, CACHE-5: inside shard_map the mesh says what is traced for."""
+    mesh = jax.sharding.Mesh(np.array(gpu_aot.devices(2)), ("heads",))
+    by_heads = (part(None, None, "heads"), part(None, "heads"), part(None, "heads"), part())
+    pages, rows = pages_of(jnp.bfloat16, "v2"), shape((T, H, D), jnp.bfloat16)
+    placed = [
+        shape(array.shape, array.dtype, sharding=NamedSharding(mesh, spec))
+        for array, spec in zip((pages, rows, rows, ids(T)), by_heads, strict=True)
+    ]
+    update = jax.shard_map(kv_cache_update, mesh=mesh, in_specs=by_heads, out_specs=by_heads[0], check_vma=False)
+    compiled = jax.jit(update, donate_argnums=0).lower(*placed).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert gpu_aot.kernels_in(compiled) == 1
+    assert memory.alias_size_in_bytes == int(np.prod(pages.shape)) * 2 // 2
+    assert memory.temp_size_in_bytes < memory.alias_size_in_bytes / 4
 
 
 def test_addresses_have_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
