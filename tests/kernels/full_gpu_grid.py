@@ -39,12 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not gpu_aot.available():
         print("jax-cuda13-plugin and absl-py, which compile for GPUs, are not installed", file=sys.stderr)
         return 2
-    wanted = [each.partition("=")[::2] for each in chosen.only]
-    unknown = [name for name, _ in wanted if name not in FACTORS]
+    wanted = dict(each.partition("=")[::2] for each in chosen.only)
+    unknown = [name for name in wanted if name not in FACTORS]
     if unknown:
         parser.error(f"--only: no factors: {', '.join(unknown)}")
-    source = one_at_a_time() if chosen.sample is None else every_choice()
-    choices = [choice for choice in source if all(str(getattr(choice, n)) == v for n, v in wanted)]
+    choices = list((one_at_a_time if chosen.sample is None else every_choice)(wanted))
     if chosen.sample is not None:
         choices = random.Random(chosen.seed).sample(choices, min(chosen.sample, len(choices)))
     results = [_compiled(choice, at, len(choices)) for at, choice in enumerate(choices, 1)]

@@ -1,6 +1,6 @@
 """What is compiled for GPUs: the options, the choices of them, and the program and the account of one choice."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -83,18 +83,27 @@ class Account:
         return sum(spilled for _, _, spilled in self.kernels)
 
 
-def every_choice() -> Iterator[Choice]:
-    """All combinations: 276,480."""
-    for values in product(*FACTORS.values()):
+def every_choice(only: Mapping[str, str]) -> Iterator[Choice]:
+    """All combinations, 276,480 of them, or those with some values.
+
+    Args:
+        only: values of factors, as they are written.
+    """
+    kept = [[value for value in FACTORS[name] if only.get(name, str(value)) == str(value)] for name in FACTORS]
+    for values in product(*kept):
         yield Choice(**dict(zip(FACTORS, values, strict=True)))
 
 
-def one_at_a_time() -> Iterator[Choice]:
-    """The most usual choice, and those that differ from it in one value: 31."""
-    yield USUAL
-    for name, values in FACTORS.items():
-        for value in values[1:]:
-            yield replace(USUAL, **{name: value})
+def one_at_a_time(only: Mapping[str, str]) -> Iterator[Choice]:
+    """The most usual choice, and those that differ from it in one value, 31 in all; or those with some values.
+
+    Args:
+        only: values of factors, as they are written.
+    """
+    others = (replace(USUAL, **{name: value}) for name, values in FACTORS.items() for value in values[1:])
+    for choice in (USUAL, *others):
+        if all(str(getattr(choice, name)) == value for name, value in only.items()):
+            yield choice
 
 
 def account(choice: Choice) -> Account:

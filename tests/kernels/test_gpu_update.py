@@ -62,7 +62,7 @@ def check(run: interpreted.Run, expected: Array) -> None:
 
 @pytest.mark.parametrize("version", ROWS)
 @given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([0.0, 0.3, 1.0]))
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_rows_go_to_their_slots(version: str, seed: int, share: float) -> None:
     """CACHE-3: slots named are written, slots that don't exist write nothing, the rest stays bit for bit."""
     rng, (row, dtype) = np.random.default_rng(seed), ROWS[version]
@@ -102,7 +102,7 @@ BAD_SLICES = [
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_slices=st.integers(0, NUM_PAGES))
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_slices_go_to_their_slots(seed: int, num_slices: int) -> None:
     """CACHE-3: columns past ``num_slices`` are not looked at, slices that don't fit are dropped whole."""
     rng, (row, dtype) = np.random.default_rng(seed), ROWS["v3"]
