@@ -22,6 +22,7 @@ from ..layout import layout_of, pack_rows
 from ..options import AttentionOptions
 from . import attention as attention_kernels
 from . import update as update_kernels
+from .compiled_once import compiled_once
 from .support import unsupported
 
 __all__ = ["Run", "attend", "interpret_params", "reports", "run", "update"]
@@ -148,7 +149,7 @@ def run(function: Callable[..., Any], *arrays: Any) -> Run:
         jax.errors.JaxRuntimeError: a kernel read or wrote outside of an array.
     """
     compiled = jax.jit(function, compiler_options=_TO_COMPILE)
-    with reports() as said:
+    with reports() as said, compiled_once(_TO_COMPILE):
         output: NDArray[Any] = jax.tree.map(np.asarray, _ready(compiled(*arrays)))
     return Run(output, said.getvalue().strip())
 

@@ -45,7 +45,7 @@ _CONSUMER_REGISTERS = 232
 
 _PRODUCER_REGISTERS = 40
 
-_UNROLLED = 16
+_UNROLLED = 8
 """Copies of a tile that are written out one by one; more make a loop."""
 
 
