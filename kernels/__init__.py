@@ -3,12 +3,13 @@
 Nothing here knows of requests or pages: arrays in, arrays out. `table_update` holds the programs with which
 a page table's device copy is made and changed. `cache_update`, `attention`, `mla`, `page_copy`, `page_export` and
 `states` hold the functions over a cache's pages; they check their arguments, and what is lowered for a platform with
-kernels of its own (`tpu`) gets these, anything else the plain JAX of `xla`. `layout` and `storage` say where numbers
-stand in pages and what they mean, `options` and `masks` what a query reads.
+kernels of its own (`tpu`, and `gpu` for Hopper) gets these, anything else the plain JAX of `xla`. `layout` and
+`storage` say where numbers stand in pages and what they mean, `options` and `masks` what a query reads.
 """
 
 from .attention import fused_ragged_paged_attention, ragged_paged_attention
 from .cache_update import kv_cache_update
+from .gpu.hopper import KernelsUnavailable
 from .layout import CacheLayout, layout_of, pack_rows, unpack_keys, unpack_values
 from .mla import mla_cache_update, mla_paged_attention
 from .options import AttentionOptions, MlaOptions
@@ -22,6 +23,7 @@ __all__ = [
     "STAGING_SIZES",
     "AttentionOptions",
     "CacheLayout",
+    "KernelsUnavailable",
     "MlaOptions",
     "ScaledPages",
     "copy_pages",
