@@ -61,7 +61,7 @@ def attend(
     pages = kv_pages.reshape(num_pages, page_size, -1)
     starts = aligned_starts(batch.starts[:-1], single.alignment)
     token = jnp.arange(num_tokens, dtype=jnp.int32)
-    owner = jnp.searchsorted(batch.starts[1:], token, side="right").astype(jnp.int32)
+    owner = jnp.searchsorted(batch.starts[1:], token, side="right", method="compare_all").astype(jnp.int32)
     owned = owner < kv_lens.shape[0]
     owner = jnp.minimum(owner, kv_lens.shape[0] - 1)
     places = jnp.where(owned, starts[owner] + token - batch.starts[owner], -1)
@@ -71,7 +71,7 @@ def attend(
     items = decode_items(batch, starts, table, splits=splits, tiles=single.tiles, options=options)
     alone = batch.q_lens == 1
     parts = decode_parts(
-        rows, pages, table.pages, items, geometry=single, options=options, splits=splits, interpret=interpret
+        rows, pages, table, items, geometry=single, options=options, splits=splits, interpret=interpret
     )
     decoded = combine(parts, alone, sinks, geometry=single, options=options).astype(queries.dtype)
     out = jnp.where((owned & alone[owner])[:, None, None], decoded[owner], jnp.zeros((), queries.dtype))
@@ -88,7 +88,7 @@ def attend(
         tiles=several.tiles,
         options=options,
     )
-    long = prefill(rows, pages, table.pages, blocks, sinks, geometry=several, options=options, interpret=interpret)
+    long = prefill(rows, pages, table, blocks, sinks, geometry=several, options=options, interpret=interpret)
     return jnp.where(blocks.used[:, None, None], long, out)
 
 

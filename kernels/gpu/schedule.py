@@ -16,7 +16,7 @@ from ..options import AttentionOptions
 from ..ragged import Ragged
 from .tiles import Tiles
 
-__all__ = ["Blocks", "Field", "Table", "clean_table", "decode_items", "most_blocks", "prefill_blocks"]
+__all__ = ["Blocks", "Field", "clean_table", "decode_items", "most_blocks", "prefill_blocks"]
 
 
 @unique
@@ -57,18 +57,6 @@ class Field(IntEnum):
     """Whether one of these pages doesn't exist, 0 or 1."""
 
 
-class Table(NamedTuple):
-    """A page table, cleaned.
-
-    Attributes:
-        pages: `i32[S, pages_per_seq]`: -1 for what names no page.
-        missing: `i32[S, pages_per_seq + 1]`: how many of the entries before each name no page.
-    """
-
-    pages: jax.Array
-    missing: jax.Array
-
-
 class Blocks(NamedTuple):
     """The query blocks of a call.
 
@@ -92,22 +80,20 @@ class Blocks(NamedTuple):
 def clean_table(
     page_table: jax.Array,  # i32[S, pages_per_seq]
     num_pages: int,
-) -> Table:
-    """What of a page table names pages. O(S * pages_per_seq).
+) -> jax.Array:
+    """What of a page table names pages: `i32[S, pages_per_seq]`, -1 elsewhere. O(S * pages_per_seq).
 
     Args:
         page_table: `i32[S, pages_per_seq]`: anything in entries that nobody reads.
         num_pages: P.
     """
-    exists = (page_table >= 0) & (page_table < num_pages)
-    missing = jnp.cumsum((~exists).astype(jnp.int32), axis=1, dtype=jnp.int32)
-    return Table(jnp.where(exists, page_table, -1), jnp.pad(missing, ((0, 0), (1, 0))))
+    return jnp.where((page_table >= 0) & (page_table < num_pages), page_table, -1)
 
 
 def decode_items(
     batch: Ragged,
     starts: jax.Array,  # i32[S]
-    table: Table,
+    table: jax.Array,  # i32[S, pages_per_seq]
     *,
     splits: int,
     tiles: Tiles,
@@ -118,7 +104,7 @@ def decode_items(
     Args:
         batch: the lengths.
         starts: `i32[S]`: where each sequence's queries begin among the aligned ones.
-        table: the page table.
+        table: the page table, as `clean_table` makes it.
         splits: parts of each sequence; those that there is nothing left for are empty.
         tiles: how keys are cut.
         options: the mask.
@@ -163,7 +149,7 @@ def most_blocks(num_tokens: int, num_rows: int, block_queries: int) -> int:
 def prefill_blocks(
     batch: Ragged,
     starts: jax.Array,  # i32[S]
-    table: Table,
+    table: jax.Array,  # i32[S, pages_per_seq]
     *,
     num_tokens: int,
     block_queries: int,
@@ -177,7 +163,7 @@ def prefill_blocks(
     Args:
         batch: the lengths.
         starts: `i32[S]`: where each sequence's queries begin among the aligned ones.
-        table: the page table.
+        table: the page table, as `clean_table` makes it.
         num_tokens: T.
         block_queries: queries in a block.
         block_rows: rows of a block: query by query, each with all heads of a group.
@@ -196,7 +182,7 @@ def prefill_blocks(
     begins = ends - counts
 
     block = jnp.arange(most, dtype=jnp.int32)
-    sequence = jnp.searchsorted(ends, block, side="right").astype(jnp.int32)
+    sequence = jnp.searchsorted(ends, block, side="right", method="compare_all").astype(jnp.int32)
     exists = sequence < num_rows
     sequence = jnp.minimum(sequence, num_rows - 1)
     offset = (block - begins[sequence]) * block_queries
@@ -224,7 +210,7 @@ def prefill_blocks(
     items = _items(sequence, token, first_tile, end_tile, low, high, whole_low, whole_high, table, tiles)
 
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
-    owner = jnp.searchsorted(batch.starts[1:], tokens, side="right").astype(jnp.int32)
+    owner = jnp.searchsorted(batch.starts[1:], tokens, side="right", method="compare_all").astype(jnp.int32)
     owned = owner < num_rows
     owner = jnp.minimum(owner, num_rows - 1)
     place = tokens - batch.starts[owner]
@@ -242,15 +228,16 @@ def _items(
     high: jax.Array,
     whole_low: jax.Array,
     whole_high: jax.Array,
-    table: Table,
+    table: jax.Array,  # i32[S, pages_per_seq]
     tiles: Tiles,
 ) -> jax.Array:
     """The list, `i32[len(Field), N]`, with the pages that the items read; all arguments before the table `i32[N]`."""
-    last = table.pages.shape[1] - 1
+    last = table.shape[1] - 1
     first_page = jnp.clip(low // tiles.page_size, 0, last)
     last_page = jnp.clip((high - 1) // tiles.page_size, first_page, last)
-    row = jnp.maximum(sequence, 0)
-    holes = table.missing[row, last_page + 1] > table.missing[row, first_page]
+    place = jnp.arange(table.shape[1], dtype=jnp.int32)[None]
+    within = (place >= first_page[:, None]) & (place <= last_page[:, None])
+    holes = jnp.any(within & (table[jnp.maximum(sequence, 0)] < 0), axis=1)
     columns = {
         Field.SEQUENCE: sequence,
         Field.TOKEN: token,
