@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .backends import DEFAULT_BACKEND, BackendError, load_backend
+from .backends import DEFAULT_BACKEND, Backend, BackendError, load_backend
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from .log import log_command
 from .log.reading import is_log
@@ -28,6 +28,9 @@ __all__ = ["add_parser", "run"]
 _POOL_TOKENS = 200_000 * 16
 _SYNTHETIC_REQUESTS = 200
 _REFRESH_SECONDS = 0.1
+
+_OF_BATCHES = ("allocate_slots_batch", "slot_of")
+"""What a manager has that serves a step in one call (MAN-11)."""
 
 _DESCRIPTION = """\
 Serves a request trace through a backend's CacheManager and page tables, as an engine would, and reports how
@@ -64,6 +67,7 @@ examples:
   kvproof replay trace.jsonl                               how the default backend does
   kvproof replay --synthetic --lockstep --num-pages 500    does it what the specification does, short of pages
   kvproof replay --synthetic 1000 --seed 7 --save t.jsonl  make a trace up, keep it, replay it
+  kvproof replay --synthetic --lockstep --batched          the same of the call that serves a whole step
   kvproof replay --synthetic --groups full:16,window:16:4096,mamba --eagle
   kvproof replay engine.log                                where an engine's recorded calls first went wrong
 
@@ -125,6 +129,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     )
     add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
     add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
+    add(
+        "--batched",
+        action="store_true",
+        help="a step's live requests get their slots by one allocate_slots_batch, as long as there are surely pages",
+    )
     add("--json", type=Path, metavar="FILE", help="write the report to a file as well")
     add("--ignore", metavar="C,..", help="of a log: pass over reads that differ by these clauses")
     add("--show-tokens", action="store_true", help="of a log: show token ids")
@@ -139,7 +148,11 @@ def run(args: argparse.Namespace) -> int:
         The exit status: 0 fine, 1 the backend deviates, 2 could not run.
     """
     if args.trace is not None and is_log(args.trace):
-        for option, asked in (("--synthetic", args.synthetic is not None), ("--lockstep", args.lockstep)):
+        for option, asked in (
+            ("--synthetic", args.synthetic is not None),
+            ("--lockstep", args.lockstep),
+            ("--batched", args.batched),
+        ):
             if asked:
                 return _could_not_run(f"{option} does not go with a log")
         return log_command.run(args)
@@ -199,12 +212,21 @@ def _prepare(args: argparse.Namespace) -> _Job:
     sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=args.eagle)
     engine_class = LockstepEngine if args.lockstep else Engine
     try:
-        engine = engine_class(backend, sizes, hash_seed=f"kvproof replay {args.seed}".encode())
+        engine = engine_class(
+            backend, sizes, hash_seed=f"kvproof replay {args.seed}".encode(), batched=_batched(args, backend)
+        )
     except MemoryError as error:
         raise _BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
     if args.json is not None:
         _require_writable(args.json)
     return _Job(trace, engine, sizes)
+
+
+def _batched(args: argparse.Namespace, backend: Backend) -> bool:
+    """Whether steps are batched; asked for of a manager that has no such call, that is bad input."""
+    if args.batched and not all(hasattr(backend.get("CacheManager"), name) for name in _OF_BATCHES):
+        raise _BadInputError(f"--batched: {args.backend}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
+    return bool(args.batched)
 
 
 def _trace(args: argparse.Namespace) -> list[TraceRequest]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,16 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
+class _Given(NamedTuple):
+    """What a batched call gave a request, read as a backend's ``CachePages`` is read."""
+
+    pages: Sequence[Sequence[int]]
+
+    def get_page_ids(self) -> Sequence[Sequence[int]]:
+        """A list of ids for each group."""
+        return self.pages
+
+
 @dataclass
 class Timings:
     """Time inside the library by part, in nanoseconds."""
@@ -82,14 +92,16 @@ class Engine:
         backend: whose ``CacheManager`` and ``MultiGroupPageTable`` are used.
         sizes: how large they are.
         hash_seed: the seed of the keys, given to a manager that takes one.
+        batched: whether `advance` is one ``allocate_slots_batch`` where there are surely pages for all.
 
     Attributes:
         timings: the time inside the library so far.
         num_groups: how many cache groups it serves.
     """
 
-    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes) -> None:
-        self.timings = Timings()
+    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes, *, batched: bool = False) -> None:
+        self.timings, self._batched = Timings(), batched
+        self._page_sizes, self._slots = sizes.page_sizes, dict[str, int]()
         manager_class, tables_class = backend.get("CacheManager"), backend.get("MultiGroupPageTable")
         options: dict[str, Any] = {"use_eagle": True} if sizes.use_eagle else {}
         if backend.accepts("CacheManager", "hash_seed"):
@@ -132,7 +144,11 @@ class Engine:
     def admit(self, request: Request, num_new_tokens: int, hits: Pages, num_hit_tokens: int) -> Pages | None:
         """Slots for the first new tokens of a request, behind those that it hit; None for want of pages."""
         with self._library("admit", "allocate_slots at admission", request.request_id):
-            return self._allocate_slots()(request, num_new_tokens, num_hit_tokens, hits)
+            pages = self._allocate_slots()(request, num_new_tokens, num_hit_tokens, hits)
+        if self._batched and pages is not None:
+            with self._library("admit", "slot_of", request.request_id):
+                self._slots[request.request_id] = self.manager.slot_of(request.request_id)
+        return pages
 
     def advance(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> list[Pages]:
         """Slots for more tokens of live requests, in order, up to the first that gets none.
@@ -144,6 +160,8 @@ class Engine:
         Returns:
             What those were given that got theirs.
         """
+        if self._batched and requests and self._has_room(num_new_tokens):
+            return self._advance_all(requests, num_new_tokens)
         granted: list[Pages] = []
         allocate_slots, grant = self._allocate_slots(), granted.append
         start = perf_counter_ns()
@@ -159,6 +177,25 @@ class Engine:
             raise DeviationError(call, request_id, "pages or None", described(error)) from error
         self.timings.decode += perf_counter_ns() - start
         return granted
+
+    def _has_room(self, num_new_tokens: Sequence[int]) -> bool:
+        """Whether there are surely pages for so many tokens more: a request's first and last may share theirs."""
+        most = sum((num + self._lookahead) // size + 2 for size in self._page_sizes for num in num_new_tokens)
+        return self.num_free_pages() >= most
+
+    def _advance_all(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> list[Pages]:
+        """`advance` in one call. Only that is timed: the arrays that it takes an engine has anyway."""
+        slots = np.array([self._slots[request.request_id] for request in requests])
+        computed = np.array([request.num_computed_tokens for request in requests])
+        with self._library("decode", "allocate_slots_batch"):
+            batch = self.manager.allocate_slots_batch(slots, computed, np.array(num_new_tokens), self._lookahead)
+        with self._library(None, "SlotBatch"):
+            every = [_Given(batch.get_page_ids(place)) for place in range(len(requests))]
+            num_granted = sum(map(bool, batch.granted))
+        if num_granted < len(requests):
+            observed = f"{num_granted} of {len(requests)} granted"
+            raise DeviationError("allocate_slots_batch", None, "slots for all, since there are pages", observed)
+        return every
 
     def advance_call(self, num_new_tokens: int) -> str:
         """What `advance` calls for one request, as verdicts name it."""
@@ -189,6 +226,7 @@ class Engine:
         """Gives a request's pages back; a finished one's keys are dropped as well. Returns what `free` did."""
         with self._library("free", "free", request.request_id):
             losers: list[str] = self.manager.free(request)
+            self._slots.pop(request.request_id, None)
             if finished:
                 self.manager.free_page_hashes(request)
         return losers

@@ -36,13 +36,14 @@ class LockstepEngine(Engine):
         backend: the backend.
         sizes: how large both sides are.
         hash_seed: the seed of the keys, for both.
+        batched: whether the backend serves a step's requests by one call (MAN-11); the specification never does.
 
     Attributes:
         comparisons: how many results have been compared.
     """
 
-    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes) -> None:
-        super().__init__(backend, sizes, hash_seed)
+    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes, *, batched: bool = False) -> None:
+        super().__init__(backend, sizes, hash_seed, batched=batched)
         self.comparisons = 0
         self._spec = Engine(load_backend("kvproof.spec"), sizes, hash_seed)
         self._mirrors: dict[str, Request] = {}
@@ -80,8 +81,16 @@ class LockstepEngine(Engine):
         return observed
 
     def advance(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> list[Pages]:
-        """More tokens for each request, compared call by call."""
+        """More tokens for each request, compared call by call; what one call gave all, after it."""
         granted: list[Pages] = []
+        if self._batched and requests and self._has_room(num_new_tokens):
+            with self._specification() as spec:
+                due = spec.advance([self._mirror(request) for request in requests], num_new_tokens)
+            granted = super().advance(requests, num_new_tokens)
+            for request, expected, observed in zip(requests, due, granted, strict=True):
+                self._compare_pages("allocate_slots_batch", request, expected, observed)
+                self._compare_pool("allocate_slots_batch", request)
+            return granted
         for request, num_tokens in zip(requests, num_new_tokens, strict=True):
             call = self.advance_call(num_tokens)
             with self._specification() as spec:

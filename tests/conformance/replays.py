@@ -1,5 +1,7 @@
 """Replays in tests: short traces, and backends made of two classes."""
 
+from collections.abc import Callable
+
 from kvproof import spec
 from kvproof.conformance.backends import Backend
 from kvproof.conformance.replay import Replay
@@ -35,7 +37,7 @@ def replayed(
     prefill_chunk: int | None = None,
     use_eagle: bool = False,
     backend: object = spec,
-    engine: type[Engine] = Engine,
+    engine: Callable[..., Engine] = Engine,
 ) -> Report:
     """A trace served to its end."""
     sizes = sizes_for(trace, read_groups(groups, page_size), num_pages, live, prefill_chunk, use_eagle=use_eagle)
