@@ -1,6 +1,7 @@
 """The GPU's attention, interpreted: right, and without races, over dead keys that are all NaN (ATT-1 to 4, ATT-6)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,11 +31,9 @@ def test_pages_that_do_not_exist_are_not_read() -> None:
     arrays[3] = jnp.asarray(table)
     options = options_of(case, batch)
 
-    def call(*arrays: Any) -> Any:
-        return attention.attend(*arrays, sinks=None, options=options, interpret=interpreted.interpret_params())
-
+    call = partial(attention.attend, sinks=None, options=options, interpret=interpreted.interpret_params())
     done = interpreted.run(call, *arrays)
-    expected = np.asarray(xla.attend(*arrays, sinks=None, options=options), np.float32)
+    expected = np.asarray(partial(xla.attend, sinks=None, options=options)(*arrays), np.float32)
     assert done.minds == ""
     np.testing.assert_allclose(done.output.astype(np.float32), expected, atol=2**-7)
 
@@ -52,7 +51,7 @@ def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None]) -> None:
         def __getattr__(self, name: str) -> Any:
             return (lambda *_: None) if name == "barrier_wait" else getattr(plgpu, name)
 
-    plgpu = walk.plgpu
+    plgpu = vars(walk)["plgpu"]
     plant(walk, "plgpu", Hasty())
     try:
         minds = run_case(Case((1,), (33,), (2, 1))).minds

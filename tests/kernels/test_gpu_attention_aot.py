@@ -1,0 +1,42 @@
+"""Attention compiled for an H200, by the real compilers, on a machine without one: no thread spills registers."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from kvproof.kernels.gpu import attention
+from kvproof.kernels.gpu.support import unsupported
+from kvproof.kernels.layout import CacheLayout
+from kvproof.kernels.options import AttentionOptions
+
+from . import gpu_aot
+from .gpu_aot import shape
+
+gpu_aot.require()
+
+HALF, E4M3, I32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn), jnp.int32
+
+
+@pytest.mark.parametrize(
+    ("dim", "stored", "page_size", "num_pages"),
+    [
+        # 2^31 bytes lie within the pool: coordinates of copies are 32 bits wide, addresses are not.
+        (128, HALF, 16, 2**20),
+        (64, E4M3, 64, 2**16),
+    ],
+)
+def test_attention_compiles_without_spills(dim: int, stored: jnp.dtype, page_size: int, num_pages: int) -> None:
+    layout = CacheLayout("v3", 8, dim, dim, 4 // stored.itemsize)
+    options = AttentionOptions(layout, stored, dim**-0.5)
+    pages = shape((num_pages, page_size, *layout.row_shape), stored)
+    queries: Any = shape((256, 32, dim), HALF)
+    table: Any = shape((8, 64), I32)
+    assert unsupported(options, queries, pages, table) is None
+    arrays = (queries, pages, shape((8,), I32), table, shape((9,), I32), shape((1,), I32))
+    call = partial(attention.attend, sinks=None, options=options)
+    done = gpu_aot.compile_for_gpu(lambda *arrays: call(*arrays), *arrays)
+    assert gpu_aot.kernels_in(done.compiled) == 2
+    assert all(kernel.spilled == 0 for kernel in done.kernels), done.kernels
+    assert done.temp_bytes < 2**26  # the pages are read where they lie
