@@ -84,7 +84,8 @@ def launch(
         grid_names=tuple(grid),
         num_threads=CONSUMERS + 1,
         thread_name=THREAD,
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # JAX 0.11 would choose the other semantics.
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
         kernel_name=name,
         **({} if interpret is None else {"interpret": interpret}),
     )

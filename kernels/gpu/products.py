@@ -56,7 +56,7 @@ class Warpgroup:
             return _dot(queries[...], keys[...].T)
 
         def multiply(sums: Any) -> jax.Array:
-            plgpu.wgmma(sums, queries, plgpu.transpose_ref(keys, (1, 0)))
+            plgpu.wgmma(sums, queries, keys.transpose((1, 0)))
             done: jax.Array = sums[...]
             return done
 
