@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..options import AttentionOptions
 from ..ragged import ragged
 from .geometry import ROWS, Geometry
-from .schedule import clean_table, decode_items, prefill_blocks
+from .schedule import clean_table, decode_items, prefill_blocks, splits_of
 
 __all__ = ["attend"]
 
@@ -45,7 +45,7 @@ def attend(
         `[T, Hq, Dv]`, of the queries' dtype; zeros in rows that belong to no sequence.
     """
     # Imported here: Mosaic GPU needs a package that machines without a GPU may lack.
-    from .decode import combine, decode_parts, splits_of
+    from .decode import combine, decode_parts
     from .prefill import prefill
 
     layout = options.layout

@@ -1,10 +1,4 @@
-"""Decode on a GPU: sequences with one query each, their keys split over blocks of threads, and the parts put together.
-
-How many parts a sequence is cut into follows from shapes alone, so that a program serves all lengths. It is the number
-that makes the longest contexts end first: blocks run in rounds, one on each multiprocessor at a time, and every block
-costs some tiles' time beside its own, until its first tile is there and while its sums are written. Short sequences
-leave some parts empty; those end at once.
-"""
+"""Decode on a GPU: sequences with one query each, their keys split over blocks of threads, parts put together."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,13 +16,7 @@ from .launch import Interpret, launch
 from .products import Warpgroup, commit
 from .walk import LOWEST, THREAD, Sums, attend_item
 
-__all__ = ["Parts", "combine", "decode_parts", "splits_of"]
-
-MULTIPROCESSORS = 132
-"""Those of an H100 or H200."""
-
-_BLOCK_TILES = 4
-"""What beginning and ending a block costs, in tiles."""
+__all__ = ["Parts", "combine", "decode_parts"]
 
 _shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
@@ -45,23 +33,6 @@ class Parts(NamedTuple):
     mixed: jax.Array
     tops: jax.Array
     totals: jax.Array
-
-
-def splits_of(num_rows: int, num_heads: int, most_tiles: int) -> int:
-    """Into how many parts sequences are cut. O(most_tiles), at most 264.
-
-    Args:
-        num_rows: S.
-        num_heads: KV heads.
-        most_tiles: tiles of the longest context that the page table can name.
-    """
-    blocks = num_rows * num_heads
-
-    def time(splits: int) -> int:
-        rounds = -(-blocks * splits // MULTIPROCESSORS)
-        return rounds * (-(-most_tiles // splits) + _BLOCK_TILES)
-
-    return min(range(1, max(1, min(most_tiles, 2 * MULTIPROCESSORS)) + 1), key=time)
 
 
 def decode_parts(

@@ -16,7 +16,14 @@ from ..options import AttentionOptions
 from ..ragged import Ragged
 from .tiles import Tiles
 
-__all__ = ["Blocks", "Field", "clean_table", "decode_items", "most_blocks", "prefill_blocks"]
+__all__ = ["Blocks", "Field", "clean_table", "decode_items", "most_blocks", "prefill_blocks", "splits_of"]
+
+
+MULTIPROCESSORS = 132
+"""Those of an H100 or H200."""
+
+_BLOCK_TILES = 4
+"""What beginning and ending a block costs, in tiles."""
 
 
 @unique
@@ -88,6 +95,28 @@ def clean_table(
         num_pages: P.
     """
     return jnp.where((page_table >= 0) & (page_table < num_pages), page_table, -1)
+
+
+def splits_of(num_rows: int, num_heads: int, most_tiles: int) -> int:
+    """Into how many parts sequences are cut. O(most_tiles), at most 264.
+
+    It follows from shapes alone, so that a program serves all lengths. It is the number that makes the longest
+    contexts end first: blocks run in rounds, one on each multiprocessor at a time, and every block costs some tiles'
+    time beside its own, until its first tile is there and while its sums are written. Short sequences leave some parts
+    empty; those end at once.
+
+    Args:
+        num_rows: S.
+        num_heads: KV heads.
+        most_tiles: tiles of the longest context that the page table can name.
+    """
+    blocks = num_rows * num_heads
+
+    def time(splits: int) -> int:
+        rounds = -(-blocks * splits // MULTIPROCESSORS)
+        return rounds * (-(-most_tiles // splits) + _BLOCK_TILES)
+
+    return min(range(1, max(1, min(most_tiles, 2 * MULTIPROCESSORS)) + 1), key=time)
 
 
 def decode_items(

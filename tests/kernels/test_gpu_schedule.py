@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvproof.kernels.gpu import attention, geometry
 from kvproof.kernels.gpu.geometry import Geometry
-from kvproof.kernels.gpu.schedule import Field, clean_table, decode_items, most_blocks, prefill_blocks
+from kvproof.kernels.gpu.schedule import Field, clean_table, decode_items, most_blocks, prefill_blocks, splits_of
 from kvproof.kernels.gpu.support import unsupported
 from kvproof.kernels.gpu.tiles import Tiles, cut
 from kvproof.kernels.layout import CacheLayout
@@ -190,6 +190,21 @@ def test_blocks_of_queries_cover_long_sequences_once(lens: list[tuple[int, int]]
     assert real.sum() == len({at for at, _ in seen})
     unused = np.asarray(blocks.first) >= np.asarray(blocks.end)
     assert unused[:, queries * group :].all()
+
+
+@given(rows=st.integers(1, 300), heads=st.integers(1, 64), tiles=st.integers(1, 3000))
+def test_parts_are_as_many_as_have_tiles(rows: int, heads: int, tiles: int) -> None:
+    splits = splits_of(rows, heads, tiles)
+    assert 1 <= splits <= tiles
+    # Where whole sequences fill the device many times over, and evenly, nothing is gained.
+    assert rows * heads % 132 or rows * heads < 132 or splits == 1
+
+
+def test_parts_of_usual_batches() -> None:
+    assert splits_of(1, 8, 1024) == 16  # 128 blocks on 132 multiprocessors
+    assert splits_of(32, 8, 64) == 1  # 256 blocks: two rounds
+    assert splits_of(20, 8, 64) > 1  # 160 would leave most idle in the second
+    assert splits_of(128, 8, 1) == 1
 
 
 @given(q_lens=st.lists(st.integers(0, 20), min_size=5, max_size=5), alignment=st.sampled_from([1, 2, 4, 8]))
