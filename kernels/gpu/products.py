@@ -13,6 +13,7 @@ What remains unexecuted is the layouts of `wgmma` alone, which the compiler chec
 """
 
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any
 
 import jax
@@ -23,6 +24,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 __all__ = ["Warpgroup", "by_column", "by_row", "commit", "settled"]
 
 _SUMS: Any = plgpu.WGMMAAccumulatorRef
+
+_INDEX: tuple[Any, ...] = ((),) if signature(plgpu.load).parameters["idx"].default is Parameter.empty else ()
+"""What loads take beside a reference: JAX 0.10 wants an index, 0.11 none."""
 
 commit: Callable[[], None] = plgpu.commit_smem
 """Makes what this warpgroup wrote to shared memory visible to copies and products."""
@@ -105,14 +109,14 @@ class Warpgroup:
         if self._emulated:
             array: jax.Array = ref[...]
             return array
-        return plgpu.load(ref, (), layout=_layout(1), optimized=False)
+        return plgpu.load(ref, *_INDEX, layout=_layout(1), optimized=False)
 
     def tile(self, ref: Any) -> jax.Array:
         """Reads a tile `[m, n]` from shared memory."""
         if self._emulated:
             array: jax.Array = ref[...]
             return array
-        return plgpu.load(ref, (), layout=plgpu.Layout.WGMMA, optimized=False)
+        return plgpu.load(ref, *_INDEX, layout=plgpu.Layout.WGMMA, optimized=False)
 
     def converted(self, ref: Any, dtype: Any) -> jax.Array:
         """Reads a tile `[m, n]` from shared memory as another dtype, through float16, which holds all float8."""
