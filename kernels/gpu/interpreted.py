@@ -100,7 +100,7 @@ def _attention(options: AttentionOptions) -> Callable[..., jax.Array]:
     """One function for equal options, so that what is compiled for them is found again."""
 
     def attention(*arrays: jax.Array) -> jax.Array:
-        return attention_kernels.attend(*arrays, None, options=options, interpret=interpret_params())
+        return attention_kernels.attend(*arrays, sinks=None, options=options, interpret=interpret_params())
 
     return attention
 

@@ -12,6 +12,8 @@ The order of writes and reads (ATT-5). What attends takes the pages that this re
 the update and makes it wait for the update's end. Nothing here lets a later launch begin before (no programmatic
 dependent launch), and a block ends only once its copies have arrived (`wait_smem_to_gmem`). So every row of the batch
 is written before any is read, whichever sequence it is of.
+
+Not under `vmap`: JAX maps no kernel that changes what it is given over several such things.
 """
 
 from collections.abc import Callable
