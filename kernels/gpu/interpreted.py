@@ -9,7 +9,7 @@ the interpreter's names to itself, which are the same since.
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -98,11 +98,21 @@ def attend(
 @cache
 def _attention(options: AttentionOptions) -> Callable[..., jax.Array]:
     """One function for equal options, so that what is compiled for them is found again."""
+    return partial(_attend, options=options)
 
-    def attention(*arrays: jax.Array) -> jax.Array:
-        return attention_kernels.attend(*arrays, sinks=None, options=options, interpret=interpret_params())
 
-    return attention
+def _attend(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: jax.Array,  # [P, page, ...]
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    *,
+    options: AttentionOptions,
+) -> jax.Array:
+    batch = (kv_lens, page_table, cu_q_lens, num_seqs)
+    return attention_kernels.attend(queries, kv_pages, *batch, None, options=options, interpret=interpret_params())
 
 
 def update(

@@ -131,6 +131,13 @@ def test_keys_and_values_are_packed_and_written() -> None:
     check(run, expected.reshape(pages.shape))
 
 
+def test_attention_that_no_kernel_takes_is_refused() -> None:
+    arrays = [np.zeros(shape, np.float32) for shape in ((1, 2, 128), (2, 16, 4, 128))]
+    lengths = [np.zeros(shape, np.int32) for shape in (1, (1, 2), 2, 1)]
+    with pytest.raises(ValueError, match="do not take this call: queries of float32"):
+        interpreted.attend(*arrays, *lengths, num_kv_heads=2)
+
+
 def test_nothing_to_do_changes_nothing() -> None:
     pages = jnp.ones((2, 2, 2, 128))
     none = jnp.zeros(0, jnp.int32)
