@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from .geometry import ROWS, Geometry
 from .item import Item
-from .products import by_column, by_row, commit
+from .products import Warpgroup, by_column, by_row, commit
 from .schedule import Field
 
 __all__ = ["clean", "converted", "masked"]
@@ -72,7 +72,7 @@ def clean(item: Item, slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
         alive = _alive(item, share * rows, tile, holes)
         for columns in _chunks(geometry, geometry.layout.v_head_dim):
             part = item.scratch.values.at[slot, pl.ds(share * rows, rows), columns]
-            part[...] = _where_alive(alive, group.tile(part))
+            part[...] = _where_alive(group, alive, group.tile(part))
         commit()
 
     holes = item.field(Field.HOLES) > 0
@@ -102,9 +102,9 @@ def _alive(item: Item, begin: int, tile: jax.Array, holes: bool) -> jax.Array:
     return alive
 
 
-def _where_alive(alive: jax.Array, numbers: jax.Array) -> jax.Array:
+def _where_alive(group: Warpgroup, alive: jax.Array, numbers: jax.Array) -> jax.Array:
     """Rows of a tile, zero where they are dead."""
-    return jnp.where(by_row(alive, numbers.shape), numbers, jnp.zeros_like(numbers))
+    return jnp.where(group.by_stored_row(alive, numbers.shape), numbers, jnp.zeros_like(numbers))
 
 
 def converted(item: Item, stored: Any, slot: jax.Array, into: Any, wg: jax.Array, tile: jax.Array | None = None) -> Any:
@@ -115,7 +115,7 @@ def converted(item: Item, stored: Any, slot: jax.Array, into: Any, wg: jax.Array
         alive = None if tile is None else _alive(item, 0, tile, holes)
         for columns in _chunks(geometry, into.shape[-1]):
             numbers = group.converted(stored.at[slot, :, columns], geometry.dtype)
-            into.at[wg, :, columns][...] = numbers if alive is None else _where_alive(alive, numbers)
+            into.at[wg, :, columns][...] = numbers if alive is None else _where_alive(group, alive, numbers)
         commit()
 
     if tile is None:

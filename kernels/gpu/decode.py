@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..options import AttentionOptions
 from ..score_units import exponent_unit, sinks_as_scores
-from .geometry import CONSUMERS, ROWS, Geometry
+from .geometry import CONSUMERS, ROWS, Geometry, itemsize_of
 from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch
 from .products import Warpgroup, commit
@@ -67,7 +67,7 @@ def decode_parts(
         _shape((num_parts, ROWS), jnp.float32),
         _shape((num_parts, ROWS), jnp.float32),
     )
-    group = Warpgroup(interpret is not None)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, mixed, tops, totals = refs

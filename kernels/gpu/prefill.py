@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..options import AttentionOptions
 from ..score_units import exponent_unit, sinks_as_scores
-from .geometry import CONSUMERS, ROWS, Geometry
+from .geometry import CONSUMERS, ROWS, Geometry, itemsize_of
 from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch
 from .products import Warpgroup, by_row, commit
@@ -54,7 +54,7 @@ def prefill(
     heads, group, v_dim = geometry.layout.num_kv_heads, geometry.group, geometry.layout.v_head_dim
     count = blocks.items.shape[1]
     unit = exponent_unit(options)
-    warpgroup = Warpgroup(interpret is not None)
+    warpgroup = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
     inputs = [blocks.items, table, rows, pages, blocks.first, blocks.end]
     if sinks is not None:
         inputs.append(_sink_rows(sinks, geometry, options))

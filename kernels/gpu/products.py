@@ -40,10 +40,17 @@ class Warpgroup:
 
     Args:
         emulated: whether the kernel is interpreted.
+        itemsize: bytes of a stored number.
+        swizzled: whether stored tiles are swizzled: they are read without bank conflicts then, which the compiler
+            checks.
     """
 
-    def __init__(self, emulated: bool) -> None:
+    def __init__(self, emulated: bool, itemsize: int, swizzled: bool) -> None:
         self._emulated = emulated
+        self._swizzled = swizzled
+        # Of one-byte numbers a thread reads four at a time, of others two.
+        wide = swizzled and itemsize == 1
+        self._stored = plgpu.Layout.WGMMA_UPCAST_2X if wide else plgpu.Layout.WGMMA
 
     def scores(
         self,
@@ -95,9 +102,14 @@ class Warpgroup:
         return array if self._emulated else plgpu.layout_cast(array, _layout(len(shape)))
 
     def row_numbers(self, count: int) -> jax.Array:
-        """`i32[m]`: the number of each row of a tile; `by_row` makes a tile of them."""
+        """`i32[m]`: the number of each row of a stored tile; `by_stored_row` makes a tile of what comes of them."""
         numbers = jax.lax.iota(jnp.int32, count)
-        return numbers if self._emulated else plgpu.layout_cast(numbers, _layout(1))
+        return numbers if self._emulated else plgpu.layout_cast(numbers, self._stored.reduce(1))
+
+    def by_stored_row(self, numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """What is known of each row of a stored tile, `[m]`, in all columns: `[m, n]`."""
+        array = by_row(numbers, shape)
+        return array if self._emulated else plgpu.layout_cast(array, self._stored)
 
     def column_numbers(self, count: int) -> jax.Array:
         """`i32[n]`: the number of each column of a tile; `by_column` makes a tile of them."""
@@ -112,18 +124,19 @@ class Warpgroup:
         return plgpu.load(ref, *_INDEX, layout=_layout(1), optimized=False)
 
     def tile(self, ref: Any) -> jax.Array:
-        """Reads a tile `[m, n]` from shared memory."""
+        """Reads a stored tile `[m, n]` from shared memory."""
         if self._emulated:
             array: jax.Array = ref[...]
             return array
-        return plgpu.load(ref, *_INDEX, layout=plgpu.Layout.WGMMA, optimized=False)
+        return plgpu.load(ref, *_INDEX, layout=self._stored, optimized=self._swizzled)
 
     def converted(self, ref: Any, dtype: Any) -> jax.Array:
-        """Reads a tile `[m, n]` from shared memory as another dtype, through float16, which holds all float8."""
+        """Reads a stored tile `[m, n]` from shared memory as another dtype, exactly: float16 holds all float8."""
         numbers = self.tile(ref)
         if numbers.dtype == dtype:
             return numbers
-        return numbers.astype(jnp.float16).astype(jnp.float32).astype(dtype)
+        numbers = numbers.astype(jnp.float16)
+        return numbers if dtype == jnp.float16 else numbers.astype(jnp.float32).astype(dtype)
 
 
 def by_row(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
