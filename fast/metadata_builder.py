@@ -218,7 +218,8 @@ class MultiGroupMetadataBuilder:
             raise refusal(
                 ValueError, "R1", f"page_tables has {len(page_tables)} groups, page_sizes {len(self.builders)}"
             )
-        return _build(self.builders, page_tables.page_tables, num_computed_tokens, num_scheduled_tokens)
+        tables = [page_tables[group] for group in range(len(self.builders))]
+        return _build(self.builders, tables, num_computed_tokens, num_scheduled_tokens)
 
 
 class _Step(NamedTuple):

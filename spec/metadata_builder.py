@@ -268,7 +268,7 @@ class MultiGroupMetadataBuilder:
             raise refusal(
                 ValueError, "R1", f"page_tables has {len(page_tables)} groups, page_sizes {len(self.builders)}"
             )
-        each = list(zip(self.builders, page_tables.page_tables, strict=True))
+        each = [(builder, page_tables[group]) for group, builder in enumerate(self.builders)]
         for builder, table in each:
             builder._require_table(table)
         counts = self.builders[0]._read_counts(num_computed_tokens, num_scheduled_tokens)
