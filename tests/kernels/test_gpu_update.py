@@ -10,21 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
 
 from kvproof.kernels.gpu import interpreted, update
 
+from .update_cases import Array, Updates, as_bits, numbers
+
 NUM_PAGES, PAGE_SIZE = 7, 5
 NUM_SLOTS = NUM_PAGES * PAGE_SIZE
 NUM_ROWS = 11  # blocks of four: the last one reaches back
+UPDATES = Updates(NUM_PAGES, PAGE_SIZE, NUM_ROWS)
 ROWS = {"v2": ((4, 128), jnp.dtype(jnp.float8_e4m3fn)), "v3": ((1, 2, 128), jnp.dtype(jnp.bfloat16))}
 """The rows of a slot, and their dtype."""
-
-NO_SLOT = [-1, -PAGE_SIZE, -(2**31), NUM_SLOTS, NUM_SLOTS + PAGE_SIZE - 1, 2**31 - 1]
-
-Array = NDArray[Any]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,17 +42,6 @@ def by_slices(pages: jax.Array, rows: jax.Array, slices: jax.Array, count: jax.A
     return update.update_slices(pages, rows, slices, count, interpret=interpreted.interpret_params())
 
 
-def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Signed normal numbers, some of them NaN: what is moved is not looked at."""
-    drawn = rng.standard_normal(shape)
-    drawn[rng.random(shape[:1]) < 0.2] = np.nan
-    return drawn.astype(dtype)
-
-
-def as_bits(array: Array) -> Array:
-    return array.view(f"u{array.dtype.itemsize}")
-
-
 def check(run: interpreted.Run, expected: Array) -> None:
     assert run.minds == ""
     np.testing.assert_array_equal(as_bits(run.output), as_bits(expected))
@@ -65,59 +52,16 @@ def check(run: interpreted.Run, expected: Array) -> None:
 @settings(max_examples=4)
 def test_rows_go_to_their_slots(version: str, seed: int, share: float) -> None:
     """CACHE-3: slots named are written, slots that don't exist write nothing, the rest stays bit for bit."""
-    rng, (row, dtype) = np.random.default_rng(seed), ROWS[version]
-    pages, rows = numbers(rng, (NUM_PAGES, PAGE_SIZE, *row), dtype), numbers(rng, (NUM_ROWS, *row), dtype)
-    slots = rng.choice(np.array(NO_SLOT), NUM_ROWS).astype(np.int32)
-    named = np.flatnonzero(rng.random(NUM_ROWS) < share)
-    slots[named] = rng.permutation(NUM_SLOTS)[: len(named)]
-    expected = pages.reshape(NUM_SLOTS, *row).copy()
-    expected[slots[named]] = rows[named]
-    check(interpreted.run(by_slots, pages, rows, slots), expected.reshape(pages.shape))
-
-
-def draw_slices(rng: np.random.Generator, num_slices: int) -> Array:
-    """Disjoint slices, each within a page, whole pages and single slots among them; `i32[3, num_slices]`."""
-    slices = []
-    for page in rng.permutation(NUM_PAGES)[:num_slices]:
-        begin, end = sorted(rng.integers(0, PAGE_SIZE + 1, 2)) if rng.random() < 0.7 else (0, PAGE_SIZE)
-        length = max(int(end - begin), 1)
-        slot = int(page) * PAGE_SIZE + min(int(begin), PAGE_SIZE - length)
-        slices.append((slot, int(rng.integers(0, NUM_ROWS - length + 1)), length))
-    return np.array(slices, np.int32).reshape(-1, 3).T
-
-
-BAD_SLICES = [
-    (-1, 0, 1),
-    (NUM_SLOTS, 0, 1),
-    (PAGE_SIZE - 1, 0, 2),  # runs over its page's end
-    (NUM_SLOTS - 1, 0, 2),  # and the pool's
-    (0, NUM_ROWS - 1, 2),  # runs over the rows' end
-    (0, -1, 1),
-    (0, 0, 0),
-    (0, 0, -1),
-    (0, 0, PAGE_SIZE + 1),
-    (2**31 - 1, 2**31 - 1, 2**31 - 1),
-    (-(2**31), -(2**31), -(2**31)),
-]
+    drawn, expected = UPDATES.by_slots(np.random.default_rng(seed), *ROWS[version], share)
+    check(interpreted.run(by_slots, *drawn), expected)
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_slices=st.integers(0, NUM_PAGES))
 @settings(max_examples=4)
 def test_slices_go_to_their_slots(seed: int, num_slices: int) -> None:
     """CACHE-3: columns past ``num_slices`` are not looked at, slices that don't fit are dropped whole."""
-    rng, (row, dtype) = np.random.default_rng(seed), ROWS["v3"]
-    pages, rows = numbers(rng, (NUM_PAGES, PAGE_SIZE, *row), dtype), numbers(rng, (NUM_ROWS, *row), dtype)
-    good = draw_slices(rng, num_slices)
-    expected = pages.reshape(NUM_SLOTS, *row).copy()
-    for slot, begin, length in good.T:
-        expected[slot : slot + length] = rows[begin : begin + length]
-    bad = np.array(BAD_SLICES, np.int32).T
-    counted = np.concatenate([good, bad], axis=1)
-    counted = counted[:, rng.permutation(counted.shape[1])]
-    ignored = draw_slices(rng, NUM_PAGES)
-    slices = np.concatenate([counted, ignored], axis=1)[:, : NUM_PAGES + bad.shape[1]]
-    count = np.array([counted.shape[1]], np.int32)
-    check(interpreted.run(by_slices, pages, rows, slices, count), expected.reshape(pages.shape))
+    drawn, expected = UPDATES.by_slices(np.random.default_rng(seed), *ROWS["v3"], num_slices)
+    check(interpreted.run(by_slices, *drawn), expected)
 
 
 def test_keys_and_values_are_packed_and_written() -> None:
@@ -157,7 +101,7 @@ def test_slots_that_are_no_whole_copies_are_left_to_xla() -> None:
 
 def _seeded() -> tuple[interpreted.Run, Array]:
     rng, (row, dtype) = np.random.default_rng(0), ROWS["v3"]
-    pages, rows = numbers(rng, (NUM_PAGES, PAGE_SIZE, *row), dtype), numbers(rng, (NUM_ROWS, *row), dtype)
+    pages, rows = UPDATES.arrays(rng, row, dtype)
     slots = np.arange(NUM_SLOTS - NUM_ROWS + 1, NUM_SLOTS + 1, dtype=np.int32)  # the last one is none
     expected = pages.reshape(NUM_SLOTS, *row).copy()
     expected[slots[:-1]] = rows[:-1]
