@@ -160,7 +160,7 @@ class Engine:
         Returns:
             What those were given that got theirs.
         """
-        if self._batched and requests and self._has_room(num_new_tokens):
+        if self._fits_one_call(num_new_tokens):
             return self._advance_all(requests, num_new_tokens)
         granted: list[Pages] = []
         allocate_slots, grant = self._allocate_slots(), granted.append
@@ -178,8 +178,11 @@ class Engine:
         self.timings.decode += perf_counter_ns() - start
         return granted
 
-    def _has_room(self, num_new_tokens: Sequence[int]) -> bool:
-        """Whether there are surely pages for so many tokens more: a request's first and last may share theirs."""
+    def _fits_one_call(self, num_new_tokens: Sequence[int]) -> bool:
+        """Whether steps are batched and this one has requests, and surely pages for so many tokens more of each."""
+        if not self._batched or not num_new_tokens:
+            return False
+        # new tokens begin and end amid pages
         most = sum((num + self._lookahead) // size + 2 for size in self._page_sizes for num in num_new_tokens)
         return self.num_free_pages() >= most
 

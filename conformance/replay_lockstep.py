@@ -83,10 +83,10 @@ class LockstepEngine(Engine):
     def advance(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> list[Pages]:
         """More tokens for each request, compared call by call; what one call gave all, after it."""
         granted: list[Pages] = []
-        if self._batched and requests and self._has_room(num_new_tokens):
+        if self._fits_one_call(num_new_tokens):
             with self._specification() as spec:
                 due = spec.advance([self._mirror(request) for request in requests], num_new_tokens)
-            granted = super().advance(requests, num_new_tokens)
+            granted = self._advance_all(requests, num_new_tokens)
             for request, expected, observed in zip(requests, due, granted, strict=True):
                 self._compare_pages("allocate_slots_batch", request, expected, observed)
                 self._compare_pool("allocate_slots_batch", request)

@@ -1,9 +1,9 @@
 """The GPU's kernels on any computer: attention and updates in GPU interpret mode, with whatever the interpreter minds.
 
 Blocks run one after another, the warpgroups of a block beside each other, a copy is made as soon as it is started.
-What isn't ordered by a barrier shows as a race; shared memory that nobody wrote holds NaN. For tests, and for
-`kvproof check`: a call takes a thousand times as long as on a device, and compiling it some seconds. JAX 0.10 keeps
-the interpreter's names to itself, which are the same since.
+What isn't ordered by a barrier shows as a race; shared memory that nobody wrote holds NaN. For tests: a call takes a
+thousand times as long as on a device, and compiling it some seconds. JAX 0.10 keeps the interpreter's names to itself,
+which are the same since.
 """
 
 import io
