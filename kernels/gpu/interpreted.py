@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from ..interpreted_calls import TO_COMPILE, Run, options_of_call
 from ..layout import layout_of, pack_rows
 from ..options import AttentionOptions
 from . import attention as attention_kernels
@@ -29,22 +30,7 @@ __all__ = ["Run", "attend", "interpret_params", "reports", "run", "update"]
 
 _INTERPRETER = "jax._src.pallas.mosaic_gpu.interpret"
 
-_TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
-"""What is run once is not worth being optimised."""
-
 _ready: Callable[[Any], Any] = jax.block_until_ready
-
-
-class Run(NamedTuple):
-    """What one run of a kernel left.
-
-    Attributes:
-        output: what it gave, its arrays as numpy arrays.
-        minds: what the interpreter reported: races.
-    """
-
-    output: Any
-    minds: str
 
 
 def attend(
@@ -79,19 +65,8 @@ def attend(
     Raises:
         ValueError: the kernels do not take such a call; on a GPU it is left to XLA.
     """
-    head_dim = queries.shape[2]
-    options = AttentionOptions(
-        layout=layout_of(kv_pages, head_dim, head_dim, num_kv_heads),
-        kv_dtype=jnp.dtype(kv_pages.dtype),
-        score_scale=head_dim**-0.5,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        soft_cap=soft_cap,
-    )
-    reason = unsupported(options, queries, kv_pages, page_table)
-    if reason is not None:
-        raise ValueError(f"the kernels do not take this call: {reason}")
+    masks = {"causal": causal, "window": window, "chunk": chunk, "soft_cap": soft_cap}
+    options = options_of_call(unsupported, queries, kv_pages, page_table, num_kv_heads, **masks)
     return run(_attention(options), queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
 
 
@@ -158,8 +133,8 @@ def run(function: Callable[..., Any], *arrays: Any) -> Run:
     Raises:
         jax.errors.JaxRuntimeError: a kernel read or wrote outside of an array.
     """
-    compiled = jax.jit(function, compiler_options=_TO_COMPILE)
-    with reports() as said, compiled_once(_TO_COMPILE):
+    compiled = jax.jit(function, compiler_options=TO_COMPILE)
+    with reports() as said, compiled_once(TO_COMPILE):
         output: NDArray[Any] = jax.tree.map(np.asarray, _ready(compiled(*arrays)))
     return Run(output, said.getvalue().strip())
 

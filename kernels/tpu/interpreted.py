@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
-from numpy.typing import NDArray
 
+from ..interpreted_calls import TO_COMPILE, Run, options_of_call
 from ..layout import layout_of, pack_rows
 from ..options import AttentionOptions
 from . import attention as attention_kernels
@@ -30,25 +30,10 @@ __all__ = ["MODES", "Run", "attend", "interpret_params", "reports", "update"]
 MODES = ("eager", "on_wait")
 """When copies are made: as soon as they are started, or when somebody waits for them."""
 
-_TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
-"""What is run once is not worth being optimised."""
-
 _LOG = "jax._src.pallas.mosaic.interpret"
 
 _reset: Callable[[], None] = pltpu.reset_tpu_interpret_mode_state
 _ready: Callable[[Any], Any] = jax.block_until_ready
-
-
-class Run(NamedTuple):
-    """What one run of a kernel left.
-
-    Attributes:
-        output: what it gave.
-        minds: what the interpreter reported: races, and semaphores that were not at zero at the end.
-    """
-
-    output: NDArray[Any]
-    minds: str
 
 
 def attend(
@@ -85,19 +70,8 @@ def attend(
     Raises:
         ValueError: the kernels do not take such a call; on a TPU it is left to XLA.
     """
-    head_dim = queries.shape[2]
-    options = AttentionOptions(
-        layout=layout_of(kv_pages, head_dim, head_dim, num_kv_heads),
-        kv_dtype=jnp.dtype(kv_pages.dtype),
-        score_scale=head_dim**-0.5,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        soft_cap=soft_cap,
-    )
-    reason = unsupported(options, queries, kv_pages, page_table)
-    if reason is not None:
-        raise ValueError(f"the kernels do not take this call: {reason}")
+    masks = {"causal": causal, "window": window, "chunk": chunk, "soft_cap": soft_cap}
+    options = options_of_call(unsupported, queries, kv_pages, page_table, num_kv_heads, **masks)
     kernel = partial(_attend, options=options, mode=mode)
     return _run(kernel, queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
 
@@ -124,7 +98,7 @@ def update(
     return _run(partial(_update, mode=mode), kv_pages, rows, slot_mapping)
 
 
-@partial(jax.jit, static_argnames=("options", "mode"), compiler_options=_TO_COMPILE)
+@partial(jax.jit, static_argnames=("options", "mode"), compiler_options=TO_COMPILE)
 def _attend(
     queries: jax.Array,  # [T, Hq, D]
     kv_pages: jax.Array,  # [P, page, ...]
@@ -140,7 +114,7 @@ def _attend(
     return attention_kernels.attend(queries, kv_pages, *batch, None, options=options, interpret=interpret_params(mode))
 
 
-@partial(jax.jit, static_argnames="mode", compiler_options=_TO_COMPILE)
+@partial(jax.jit, static_argnames="mode", compiler_options=TO_COMPILE)
 def _update(kv_pages: jax.Array, rows: jax.Array, slots: jax.Array, *, mode: str) -> jax.Array:
     return update_kernels.update(kv_pages, rows, slots, interpret=interpret_params(mode))
 
