@@ -19,6 +19,7 @@ from .pool_events import EventLog
 from .prefix_index import PrefixIndex
 from .runs import RunTree
 from .sampling import Sampling
+from .tokens import TokenBytes
 
 __all__ = ["CachedPages"]
 
@@ -106,7 +107,7 @@ class CachedPages:
     # -- Coming and going -------------------------------------------------------------------------
 
     def keys_to_be(
-        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], start: int = 0, after: int = 0
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], start: int = 0, after: int = 0
     ) -> KeyStretch | None:
         """The keys of pages about to be published, if keys are kept; else None, and nothing is computed.
 
@@ -121,6 +122,7 @@ class CachedPages:
         """
         if not self.keeps_keys:
             return None
+        tokens = bytes(tokens)  # events tell them when they are taken
         before = self._digest_of(after) if after else None
         digests = digest_chain(
             self.hash_function, self.none_hash if before is None else before, tree.page_bytes, tokens, segments, start

@@ -24,6 +24,7 @@ from .pages import PageList
 from .publishing import Publisher
 from .row_check import check_rows
 from .swapped_requests import SwappedRequests
+from .tokens import TokenBytes
 
 __all__ = ["CacheCoordinator", "NewPages"]
 
@@ -115,7 +116,7 @@ class CacheCoordinator:
 
     def find_longest_cache_hit(
         self,
-        tokens: bytes,
+        tokens: TokenBytes,
         segments: Sequence[Sequence[ExtraSegment]],
         max_cache_hit_length: int,
         *,
@@ -134,7 +135,9 @@ class CacheCoordinator:
         """
         return longest_hit(self.page_pool.index, self.groups, tokens, segments, max_cache_hit_length, eagle)
 
-    def check_hits(self, tokens: bytes, segments: Sequence[Sequence[ExtraSegment]], hits: Hits, length: int) -> None:
+    def check_hits(
+        self, tokens: TokenBytes, segments: Sequence[Sequence[ExtraSegment]], hits: Hits, length: int
+    ) -> None:
         """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared)."""
         check_hits(self.page_pool.index, self.groups, tokens, segments, hits, length)
 
@@ -143,7 +146,7 @@ class CacheCoordinator:
     def admit(
         self,
         request: EngineRequest,
-        tokens: bytes,
+        tokens: TokenBytes,
         segments: Sequence[Sequence[ExtraSegment]],
         hits: Hits,
         promised: int,

@@ -9,6 +9,7 @@ from .coordinator import CacheCoordinator
 from .extra_keys import ExtraSegment
 from .group_rules import read_groups
 from .longest_hit import Hits, none_hit
+from .tokens import TokenBytes
 
 __all__ = [
     "CacheCoordinatorNoPrefixCache",
@@ -23,7 +24,7 @@ class CacheCoordinatorNoPrefixCache(CacheCoordinator):
 
     def find_longest_cache_hit(
         self,
-        tokens: bytes,  # noqa: ARG002 - nothing is found, whatever is looked for
+        tokens: TokenBytes,  # noqa: ARG002 - nothing is found, whatever is looked for
         segments: Sequence[Sequence[ExtraSegment]],  # noqa: ARG002
         max_cache_hit_length: int,  # noqa: ARG002
         *,
@@ -38,7 +39,7 @@ class UnitaryCacheCoordinator(CacheCoordinator):
 
     def find_longest_cache_hit(
         self,
-        tokens: bytes,
+        tokens: TokenBytes,
         segments: Sequence[Sequence[ExtraSegment]],
         max_cache_hit_length: int,
         *,

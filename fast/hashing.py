@@ -18,7 +18,7 @@ from kvproof.spec.declarations import EngineRequest, HashFunction
 
 from .arguments import attribute, integer, refusal
 from .extra_keys import ExtraSegment, encode_extra_keys, extra_segments
-from .tokens import Tokens, token_bytes
+from .tokens import TokenBytes, Tokens, token_bytes
 
 __all__ = [
     "NONE_HASH",
@@ -196,13 +196,17 @@ class PageHashes(Sequence[PageHash]):
         self.tokens = tokens[: num_pages * size]
         self.digests = digest_chain(hash_function, none_hash, size, self.tokens, segments)
 
-    def agrees(self, other_tokens: bytes, segments: Sequence[ExtraSegment], num_pages: int) -> bool:
+    def agrees(self, other_tokens: TokenBytes, segments: Sequence[ExtraSegment], num_pages: int) -> bool:
         """Whether the first keys, ``num_pages`` at most, are of these tokens and extra keys. O(tokens), no digest."""
         num_pages = min(num_pages, len(self.digests))
         if num_pages == 0:
             return True
-        size = 4 * self.page_size * num_pages
-        return self.tokens[:size] == other_tokens[:size] and _same_extras(self.segments, segments, num_pages)
+        same = other_tokens[: 4 * self.page_size * num_pages]
+        return (
+            len(same) == 4 * self.page_size * num_pages
+            and self.tokens.startswith(same)
+            and _same_extras(self.segments, segments, num_pages)
+        )
 
     def __len__(self) -> int:
         return len(self.digests)

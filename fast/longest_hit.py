@@ -15,6 +15,7 @@ from .arguments import refusal
 from .cache_group import CacheGroup
 from .extra_keys import ExtraSegment
 from .prefix_index import PrefixIndex
+from .tokens import TokenBytes
 
 __all__ = ["Hits", "check_hits", "longest_hit", "none_hit"]
 
@@ -30,7 +31,7 @@ def none_hit(groups: Sequence[CacheGroup]) -> Hits:
 def longest_hit(
     index: PrefixIndex,
     groups: Sequence[CacheGroup],
-    tokens: bytes,
+    tokens: TokenBytes,
     segments: Sequence[Sequence[ExtraSegment]],
     most: int,
     eagle: bool,
@@ -89,7 +90,7 @@ def longest_hit(
 def check_hits(
     index: PrefixIndex,
     groups: Sequence[CacheGroup],
-    tokens: bytes,
+    tokens: TokenBytes,
     segments: Sequence[Sequence[ExtraSegment]],
     hits: Hits,
     length: int,

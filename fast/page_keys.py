@@ -16,6 +16,7 @@ from .extra_keys import ExtraSegment
 from .hashing import PageHash, PageHashes, PageHashWithGroupId, page_digest, read_page_hash, token_tuple, token_tuples
 from .pages import PageList
 from .runs import Run
+from .tokens import TokenBytes
 
 if TYPE_CHECKING:
     from .page_pool import PagePool
@@ -88,7 +89,7 @@ def require_own_keys(
     page_hashes: object,
     hash_function: HashFunction,
     none_hash: bytes,
-    tokens: bytes,
+    tokens: TokenBytes,
     segments: Sequence[ExtraSegment],
     page_size: int,
 ) -> None:
@@ -112,7 +113,7 @@ def require_own_keys(
             raise refusal(ValueError, "R2", "page_hashes are not the keys of the request's pages")
         return
     given = listed("page_hashes", page_hashes)[: len(tokens) // (4 * page_size)]
-    own = PageHashes(hash_function, none_hash, page_size, tokens[: len(given) * 4 * page_size], segments)
+    own = PageHashes(hash_function, none_hash, page_size, bytes(tokens[: len(given) * 4 * page_size]), segments)
     for place, (known, key) in enumerate(zip(given, own, strict=True)):
         if read_page_hash(f"page_hashes[{place}]", known) != key:
             raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")

@@ -23,7 +23,7 @@ from .held_pages import HeldPages
 from .page_keys import CachedMap, require_own_keys
 from .pages import CachePage, PageList, PageView
 from .priorities import PriorityOrder
-from .tokens import token_bytes
+from .tokens import token_view
 
 __all__ = ["PagePool"]
 
@@ -346,7 +346,7 @@ class PagePool(HeldPages):
         group = integer("kv_cache_group_id", kv_cache_group_id)
         first = integer("num_cached_pages", num_cached_pages)
         end = integer("num_full_pages", num_full_pages)
-        tokens = token_bytes("request.all_token_ids", attribute(request, "all_token_ids"))
+        tokens = token_view("request.all_token_ids", attribute(request, "all_token_ids"))
         segments = extra_segments(attribute(request, "extra_keys"), page_size)
         if not self.enable_caching:
             raise refusal(ValueError, "R1", "enable_caching=False: this pool caches no pages")

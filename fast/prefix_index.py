@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from .extra_keys import ExtraSegment
 from .runs import Run, RunTree, common_pages
+from .tokens import TokenBytes
 
 __all__ = ["PrefixIndex"]
 
@@ -67,13 +68,15 @@ class PrefixIndex:
 
     # -- Finding ----------------------------------------------------------------------------------
 
-    def match(self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int) -> NDArray[np.int64]:
+    def match(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
+    ) -> NDArray[np.int64]:
         """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1). Arguments as for `first_pages`."""
         pages = self.first_pages(tree, tokens, segments, limit)
         return pages if np.count_nonzero(pages) == len(pages) else pages[: pages.argmin()]
 
     def first_pages(
-        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
     ) -> NDArray[np.int64]:
         """The page cached for each place of a request, 0 where there is none, as far as the tree knows its tokens.
 
@@ -95,7 +98,7 @@ class PrefixIndex:
         return np.frombuffer(found, np.int32).astype(np.int64) if found else np.empty(0, np.int64)
 
     def holds(
-        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Whether each of ``pages`` holds the request's page at its place in the list, `bool[len(pages)]` (MAN-2)."""
         expected = np.zeros(len(pages), np.uint32)
@@ -112,7 +115,7 @@ class PrefixIndex:
         return good
 
     def _walk(
-        self, tree: RunTree, tokens: bytes, segments: Sequence[ExtraSegment], limit: int
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
     ) -> tuple[list[tuple[Run, int]], int]:
         """The runs along a request's tokens, each with how many of its pages agree; holes are walked over.
 
@@ -135,7 +138,7 @@ class PrefixIndex:
                     return found, child
                 assert isinstance(child, Run)
                 length = len(child.pages)
-                if depth + length <= end and tokens.startswith(child.tokens, offset):
+                if depth + length <= end and child.tokens.startswith(tokens[offset : offset + length * size]):
                     found.append((child, length))
                 else:
                     count = common_pages(child, 0, tokens, offset, min(length, end - depth))
@@ -151,7 +154,7 @@ class PrefixIndex:
     def publish(
         self,
         tree: RunTree,
-        tokens: bytes,
+        tokens: TokenBytes,
         segments: Sequence[ExtraSegment],
         pages: NDArray[np.int64],
         start: int = 0,
@@ -209,7 +212,7 @@ class PrefixIndex:
         self,
         run: Run,
         depth: int,
-        tokens: bytes,
+        tokens: TokenBytes,
         pages: NDArray[np.int64],
         segment: ExtraSegment,
     ) -> Run:
@@ -220,7 +223,12 @@ class PrefixIndex:
             run.pages += ids
         else:
             run = self._add_run(
-                run, depth, tokens if len(ids) == 1 else bytearray(tokens), ids, segment.extra, segment.extra_keys
+                run,
+                depth,
+                bytes(tokens) if len(ids) == 1 else bytearray(tokens),
+                ids,
+                segment.extra,
+                segment.extra_keys,
             )
         places = np.arange(depth, depth + len(pages), dtype=np.uint32)
         holes = len(pages) - int(np.count_nonzero(pages))
@@ -255,7 +263,7 @@ class PrefixIndex:
         self.run_cell[page] = run.number
         return run
 
-    def publish_next(self, page: int, after: int, depth: int, tokens: bytes, extra: bytes) -> bool:
+    def publish_next(self, page: int, after: int, depth: int, tokens: TokenBytes, extra: bytes) -> bool:
         """The usual case of `publish`: one page behind the last page of a leaf, in O(1).
 
         Args:

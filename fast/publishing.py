@@ -16,10 +16,11 @@ from .live_requests import LiveRequests
 from .page_keys import KeyStretch
 from .page_pool import PagePool
 from .request_reading import read_tokens
+from .tokens import TokenBytes
 
 __all__ = ["Publisher", "Publishing"]
 
-Publishing = tuple[CacheGroup, int, int, int, bytes, KeyStretch | None]
+Publishing = tuple[CacheGroup, int, int, int, TokenBytes, KeyStretch | None]
 """Pages of one group about to be published, what was read of them before anything changed: the group; the place of
 the first page that the tokens cover; the cached page before it, 0 if it is the request's first; the place behind
 the last; their token bytes, none where there is nothing to publish up to there; their keys, if the pool keeps any.
@@ -89,7 +90,7 @@ class Publisher:
         self,
         group: CacheGroup,
         segments: Sequence[ExtraSegment],
-        tokens_of: Callable[[int, int], bytes],
+        tokens_of: Callable[[int, int], TokenBytes],
         places: tuple[int, int, int],
         states: tuple[int, int],
     ) -> Publishing:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
 
 from .arguments import attribute, refusal
-from .tokens import token_bytes
+from .tokens import token_view
 
 __all__ = [
     "another",
@@ -72,10 +72,10 @@ def plain_tokens(request: EngineRequest, start: int, stop: int) -> bytes | None:
     return part.tobytes()
 
 
-def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None) -> bytes:
-    """The bytes of a request's tokens ``[start, stop)`` (R1)."""
+def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None) -> memoryview:
+    """The bytes of a request's tokens ``[start, stop)``, where they lie: for use within a call (R1)."""
     tokens, num_tokens = attribute(request, "all_token_ids"), attribute(request, "num_tokens")
-    data = token_bytes("request.all_token_ids", tokens, start, stop)
+    data = token_view("request.all_token_ids", tokens, start, stop)
     if num_tokens != len(tokens):
         raise refusal(ValueError, "R1", f"request.num_tokens={num_tokens}, but all_token_ids has {len(tokens)}")
     return data

@@ -17,6 +17,7 @@ from .cache_group import CacheGroup
 from .prefix_index import PrefixIndex
 from .request_reading import read_tokens
 from .snapshot_parts import BEYOND, Part
+from .tokens import TokenBytes
 
 if TYPE_CHECKING:
     from .prefix_manager import PrefixManager
@@ -137,7 +138,7 @@ def _first_place(group: CacheGroup, computed: int) -> int:
     return group.rule.first_place(computed) if group.rule.gives_back else 0
 
 
-def _require_own_content(index: PrefixIndex, group: CacheGroup, slot: int, row: _Row, tokens: bytes) -> None:
+def _require_own_content(index: PrefixIndex, group: CacheGroup, slot: int, row: _Row, tokens: TokenBytes) -> None:
     """Refuses published pages that are cached with something else than the request's tokens at their places."""
     end = row.num_published
     if end * 4 * group.rule.page_size > len(tokens):

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from .tokens import TokenBytes
+
 __all__ = ["Run", "RunTree", "common_pages"]
 
 
@@ -74,7 +76,7 @@ class Run:
         size = self.tree.page_bytes
         return bytes(self.tokens[place * size : (place + 1) * size])
 
-    def lengthen(self, tokens: bytes) -> None:
+    def lengthen(self, tokens: TokenBytes) -> None:
         """Adds tokens behind its own; the pages are the caller's."""
         if type(self.tokens) is bytes:
             self.tokens = bytearray(self.tokens)
@@ -144,7 +146,7 @@ class RunTree:
         self.root = Run(self, number, None, b"", b"", None, 0, bytearray(), array("i"))
 
 
-def common_pages(run: Run, inner: int, tokens: bytes, offset: int, most: int) -> int:
+def common_pages(run: Run, inner: int, tokens: TokenBytes, offset: int, most: int) -> int:
     """How many pages of a run, from ``inner`` on, ``most`` at most, agree with ``tokens`` from byte ``offset`` on."""
     page_bytes = run.tree.page_bytes
     words = most * page_bytes // 4

@@ -45,7 +45,7 @@ class SwapManager(PrefixManager):
                 MAN-13).
         """
         slot = self._require_live(request)
-        tokens = read_tokens(request)
+        tokens = bytes(read_tokens(request))
         extra = extra_segments(attribute(request, "extra_keys"), 1)
         coordinator, swapped = self.coordinator, self.coordinator.swapped
         segments = coordinator.segments_of(request.extra_keys)
@@ -87,7 +87,7 @@ class SwapManager(PrefixManager):
             ValueError: the request is not swapped out, or is on its way; its tokens or extra keys changed (MAN-6).
         """
         coming = self.coordinator.swapped.by_id.get(read_request_id(request))
-        tokens = read_tokens(request)
+        tokens = bytes(read_tokens(request))
         extra = extra_segments(attribute(request, "extra_keys"), 1)
         if coming is None or coming.request is not request:
             raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is not swapped out")
@@ -120,7 +120,7 @@ class SwapManager(PrefixManager):
                 never cached.
         """
         request_id, count = read_request_id(request), integer("num_tokens", num_tokens, minimum=1)
-        tokens = read_tokens(request)
+        tokens = bytes(read_tokens(request))
         extra = extra_segments(attribute(request, "extra_keys"), 1)
         coordinator, swapped = self.coordinator, self.coordinator.swapped
         swapped.require_none(request)

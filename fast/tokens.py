@@ -1,4 +1,8 @@
-"""Token ids as contiguous little-endian int32 bytes: what keys are computed over and prefixes are compared as."""
+"""Token ids as contiguous little-endian int32 bytes: what keys are computed over and prefixes are compared as.
+
+A call reads a request's tokens where they lie, by a `memoryview` of bytes; only what is kept beyond it is copied. A
+copy takes 4 us for 32,768 tokens, a fifth of their look-up, and more where memory is fresh.
+"""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,20 +13,25 @@ from numpy.typing import NDArray
 
 from .arguments import refusal, shown
 
-__all__ = ["token_bytes"]
+__all__ = ["TokenBytes", "token_bytes", "token_view"]
 
 Tokens = Sequence[int] | NDArray[np.int32]
+
+TokenBytes = bytes | memoryview
+"""4 bytes a token, little-endian; a view is of single bytes."""
+
+_NOTHING = memoryview(b"")
 
 _INT32 = np.iinfo(np.int32)
 
 
-def token_bytes(name: str, tokens: Tokens, start: int = 0, stop: int | None = None) -> bytes:
-    """Reads the tokens ``[start, stop)`` (R1).
+def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = None) -> memoryview:
+    """Reads the tokens ``[start, stop)`` (R1), for as long as nobody changes them: within a call.
 
     Args:
         name: what to call them in an error.
-        tokens: a one-dimensional integer array, or a sequence of ints. An int32 array is copied (0.1 ns a
-            token), anything else converted (tens of ns a token).
+        tokens: a one-dimensional integer array, or a sequence of ints. An int32 array is looked at where it lies,
+            anything else converted (tens of ns a token).
         start: the first token.
         stop: the end; None for all.
 
@@ -41,7 +50,7 @@ def token_bytes(name: str, tokens: Tokens, start: int = 0, stop: int | None = No
         part = tokens[start:stop]
         if tokens.dtype != np.int32:
             _require_int32(name, part)
-        return part.astype("<i4", copy=False).tobytes()
+        return np.ascontiguousarray(part, "<i4").data.cast("B") if part.size else _NOTHING
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise refusal(TypeError, "R1", f"{name}={shown(tokens)} must be a sequence of ints")
     values: Sequence[Any] = tokens[start:stop] if isinstance(tokens, Sequence) else list(tokens)[start:stop]
@@ -51,10 +60,17 @@ def token_bytes(name: str, tokens: Tokens, start: int = 0, stop: int | None = No
             if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
                 raise refusal(TypeError, "R1", f"{name}[{place}] must be an int, not a {type(value).__name__}")
     try:
-        return np.frombuffer(array("i", values), np.int32).astype("<i4", copy=False).tobytes() if values else b""
+        if not values:
+            return _NOTHING
+        return np.frombuffer(array("i", values), np.int32).astype("<i4", copy=False).data.cast("B")
     except OverflowError:
         _require_int32(name, values)
         raise
+
+
+def token_bytes(name: str, tokens: Tokens) -> bytes:
+    """`token_view` of all tokens, copied: to be kept."""
+    return bytes(token_view(name, tokens))
 
 
 def _require_int32(name: str, values: Iterable[Any]) -> None:

@@ -327,6 +327,41 @@ def test_r1_a_look_up_under_a_live_id_that_is_refused_changes_nothing(package: M
 
 
 @PACKAGES
+@pytest.mark.parametrize("events", [False, True])
+def test_man_6_the_buffer_of_a_freed_request_is_the_engines_again(package: ModuleType, events: bool) -> None:
+    """R2: what is cached, and what waits to be told, is a copy of the tokens: another request may overwrite them."""
+    manager = package.CacheManager(16, [_group()], 20, hash_seed=b"s", enable_events=events, num_host_pages=8)
+    buffers = [np.arange(start, start + 9, dtype=np.int32) for start in (10, 30)]
+    freed, swapped = (_in_a_buffer(f"r{start}", buffer) for start, buffer in enumerate(buffers))
+    for request in (freed, swapped):
+        assert manager.allocate_slots(request, 5) is not None
+        request.num_computed_tokens = 5
+        assert manager.allocate_slots(request, 4) is not None
+        request.num_computed_tokens = 9
+    manager.free(freed)
+    plan = manager.swap_out(swapped)
+    manager.swap_done(plan.swap_id)
+    for buffer in buffers:
+        buffer[:] = -1
+    for start in (10, 30):
+        again = spec.Request(f"again {start}", np.arange(start, start + 9, dtype=np.int32))
+        assert manager.get_computed_pages(again)[1] == 8
+    told = [event.token_ids for event in manager.take_events() if isinstance(event, spec.PageStored)]
+    assert told == ([(start, start + 1) for start in (10, 12, 14, 16, 30, 32, 34, 36)] if events else [])
+    with pytest.raises(ValueError, match=r"tokens or extra keys.*\[MAN-6\]"):
+        manager.swap_in(swapped)
+    manager.check()
+
+
+def _in_a_buffer(request_id: str, buffer: Any) -> Any:
+    """An engine's request whose tokens lie in a buffer of the engine's."""
+    return SimpleNamespace(
+        request_id=request_id, all_token_ids=buffer, num_tokens=len(buffer), num_computed_tokens=0,
+        status=spec.EngineRequestStatus.RUNNING, extra_keys=(), sampling_params=None,
+    )  # fmt: skip
+
+
+@PACKAGES
 def test_r1_a_hash_function_that_fails_changes_nothing(package: ModuleType) -> None:
     """HASH-1: it gives bytes for the root, then something else; the request that met it was not admitted."""
     digests: list[Any] = ["text", "text", "text", b"root"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvproof.fast.extra_keys import ExtraSegment, extra_segments
 from kvproof.fast.prefix_index import PrefixIndex
 from kvproof.fast.runs import Run, RunTree
-from kvproof.fast.tokens import token_bytes
+from kvproof.fast.tokens import token_view
 from kvproof.spec.declarations import CacheSalt, MultimodalItem
 
 Prefix = tuple[int, int, tuple[tuple[tuple[int, ...], Any], ...]]
@@ -26,6 +26,9 @@ EXTRAS: list[Any] = [
     (MultimodalItem(b"a", 1, 2),),
     (MultimodalItem(b"a", 1, 1), MultimodalItem(b"b", 4, 2)),
 ]
+POISON = -1
+"""A token that no request has."""
+
 SITUATIONS = (
     "bulk eviction from the front",
     "bulk eviction of a tail",
@@ -127,15 +130,18 @@ class World:
         if after and self.source.random() < 0.5:  # decoding: just the next page
             prefixes = prefixes[: start + 1]
         pages = [free.pop() if free and self.source.random() < 0.85 else 0 for _ in range(len(prefixes) - start)]
-        data = token_bytes("tokens", values, start * tree.page_bytes // 4)
+        tokens = np.array(values, np.int32)
+        data = token_view("tokens", tokens, start * tree.page_bytes // 4)
         if len(pages) == 1 and pages[0] and after and not extra:
             quick = self.index.publish_next(pages[0], after, start, data[: tree.page_bytes], b"")
             self.happened["quick way" if quick else "no quick way"] += 1
             if quick:
                 self.model.setdefault(prefixes[start], []).append(pages[0])
+                tokens[:] = POISON
                 return
             self.verify()  # nothing has changed
         self.index.publish(tree, data, segments, np.array(pages, np.int64), start, after)
+        tokens[:] = POISON  # what the index keeps is its own
         self.happened["publishing behind a cached page"] += after != 0
         self.happened["several extra segments"] += segments[0].end < len(prefixes)
         for place, page in enumerate(pages, start):
@@ -196,7 +202,7 @@ class World:
             if prefix not in self.model:
                 break
             hits.append(self.model[prefix][0])
-        data = token_bytes("tokens", values)
+        data = token_view("tokens", np.array(values, np.int32))
         assert self.index.match(tree, data, segments, limit).tolist() == hits, "MAN-1"
         self.happened["hit"] += bool(hits)
         self.happened["hit on a lone page"] += bool(hits) and hits[-1] in self._lone()
@@ -322,7 +328,7 @@ def _world_to_damage() -> Damaged:
     plain: tuple[ExtraSegment, ...] = tuple(extra_segments((), 1))
 
     def publish(values: list[int], pages: list[int]) -> None:
-        index.publish(tree, token_bytes("tokens", values), plain, np.array(pages))
+        index.publish(tree, token_view("tokens", values), plain, np.array(pages))
 
     publish([0, 0, 0, 1, 1], [1, 2, 3, 4, 10])
     publish([0, 0, 0, 0, 0], [5, 0, 0, 6, 7])
