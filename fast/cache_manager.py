@@ -14,7 +14,7 @@ from .cache_pages import CachePages
 from .longest_hit import Hits
 from .page_table import MultiGroupPageTable
 from .prefix_manager import PinnedPrefix
-from .request_reading import another, is_running, never_slotted, read_id, read_request_id, read_tokens, too_long
+from .request_reading import another, is_running, never_slotted, read_id, read_prompt, read_request_id, too_long
 from .slot_batch import SlotBatch
 from .swapping import SwapManager
 from .table_rows import Ids
@@ -163,10 +163,9 @@ class CacheManager(SwapManager):
         coordinator = self.coordinator
         if coordinator.swapped.by_id:
             coordinator.swapped.require_none(request)
-        tokens = read_tokens(request)
-        segments = coordinator.segments_of(attribute(request, "extra_keys"))
-        for name in ("sampling_params", "status"):
-            attribute(request, name)
+        tokens, extra_keys, _ = read_prompt(request)
+        segments = coordinator.segments_of(extra_keys)
+        attribute(request, "status")
         if found:
             if not self.enable_caching:
                 raise refusal(ValueError, "MAN-2", f"num_new_computed_tokens={found} with caching off")

@@ -16,7 +16,7 @@ from .cache_pages import CachePages
 from .coordinator_kinds import get_kv_cache_coordinator
 from .hashing import PageHashes, hash_request_tokens, sha256
 from .longest_hit import Hits
-from .request_reading import another, read_request_id, read_tokens
+from .request_reading import another, read_prompt, read_request_id, read_tokens
 from .restore import restored
 from .snapshot import snapshot_of
 
@@ -142,9 +142,8 @@ class PrefixManager:
         """
         coordinator = self.coordinator
         slot = self._live.slot_of.get(read_request_id(request), -1)
-        tokens = read_tokens(request)
-        segments = coordinator.segments_of(attribute(request, "extra_keys"))
-        params = attribute(request, "sampling_params")
+        tokens, extra_keys, params = read_prompt(request)
+        segments = coordinator.segments_of(extra_keys)
         if slot >= 0:
             if self._live.requests[slot] is not request:
                 raise another(request)

@@ -1,5 +1,7 @@
 """R1: what the manager's calls read of a request, and what they refuse one for."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,7 @@ __all__ = [
     "never_slotted",
     "plain_tokens",
     "read_id",
+    "read_prompt",
     "read_request_id",
     "read_tokens",
     "too_long",
@@ -77,5 +80,27 @@ def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None)
     tokens, num_tokens = attribute(request, "all_token_ids"), attribute(request, "num_tokens")
     data = token_view("request.all_token_ids", tokens, start, stop)
     if num_tokens != len(tokens):
-        raise refusal(ValueError, "R1", f"request.num_tokens={num_tokens}, but all_token_ids has {len(tokens)}")
+        raise _miscounted(num_tokens, len(tokens))
     return data
+
+
+def read_prompt(request: EngineRequest) -> tuple[memoryview, Any, Any]:
+    """A request's token bytes, as of `read_tokens`, its extra keys and its sampling parameters (R1).
+
+    What a look-up and an admission read, attribute by attribute and not by `attribute`: that is 7 calls fewer.
+    """
+    try:
+        tokens, num_tokens = request.all_token_ids, request.num_tokens
+        extra_keys, params = request.extra_keys, request.sampling_params
+    except AttributeError:
+        for name in ("all_token_ids", "num_tokens", "extra_keys", "sampling_params"):
+            attribute(request, name)  # refuses the one that is missing
+        raise
+    data = token_view("request.all_token_ids", tokens)
+    if num_tokens != len(tokens):
+        raise _miscounted(num_tokens, len(tokens))
+    return data, extra_keys, params
+
+
+def _miscounted(num_tokens: object, known: int) -> Exception:
+    return refusal(ValueError, "R1", f"request.num_tokens={num_tokens}, but all_token_ids has {known}")

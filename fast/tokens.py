@@ -22,6 +22,9 @@ TokenBytes = bytes | memoryview
 
 _NOTHING = memoryview(b"")
 
+_TOKEN = np.dtype("<i4")
+"""The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
+
 _INT32 = np.iinfo(np.int32)
 
 
@@ -43,6 +46,9 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
         ValueError: a token does not fit an int32.
     """
     if isinstance(tokens, np.ndarray):
+        if tokens.dtype is _TOKEN and tokens.ndim == 1:  # the usual case: nothing is to be looked at
+            part = tokens[start:stop]
+            return np.ascontiguousarray(part).data.cast("B") if part.size else _NOTHING
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise refusal(
                 TypeError, "R1", f"{name} must be a 1-d integer array, not {tokens.dtype}{list(tokens.shape)}"
