@@ -10,6 +10,10 @@ all that it has no answer to, and what stands for it:
 | `layout_cast`, and layouts of loads | nothing | arrays have no layout there |
 
 What remains unexecuted is the layouts of `wgmma` alone, which the compiler checks against each other.
+
+Shared memory has two ways in, the threads' and that of copies and `wgmma`; what one of them did is seen by the other
+after `commit` only. What stands for `wgmma` reads by the threads' way and commits its reads: from JAX 0.11 on the
+interpreter tells the two ways apart, and a copy over what a thread read is a race to it.
 """
 
 from collections.abc import Callable
@@ -25,8 +29,10 @@ __all__ = ["Warpgroup", "by_column", "by_row", "commit", "settled"]
 
 _SUMS: Any = plgpu.WGMMAAccumulatorRef
 
-_INDEX: tuple[Any, ...] = ((),) if signature(plgpu.load).parameters["idx"].default is Parameter.empty else ()
-"""What loads take beside a reference: JAX 0.10 wants an index, 0.11 none."""
+_OF_LOADS = signature(plgpu.load).parameters
+
+_INDEX: tuple[Any, ...] = ((),) if "idx" in _OF_LOADS and _OF_LOADS["idx"].default is Parameter.empty else ()
+"""What loads take beside a reference: JAX 0.10 wants an index, 0.11 none, 0.12 takes none."""
 
 commit: Callable[[], None] = plgpu.commit_smem
 """Makes what this warpgroup wrote to shared memory visible to copies and products."""
@@ -154,4 +160,5 @@ def _layout(rank: int) -> Any:
 
 
 def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
+    commit()  # what was read from shared memory for it
     return jnp.dot(left.astype(jnp.float32), right.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)

@@ -13,7 +13,7 @@ the update and makes it wait for the update's end. Nothing here lets a later lau
 dependent launch), and a block ends only once its copies have arrived (`wait_smem_to_gmem`). So every row of the batch
 is written before any is read, whichever sequence it is of.
 
-Not under `vmap`: JAX maps no kernel that changes what it is given over several such things.
+Under `vmap` XLA serves: JAX maps no kernel that changes what it is given over several such things.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..slots import is_slice, is_slot
+from ..xla import update as xla
 
 __all__ = ["unsupported", "update", "update_slices"]
 
@@ -53,8 +55,6 @@ _BLOCK_ROWS = 32
 
 _FEWEST_BLOCKS = 4 * 132
 """Blocks to spread rows over before a block gets several: four for each multiprocessor of an H100 or H200."""
-
-_freeze: Callable[[Any], jax.Array] = jax.freeze
 
 
 def unsupported(kv_pages: jax.Array) -> str | None:
@@ -127,7 +127,7 @@ def update_slices(
     block = _rows_of_a_block(kv_pages, min(page, rows.shape[0]))
     kernel = partial(_slices_kernel, kv_pages.shape, interpret is not None)
     grid = {"slices": slices.shape[1], "pieces": -(-page // block)}
-    return _call(kernel, grid, block, kv_pages, rows, (num_slices, slices), interpret)
+    return _call(kernel, grid, block, kv_pages, rows, (slices, num_slices), interpret)
 
 
 def _rows_of_a_block(kv_pages: jax.Array, wanted: int) -> int:
@@ -146,7 +146,7 @@ def _call(
     scalars: tuple[jax.Array, ...],
     interpret: Any,
 ) -> jax.Array:
-    """Runs a kernel over the pages as a reference, which it changes where they lie."""
+    """Runs a kernel over the pages as a reference, which it changes where they lie; under `vmap` XLA instead."""
     bits = _BITS[kv_pages.dtype.itemsize]
     numbers = int(np.prod(kv_pages.shape[2:]))
     width = _WIDTH if numbers % _WIDTH == 0 else _LEAST_WIDTH
@@ -155,7 +155,6 @@ def _call(
         as_bits = array if array.dtype == bits else lax.bitcast_convert_type(array, bits)
         return as_bits.reshape(-1, numbers // width, width)
 
-    pages = jax.new_ref(flat(kv_pages), memory_space=plgpu.GMEM)
     scratch = (plgpu.SMEM((block, numbers // width, width), bits), plgpu.Barrier())
 
     def scoped(*refs: Ref) -> None:
@@ -171,9 +170,24 @@ def _call(
         interpret=False if interpret is None else interpret,
         name="kv_update",
     )
-    call(pages, flat(rows), *scalars)
-    written = _freeze(pages).reshape(kv_pages.shape)
-    return written if written.dtype == kv_pages.dtype else lax.bitcast_convert_type(written, kv_pages.dtype)
+
+    @custom_vmap
+    def written(kv_pages: jax.Array, rows: jax.Array, *scalars: jax.Array) -> jax.Array:
+        given = (flat(rows), *scalars)
+        # Not `new_ref`: JAX 0.10 takes no references into `custom_vmap`.
+        changed: jax.Array = pl.run_state(lambda pages: call(pages, *given))(flat(kv_pages))
+        done = changed.reshape(kv_pages.shape)
+        return done if done.dtype == kv_pages.dtype else lax.bitcast_convert_type(done, kv_pages.dtype)
+
+    written.def_vmap(_mapped)
+    done: jax.Array = written(kv_pages, rows, *scalars)
+    return done
+
+
+def _mapped(_: int, mapped: list[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
+    """What XLA does in a kernel's place under `vmap`, and that its result is mapped."""
+    axes = tuple(0 if each else None for each in mapped)
+    return jax.vmap(partial(xla.update, distinct=True), in_axes=axes)(*arrays), True
 
 
 def _rows_kernel(
@@ -195,8 +209,8 @@ def _slices_kernel(
     emulated: bool,
     pages: Ref,
     rows: Ref,
-    num_slices: Ref,
     slices: Ref,
+    num_slices: Ref,
     buffer: Ref,
     barrier: Ref,
 ) -> None:

@@ -45,6 +45,9 @@ _CONSUMER_REGISTERS = 232
 
 _PRODUCER_REGISTERS = 40
 
+_KEPT_HEAD_DIM = 128
+"""Head size up to which the addresses of the queries' parts are kept from tile to tile."""
+
 _UNROLLED = 8
 """Copies of a tile that are written out one by one; more make a loop."""
 
@@ -158,7 +161,6 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
     first, end = item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
     block = jnp.int32(0) if geometry.splits_keys else wg
     low, high = _bounds(item, wg)
-    queries = scratch.queries.at[block]
     plgpu.barrier_wait(scratch.queries_here.at[block])
     unit = exponent_unit(item.options)
 
@@ -178,7 +180,7 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
         if geometry.staged:
             keys = converted(item, scratch.keys, slot, scratch.key_tile, wg)
             release(scratch.keys_done)
-        scores = group.scores(queries, keys)
+        scores = group.scores(_queries(item, block, tile), keys)
         if not geometry.staged:
             release(scratch.keys_done)
         scores = masked(item, scores_of(scores, item.options, _tanh), tile, low, high)
@@ -209,6 +211,17 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
     if geometry.splits_keys:
         count = jax.lax.div(count + (CONSUMERS - 1) - wg, jnp.int32(CONSUMERS))
     return Sums(*jax.lax.fori_loop(0, count, lambda time, sums: step(time, Sums(*sums)), begin))
+
+
+def _queries(item: Item, block: jax.Array, tile: jax.Array) -> Any:
+    """The queries of a consumer, `[64, D]`.
+
+    The tensor cores are given an address for each 16 numbers of a head. The compiler computes those of the queries
+    once, before all tiles; of large heads they are so many that others are spilled, so it is told that they change.
+    """
+    if item.geometry.layout.head_dim > _KEPT_HEAD_DIM:
+        block = block + jax.lax.shift_right_arithmetic(tile, jnp.int32(31))  # zero: tiles count from there
+    return item.scratch.queries.at[block]
 
 
 def _tanh(numbers: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 import jax
 import pytest
 from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSharding
 from jax.stages import Compiled, Lowered
 
 __all__ = [
@@ -136,7 +136,8 @@ def on_gpu(kind: str = KIND) -> Iterator[None]:
         kind: what JAX calls such a device.
     """
     abstract = AbstractDevice(platform="cuda", device_kind=kind, num_cores=None)
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=abstract)):
+    mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=abstract)
+    with jax.sharding.use_abstract_mesh(mesh):
         yield
 
 

@@ -55,6 +55,21 @@ def test_a_hopper_gets_kernels_and_other_platforms_do_not(name: str) -> None:
         assert CALL not in text(program, platform)
 
 
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_mapped_update_is_xlas(name: str) -> None:
+    """CACHE-3: under `vmap` no kernel changes what it is given, on any platform; what XLA does is the same."""
+    pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
+    function, arguments = KERNELS[name]
+    pages, *others = jax.tree.map(lambda leaf: array((2, *leaf.shape), leaf.dtype), arguments)
+    with on_gpu(HOPPERS[0]):
+        every = jax.jit(jax.vmap(function)).trace(pages, *others)
+        one = jax.jit(jax.vmap(function, in_axes=(0, *(None for _ in others)))).trace(pages, *arguments[1:])
+    for program in (every, one):
+        assert program.out_info.shape == pages.shape
+        for platform in ("cuda", "cpu"):
+            assert CALL not in text(program, platform)
+
+
 def test_attention_is_traced_with_kernels_for_hoppers_only() -> None:
     """Lowering it takes seconds, and is for those who compile it. Of float16 there is no kernel for TPUs."""
     pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
