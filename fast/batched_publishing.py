@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
+from .extra_keys import PLAIN
 from .publishing import Publishing
 from .request_reading import plain_tokens
 
@@ -122,17 +123,20 @@ def _next_pages(
     after = group.rows[slots, first - 1]
     if np.count_nonzero(pool.index.cached(after)) < len(after):
         return None
-    requests, segments, size = coordinator.live.requests, group.segments, group.rule.page_size
+    by_slot = slots.tolist()
+    segments = [group.segments[slot] for slot in by_slot]
+    extra = [b""] * len(segments)
+    if segments.count(PLAIN) < len(segments):
+        if any(len(own) > 1 for own in segments):
+            return None
+        extra = [own[0].extra for own in segments]
+    requests, size = coordinator.live.requests, group.page_size
     tokens: list[bytes] = []
-    extra: list[bytes] = []
-    for slot, begin in zip(slots.tolist(), (first * size).tolist(), strict=True):
-        request = requests[slot]
-        assert request is not None, "a live slot has a request"
-        own, values = segments[slot], plain_tokens(request, begin, begin + size)
-        if values is None or len(own) > 1:
+    for slot, begin in zip(by_slot, (first * size).tolist(), strict=True):
+        values = plain_tokens(requests[slot], begin, begin + size)
+        if values is None:
             return None
         tokens.append(values)
-        extra.append(own[0].extra)
     return NextPages(group, places, slots, first, after.tolist(), tokens, extra)
 
 
@@ -160,16 +164,12 @@ def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
 
 
 def _publish_next(coordinator: CacheCoordinator, new: NextPages) -> None:
-    pool, group, publish = coordinator.page_pool, new.group, coordinator.publisher.publish
-    publish_next, sampling = pool.index.publish_next, pool.counter_sampling
-    pages = group.rows[new.slots, new.first].tolist()
-    sampled: list[int] = []
-    entries = zip(pages, new.after, new.first.tolist(), new.tokens, new.extra, strict=True)
-    for place, (page, after, first, tokens, extra) in enumerate(entries):
-        if not page or not publish_next(page, after, first, tokens, extra):
-            publish(int(new.slots[place]), (group, first, after, first + 1, tokens, None))
-        elif not page % sampling:
-            sampled.append(page)
+    pool, group = coordinator.page_pool, new.group
+    pages = group.rows[new.slots, new.first].astype(np.int64)
+    columns = (new.slots.tolist(), pages.tolist(), new.after, new.first.tolist(), new.tokens, new.extra)
+    entries = zip(*columns, strict=True)
+    while (unusual := pool.index.publish_each(entries)) is not None:
+        slot, _, after, first, tokens, _ = unusual
+        coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, None))
     group.published[new.slots] = new.first + 1
-    if sampled:
-        pool.note_keys(sampled, None)
+    pool.note_keys(pages, None)

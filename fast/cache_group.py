@@ -37,6 +37,7 @@ class CacheGroup:
         num_given_back: ``given_back``.
         num_hits: leading places that were found in the cache.
         segments: each request's extra keys over its pages.
+        page_size: tokens in a page, as ``rule`` has it.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class CacheGroup:
         "num_hits",
         "num_pages",
         "num_published",
+        "page_size",
         "published",
         "row_cell",
         "rows",
@@ -61,6 +63,7 @@ class CacheGroup:
     def __init__(self, group_id: int, rule: GroupRule, tree: RunTree, is_eagle: bool) -> None:
         self.group_id = group_id
         self.rule = rule
+        self.page_size = rule.page_size
         self.tree = tree
         self.is_eagle = is_eagle
         self.segments: list[Sequence[ExtraSegment]] = []

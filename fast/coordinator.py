@@ -52,6 +52,9 @@ class CacheCoordinator:
         page_pool: the pool.
         kv_cache_groups: the groups as declared.
         groups: the groups at work.
+        has_states: whether any group holds states.
+        gives_back: whether any group gives pages back while a request is live (MAN-8).
+        keeps_all: whether pages are cached, and every group keeps all of a request's pages.
         live: the live requests.
         publisher: publishes their pages.
         swapped: the requests in host memory (SWAP-1).
@@ -89,6 +92,7 @@ class CacheCoordinator:
         self._giving_back = tuple(group for group in self.groups if group.rule.gives_back)
         self.has_states = any(rule.has_states for rule in rules)
         self.gives_back = len(self._giving_back) > 0
+        self.keeps_all = enable_caching and not self.gives_back and not self.has_states
         self.live = LiveRequests(self.groups)
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.most_slots = min(max_model_len + 1, NEVER)

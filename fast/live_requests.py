@@ -7,6 +7,7 @@ requests.
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,24 @@ from kvproof.spec.declarations import EngineRequest
 from .cache_group import CacheGroup
 from .extra_keys import ExtraSegment
 
-__all__ = ["LiveRequests"]
+__all__ = ["LiveRequests", "SlotsRead"]
 
 _FIRST_CAPACITY = 16
 _NO_REQUEST = -1
+
+
+class SlotsRead(NamedTuple):
+    """Slots that were named together, all of them different and below the capacity, which never falls.
+
+    Attributes:
+        data: their bytes.
+        slots: the slots, `i64[n]`.
+        where: where they lie in columns: themselves, or a slice where they follow one another.
+    """
+
+    data: bytes
+    slots: NDArray[np.int64]
+    where: NDArray[np.int64] | slice
 
 
 class LiveRequests:
@@ -39,6 +54,7 @@ class LiveRequests:
         needs_at: a step whose slots are fewer needs no page, `i64[capacity]`; 0 where nobody has worked it out yet.
         due_at: a step that promises fewer tokens fills no page and gives none back, `i64[capacity]`; 0 likewise.
         withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`.
+        last_read: the slots that a batched step named last.
         num_promised: ``promised``, for scalar access; likewise:
         num_slots: ``slots``.
         num_computed: ``computed``.
@@ -54,6 +70,7 @@ class LiveRequests:
         "computed",
         "due_at",
         "is_live",
+        "last_read",
         "needs_at",
         "num_computed",
         "num_due_at",
@@ -76,6 +93,7 @@ class LiveRequests:
         self.is_live: NDArray[np.bool_] = np.zeros(0, bool)
         self._columns: NDArray[np.int64] = np.zeros((6, 0), np.int64)
         self._resize(_FIRST_CAPACITY)
+        self.last_read = SlotsRead(b"", np.empty(0, np.int64), slice(0, 0))
 
     def _resize(self, capacity: int) -> None:
         old = self._columns.shape[1]

@@ -291,6 +291,35 @@ class PrefixIndex:
         self._depth_cell[page] = depth
         return True
 
+    def publish_each(
+        self, entries: Iterator[tuple[int, int, int, int, bytes, bytes]]
+    ) -> tuple[int, int, int, int, bytes, bytes] | None:
+        """`publish_next` for one page after the other, as long as each is the usual case. O(pages).
+
+        Args:
+            entries: of each something of the caller's, and the arguments of `publish_next`; a page 0 is not usual.
+
+        Returns:
+            The first entry that is not the usual case, for which nothing has changed; None if all are.
+        """
+        run_cell, depth_cell, runs = self.run_cell, self._depth_cell, self._runs
+        for entry in entries:
+            _, page, after, depth, tokens, extra = entry
+            number = run_cell[after]
+            run = runs[number]
+            pages = run.pages
+            if not page or run.children is not None or pages[-1] != after or run.extra != extra:
+                return entry
+            known = run.tokens
+            if type(known) is bytearray:
+                known += tokens
+            else:
+                run.lengthen(tokens)
+            pages.append(page)
+            run_cell[page] = number
+            depth_cell[page] = depth
+        return None
+
     def _occupy(self, run: Run, inner: int, pages: NDArray[np.int64]) -> None:
         """Enters pages where the run has this content already: in holes, or aside as duplicates."""
         for place, page in enumerate(pages.tolist(), inner):

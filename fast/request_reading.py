@@ -22,6 +22,7 @@ __all__ = [
     "too_long",
 ]
 
+_ARRAY = np.ndarray
 _TOKEN = np.dtype("<i4")
 """The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
 
@@ -64,12 +65,14 @@ def is_running(request: EngineRequest | None) -> bool:
     return request is not None and getattr(request.status, "name", None) == EngineRequestStatus.RUNNING.name
 
 
-def plain_tokens(request: EngineRequest, start: int, stop: int) -> bytes | None:
+def plain_tokens(request: EngineRequest | None, start: int, stop: int) -> bytes | None:
     """The bytes of a request's tokens ``[start, stop)`` where they lie in an int32 array that has all; else None."""
+    assert request is not None, "a live slot has a request"
     tokens = request.all_token_ids
-    if type(tokens) is not np.ndarray or tokens.dtype is not _TOKEN or tokens.ndim != 1:
+    if type(tokens) is not _ARRAY or tokens.dtype is not _TOKEN:
         return None
-    if not stop <= len(tokens) == request.num_tokens:
+    num_tokens = request.num_tokens
+    if stop > num_tokens or tokens.shape != (num_tokens,):
         return None
     part: NDArray[np.int32] = tokens[start:stop]
     return part.tobytes()

@@ -1,11 +1,12 @@
 """MAN-11: a batched step in which few requests need or fill a page, and none more than one.
 
 Every decode step of some hundred requests is of this kind. Up to some dozens of pages, a loop over them is quicker
-than the array operations of `batched_step`, which cost what a call costs whatever their length: 27 against 68 us for 16
-requests of which one needs and one fills a page, 47 against 77 for 64 (measured side by side); past `FEW` it no longer
-pays. All is read before anything changes (R1), and anything unusual is left to the arrays.
+than the array operations of `batched_step`, which cost what a call costs whatever their length: 32 against 73 us for 64
+requests of which some two need and two fill a page, 64 against 86 for 256 with sixteen each (measured side by side);
+past `FEW` it no longer pays. All is read before anything changes (R1), and anything unusual is left to the arrays.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,139 +14,180 @@ from numpy.typing import NDArray
 
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
-from .group_rules import NEVER
-from .growth import Growth
+from .page_table import MultiGroupPageTable
 from .request_reading import plain_tokens
+from .step_reading import Asked, too_short
+from .table_rows import FewAppends
 
 __all__ = ["FEW", "SmallStep", "read_small_step"]
 
 FEW = 48
 """So many requests of a step may need or fill a page, together."""
 
+_SINGLY = 5
+"""So many pages of a step are taken one after the other: an array of more is quicker."""
+
+_ONES: NDArray[np.int64] = np.ones(FEW, np.int64)
+_ONES.flags.writeable = False
+
+
+Take = tuple[int, int, int, int]
+"""A page to be taken: the request's place in the step, the group's number, the request's slot, and how long its list
+is."""
+
+
+Fill = tuple[CacheGroup, int, int, int, bytes, bytes]
+"""A page to be published: the group, the request's slot, the page's place in its list, the cached page before it, its
+token bytes, and the encoding of the extra keys that touch it."""
+
 
 class SmallStep(NamedTuple):
     """What few requests need and fill, one page each.
 
     Attributes:
-        takes: pages to be taken, request by request and group by group: the request's place among those that need
-            pages, its slot, the group, and how long its list is.
-        fills: pages to be published: the group, the request's slot, the page's place in its list, the cached page
-            before it, its token bytes, and the encoding of the extra keys that touch it.
+        takes: the pages to be taken, request by request and group by group.
+        fills: the pages to be published, likewise.
         needs: the slots of the requests that were to need pages, and how many slots make each need one again.
         due: the slots of those that were to fill pages, and how many tokens make each fill one again.
     """
 
-    takes: list[tuple[int, int, CacheGroup, int]]
-    fills: list[tuple[CacheGroup, int, int, int, bytes, bytes]]
+    takes: list[Take]
+    fills: list[Fill]
     needs: list[tuple[int, int]]
     due: list[tuple[int, int]]
 
-    def growths(self, coordinator: CacheCoordinator) -> list[Growth]:
-        """What is to be taken as arrays, for each group: what tables are written by."""
-        found = []
-        for group in coordinator.groups:
-            own = [(place, slot, held) for place, slot, taker, held in self.takes if taker is group]
-            places, slots, held = np.array(own, np.int64).reshape(-1, 3).T
-            found.append(Growth(group, places, slots, held, held + 1, np.ones(len(own), np.int64), len(own), True))
-        return found
+    def require_room(self, tables: MultiGroupPageTable, rows: NDArray[np.int64]) -> None:
+        """Refuses rows that are too short; ``rows`` are those of all requests of the step."""
+        widths = [table.max_num_pages_per_req for table in tables.page_tables]
+        for place, number, _, held in self.takes:
+            if held >= widths[number]:
+                raise too_short(rows.item(place), held + 1, widths[number])
 
-    def places(self, coordinator: CacheCoordinator) -> list[NDArray[np.int64]]:
-        """For each group which of those that were to need pages take one, `i64[m]`: not all do, nor in all groups."""
-        if len(coordinator.groups) == 1:
-            return [np.array([take[0] for take in self.takes], np.int64)]
-        return [
-            np.array([place for place, _, taker, _ in self.takes if taker is group], np.int64)
-            for group in coordinator.groups
-        ]
-
-    def serve(self, coordinator: CacheCoordinator) -> list[list[int]]:
+    def serve(
+        self,
+        coordinator: CacheCoordinator,
+        growing: NDArray[np.int64],
+        tables: MultiGroupPageTable | None,
+        rows: NDArray[np.int64] | None,
+    ) -> tuple[tuple[NDArray[np.int32], ...], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
         """Takes and publishes the pages, and works out when their requests have something to do again.
 
+        Args:
+            coordinator: the groups at work.
+            growing: the places of the requests that were to need pages.
+            tables: the page tables to which the new pages are appended; None: none.
+            rows: the rows of all requests of the step in them.
+
         Returns:
-            The ids of each group's new pages.
+            For each group its new pages, the places of the requests that they are for, and 1 for each.
         """
-        live, pool = coordinator.live, coordinator.page_pool
-        new: list[list[int]] = [[] for _ in coordinator.groups]
-        take_one = pool.take_one
-        for _, slot, group, held in self.takes:
-            page = take_one()
-            new[group.group_id].append(page)
+        live, pool, groups = coordinator.live, coordinator.page_pool, coordinator.groups
+        takes, fills, needs, due = self
+        new: list[list[int]] = [[] for _ in groups]
+        # an array of many is quicker than one after the other
+        take = pool.take_one if len(takes) <= _SINGLY else iter(pool.take(len(takes)).tolist()).__next__
+        for _, number, slot, held in takes:
+            group = groups[number]
+            page = take()
+            new[number].append(page)
             group.add_page(slot, page, held + 1)
         publish_next, sampling = pool.index.publish_next, pool.counter_sampling
-        for group, slot, first, after, tokens, extra in self.fills:
+        for group, slot, first, after, tokens, extra in fills:
             page = group.row_cell[slot, first]
             if not publish_next(page, after, first, tokens, extra):
                 coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, None))
             elif not page % sampling:
                 pool.note_keys((page,), None)
             group.num_published[slot] = first + 1
-        num_needs_at, num_due_at = live.num_needs_at, live.num_due_at
-        for slot, bound in self.needs:
-            num_needs_at[slot] = bound
-        for slot, bound in self.due:
-            num_due_at[slot] = bound
-        return new
+        needs_at, due_at = live.num_needs_at, live.num_due_at
+        for slot, bound in needs:
+            needs_at[slot] = bound
+        for slot, bound in due:
+            due_at[slot] = bound
+        if tables is not None and rows is not None:
+            self._append(tables, rows, new)
+        places = [growing if len(own) == growing.size else self._places(number) for number, own in enumerate(new)]
+        pages = [np.array(own, np.int32) for own in new]
+        return tuple(pages), tuple(places), tuple([_ONES[: len(own)] for own in new])
+
+    def _places(self, group_id: int) -> NDArray[np.int64]:
+        """The places of the requests that take a page of a group."""
+        return np.array([place for place, number, _, _ in self.takes if number == group_id], np.int64)
+
+    def _append(self, tables: MultiGroupPageTable, rows: NDArray[np.int64], new: Sequence[list[int]]) -> None:
+        """Appends the new pages to the requests' rows."""
+        row_of = rows.item
+        for number, (table, pages) in enumerate(zip(tables.page_tables, new, strict=True)):
+            if pages:
+                width = table.max_num_pages_per_req
+                own = [(row_of(place), held) for place, group_id, _, held in self.takes if group_id == number]
+                cells = [row * width + held for row, held in own]
+                table.write_batch(FewAppends([row for row, _ in own], [held + 1 for _, held in own], cells, pages))
 
 
-def read_small_step(
-    coordinator: CacheCoordinator,
-    takers: tuple[list[int], list[int]],
-    doers: tuple[list[int], list[int]],
-) -> SmallStep | None:
+def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[np.int64]) -> SmallStep | None:
     """Reads a step, if it is of this kind; changes nothing (R1).
 
     Args:
         coordinator: the groups at work.
-        takers: the slots of the requests that need pages, and how many tokens of each are to have a slot.
-        doers: the slots of those that may fill pages, and the tokens of each up to which they will.
+        asked: the step.
+        doing: the places of the requests that may fill a page that is to be published now.
 
     Returns:
         What there is to do, or None if that is more than a page for any request, or pages are given back, don't
         suffice, hold states, need keys or may have lost them (MAN-4).
     """
-    pool = coordinator.page_pool
-    if coordinator.gives_back or coordinator.has_states or pool.keeps_keys:
+    pool, groups, requests = coordinator.page_pool, coordinator.groups, asked.requests
+    if pool.keeps_keys or not coordinator.keeps_all:
         return None
-    takes: list[tuple[int, int, CacheGroup, int]] = []
+    takes: list[Take] = []
     needs: list[tuple[int, int]] = []
-    most = coordinator.most_slots - 1
-    for place, (slot, slots) in enumerate(zip(*takers, strict=True)):
-        least = most
-        for group in coordinator.groups:
-            held, size = group.num_pages[slot], group.rule.page_size
-            room = held * size
-            if slots > room:
-                takes.append((place, slot, group, held))
-                room += size
-                if slots > room:
-                    return None
-            if room < least:
-                least = room
-        needs.append((slot, least + 1))
-    if len(takes) > pool.get_num_free_pages():
-        return None
-    fills: list[tuple[CacheGroup, int, int, int, bytes, bytes]] = []
-    due: list[tuple[int, int]] = []
-    num_withdrawals = coordinator.live.num_withdrawals
-    for slot, promised in zip(*doers, strict=True):
-        request = coordinator.live.requests[slot]
-        assert request is not None, "a live slot has a request"
-        if num_withdrawals[slot] != pool.num_withdrawals:
+    growing = asked.growing
+    if growing.size:
+        places, growers, wanted = growing.tolist(), requests[growing].tolist(), asked.wanted.tolist()
+        most = coordinator.most_slots
+        for group in groups:
+            number, num_pages, size = group.group_id, group.num_pages, group.page_size
+            bounds: list[tuple[int, int]] = []
+            for place, slot, end in zip(places, growers, wanted, strict=True):
+                held = num_pages[slot]
+                room = held * size
+                if end > room:
+                    takes.append((place, number, slot, held))
+                    room += size
+                    if end > room:
+                        return None
+                bounds.append((slot, room + 1 if room < most else most))
+            needs = list(map(min, needs, bounds)) if needs else bounds
+        if len(groups) > 1:
+            takes.sort()
+        if len(takes) > pool.get_num_free_pages():
             return None
-        soonest = NEVER
-        for group in coordinator.groups:
-            first, size = group.num_published[slot], group.rule.page_size
-            end = (first + 1) * size
-            if promised >= end:
-                after, segments = group.row_cell[slot, first - 1], group.segments[slot]
-                if promised >= end + size or not first or len(segments) > 1 or not pool.index.run_cell[after]:
-                    return None
-                tokens = plain_tokens(request, end - size, end)
-                if tokens is None:
-                    return None
-                fills.append((group, slot, first, after, tokens, segments[0].extra))
-                end += size
-            if end < soonest:
-                soonest = end
-        due.append((slot, soonest))
+    fills: list[Fill] = []
+    due: list[tuple[int, int]] = []
+    if doing.size:
+        doers, reached = requests[doing].tolist(), asked.promised[doing].tolist()
+        if pool.num_withdrawals:
+            seen = [coordinator.live.num_withdrawals[slot] for slot in doers]
+            if seen.count(pool.num_withdrawals) < len(seen):
+                return None
+        request_of, run_cell = coordinator.live.requests, pool.index.run_cell
+        for group in groups:
+            num_published, row_cell, segments = group.num_published, group.row_cell, group.segments
+            size = group.page_size
+            bounds = []
+            for slot, end in zip(doers, reached, strict=True):
+                first = num_published[slot]
+                full = first * size + size
+                if end >= full:
+                    after, keys = row_cell[slot, first - 1], segments[slot]
+                    if end >= full + size or not first or len(keys) > 1 or not run_cell[after]:
+                        return None
+                    tokens = plain_tokens(request_of[slot], full - size, full)
+                    if tokens is None:
+                        return None
+                    fills.append((group, slot, first, after, tokens, keys[0].extra))
+                    full += size
+                bounds.append((slot, full))
+            due = list(map(min, due, bounds)) if due else bounds
     return SmallStep(takes, fills, needs, due)

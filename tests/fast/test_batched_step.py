@@ -282,6 +282,25 @@ def test_man_11_an_empty_batch_and_an_empty_place(package: Any) -> None:
         at.manager.slot_of(1)
 
 
+def test_man_11_slots_named_again_are_read_again() -> None:
+    """What is known of the slots of the step before is that they exist and differ, not that they are live."""
+    at = Ready(fast)
+    slots = np.array([0, 1])
+    for computed in ([4, 3], [5, 4]):
+        at.manager.allocate_slots_batch(slots, computed, 1)
+    slots[1] = 0  # the same array
+    with pytest.raises(ValueError, match=r"twice \[MAN-11\]"):
+        at.manager.allocate_slots_batch(slots, [6, 6], 1)
+    request = at.manager.coordinator.live.requests[1]
+    assert request is not None
+    at.manager.free(request)
+    with pytest.raises(IndexError, match=r"slot 1 \[MAN-11\]"):
+        at.manager.allocate_slots_batch([0, 1], [6, 5], 1)
+    at.manager.allocate_slots(fast.Request("c", [1]), 1)
+    assert at.manager.allocate_slots_batch([0, 1], [6, 1], 1).num_granted == 2
+    at.manager.check()
+
+
 # -- Cost (MAN-11) --------------------------------------------------------------------------------
 
 

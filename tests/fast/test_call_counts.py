@@ -28,11 +28,11 @@ BOUNDS = {
     "a2: take one page, evicting": (8, 201),
     "b: take 1,000 pages, free them": (34, 430),
     "b2: take 1,000 pages, evicting": (43, 1150),
-    "c: step of 256 requests, 16 fill a page, 16 take one": (298, 8368),
-    "c: step of 1,024 requests, 64 fill a page, 64 take one": (674, 13536),
-    "c: step of 256 requests, all of them amid a page": (46, 730),
+    "c: step of 256 requests, 16 fill a page, 16 take one": (247, 6638),
+    "c: step of 1,024 requests, 64 fill a page, 64 take one": (416, 11006),
+    "c: step of 256 requests, all of them amid a page": (21, 407),
     "single decode call, amid a page": (3, 179),
-    "single decode call, a page filled": (37, 869),
+    "single decode call, a page filled": (37, 866),
     "single decode call, a page taken": (27, 659),
     "e: look up 2,048 pages": (46, 534),
     "e2: look up, admit, free 2,048 pages": (183, 3420),
@@ -43,7 +43,7 @@ BOUNDS = {
 }
 """Calls and instructions of each row."""
 
-PER_PAGE = (9, 187)
+PER_PAGE = (5, 148)
 """What a page that a batched step fills and one that it takes cost together."""
 
 PER_SAMPLE = (3, 60)

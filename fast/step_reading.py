@@ -1,0 +1,206 @@
+"""MAN-11, R1: reading what a batched step is asked for, before it changes anything.
+
+Whole columns are read and compared, so that each array operation counts: what small arrays cost is the call. The
+requests of a step are mostly those of the step before, and which slots they have, that these differ and where they lie
+in columns is then known (`LiveRequests.last_read`).
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arguments import all_below, id_array, materialised, plain_array, refusal
+from .arguments import integer as read_integer
+from .coordinator import CacheCoordinator
+from .live_requests import LiveRequests, SlotsRead
+from .page_table import MultiGroupPageTable
+from .table_rows import Ids
+
+if TYPE_CHECKING:
+    from .cache_manager import CacheManager
+
+__all__ = ["Asked", "read_asked", "read_rows", "too_short"]
+
+_INT64 = np.dtype(np.int64)
+"""The one object that numpy has for it, so that arrays of that type are told by identity."""
+
+_MOST = 2**40
+"""More tokens than a request can have; sums of two stay within 64 bits."""
+
+
+class Asked(NamedTuple):
+    """A batched step that was read, an entry for each request, `i64[n]`, and who has something to do in it.
+
+    Attributes:
+        requests: their slots.
+        where: where these lie in columns: themselves, or a slice where they follow one another, as requests get the
+            lowest free slots: then columns are read and written as they lie, without gathering entry by entry.
+        computed: their computed tokens.
+        promised: these and their new tokens.
+        slots: these and their look-ahead, cut at the longest request; ``promised`` itself where nothing looks ahead.
+        wanted: the slots of those that may need a page, `i64[k]`.
+        growing: their places, `i64[k]`.
+        due: the places of those that may fill a page; where pages are given back, of all that have something to do, and
+            ``growing`` is the same: what is given back comes before what is taken.
+    """
+
+    requests: NDArray[np.int64]
+    where: NDArray[np.int64] | slice
+    computed: NDArray[np.int64]
+    promised: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+    growing: NDArray[np.int64]
+    due: NDArray[np.int64]
+
+
+def read_asked(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Asked:
+    """Reads the numbers of `CacheManager.allocate_slots_batch`, whose arguments these are."""
+    coordinator = manager.coordinator
+    live = coordinator.live
+    requests, where = _read_slots(live, slots)
+    given: NDArray[np.int64]
+    if type(computed) is np.ndarray and computed.dtype is _INT64 and computed.shape == requests.shape:
+        given = np.asarray(computed, np.int64)  # what is negative or too large is found below
+    elif isinstance(computed, int | np.integer):
+        raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
+    else:
+        given = np.asarray(_counts("num_computed_tokens", computed, len(requests), 0), np.int64)
+    added = new if type(new) is int and 0 < new <= _MOST else _counts("num_new_tokens", new, len(requests), 1)
+    promised: NDArray[np.int64] = given + added
+    reach = promised
+    if type(lookahead) is not int or lookahead:
+        reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0)
+    # a slot without a request has -1 slots
+    bad = (given > live.slots[where]) | (given < live.computed[where])
+    if coordinator.has_states:
+        bad |= given != live.promised[where]
+    needs, is_due = reach >= live.needs_at[where], promised >= live.due_at[where]
+    if coordinator.gives_back:
+        needs = is_due = needs | is_due
+    growing, due = needs.nonzero()[0], is_due.nonzero()[0]
+    most = manager.max_model_len
+    wanted = promised[growing]
+    # a request that is promised too much is among those that may need a page: `needs_at` is at most ``most`` + 1
+    if bad.nonzero()[0].size or (growing.size and wanted.item(wanted.argmax()) > most):
+        _refuse(manager, requests, given, promised, bad)
+    if reach is promised:
+        return Asked(requests, where, given, promised, promised, wanted, growing, due)
+    all_slots = np.minimum(reach, most)
+    return Asked(requests, where, given, promised, all_slots, all_slots[growing], growing, due)
+
+
+def _refuse(
+    manager: "CacheManager",
+    requests: NDArray[np.int64],
+    given: NDArray[np.int64],
+    promised: NDArray[np.int64],
+    bad: NDArray[np.bool_],
+) -> None:
+    """Raises what the single call of the first request with a fault does, or that there is no such request."""
+    is_live = manager.coordinator.live.is_live[requests]
+    if not is_live.all():
+        raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {requests[is_live.argmin()]}")
+    worst = int((bad | (promised > manager.max_model_len)).argmax())
+    manager.require_step(int(requests[worst]), int(given[worst]), int(promised[worst]))
+
+
+def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.int64] | int:
+    """Reads a count for each of ``num`` requests, or one for all of them."""
+    if isinstance(values, int | np.integer):
+        return min(read_integer(name, values, minimum), _MOST)
+    given = materialised(name, values)
+    if len(given) != num:
+        raise refusal(ValueError, "MAN-11", f"{name} has {len(given)} entries for {num} slots")
+    numbers = plain_array(given)
+    if numbers is None or not all_below(numbers - minimum, _MOST):
+        numbers = np.array([min(read_integer(name, value, minimum), _MOST) for value in given], np.int64)
+    return numbers
+
+
+def _numbers(name: str, values: Ids, size: int, clause: str) -> NDArray[np.int64]:
+    """The numbers of things as an array; of one that was given it is not told yet whether they exist."""
+    if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1:
+        return np.asarray(values, np.int64)
+    return id_array(name, values, size, clause)
+
+
+def _read_slots(live: LiveRequests, values: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64] | slice]:
+    """Reads the slots of a step, and where they lie in columns; see `Asked`."""
+    size = len(live.requests)
+    slots = _numbers("slots", values, size, "MAN-11")
+    data = slots.tobytes()
+    read = live.last_read
+    if data != read.data:  # else they exist still: there never are fewer slots
+        ids: NDArray[np.int64] = np.frombuffer(data, np.int64)  # what the caller gave may change
+        where, differ = _placed("slots", ids, size, "MAN-11")
+        if not differ:
+            raise refusal(ValueError, "MAN-11", f"slots={ids.tolist()} names a slot twice")
+        live.last_read = read = SlotsRead(data, ids, where)
+    return read.slots, read.where
+
+
+def _placed(name: str, ids: NDArray[np.int64], size: int, clause: str) -> tuple[NDArray[np.int64] | slice, bool]:
+    """Where numbers of things lie of which ``size`` exist, see `Asked`, and whether all of them differ."""
+    if not ids.size:
+        return ids, True
+    last = len(ids) - 1
+    ordered = ids
+    differ = np.count_nonzero(ids[1:] > ids[:-1]) == last
+    if not differ:
+        ordered = np.sort(ids)
+        differ = np.count_nonzero(ordered[1:] > ordered[:-1]) == last
+    least, most = ordered.item(0), ordered.item(-1)
+    if least < 0 or most >= size:
+        id_array(name, ids, size, clause)  # which refuses them
+    return slice(least, most + 1) if ordered is ids and most - least == last else ids, differ
+
+
+def read_rows(
+    coordinator: CacheCoordinator,
+    requests: NDArray[np.int64],
+    tables: MultiGroupPageTable | None,
+    rows: Ids | None,
+) -> NDArray[np.int64] | None:
+    """Reads the rows of a step's requests in page tables and refuses those that are not theirs.
+
+    Args:
+        coordinator: the groups at work.
+        requests: the requests' slots, `i64[n]`.
+        tables: see `CacheManager.allocate_slots_batch`, likewise:
+        rows: their rows.
+
+    Returns:
+        The rows, `i64[n]`; None without tables.
+    """
+    if tables is None and rows is None:
+        return None
+    if tables is None or rows is None:
+        raise refusal(ValueError, "MAN-11", "tables and rows must be given together")
+    if not isinstance(tables, MultiGroupPageTable):
+        raise refusal(TypeError, "R1", f"tables={tables!r} must be a MultiGroupPageTable")
+    num_groups = len(coordinator.groups)
+    if len(tables.page_tables) != num_groups:
+        raise refusal(ValueError, "MAN-11", f"tables has {len(tables.page_tables)} groups, the manager {num_groups}")
+    num_rows = tables.page_tables[0].max_num_reqs
+    row_ids = _numbers("rows", rows, num_rows, "TAB-2")
+    where, differ = _placed("rows", row_ids, num_rows, "TAB-2")
+    if len(row_ids) != len(requests) or not differ:
+        raise refusal(ValueError, "MAN-11", f"rows={row_ids.tolist()} must be {len(requests)} different rows")
+    for group, table in zip(coordinator.groups, tables.page_tables, strict=True):
+        named, held = table.num_pages_per_row[where], group.lengths[requests]
+        others = (named != held).nonzero()[0]
+        if others.size:
+            worst = others[0]
+            raise refusal(
+                ValueError,
+                "MAN-11",
+                f"rows: row {row_ids[worst]} names {named[worst]} pages, its request holds {held[worst]}",
+            )
+    return row_ids
+
+
+def too_short(row: Any, end: Any, width: int) -> Exception:
+    """The error for a row of a page table that has no room for a request's pages."""
+    return refusal(ValueError, "TAB-2", f"rows: row {row} would have {end} pages of {width}")
