@@ -94,9 +94,6 @@ def run_check(arguments: argparse.Namespace) -> int:
     except (BadInputError, XfailsError, BackendError, SpecificationError, WorkerError) as error:
         print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
         return COULD_NOT_RUN
-    except KeyboardInterrupt:
-        print("kvproof check: interrupted", file=sys.stderr)
-        return COULD_NOT_RUN
 
 
 def _run(options: Options) -> int:

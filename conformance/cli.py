@@ -3,8 +3,12 @@
 import argparse
 import importlib
 import importlib.util
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from kvproof import __version__
 
@@ -64,8 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed = parser.parse_args(arguments)
     except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else COULD_NOT_RUN
-    status: int = parsed.func(parsed)
+    try:
+        with _terminated_as_interrupted():
+            status: int = parsed.func(parsed)
+    except KeyboardInterrupt:
+        print(f"kvproof {command}: interrupted", file=sys.stderr)
+        return COULD_NOT_RUN
     return status
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Within, SIGTERM interrupts as ^C does: the processes that a command has started end with it."""
+    if threading.current_thread() is not threading.main_thread():  # only that one is told of signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:

@@ -94,9 +94,6 @@ def run(args: argparse.Namespace) -> int:
     except (_BadInputError, BackendError) as error:
         print(f"kvproof serve-check: {visible(str(error))}", file=sys.stderr)
         return COULD_NOT_RUN
-    except KeyboardInterrupt:
-        print("kvproof serve-check: interrupted", file=sys.stderr)
-        return COULD_NOT_RUN
 
 
 def _run(args: argparse.Namespace) -> int:

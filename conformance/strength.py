@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from statistics import median
 from typing import Any
 
@@ -107,8 +107,11 @@ def find_bugs(names: Sequence[str], seed: int, jobs: int) -> Iterator[Finding]:
         try:
             for end in as_completed(ends):
                 yield end.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:  # whoever ends this early does not wait for bugs that take minutes
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def find_bug(name: str, seed: int) -> Finding:

@@ -1,7 +1,10 @@
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -77,6 +80,52 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, capsys: pytest.Ca
     assert found[0]["clauses"] == found[1]["clauses"]
     assert [entry["machine"] for entry in found[0]["machines"]] == [entry["machine"] for entry in found[1]["machines"]]
     assert found[0]["machines"][0] == found[1]["machines"][0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes of a session are read from /proc")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["strength", "--bugs", "double_mention,fixed_root", "--jobs", "2"],
+        ["check", "--machines", "manager,pool", "--jobs", "2", "--examples", "100000"],
+    ],
+    ids=["strength", "check"],
+)
+def test_whoever_ends_a_command_ends_its_processes(arguments: list[str]) -> None:
+    """SIGTERM, as a job scheduler sends it, leaves nothing behind that goes on."""
+    command = [sys.executable, "-m", "kvproof.conformance", *arguments]
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(processes_of(started.pid)) < 3:
+            assert time.monotonic() < deadline, "it started no processes"
+            assert started.poll() is None, started.communicate()
+            time.sleep(0.05)
+        started.terminate()
+        _, said = started.communicate(timeout=30)
+        assert started.returncode == 2
+        assert f"kvproof {arguments[0]}: interrupted" in said
+        while processes_of(started.pid):
+            assert time.monotonic() < deadline + 30, "processes go on"
+            time.sleep(0.05)
+    finally:
+        for process in processes_of(started.pid):
+            os.kill(process, signal.SIGKILL)
+
+
+def processes_of(session: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, of, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it ended just now
+            continue
+        if int(of) == session and state != "Z":
+            found.append(int(folder.name))
+    return found
 
 
 def test_a_seed_is_drawn_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
