@@ -8,9 +8,9 @@ A program is lowered for a platform, ``cuda``, and not for a generation; so that
 | else, CUDA devices of this process | the kernels where all of them are Hoppers |
 | neither | XLA: a program that is exported for ``cuda`` where no GPU is, for one |
 
-JAX lowers no such kernel into a program for several platforms at once, nor can it be told to do so for one of them alone
-(`mpmd_map` refuses, whatever branch of `platform_dependent` it stands in): export those where no GPU is in sight, or
-while an abstract mesh of another platform's devices is in use.
+JAX lowers no such kernel into a program for several platforms at once (its `mpmd_map` refuses, whatever branch of
+`platform_dependent` it stands in): export those where no GPU is in sight, or while an abstract mesh of another
+platform's devices is in use.
 
 Where the kernels could be expected and don't serve, XLA does, and a `KernelsUnavailable` says why: once in a process
 for each reason.

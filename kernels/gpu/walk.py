@@ -46,7 +46,7 @@ _CONSUMER_REGISTERS = 232
 _PRODUCER_REGISTERS = 40
 
 _KEPT_HEAD_DIM = 128
-"""Head size up to which the addresses of the queries' parts are kept from tile to tile."""
+"""Head size up to which addresses are kept from tile to tile."""
 
 _UNROLLED = 8
 """Copies of a tile that are written out one by one; more make a loop."""
@@ -145,7 +145,7 @@ def _produce(item: Item) -> None:
 
             if not few:
 
-                @pl.loop(0, tiles.pieces)
+                @pl.loop(0, tiles.pieces + _zero(tile))
                 def _each(piece: jax.Array, into: Any = into, here: Any = here, column: Any = column) -> None:
                     copy(jnp.maximum(item.page(tile, piece), 0), tile, piece, slot, into, here, column)
 
@@ -178,9 +178,9 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
         plgpu.barrier_wait(scratch.keys_here.at[slot])
         keys = scratch.keys.at[slot]
         if geometry.staged:
-            keys = converted(item, scratch.keys, slot, scratch.key_tile, wg)
+            keys = converted(item, scratch.keys, slot, scratch.key_tile, _anew(item, wg, tile))
             release(scratch.keys_done)
-        scores = group.scores(_queries(item, block, tile), keys)
+        scores = group.scores(scratch.queries.at[_anew(item, block, tile)], keys)
         if not geometry.staged:
             release(scratch.keys_done)
         scores = masked(item, scores_of(scores, item.options, _tanh), tile, low, high)
@@ -195,7 +195,7 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
         values = scratch.values.at[slot]
         if geometry.staged:
             room = scratch.value_tile if geometry.differ else scratch.key_tile
-            values = converted(item, scratch.values, slot, room, wg, tile)
+            values = converted(item, scratch.values, slot, room, _anew(item, wg, tile), tile)
             release(scratch.values_done)
         else:
             clean(item, slot, tile, wg)
@@ -213,15 +213,18 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
     return Sums(*jax.lax.fori_loop(0, count, lambda time, sums: step(time, Sums(*sums)), begin))
 
 
-def _queries(item: Item, block: jax.Array, tile: jax.Array) -> Any:
-    """The queries of a consumer, `[64, D]`.
+def _anew(item: Item, place: jax.Array, tile: jax.Array) -> jax.Array:
+    """Where something stands that all tiles have in common; of large heads as if it changed from tile to tile.
 
-    The tensor cores are given an address for each 16 numbers of a head. The compiler computes those of the queries
-    once, before all tiles; of large heads they are so many that others are spilled, so it is told that they change.
+    The tensor cores are given an address for each 16 numbers of a head. The compiler computes those that stay once,
+    before all tiles; of large heads they are so many that others are spilled.
     """
-    if item.geometry.layout.head_dim > _KEPT_HEAD_DIM:
-        block = block + jax.lax.shift_right_arithmetic(tile, jnp.int32(31))  # zero: tiles count from there
-    return item.scratch.queries.at[block]
+    return place + _zero(tile) if item.geometry.layout.head_dim > _KEPT_HEAD_DIM else place
+
+
+def _zero(tile: jax.Array) -> jax.Array:
+    """Zero, as no tile is below it, but the compiler can't know: it neither unrolls nor hoists what hangs on this."""
+    return jax.lax.shift_right_arithmetic(tile, jnp.int32(31))
 
 
 def _tanh(numbers: jax.Array) -> jax.Array:
