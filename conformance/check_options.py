@@ -11,7 +11,7 @@ from kvproof.spec.clauses import CLAUSES
 
 from .capabilities import CAPABILITIES
 from .levels import LEVELS, Level
-from .machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, Machine
+from .machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, ON_REQUEST, Machine
 from .profiles import PROFILES
 from .runner import Search, machines_for
 from .xfails import Xfails, read_xfails
@@ -85,7 +85,11 @@ def add_options(check: argparse.ArgumentParser) -> None:
     )
     add("--without", metavar="A,B", help=f"what the backend is said to lack: {', '.join(CAPABILITIES)}")
     add("--clauses", metavar="L,L", help="look at these clauses only, such as POOL-3,R1")
-    add("--machines", metavar="A,B", help="run these machines only: queue, pool, manager, table, attention, ...")
+    add(
+        "--machines",
+        metavar="A,B",
+        help="run these machines only: queue, pool, manager, table, attention, ...; gpu-kernels runs only if named",
+    )
     add("--xfails", metavar="FILE", help="deviations that are expected: lines CLAUSE or machine:CLAUSE, # and a reason")
     add("--exhaustive", action="store_true", help="every state of small worlds, nearest first, in place of draws")
     add = check.add_argument_group("how long, how often").add_argument
@@ -116,8 +120,9 @@ def read_options(given: argparse.Namespace) -> Options:
         BadInputError: an option makes no sense.
         XfailsError: the file of expected deviations makes none.
     """
-    every = list(EXHAUSTIVE if given.exhaustive else MACHINES)
-    checked = [clause for clause in CLAUSES if machines_for([clause], every, given.level)]
+    usual = list(EXHAUSTIVE if given.exhaustive else MACHINES)
+    every = usual if given.machines is None or given.exhaustive else [*usual, *ON_REQUEST]
+    checked = [clause for clause in CLAUSES if machines_for([clause], usual, given.level)]
     clauses = _chosen("--clauses", given.clauses, list(CLAUSES)) if given.clauses is not None else checked
     names = _chosen("--machines", given.machines, every)
     without = _chosen("--without", given.without, list(CAPABILITIES)) if given.without is not None else []

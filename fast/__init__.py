@@ -181,7 +181,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``tpu_kernels``: the kernels for TPUs, interpreted, which `kvproof check` looks for; imported when asked for."""
-    if name != "tpu_kernels":
+    """``tpu_kernels``, ``gpu_kernels``: interpreted, as `kvproof check` looks for them; imported when asked for."""
+    if name not in ("tpu_kernels", "gpu_kernels"):
         raise AttributeError(f"module {__name__} has no {name}")
-    return importlib.import_module("kvproof.kernels.tpu.interpreted")
+    return importlib.import_module(f"kvproof.kernels.{name.removesuffix('_kernels')}.interpreted")

@@ -9,7 +9,7 @@ from .engine import EngineMachine
 from .events import Events
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
-from .kernels import Kernels
+from .kernels import GpuKernels, Kernels
 from .manager import Manager
 from .multi_table import MultiTable
 from .pins import Pins
@@ -28,7 +28,7 @@ from .swap import Swap
 from .table import Table
 from .views import Sharded, Views
 
-__all__ = ["EVERY_MACHINE", "EXHAUSTIVE", "MACHINES", "TOGETHER", "Machine"]
+__all__ = ["EVERY_MACHINE", "EXHAUSTIVE", "MACHINES", "ON_REQUEST", "TOGETHER", "Machine"]
 
 MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} | {
     machine.name: machine
@@ -62,8 +62,11 @@ MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} |
 EXHAUSTIVE: dict[str, type[Machine]] = {world.name: world for world in WORLDS}
 """The small worlds of ``kvproof check --exhaustive``, by name: they take minutes each, and run only when asked for."""
 
-EVERY_MACHINE = MACHINES | EXHAUSTIVE
-"""Both, for those who look a machine up by its name."""
+ON_REQUEST: dict[str, type[Machine]] = {GpuKernels.name: GpuKernels}
+"""The machines that run only where ``kvproof check --machines`` names them, by name: they take minutes."""
+
+EVERY_MACHINE = MACHINES | EXHAUSTIVE | ON_REQUEST
+"""All of them, for those who look a machine up by its name."""
 
 TOGETHER = frozenset({"sizing", "cache", "views", "attention", "limits", "latents", "serving", "sharded", "kernels"})
 """The machines that call device functions: some share compiled programs, so that one process should run them all."""

@@ -1,6 +1,6 @@
-"""The kernels machine: a backend's kernels for a device that is not there, interpreted, with races looked for."""
+"""The kernels machines: a backend's kernels for a device that is not there, interpreted, with races looked for."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,46 +11,44 @@ from .arrays import signed
 from .attention import RaggedMachine
 from .base import Side
 from .draws import Drawing, some
-from .ragged import INTERPRETED, Batch
+from .ragged import GPU_INTERPRETED, INTERPRETED, Batch
 
-__all__ = ["Kernels"]
+__all__ = ["GpuKernels", "Kernels"]
 
 _TOKENS = 6
 
 
-class Kernels(RaggedMachine):
-    """A backend's ``tpu_kernels`` has ``attend`` and ``update``, which run in TPU interpret mode.
+class InterpretedKernels(RaggedMachine):
+    """A backend's kernels, which an interpreter of JAX's runs: an object with ``attend`` and ``update``.
 
     They take numpy arrays and give what came out (``output``) and what the interpreter reported (``minds``: races,
     semaphores that are not at zero at the end), which must be nothing.
 
     Attributes:
+        holder: the backend's name for that object.
         minds: what it reported in the last call.
     """
 
-    name = "kernels"
     levels = frozenset(LEVELS)
     capability = "kernels"
-    needs = ("tpu_kernels", "tpu_kernels.attend", "tpu_kernels.update")
-    examples, num_steps = 10, 5
-    known = INTERPRETED
+    holder: ClassVar[str]
     minds = ""
 
     @start()
     def construct(self) -> None:
-        """Nothing is kept from call to call."""
-        self.setups = list(self.known)
+        """Nothing is kept from call to call; what is refused is another machine's, as there are no options to misuse."""
+        self.setups, self.simplest = list(self.known), ""
 
     def function(self, batch: Batch) -> str:
         """See `RaggedMachine.function`."""
-        return f"tpu_kernels.attend, or {super().function(batch)}"
+        return f"{self.holder}.attend, or {super().function(batch)}"
 
     def attended(self, side: Side, batch: Batch, given: list[Any], keywords: dict[str, Any] | None = None) -> Any:
         """See `RaggedMachine.attended`: the backend's kernel is interpreted."""
         if side is self.spec:
             return super().attended(side, batch, given, keywords)
         setup = batch.kind
-        attend = side.names.get("tpu_kernels").attend
+        attend = side.names.get(self.holder).attend
         return self.noted(attend(*given, num_kv_heads=setup.layout.heads, **setup.options))
 
     def judge(self, batch: Batch, right: Any, seen: Any, pages: Any, fused: Any = None) -> None:
@@ -61,19 +59,22 @@ class Kernels(RaggedMachine):
     @step("CACHE-2", "CACHE-3")
     def update(self, data: Drawing) -> None:
         """Tokens are copied into their slots: without a race, and nothing else is touched."""
-        self.layout = layout = self.known["interpreted"].layout
+        setup = next(iter(self.known.values()))
+        self.layout = layout = setup.layout
         slots = some(data, range(layout.num_slots), most=_TOKENS)
         mapping = np.array([*slots, *[-1] * (_TOKENS - len(slots))], np.int32)
         seed = data.draw(st.integers(0, 99))
-        keys, values = (signed(seed + place, (_TOKENS, layout.heads, size)) for place, size in enumerate(layout.dims))
+        keys, values = (
+            signed(seed + place, (_TOKENS, layout.heads, size), setup.queries) for place, size in enumerate(layout.dims)
+        )
         before = layout.empty()
 
         def act(side: Side) -> Any:
             if side is self.spec:
                 return side.names.get("kv_cache_update")(before, keys, values, mapping)
-            return self.noted(side.names.get("tpu_kernels").update(before, keys, values, mapping))
+            return self.noted(side.names.get(self.holder).update(before, keys, values, mapping))
 
-        line = f"tpu_kernels.update(pages, keys, values, {mapping.tolist()})  # of seed {seed}"
+        line = f"{self.holder}.update(pages, keys, values, {mapping.tolist()})  # of seed {seed}"
         made = self.call(line, act, "CACHE-3", self.described)
         self.hold_minds("CACHE-3")
         self.hold_update(before, made.backend, slots, keys[: len(slots)], values[: len(slots)])
@@ -86,3 +87,23 @@ class Kernels(RaggedMachine):
     def hold_minds(self, clause: str) -> None:
         """Holds that the interpreter reported nothing."""
         self.check(clause, "what the interpreter reports", "", lambda: self.minds)
+
+
+class Kernels(InterpretedKernels):
+    """A backend's ``tpu_kernels``, in TPU interpret mode."""
+
+    name = "kernels"
+    needs = ("tpu_kernels", "tpu_kernels.attend", "tpu_kernels.update")
+    holder = "tpu_kernels"
+    examples, num_steps = 10, 5
+    known = INTERPRETED
+
+
+class GpuKernels(InterpretedKernels):
+    """A backend's ``gpu_kernels``, in the interpreter of Mosaic GPU; a call takes ten seconds or so."""
+
+    name = "gpu-kernels"
+    needs = ("gpu_kernels", "gpu_kernels.attend", "gpu_kernels.update")
+    holder = "gpu_kernels"
+    examples, num_steps = 6, 3
+    known = GPU_INTERPRETED

@@ -12,7 +12,19 @@ import numpy as np
 from .arrays import FINE_BITS, Array, poisoned, signed
 from .layouts import LatentLayout, Layout
 
-__all__ = ["COMMON", "INTERPRETED", "LATENT", "LIMITS", "NARROW", "NULL", "SETUPS", "Batch", "Setup", "sinks_of"]
+__all__ = [
+    "COMMON",
+    "GPU_INTERPRETED",
+    "INTERPRETED",
+    "LATENT",
+    "LIMITS",
+    "NARROW",
+    "NULL",
+    "SETUPS",
+    "Batch",
+    "Setup",
+    "sinks_of",
+]
 
 NULL = 0
 """The null page: what tables name where a page is released."""
@@ -151,6 +163,18 @@ INTERPRETED = {
 }
 """A shape that kernels take, and that is interpreted in a second."""
 
+GPU_INTERPRETED = {
+    "interpreted as on a GPU": Setup(
+        Layout("v2", "bfloat16", dims=(64, 64), page_size=8),
+        queries="bfloat16",
+        row=4,
+        num_seqs=3,
+        num_tokens=6,
+        options={"window": 9},
+    ),
+}
+"""A shape that kernels for a GPU's tensor cores take."""
+
 NARROW = {
     "rows": Setup(Layout("v2")),
     "rows, window": Setup(Layout("v2", page_size=3, num_pages=16), options={"window": 3}),
@@ -159,7 +183,7 @@ NARROW = {
 }
 """What is drawn beside the others for a backend that says what it takes: few options, plain types."""
 
-SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT, **INTERPRETED, **NARROW}
+SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT, **INTERPRETED, **GPU_INTERPRETED, **NARROW}
 """All setups by name. Each costs a program for each attention, a second or two: so there are few."""
 
 
