@@ -50,7 +50,7 @@ def allocate_batch(
     """`CacheManager.allocate_slots_batch`, whose arguments these are."""
     coordinator = manager.coordinator
     asked = read_asked(manager, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
-    requests, where, computed, promised, all_slots, _, growing, due = asked
+    requests, where, computed, promised, all_slots, _, growing, due, goes_on = asked
     doing = _NOBODY if delay else due
     num_busy = growing.size + doing.size
     small = read_small_step(coordinator, asked, doing) if 0 < num_busy <= FEW else None
@@ -60,11 +60,11 @@ def allocate_batch(
     if small is not None:
         if tables is not None and row_ids is not None:
             small.require_room(tables, row_ids)
-        _write_columns(coordinator, where, computed, promised, all_slots)
+        _write_columns(coordinator, goes_on, where, computed, promised, all_slots)
         return SlotBatch(granted, *small.serve(coordinator, growing, tables, row_ids))
     if num_busy:
         return _serve_many(coordinator, asked, doing, granted, tables, row_ids)
-    _write_columns(coordinator, where, computed, promised, all_slots)
+    _write_columns(coordinator, goes_on, where, computed, promised, all_slots)
     num_groups = len(coordinator.groups)
     nobody = (_NOBODY,) * num_groups
     return SlotBatch(granted, (_NOTHING,) * num_groups, nobody, nobody)
@@ -72,14 +72,19 @@ def allocate_batch(
 
 def _write_columns(
     coordinator: CacheCoordinator,
+    goes_on: bool,
     where: NDArray[np.int64] | slice,
     computed: NDArray[np.int64],
     promised: NDArray[np.int64],
     slots: NDArray[np.int64],
 ) -> None:
-    """Notes the counts of requests that were granted slots."""
+    """Notes the counts of requests that were granted slots; ``goes_on`` as in `Asked`."""
     live = coordinator.live
     live.computed[where] = computed
+    if goes_on:  # they had less
+        live.promised[where] = promised
+        live.slots[where] = slots
+        return
     live.promised[where] = np.maximum(live.promised[where], promised)
     live.slots[where] = np.maximum(live.slots[where], slots)
 
@@ -147,7 +152,7 @@ def _serve_many(
             filled = filled.of(granted[doing])
             where, computed, promised, slots = _step_of(asked, granted.nonzero()[0])
         new = [growth.new_entries() for growth in growths]
-    _write_columns(coordinator, where, computed, promised, slots)
+    _write_columns(coordinator, asked.goes_on, where, computed, promised, slots)
     publish_filled(coordinator, filled)
     coordinator.note_needs_of(takers.requests)
     coordinator.note_due_of(takers.requests if coordinator.gives_back else doers.requests)

@@ -77,7 +77,7 @@ class FreeLog:
             width = count
             while True:
                 window = self._log[head : min(head + width, self._tail)]
-                places = np.flatnonzero(window)
+                places = window.nonzero()[0]
                 if len(places) >= count:
                     break
                 width = 2 * width + 64
@@ -85,6 +85,22 @@ class FreeLog:
             taken = window[places]
             if count:
                 self._head = head + int(places[-1]) + 1
+        self.num_free -= count
+        return taken
+
+    def take_few(self, count: int) -> list[int]:
+        """`take` for some dozens of pages, looked at one after the other; as a list."""
+        log, head = self.log_cell, self._head
+        end = head + count
+        taken: list[int] = log[head:end].tolist()
+        if not all(taken):
+            taken = [page for page in taken if page]
+            while len(taken) < count:
+                page = log[end]
+                end += 1
+                if page:
+                    taken.append(page)
+        self._head = end
         self.num_free -= count
         return taken
 

@@ -20,7 +20,9 @@ from .extra_keys import ExtraSegment
 __all__ = ["LiveRequests", "SlotsRead"]
 
 _FIRST_CAPACITY = 16
-_NO_REQUEST = -1
+_NO_REQUEST = 1 << 62
+"""More slots than a request can have; as many are in a slot without one, where still more tokens were computed, so that
+no count of computed tokens fits it."""
 
 
 class SlotsRead(NamedTuple):
@@ -49,7 +51,7 @@ class LiveRequests:
         is_live: whether a slot has a request, `bool[capacity]`.
         promised: tokens up to which pages may be published: the most computed + new tokens so far,
             `i64[capacity]`.
-        slots: tokens that have a slot, look-ahead included; -1 in a free slot, `i64[capacity]`.
+        slots: tokens that have a slot, look-ahead included, `i64[capacity]`.
         computed: computed tokens at the last call, at admission those that were hit, `i64[capacity]` (MAN-8).
         needs_at: a step whose slots are fewer needs no page, `i64[capacity]`; 0 where nobody has worked it out yet.
         due_at: a step that promises fewer tokens fills no page and gives none back, `i64[capacity]`; 0 likewise.
@@ -106,6 +108,7 @@ class LiveRequests:
         self.num_withdrawals = self.withdrawals.data
         self.is_live = np.concatenate([self.is_live, np.zeros(capacity - old, bool)])
         self.slots[old:] = _NO_REQUEST
+        self.computed[old:] = _NO_REQUEST + 1
         self.requests += [None] * (capacity - old)
         for slot in range(old, capacity):
             heappush(self._free, slot)
@@ -150,7 +153,8 @@ class LiveRequests:
         del self.slot_of[request_id]
         self.requests[slot] = None
         self.is_live[slot] = False
-        self.slots[slot] = _NO_REQUEST
+        self.num_slots[slot] = _NO_REQUEST
+        self.num_computed[slot] = _NO_REQUEST + 1
         heappush(self._free, slot)
 
     def holders(self, pages: NDArray[np.int64]) -> list[str]:

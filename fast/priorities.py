@@ -138,6 +138,11 @@ class PriorityOrder:
         behind = [self.take_one() for _ in range(count - len(before) - len(middle))]
         return np.concatenate([np.array(before, np.int64), middle, np.array(behind, np.int64)])
 
+    def take_few(self, count: int) -> list[int]:
+        """`take`, as a list."""
+        taken: list[int] = self.take(count).tolist()
+        return taken
+
     def put_one(self, page: int) -> None:
         """Puts a page behind the last of its priority, which ends if the page has no hash. O(1) amortised."""
         if self._priority_cell[page] and not self._run_cell[page]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
+from .extra_keys import PLAIN
 from .page_table import MultiGroupPageTable
 from .request_reading import plain_tokens
 from .step_reading import Asked, too_short
@@ -23,9 +24,6 @@ __all__ = ["FEW", "SmallStep", "read_small_step"]
 
 FEW = 48
 """So many requests of a step may need or fill a page, together."""
-
-_SINGLY = 5
-"""So many pages of a step are taken one after the other: an array of more is quicker."""
 
 _ONES: NDArray[np.int64] = np.ones(FEW, np.int64)
 _ONES.flags.writeable = False
@@ -84,13 +82,12 @@ class SmallStep(NamedTuple):
         live, pool, groups = coordinator.live, coordinator.page_pool, coordinator.groups
         takes, fills, needs, due = self
         new: list[list[int]] = [[] for _ in groups]
-        # an array of many is quicker than one after the other
-        take = pool.take_one if len(takes) <= _SINGLY else iter(pool.take(len(takes)).tolist()).__next__
-        for _, number, slot, held in takes:
-            group = groups[number]
-            page = take()
-            new[number].append(page)
-            group.add_page(slot, page, held + 1)
+        if takes:
+            taken = iter(pool.take_few(len(takes)))
+            for _, number, slot, held in takes:
+                page = next(taken)
+                new[number].append(page)
+                groups[number].add_page(slot, page, held + 1)
         publish_next, sampling = pool.index.publish_next, pool.counter_sampling
         for group, slot, first, after, tokens, extra in fills:
             page = group.row_cell[slot, first]
@@ -180,13 +177,17 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
                 first = num_published[slot]
                 full = first * size + size
                 if end >= full:
-                    after, keys = row_cell[slot, first - 1], segments[slot]
-                    if end >= full + size or not first or len(keys) > 1 or not run_cell[after]:
+                    after, keys, extra = row_cell[slot, first - 1], segments[slot], b""
+                    if end >= full + size or not first or not run_cell[after]:
                         return None
+                    if keys is not PLAIN:
+                        if len(keys) > 1:
+                            return None
+                        extra = keys[0].extra
                     tokens = plain_tokens(request_of[slot], full - size, full)
                     if tokens is None:
                         return None
-                    fills.append((group, slot, first, after, tokens, keys[0].extra))
+                    fills.append((group, slot, first, after, tokens, extra))
                     full += size
                 bounds.append((slot, full))
             due = list(map(min, due, bounds)) if due else bounds

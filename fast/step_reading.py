@@ -43,6 +43,7 @@ class Asked(NamedTuple):
         growing: their places, `i64[k]`.
         due: the places of those that may fill a page; where pages are given back, of all that have something to do, and
             ``growing`` is the same: what is given back comes before what is taken.
+        goes_on: whether each has computed exactly as many tokens as have slots: then no count can fall.
     """
 
     requests: NDArray[np.int64]
@@ -53,6 +54,7 @@ class Asked(NamedTuple):
     wanted: NDArray[np.int64]
     growing: NDArray[np.int64]
     due: NDArray[np.int64]
+    goes_on: bool
 
 
 def read_asked(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Asked:
@@ -72,23 +74,28 @@ def read_asked(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
     reach = promised
     if type(lookahead) is not int or lookahead:
         reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0)
-    # a slot without a request has -1 slots
-    bad = (given > live.slots[where]) | (given < live.computed[where])
-    if coordinator.has_states:
-        bad |= given != live.promised[where]
+    had = live.slots[where]
+    goes_on = not (given != had).nonzero()[0].size
+    if goes_on and not coordinator.has_states:
+        is_bad = False
+    else:
+        bad = (given > had) | (given < live.computed[where])
+        if coordinator.has_states:
+            bad |= given != live.promised[where]
+        is_bad = bad.nonzero()[0].size > 0
     needs, is_due = reach >= live.needs_at[where], promised >= live.due_at[where]
     if coordinator.gives_back:
         needs = is_due = needs | is_due
     growing, due = needs.nonzero()[0], is_due.nonzero()[0]
-    most = manager.max_model_len
     wanted = promised[growing]
-    # a request that is promised too much is among those that may need a page: `needs_at` is at most ``most`` + 1
-    if bad.nonzero()[0].size or (growing.size and wanted.item(wanted.argmax()) > most):
-        _refuse(manager, requests, given, promised, bad)
+    # `needs_at` is at most ``most_slots``: a request that is promised too much is among those that may need a page, and
+    # so is a slot without one that is said to have computed as many tokens as it has slots
+    if is_bad or (growing.size and wanted.item(wanted.argmax()) >= coordinator.most_slots):
+        _refuse(manager, requests, given, promised)
     if reach is promised:
-        return Asked(requests, where, given, promised, promised, wanted, growing, due)
-    all_slots = np.minimum(reach, most)
-    return Asked(requests, where, given, promised, all_slots, all_slots[growing], growing, due)
+        return Asked(requests, where, given, promised, promised, wanted, growing, due, goes_on)
+    all_slots = np.minimum(reach, manager.max_model_len)
+    return Asked(requests, where, given, promised, all_slots, all_slots[growing], growing, due, goes_on)
 
 
 def _refuse(
@@ -96,14 +103,13 @@ def _refuse(
     requests: NDArray[np.int64],
     given: NDArray[np.int64],
     promised: NDArray[np.int64],
-    bad: NDArray[np.bool_],
 ) -> None:
-    """Raises what the single call of the first request with a fault does, or that there is no such request."""
+    """Raises what the single call of the first request with a fault does, or that there is no such request, if any."""
     is_live = manager.coordinator.live.is_live[requests]
     if not is_live.all():
         raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {requests[is_live.argmin()]}")
-    worst = int((bad | (promised > manager.max_model_len)).argmax())
-    manager.require_step(int(requests[worst]), int(given[worst]), int(promised[worst]))
+    for slot, computed, end in zip(requests.tolist(), given.tolist(), promised.tolist(), strict=True):
+        manager.require_step(slot, computed, end)
 
 
 def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.int64] | int:

@@ -291,11 +291,15 @@ def test_man_11_slots_named_again_are_read_again() -> None:
     slots[1] = 0  # the same array
     with pytest.raises(ValueError, match=r"twice \[MAN-11\]"):
         at.manager.allocate_slots_batch(slots, [6, 6], 1)
-    request = at.manager.coordinator.live.requests[1]
+    live, slots = at.manager.coordinator.live, np.array([0, 1])
+    request = live.requests[1]
     assert request is not None
     at.manager.free(request)
     with pytest.raises(IndexError, match=r"slot 1 \[MAN-11\]"):
         at.manager.allocate_slots_batch([0, 1], [6, 5], 1)
+    for count in (-1, live.num_slots[1], live.num_computed[1]):  # nor that it has what a slot without a request has
+        with pytest.raises(IndexError, match=r"slot 1 \[MAN-11\]"):
+            at.manager.allocate_slots_batch(slots, np.array([6, count]), 1)
     at.manager.allocate_slots(fast.Request("c", [1]), 1)
     assert at.manager.allocate_slots_batch([0, 1], [6, 1], 1).num_granted == 2
     at.manager.check()

@@ -221,11 +221,14 @@ class OrderMachine(RuleBasedStateMachine):
         self.priority[page] = 0
         self.ends.pop(page, None)
 
-    @rule(data=st.data(), single=st.booleans())
-    def take(self, data: st.DataObject, single: bool) -> None:
-        count = min(1, len(self.free)) if single else data.draw(st.integers(0, len(self.free)))
+    @rule(data=st.data(), how=st.sampled_from(["take_one", "take", "take_few"]))
+    def take(self, data: st.DataObject, how: str) -> None:
+        count = min(1, len(self.free)) if how == "take_one" else data.draw(st.integers(0, len(self.free)))
         taken = self._sorted()[:count]
-        assert ([self.order.take_one() for _ in taken] if single else self.order.take(count).tolist()) == taken
+        if how == "take_one":
+            assert [self.order.take_one() for _ in taken] == taken
+        else:
+            assert list(getattr(self.order, how)(count)) == taken
         for page in taken:
             self.free.remove(page)
             self._end(page)
