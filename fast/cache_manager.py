@@ -4,8 +4,6 @@ Here every call reads its arguments and refuses (R1); what it then does to the g
 What is about prefixes rather than requests stands in `prefix_manager`.
 """
 
-import numpy as np
-
 from kvproof.spec.declarations import EngineRequest, PageCopy
 
 from .arguments import attribute, flag, integer, refusal
@@ -95,12 +93,14 @@ class CacheManager(SwapManager):
         delay: object = delay_cache_pages
         if type(delay) is not bool:
             delay = flag("delay_cache_pages", delay)
-        live = self._live
-        slot = live.slot_of.get(read_request_id(request), -1)
         try:
-            computed = request.num_computed_tokens
+            request_id, computed = request.request_id, request.num_computed_tokens
         except AttributeError:
-            computed = attribute(request, "num_computed_tokens")
+            request_id, computed = read_request_id(request), attribute(request, "num_computed_tokens")
+        if type(request_id) is not str:
+            read_request_id(request)
+        live = self._live
+        slot = live.slot_of.get(request_id, -1)
         if type(computed) is not int or computed < 0:
             computed = integer("request.num_computed_tokens", computed)
         if slot < 0:
@@ -163,15 +163,17 @@ class CacheManager(SwapManager):
         coordinator = self.coordinator
         if coordinator.swapped.by_id:
             coordinator.swapped.require_none(request)
-        tokens, extra_keys, _ = read_prompt(request)
-        segments = coordinator.segments_of(extra_keys)
-        attribute(request, "status")
+        request_id, tokens, extra_keys, _ = read_prompt(request)
+        segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
+        if not hasattr(request, "status"):
+            attribute(request, "status")  # refuses
+        num_tokens = len(tokens) // 4
         if found:
             if not self.enable_caching:
                 raise refusal(ValueError, "MAN-2", f"num_new_computed_tokens={found} with caching off")
-            if found * 4 > len(tokens):
+            if found > num_tokens:
                 raise refusal(
-                    ValueError, "MAN-2", f"new_computed_pages hold {found} tokens, the request has {len(tokens) // 4}"
+                    ValueError, "MAN-2", f"new_computed_pages hold {found} tokens, the request has {num_tokens}"
                 )
             coordinator.check_hits(tokens, segments, hits, found)
         if computed:
@@ -183,16 +185,18 @@ class CacheManager(SwapManager):
         pages = coordinator.admit(request, tokens, segments, hits, promised, slots, delay)
         if pages is None:
             return None
-        self._count_admission(request, len(tokens) // 4, found)
-        return coordinator.cache_pages_of(pages)
-
-    def _count_admission(self, request: EngineRequest, num_tokens: int, found: int) -> None:
-        self._remember(request)
+        if self._known.get(request_id) is not request:
+            self._remember(request)
         if self.enable_caching:
             self._num_requests += 1
             self._queried_tokens += num_tokens
             self._hit_tokens += found
-        promised = self._given_back.pop(request.request_id, 0)
+        if self._given_back:
+            self._count_resumption(request_id)
+        return coordinator.cache_pages_of(pages)
+
+    def _count_resumption(self, request_id: str) -> None:
+        promised = self._given_back.pop(request_id, 0)
         if promised:
             self._num_preemptions += 1
             self._preempted_tokens += promised
@@ -286,18 +290,20 @@ class CacheManager(SwapManager):
             O(pages), and O(pages of all live requests) where something is withdrawn.
         """
         written = None if num_written is None else integer("num_written", num_written)
-        slot = self._live.slot_of.get(read_request_id(request), -1)
-        if slot < 0 or self._live.requests[slot] is not request:
+        live, request_id = self._live, read_request_id(request)
+        slot = live.slot_of.get(request_id, -1)
+        if slot < 0 or live.requests[slot] is not request:
             self._abandon(request)
             return []
-        if request.request_id in self._known:
-            self._given_back[request.request_id] = self._live.num_promised[slot]
-        return self.coordinator.free(slot, request.request_id, written)
+        if request_id in self._known:
+            self._given_back[request_id] = live.num_promised[slot]
+        return self.coordinator.free(slot, request_id, written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops what was noted of a request: when it is finished, not when it is preempted."""
-        self._known.pop(read_request_id(request), None)
-        self._given_back.pop(request.request_id, None)
+        request_id = read_request_id(request)
+        self._known.pop(request_id, None)
+        self._given_back.pop(request_id, None)
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -325,9 +331,10 @@ class CacheManager(SwapManager):
 
     def _hit_ids(self, given: CachePages | None, found: int) -> Hits:
         """The pages just found, as ids, if they are as many as they are said to be (MAN-2)."""
-        groups = self.coordinator.groups
+        coordinator = self.coordinator
+        groups = coordinator.groups
         if given is None:
-            hits = [np.empty(0, np.int64) for _ in groups]
+            hits = coordinator.no_hits
         elif not isinstance(given, CachePages):
             raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
         elif len(given.pages) != len(groups):
@@ -336,8 +343,12 @@ class CacheManager(SwapManager):
             )
         else:
             hits = [self.page_pool.read_pages("new_computed_pages", pages) for pages in given.pages]
-        held = [len(pages) * group.rule.page_size for group, pages in zip(groups, hits, strict=True)]
-        if held.count(found) < len(held) or (found and not held):
+        is_right = found == 0 or len(groups) > 0
+        for group, pages in zip(groups, hits, strict=True):
+            if len(pages) * group.page_size != found:
+                is_right = False
+        if not is_right:
+            held = [len(pages) * group.page_size for group, pages in zip(groups, hits, strict=True)]
             raise refusal(
                 ValueError, "MAN-2", f"num_new_computed_tokens={found}, but new_computed_pages hold {held or [0]}"
             )

@@ -20,13 +20,6 @@ class CachePages:
     def __init__(self, pages: Iterable[Iterable[CachePage]]) -> None:
         self.pages: tuple[PageList, ...] = tuple(map(PageList.of, pages))
 
-    @classmethod
-    def of(cls, lists: tuple[PageList, ...]) -> "CachePages":
-        """Lists that are `PageList`s already, as they are."""
-        pages = cls.__new__(cls)
-        pages.pages = lists
-        return pages
-
     def __add__(self, other: "CachePages") -> "CachePages":
         """The pages of both, group by group; refused when they have not the same number of groups (R1)."""
         if not isinstance(other, CachePages):

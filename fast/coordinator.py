@@ -6,6 +6,7 @@ the run of the request's last page.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from .cache_pages import CachePages
 from .extra_keys import PLAIN, ExtraSegment, extra_segments
 from .group_rules import NEVER, rule_of
 from .live_requests import LiveRequests
-from .longest_hit import Hits, check_hits, longest_hit
+from .longest_hit import Hits, check_hits, longest_hit, none_hit
 from .page_pool import PagePool
 from .pages import PageList
 from .publishing import Publisher
@@ -58,7 +59,9 @@ class CacheCoordinator:
         live: the live requests.
         publisher: publishes their pages.
         swapped: the requests in host memory (SWAP-1).
+        plain: a request's extra keys over its pages, for each group, where it has none.
         copies: the state copies that were not handed out yet, with the ids of their requests (MAN-13).
+        no_hits: the hits of a request of which nothing is cached.
         nothing: no pages, in as many groups; likewise:
         nothing_new: as ids.
     """
@@ -98,20 +101,23 @@ class CacheCoordinator:
         self.most_slots = min(max_model_len + 1, NEVER)
         self.swapped = SwappedRequests(num_host_pages)
         self.copies: list[tuple[str, PageCopy]] = []
-        self._plain = tuple(PLAIN for _ in self.groups)
+        self.plain = tuple(PLAIN for _ in self.groups)
+        self.no_hits = none_hit(self.groups)
         self.nothing_new: NewPages = tuple(() for _ in self.groups)
         self.nothing = self.cache_pages_of(self.nothing_new)
 
     def cache_pages_of(self, ids: NewPages) -> CachePages:
         """Lists of pages from ids, one a group."""
-        return CachePages.of(tuple([PageList(self.page_pool, own) for own in ids]))
+        pages = CachePages.__new__(CachePages)
+        pages.pages = tuple(map(PageList, repeat(self.page_pool), ids))
+        return pages
 
     # -- Reading a request ------------------------------------------------------------------------
 
     def segments_of(self, extra_keys: object) -> Sequence[Sequence[ExtraSegment]]:
         """A request's extra keys over its pages, for each group."""
         if extra_keys is None or extra_keys == ():
-            return self._plain
+            return self.plain
         sizes = {group.rule.page_size for group in self.groups} or {1}  # they are read even without a group
         segments = {size: extra_segments(extra_keys, size) for size in sizes}
         return [segments[group.rule.page_size] for group in self.groups]
@@ -178,17 +184,13 @@ class CacheCoordinator:
         if total + sum(held) > free and total + sum(pool.num_free_of(own[own != 0]) for own in hits) > free:
             return None
         found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
-        bound = 0 if delay else min(promised, len(tokens) // 4)
+        bound = min(promised, len(tokens) // 4) if self.enable_caching and not delay else 0
         publishings = []
-        for group, own, pages in zip(self.groups, segments, hits, strict=True):
-            first, end = len(pages), bound // group.rule.page_size
-            if end > first and publisher.publishes(group):
+        for group, own, pages, first in zip(self.groups, segments, hits, held, strict=True):
+            end = bound // group.page_size
+            if end > first and group.rule.publishes:
                 places = first, int(pages[-1]) if first else 0, end
-                publishings.append(
-                    publisher.read_group(
-                        group, own, lambda start, stop: tokens[4 * start : 4 * stop], places, (found, promised)
-                    )
-                )
+                publishings.append(publisher.read_group(group, own, request, tokens, places, (found, promised)))
         live = self.live
         slot = live.admit(request, segments)
         self.save_new_computed_pages(slot, hits)

@@ -49,13 +49,14 @@ class UnitaryCacheCoordinator(CacheCoordinator):
         group = self.groups[0]
         if group.rule.gives_back or not group.rule.publishes:
             return super().find_longest_cache_hit(tokens, segments, max_cache_hit_length, eagle=eagle)
-        size = group.rule.page_size
-        most = max_cache_hit_length // size
+        size = group.page_size
+        most = limit = max_cache_hit_length // size
         after = eagle and group.is_eagle
-        pages = self.page_pool.index.match(
-            group.tree, tokens, segments[0], min(most + 1, len(tokens) // (4 * size)) if after else most
-        )
-        hits = pages[: min(len(pages) - 1, most)] if after and len(pages) else pages
+        if after:
+            limit = min(most + 1, len(tokens) // (4 * size))
+        hits = self.page_pool.index.match(group.tree, tokens, segments[0], limit)
+        if after and len(hits):
+            hits = hits[: min(len(hits) - 1, most)]
         return [hits], len(hits) * size
 
 

@@ -98,7 +98,7 @@ def check_hits(
     """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared)."""
     num_held = 0
     for group, own, pages in zip(groups, segments, hits, strict=True):
-        first = group.rule.first_place(length)
+        first = group.rule.first_place(length) if group.rule.gives_back else 0
         if first and pages[:first].any():
             worst = pages[:first][pages[:first] != 0][0]
             raise refusal(
@@ -106,10 +106,11 @@ def check_hits(
                 "MAN-2",
                 f"new_computed_pages: page {worst} stands where group {group.group_id} needs none",
             )
-        # the usual case, a look-up made just before, costs a third of the general one
-        found = index.first_pages(group.tree, tokens, own, len(pages))[first:]
         num_held += len(pages) - first
-        if np.count_nonzero(found) == len(pages) - first and found.tobytes() == pages[first:].tobytes():
+        # the usual case, a look-up made just before, costs a third of the general one
+        found, is_whole = index.walk(group.tree, tokens, own, len(pages))
+        given = pages.astype(np.int32).tobytes()
+        if found[4 * first :] == given[4 * first :] and (is_whole or pages[first:].all()):
             continue
         good = index.holds(group.tree, tokens, own, pages)[first:]
         if not good.all():

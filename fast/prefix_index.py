@@ -71,13 +71,34 @@ class PrefixIndex:
     def match(
         self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
     ) -> NDArray[np.int64]:
-        """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1). Arguments as for `first_pages`."""
-        pages = self.first_pages(tree, tokens, segments, limit)
-        return pages if np.count_nonzero(pages) == len(pages) else pages[: pages.argmin()]
+        """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1). Arguments as for `walk`."""
+        found, is_whole = self.walk(tree, tokens, segments, limit)
+        pages = _ids(found)
+        return pages if is_whole or pages.all() else pages[: pages.argmin()]
 
     def first_pages(
         self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
     ) -> NDArray[np.int64]:
+        """The pages of `walk`, `i64[n]`."""
+        return _ids(self.walk(tree, tokens, segments, limit)[0])
+
+    def holds(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whether each of ``pages`` holds the request's page at its place in the list, `bool[len(pages)]` (MAN-2)."""
+        found = self.first_pages(tree, tokens, segments, len(pages))
+        count = len(found)
+        given, good = pages[:count], np.zeros(len(pages), bool)
+        # its own page, or a duplicate of it, which stands in the same run at the same place
+        is_in_place = self._depth_of[given] == np.arange(count)
+        good[:count] = (found != 0) & (self._run_of[given] == self._run_of[found]) & is_in_place
+        if count and int(found[-1]) in self._lone:  # beside it others may stand alone, below the same run
+            good[count - 1] = given[-1] == found[-1]
+        return good
+
+    def walk(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
+    ) -> tuple[bytearray, bool]:
         """The page cached for each place of a request, 0 where there is none, as far as the tree knows its tokens.
 
         Args:
@@ -87,67 +108,36 @@ class PrefixIndex:
             limit: the most pages wanted; the tokens cover as many.
 
         Returns:
-            `i64[n]`, with n at most ``limit``; from place n on nothing is cached.
+            The pages' ids as the bytes of int32, ``limit`` of them at most: from there on nothing is cached. And
+            whether the runs that were walked have no holes.
         """
-        found = array("i")
-        runs, lone = self._walk(tree, tokens, segments, limit)
-        for run, count in runs:
-            found += run.pages if count == len(run.pages) else run.pages[:count]
-        if lone:
-            found.append(lone)
-        return np.frombuffer(found, np.int32).astype(np.int64) if found else np.empty(0, np.int64)
-
-    def holds(
-        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Whether each of ``pages`` holds the request's page at its place in the list, `bool[len(pages)]` (MAN-2)."""
-        expected = np.zeros(len(pages), np.uint32)
-        runs, lone = self._walk(tree, tokens, segments, len(pages))
-        end = 0
-        for run, count in runs:
-            end = run.start + count
-            expected[run.start : end] = run.number
-        good: NDArray[np.bool_] = (
-            (expected != 0) & (self._run_of[pages] == expected) & (self._depth_of[pages] == np.arange(len(pages)))
-        )
-        if lone:
-            good[end] = pages[end] == lone
-        return good
-
-    def _walk(
-        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
-    ) -> tuple[list[tuple[Run, int]], int]:
-        """The runs along a request's tokens, each with how many of its pages agree; holes are walked over.
-
-        Behind them the lone page that ends the walk; 0 if none does.
-        """
-        found: list[tuple[Run, int]] = []
+        found, is_whole = bytearray(), True
         size = tree.page_bytes
         children = tree.root.children
         depth = 0
         for last, extra, _ in segments:
-            end = min(last, limit)
+            end = last if last < limit else limit
             while depth < end:
                 if children is None:
-                    return found, 0
+                    return found, is_whole
                 offset = depth * size
                 child = children.get(extra + tokens[offset : offset + size])
-                if child is None:
-                    return found, 0
-                if type(child) is int:
-                    return found, child
-                assert isinstance(child, Run)
-                length = len(child.pages)
-                if depth + length <= end and child.tokens.startswith(tokens[offset : offset + length * size]):
-                    found.append((child, length))
-                else:
-                    count = common_pages(child, 0, tokens, offset, min(length, end - depth))
-                    found.append((child, count))
-                    if count < length:
-                        return found, 0
+                if type(child) is not Run:
+                    if child:
+                        found += array("i", (child,))
+                    return found, is_whole
+                pages = child.pages
+                depth += len(pages)
+                if child.holes:
+                    is_whole = False
+                if depth > end or not child.tokens.startswith(tokens[offset : depth * size]):
+                    count = common_pages(child, 0, tokens, offset, len(pages) - max(depth - end, 0))
+                    if count < len(pages):
+                        found += pages[:count]
+                        return found, is_whole
+                found += pages
                 children = child.children
-                depth += length
-        return found, 0
+        return found, is_whole
 
     # -- Publishing -------------------------------------------------------------------------------
 
@@ -589,3 +579,8 @@ class PrefixIndex:
             number = self.run_cell[page]
             expected = (number, self._depth_cell[page]) if number else None
             assert seen.get(page) == expected, f"POOL-7: page {page} stands at {seen.get(page)}, noted {expected}"
+
+
+def _ids(found: bytearray) -> NDArray[np.int64]:
+    """The ids of `PrefixIndex.walk` as an array of their own."""
+    return np.frombuffer(found, np.int32).astype(np.int64)

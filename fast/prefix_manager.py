@@ -141,9 +141,9 @@ class PrefixManager:
             array operations for several groups.
         """
         coordinator = self.coordinator
-        slot = self._live.slot_of.get(read_request_id(request), -1)
-        tokens, extra_keys, params = read_prompt(request)
-        segments = coordinator.segments_of(extra_keys)
+        request_id, tokens, extra_keys, params = read_prompt(request)
+        segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
+        slot = self._live.slot_of.get(request_id, -1)
         if slot >= 0:
             if self._live.requests[slot] is not request:
                 raise another(request)
@@ -151,15 +151,16 @@ class PrefixManager:
             raise another(request)
         if not self.enable_caching or (params is not None and params.prompt_logprobs is not None):
             return coordinator.nothing, 0
-        self._remember(request)
-        hits, length = coordinator.find_longest_cache_hit(tokens, segments, max(len(tokens) // 4 - 1, 0))
+        if self._known.get(request_id) is not request:
+            self._remember(request)
+        most = len(tokens) // 4 - 1
+        hits, length = coordinator.find_longest_cache_hit(tokens, segments, most if most > 0 else 0)
         return coordinator.cache_pages_of(hits), length
 
     def _remember(self, request: EngineRequest) -> None:
-        """Notes a request as known; what was noted of another object of its id is dropped (MAN-6)."""
-        if self._known.get(request.request_id) is not request:
-            self._given_back.pop(request.request_id, None)
-            self._known[request.request_id] = request
+        """Notes a request that is not known; what was noted of another object of its id is dropped (MAN-6)."""
+        self._given_back.pop(request.request_id, None)
+        self._known[request.request_id] = request
 
     # -- Forgetting -------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 What publishing takes is read before a call changes anything (R1), tokens and keys included; so it is two steps.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -63,18 +62,12 @@ class Publisher:
         bound = min(count, request.num_tokens)
         found: list[Publishing] = []
         for group in self._groups:
-            size, first = group.rule.page_size, group.num_published[slot]
-            end = bound // size
-            if end > first and self.publishes(group):
-                after = self._anchor(group, slot, computed) if first else 0
-                places = first, after, end
-                tokens_of = partial(read_tokens, request)
-                found.append(self.read_group(group, group.segments[slot], tokens_of, places, (computed, promised)))
+            first, end = group.num_published[slot], bound // group.page_size
+            if end > first and group.rule.publishes and self._pool.enable_caching:
+                places = first, self._anchor(group, slot, computed) if first else 0, end
+                states = computed, promised
+                found.append(self.read_group(group, group.segments[slot], request, None, places, states))
         return found
-
-    def publishes(self, group: CacheGroup) -> bool:
-        """Whether a group's pages are ever published."""
-        return self._pool.enable_caching and group.rule.publishes
 
     def _anchor(self, group: CacheGroup, slot: int, computed: int) -> int:
         """The page published last, if it is sure to be in its place when the next one is published; else 0.
@@ -90,7 +83,8 @@ class Publisher:
         self,
         group: CacheGroup,
         segments: Sequence[ExtraSegment],
-        tokens_of: Callable[[int, int], TokenBytes],
+        request: EngineRequest,
+        known: TokenBytes | None,
         places: tuple[int, int, int],
         states: tuple[int, int],
     ) -> Publishing:
@@ -99,19 +93,24 @@ class Publisher:
         Args:
             group: the group.
             segments: the request's extra keys over its pages.
-            tokens_of: reads its token bytes.
+            request: the request.
+            known: its token bytes, where they have been read; None: those that it takes are.
             places: the first place to be published, the page before it (``after``), the place behind the last.
             states: after how many tokens states stand: before the step, and after it.
         """
         first, after, end = places
-        size = group.rule.page_size
+        size = group.page_size
         if group.rule.has_states and not any(first <= place < end for place in _frozen_places(size, *states)):
             return group, end, 0, end, b"", None
         pool = self._pool
         start = first if pool.index.run_cell[after] else 0
         after = after if start else 0
-        tokens = tokens_of(start * size, end * size)
-        keys = pool.keys_to_be(group.tree, tokens, segments, start, after)
+        tokens = (
+            read_tokens(request, start * size, end * size)
+            if known is None
+            else known[4 * start * size : 4 * end * size]
+        )
+        keys = pool.keys_to_be(group.tree, tokens, segments, start, after) if pool.keeps_keys else None
         return group, start, after, end, tokens, keys
 
     def publish(self, slot: int, new: Publishing) -> None:

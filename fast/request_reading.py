@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _ARRAY = np.ndarray
+_NOTHING = memoryview(b"")
 _TOKEN = np.dtype("<i4")
 """The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
 
@@ -87,22 +88,33 @@ def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None)
     return data
 
 
-def read_prompt(request: EngineRequest) -> tuple[memoryview, Any, Any]:
-    """A request's token bytes, as of `read_tokens`, its extra keys and its sampling parameters (R1).
+def read_prompt(request: EngineRequest) -> tuple[str, memoryview, Any, Any]:
+    """A request's id, token bytes as of `read_tokens`, extra keys (None for none) and sampling parameters (R1).
 
     What a look-up and an admission read, attribute by attribute and not by `attribute`: that is 7 calls fewer.
     """
     try:
-        tokens, num_tokens = request.all_token_ids, request.num_tokens
+        request_id, tokens, num_tokens = request.request_id, request.all_token_ids, request.num_tokens
         extra_keys, params = request.extra_keys, request.sampling_params
     except AttributeError:
+        read_request_id(request)
         for name in ("all_token_ids", "num_tokens", "extra_keys", "sampling_params"):
             attribute(request, name)  # refuses the one that is missing
         raise
-    data = token_view("request.all_token_ids", tokens)
-    if num_tokens != len(tokens):
-        raise _miscounted(num_tokens, len(tokens))
-    return data, extra_keys, params
+    if type(request_id) is not str:
+        read_request_id(request)
+    if (
+        type(tokens) is _ARRAY
+        and tokens.dtype is _TOKEN
+        and tokens.shape == (num_tokens,)
+        and tokens.flags.c_contiguous
+    ):
+        data = tokens.data.cast("B") if num_tokens else _NOTHING  # the usual case of `token_view`
+    else:
+        data = token_view("request.all_token_ids", tokens)
+        if num_tokens != len(tokens):
+            raise _miscounted(num_tokens, len(tokens))
+    return request_id, data, None if extra_keys == () else extra_keys, params
 
 
 def _miscounted(num_tokens: object, known: int) -> Exception:

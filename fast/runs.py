@@ -1,7 +1,7 @@
 """Runs: the nodes of the index of cached pages."""
 
 from array import array
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from .tokens import TokenBytes
 __all__ = ["Run", "RunTree", "common_pages"]
 
 
+@final
 class Run:
     """Pages of consecutive places with their tokens, below the run that ends where it begins.
 
