@@ -110,11 +110,13 @@ def _where_alive(group: Warpgroup, alive: jax.Array, numbers: jax.Array) -> jax.
 def converted(item: Item, stored: Any, slot: jax.Array, into: Any, wg: jax.Array, tile: jax.Array | None = None) -> Any:
     """A tile as it is multiplied, made from one as it is stored; of values (``tile`` given) the dead ones zero."""
     group, geometry = item.group, item.geometry
+    begin = 0 if tile is None else geometry.value_offset
 
     def convert(holes: bool) -> None:
         alive = None if tile is None else _alive(item, 0, tile, holes)
         for columns in _chunks(geometry, into.shape[-1]):
-            numbers = group.converted(stored.at[slot, :, columns], geometry.dtype)
+            there = pl.ds(begin + columns.start, columns.size)
+            numbers = group.converted(stored.at[slot, :, there], geometry.dtype)
             into.at[wg, :, columns][...] = numbers if alive is None else _where_alive(group, alive, numbers)
         commit()
 

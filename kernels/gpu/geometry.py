@@ -103,6 +103,23 @@ class Geometry:
         return round_up(self.group, 8) if self.splits_keys else ROWS
 
     @property
+    def copied_dims(self) -> tuple[int, int]:
+        """Numbers of a slot's key, and of its value, that copies bring.
+
+        Those that there are; or the cache's whole rows, padding included, where copies were no multiple of 128 bytes
+        else: what the copy engine aligns to. Such copies have rows that are no whole eights.
+        """
+        dims = (self.layout.head_dim, self.layout.v_head_dim)
+        odd = any(self.tiles.rows * dim * itemsize_of(self.kv_dtype) % 128 for dim in dims)
+        return (self.layout.storage_head_dim,) * 2 if odd else dims
+
+    @property
+    def value_offset(self) -> int:
+        """Numbers before the value in a row as it is copied: its key's, where they share a row that is copied whole."""
+        layout = self.layout
+        return layout.head_dim if layout.shares_rows and self.copied_dims[0] > layout.head_dim else 0
+
+    @property
     def raw_swizzle(self) -> int:
         """The swizzle of what copies bring, in bytes, over 64 numbers at most; 0: rows as they are."""
         if self.tiles.rows % 8:
@@ -118,6 +135,11 @@ class Geometry:
             return self.raw_swizzle // itemsize_of(self.kv_dtype)
         itemsize = itemsize_of(self.dtype)
         return min(swizzle_of(dim, itemsize) // itemsize for dim in (self.layout.head_dim, self.layout.v_head_dim))
+
+    @property
+    def swizzle(self) -> int:
+        """The swizzle of what is multiplied, in bytes: one for all, as the tensor cores take no two of them at once."""
+        return self.chunk * itemsize_of(self.dtype)
 
     @property
     def differ(self) -> bool:
@@ -142,8 +164,7 @@ class Geometry:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of a stage: one tile of keys and one of values, as they are stored."""
-        dims = self.layout.head_dim + self.layout.v_head_dim
-        return self.tiles.keys * dims * itemsize_of(self.kv_dtype)
+        return self.tiles.keys * sum(self.copied_dims) * itemsize_of(self.kv_dtype)
 
     @property
     def stages(self) -> int:

@@ -142,7 +142,7 @@ def run(function: Callable[..., Any], *arrays: Any) -> Run:
 @contextmanager
 def _device_memory() -> Iterator[None]:
     """Within, references of which no memory is said are the device's: for JAX 0.10 too, as they are since."""
-    callbacks = import_module(f"{_INTERPRETER}.gpu_callbacks")
+    callbacks: Any = import_module(f"{_INTERPRETER}.gpu_callbacks")
     before = callbacks.is_gmem_memory_space
     callbacks.is_gmem_memory_space = lambda space: space is None or before(space)
     try:

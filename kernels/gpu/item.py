@@ -44,8 +44,8 @@ class Scratch(NamedTuple):
 
     Attributes:
         queries: `[blocks of 64 rows, 64, D]`.
-        keys: `kv_dtype[stages, keys, D]`.
-        values: `kv_dtype[stages, keys, Dv]`.
+        keys: `kv_dtype[stages, keys, D]`, or wider where whole rows are copied.
+        values: `kv_dtype[stages, keys, Dv]`, likewise.
         key_tile: `[consumers, keys, D]`, converted; None where nothing is.
         value_tile: `[consumers, keys, Dv]`, converted; None where nothing is, or where they take the keys' place.
         output: where finished outputs wait for their copy, `[consumers, 64, Dv]`, None where they take the queries'
@@ -113,8 +113,16 @@ class Item:
 
     def page(self, tile: jax.Array, piece: jax.Array | int) -> jax.Array:
         """The id of the page that a piece of a tile is copied from, `i32[]`: -1 if it doesn't exist."""
-        tiles = self.geometry.tiles
-        place = jax.lax.div(tile, jnp.int32(tiles.per_page)) if tiles.pieces == 1 else tile * tiles.pieces + piece
+        place = jax.lax.div(self._copy(tile, piece), jnp.int32(self.geometry.tiles.per_page))
         place = jnp.clip(place, self.field(Field.FIRST_PAGE), self.field(Field.LAST_PAGE))
         page: jax.Array = self.inputs.table[self.field(Field.SEQUENCE), place]
         return page
+
+    def offset(self, tile: jax.Array, piece: jax.Array | int) -> jax.Array:
+        """The slot of its page at which a piece of a tile begins, `i32[]`."""
+        tiles = self.geometry.tiles
+        return jax.lax.rem(self._copy(tile, piece), jnp.int32(tiles.per_page)) * tiles.rows
+
+    def _copy(self, tile: jax.Array, piece: jax.Array | int) -> jax.Array:
+        """The number of a piece among all of its sequence, `i32[]`."""
+        return tile * self.geometry.tiles.pieces + piece

@@ -28,27 +28,28 @@ def scratch_of(geometry: Geometry, emulated: bool) -> dict[str, Any]:
     blocks = geometry.block_rows // ROWS
     stored, dtype = jnp.dtype(geometry.kv_dtype), jnp.dtype(geometry.dtype)
 
-    def memory(shape: tuple[int, ...], kind: Any, swizzle: int | None = None) -> Any:
-        swizzle = swizzle_of(shape[-1], kind.itemsize) if swizzle is None else swizzle
+    def memory(shape: tuple[int, ...], kind: Any, swizzle: int) -> Any:
         if emulated or not swizzle:
             return plgpu.SMEM(shape, kind)
         tiling = plgpu.TilingTransform((8, swizzle // kind.itemsize))
         return plgpu.SMEM(shape, kind, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
 
-    dims = {"keys": layout.head_dim, "values": layout.v_head_dim}
+    dims = dict(zip(("keys", "values"), geometry.copied_dims, strict=True))
     scratch = {name: memory((stages, tiles.keys, dim), stored, geometry.raw_swizzle) for name, dim in dims.items()}
-    scratch["queries"] = memory((blocks, ROWS, layout.head_dim), dtype)
+    swizzle = geometry.swizzle
+    scratch["queries"] = memory((blocks, ROWS, layout.head_dim), dtype, swizzle)
     if geometry.staged:
-        scratch["key_tile"] = memory((CONSUMERS, tiles.keys, layout.head_dim), dtype)
+        scratch["key_tile"] = memory((CONSUMERS, tiles.keys, layout.head_dim), dtype, swizzle)
     if geometry.staged and geometry.differ:
-        scratch["value_tile"] = memory((CONSUMERS, tiles.keys, layout.v_head_dim), dtype)
+        scratch["value_tile"] = memory((CONSUMERS, tiles.keys, layout.v_head_dim), dtype, swizzle)
     if geometry.splits_keys:
-        scratch["output"] = memory((CONSUMERS, ROWS, geometry.partial_columns), jnp.dtype(jnp.float32))
+        part = (CONSUMERS, ROWS, geometry.partial_columns)
+        scratch["output"] = memory(part, jnp.dtype(jnp.float32), swizzle_of(part[-1], 4))
         scratch["tops"] = plgpu.SMEM((CONSUMERS, ROWS), jnp.float32)
         scratch["totals"] = plgpu.SMEM((CONSUMERS, ROWS), jnp.float32)
     else:
         if geometry.differ:
-            scratch["output"] = memory((CONSUMERS, ROWS, layout.v_head_dim), dtype)
+            scratch["output"] = memory((CONSUMERS, ROWS, layout.v_head_dim), dtype, swizzle)
         scratch["cleaned"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     scratch["queries_here"] = plgpu.Barrier(num_barriers=blocks)
     arrived = plgpu.Barrier(num_arrivals=tiles.pieces, num_barriers=stages)

@@ -1,5 +1,7 @@
 """Which attention calls the GPU kernels take. The others are left to XLA, with a reason that can be read.
 
+All page sizes are taken, with all heads up to 192 and float8 ones up to 256.
+
 | not taken | why |
 |---|---|
 | ScaledPages | every slot and head has a scale of its own, in an array of its own |
@@ -7,9 +9,7 @@
 | caches in another 16-bit dtype than the queries, float32, integers | a conversion would lose bits |
 | head sizes that are no multiple of 16, or above 256 | rows of shared memory, and one product, hold no others |
 | groups of more than 64 query heads | one tile of rows has no room for them |
-| pages of more than 64 slots with no divisor from 32 to 64 | most of a tile would be dead, and dead keys cost time |
-| copies that are no multiple of 128 bytes: pages of few slots with few numbers | what the copy engine aligns to |
-| heads too large for two stages | nothing could be in flight |
+| 16-bit heads above 192, unless pages are whole eights of slots (fours will do for 208) | two stages have no room |
 | more than 65,535 sequences or query blocks | the grid ends there |
 """
 
@@ -61,24 +61,10 @@ def unsupported(
     if group > ROWS:
         return f"{group} query heads for each KV head: more than {ROWS}"
     for splits_keys in (True, False):
-        reason = _unfit(Geometry(layout, group, dtype, stored, kv_pages.shape[1], splits_keys))
-        if reason is not None:
-            return reason
+        shapes = Geometry(layout, group, dtype, stored, kv_pages.shape[1], splits_keys)
+        if shapes.stages < 2:
+            return f"a tile of keys and values takes {shapes.stage_bytes} bytes: two and the rest have no room"
     num_rows, queries_each = page_table.shape[0], Geometry(layout, group, dtype, stored, 1, False).block_queries
     if max(num_rows, most_blocks(queries.shape[0], num_rows, queries_each)) > _GRID:
         return f"{queries.shape[0]} tokens of {num_rows} sequences: more blocks than a grid has"
-    return None
-
-
-def _unfit(geometry: Geometry) -> str | None:
-    """Why a kernel of such shapes can't be, or None."""
-    tiles, layout = geometry.tiles, geometry.layout
-    if 2 * tiles.live < tiles.keys:
-        return f"pages of {tiles.page_size} slots: {tiles.live} of a tile's {tiles.keys} rows would be live"
-    for dim in (layout.head_dim, layout.v_head_dim):
-        size = tiles.rows * dim * jnp.dtype(geometry.kv_dtype).itemsize
-        if size % 128:
-            return f"copies of {size} bytes ({tiles.rows} rows of {dim} numbers): not a multiple of 128"
-    if geometry.stages < 2:
-        return f"a tile of keys and values takes {geometry.stage_bytes} bytes: two and the rest have no room"
     return None

@@ -2,7 +2,8 @@
 
 The tensor cores contract over 64 keys at least. A tile has room for 64 or 128 of them; several small pages fill one,
 and a large page is cut into several. Nothing is copied that straddles the end of a page, so where the page size neither
-divides the tile nor is divided by it some rows of every tile stay dead: of pages of 33 slots a tile holds one.
+divides the tile nor is divided by it some rows of every tile stay dead: of pages of 33 slots a tile holds one. A page
+of 67 slots, which nothing divides, is copied slot by slot, as are pages of one.
 """
 
 from dataclasses import dataclass
@@ -50,15 +51,17 @@ def cut(page_size: int, keys: int = TILE_KEYS) -> Tiles:
 
     Pages up to a tile's size are copied whole, as many as fit. Larger ones are copied in equal parts, of the largest
     size that divides the page and fits; parts of whole eights first, since the tiles in shared memory have eight rows.
+    As many parts as fit fill a tile, of one page or of two.
 
     Args:
         page_size: slots of a page, at least 1.
         keys: room of a tile.
 
     Returns:
-        The tiles; ``live`` is at least half of ``keys`` for all pages up to a tile's size.
+        The tiles; ``live`` is more than half of ``keys``.
     """
     if page_size <= keys:
         return Tiles(keys, page_size, page_size, keys // page_size)
     divisors = [rows for rows in range(1, keys + 1) if page_size % rows == 0]
-    return Tiles(keys, page_size, max(divisors, key=lambda rows: (rows % 8 == 0, rows)), 1)
+    rows = max(divisors, key=lambda rows: (rows % 8 == 0, rows))
+    return Tiles(keys, page_size, rows, keys // rows)

@@ -114,13 +114,12 @@ def _produce(item: Item) -> None:
         )
     width = layout.storage_head_dim
     key_column = item.head * (layout.rows_per_head * width)
-    value_column = key_column + (layout.head_dim if layout.shares_rows else width)
+    value_column = key_column + (layout.head_dim if layout.shares_rows else width) - geometry.value_offset
     first, end = item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
 
     def copy(page: jax.Array, tile: jax.Array, piece: Any, slot: jax.Array, into: Any, here: Any, column: Any) -> None:
-        offset = jax.lax.rem(tile, jnp.int32(tiles.per_page)) * tiles.rows
         plgpu.copy_gmem_to_smem(
-            inputs.pages.at[page, pl.ds(offset, tiles.rows), pl.ds(column, into.shape[-1])],
+            inputs.pages.at[page, pl.ds(item.offset(tile, piece), tiles.rows), pl.ds(column, into.shape[-1])],
             into.at[slot, pl.ds(piece * tiles.rows, tiles.rows)],
             here.at[slot],
         )

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from kvproof.kernels.gpu import attention, interpreted
+from kvproof.kernels.gpu import attention, interpreted, schedule
 from kvproof.kernels.gpu.support import unsupported
 from kvproof.kernels.layout import layout_of
 from kvproof.kernels.options import AttentionOptions
@@ -34,6 +35,7 @@ class Case:
         scale: of scores; None: the usual.
         soft_cap: of scores, or None.
         value_scale: of values.
+        multiprocessors: of the device that contexts are split for; of 1, they are not, and stages come round.
         more: what else `make_batch` takes.
     """
 
@@ -45,6 +47,7 @@ class Case:
     scale: float | None = None
     soft_cap: float | None = None
     value_scale: float = 1.0
+    multiprocessors: int = schedule.MULTIPROCESSORS
     more: dict[str, Any] = field(default_factory=dict)
 
     def batch(self) -> Batch:
@@ -95,6 +98,20 @@ CASES: dict[str, Case] = {
     "padding": Case((1, 30), (200, 50), mask=Mask(window=9, chunk=16), more={"max_tokens": 50, "max_seqs": 5}),
     "values smaller than keys": Case((1, 30), (200, 50), more={"head_dim": 192, "v_head_dim": 128}),
     "two blocks, groups of three, sinks": Case((130, 1), (130, 5), (3, 1), sinks=True, more={"head_dim": 128}),
+    "pages of 67, copied slot by slot": Case((1, 20), (200, 90), (4, 1), more={"page_size": 67}),
+    "pages of 72, in three parts": Case((1, 30), (200, 150), (4, 1), Mask(window=60), more={"page_size": 72}),
+    "pages of one, heads of 80, whole rows copied": Case((1, 20), (70, 65), more={"page_size": 1, "head_dim": 80}),
+    "pages of three, float8, whole shared rows copied": Case(
+        (1, 20), (100, 50), more={"page_size": 3, "kv_dtype": jnp.float8_e4m3fn, "version": "v3"}
+    ),
+    "stages come round, in one part": Case((1, 20), (1700, 1500), (2, 1), multiprocessors=1, more={"page_size": 64}),
+    "stages come round, float8, heads of 256": Case(
+        (1, 20),
+        (900, 700),
+        (2, 1),
+        multiprocessors=1,
+        more={"page_size": 64, "head_dim": 256, "kv_dtype": jnp.float8_e4m3fn, "version": "v3"},
+    ),
     "heads of 256, not causal": Case((1, 30), (200, 250), mask=Mask(causal=False), more={"head_dim": 256}),
 }
 
@@ -138,7 +155,9 @@ def run_case(case: Case) -> interpreted.Run:
         options=options,
         interpret=interpreted.interpret_params(),
     )
-    done = interpreted.run(call, *arrays)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(schedule, "MULTIPROCESSORS", case.multiprocessors)
+        done = interpreted.run(call, *arrays)
     reference = dense_attention(batch, scale=case.scale, soft_cap=case.soft_cap, sinks=sinks, v_scale=case.value_scale)
     assert_close(done.output, reference)
     return done

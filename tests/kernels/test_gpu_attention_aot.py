@@ -20,15 +20,19 @@ HALF, E4M3, I32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn), jnp.int
 
 
 @pytest.mark.parametrize(
-    ("dim", "stored", "page_size", "num_pages"),
+    ("dims", "stored", "page_size", "num_pages"),
     [
         # 2^31 bytes lie within the pool: coordinates of copies are 32 bits wide, addresses are not.
-        (128, HALF, 16, 2**20),
-        (64, E4M3, 64, 2**16),
+        ((128, 128), HALF, 16, 2**20),
+        ((64, 64), E4M3, 64, 2**16),
+        ((64, 64), E4M3, 1, 2**22),  # whole rows are copied, for keys and for values
+        ((128, 80), HALF, 64, 2**16),  # rows of values divide by other swizzles than those of keys
     ],
 )
-def test_attention_compiles_without_spills(dim: int, stored: jnp.dtype, page_size: int, num_pages: int) -> None:
-    layout = CacheLayout("v3", 8, dim, dim, 4 // stored.itemsize)
+def test_attention_compiles_without_spills(
+    dims: tuple[int, int], stored: jnp.dtype, page_size: int, num_pages: int
+) -> None:
+    layout, dim = CacheLayout("v3", 8, *dims, 4 // stored.itemsize), dims[0]
     options = AttentionOptions(layout, stored, dim**-0.5)
     pages = shape((num_pages, page_size, *layout.row_shape), stored)
     queries: Any = shape((256, 32, dim), HALF)

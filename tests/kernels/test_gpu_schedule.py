@@ -55,18 +55,30 @@ def test_every_key_has_one_place_in_one_tile(page_size: int, keys: int) -> None:
     for tile in range(-(-2 * page_size * tiles.pieces // tiles.live) + 1):
         for piece in range(tiles.pieces):
             # As the kernel has it: pages of a tile, or parts of a page.
-            page = tile // tiles.per_page if tiles.pieces == 1 else tile * tiles.pieces + piece
-            offset = tile % tiles.per_page * tiles.rows
+            copy = tile * tiles.pieces + piece
+            page, offset = copy // tiles.per_page, copy % tiles.per_page * tiles.rows
             assert offset + tiles.rows <= page_size
             found += [page * page_size + offset + row for row in range(tiles.rows)]
     assert found == list(range(len(found)))
-    if page_size <= keys:
-        assert 2 * tiles.live >= keys
+    assert 2 * tiles.live > keys
 
 
 @pytest.mark.parametrize(
     ("page_size", "rows", "pieces"),
-    [(1, 1, 64), (8, 8, 8), (16, 16, 4), (33, 33, 1), (40, 40, 1), (64, 64, 1), (80, 40, 1), (96, 48, 1), (128, 64, 1)],
+    [
+        (1, 1, 64),
+        (8, 8, 8),
+        (16, 16, 4),
+        (33, 33, 1),
+        (40, 40, 1),
+        (64, 64, 1),
+        (65, 13, 4),
+        (67, 1, 64),
+        (72, 24, 2),
+        (80, 40, 1),
+        (96, 48, 1),
+        (128, 64, 1),
+    ],
 )
 def test_tiles_of_usual_pages(page_size: int, rows: int, pieces: int) -> None:
     assert cut(page_size) == Tiles(64, page_size, rows, pieces)
@@ -237,8 +249,9 @@ GEOMETRIES = [
     for version, packing, stored in (("v2", 1, HALF), ("v3", 4, E4M3))
     for dim in (64, 80, 96, 128, 192, 256)
     for group in (1, 3, 8, 16)
-    for page_size in (8, 16, 64, 256)
+    for page_size in (1, 3, 8, 16, 64, 67, 72, 256)
     for splits in (False, True)
+    if not (stored == HALF and dim == 256 and page_size % 8)
 ]
 
 
@@ -251,7 +264,22 @@ def test_rings_fit_into_shared_memory() -> None:
         assert each.block_queries % each.alignment == 0 or each.splits_keys
         assert each.layout.v_head_dim % each.partial_columns == 0
         assert each.layout.head_dim % each.chunk == 0
+        assert each.swizzle == geometry.swizzle_of(each.layout.head_dim, 2)
+        assert not each.raw_swizzle or each.staged or each.raw_swizzle == each.swizzle
         assert each.tiles.keys % 64 == 0
+
+
+def test_copies_are_whole_multiples_of_what_the_copy_engine_aligns_to() -> None:
+    for each in GEOMETRIES:
+        size, layout = geometry.itemsize_of(each.kv_dtype), each.layout
+        keys, values = each.copied_dims
+        assert all(each.tiles.rows * dim * size % 128 == 0 for dim in (keys, values))
+        assert keys >= layout.head_dim
+        assert values >= each.value_offset + layout.v_head_dim
+        # What is no more than its head's numbers is copied as it is multiplied, or at least of the head alone.
+        whole = (keys, values) != (layout.head_dim, layout.v_head_dim)
+        assert not whole or (each.staged and each.raw_swizzle == 0)
+        assert each.value_offset == (layout.head_dim if whole and layout.shares_rows else 0)
 
 
 def calls(
@@ -265,8 +293,9 @@ def calls(
 
 
 def test_what_the_kernels_take() -> None:
-    for page_size in (1, 2, 4, 8, 16, 32, 33, 64, 96, 128, 256):
-        assert calls(page_size=page_size) is None
+    for page_size in (1, 2, 3, 4, 8, 16, 32, 33, 64, 67, 72, 96, 128, 251, 256):
+        for dim, stored in ((64, E4M3), (80, HALF), (80, E4M3), (128, HALF), (192, HALF), (256, E4M3)):
+            assert calls(page_size=page_size, dim=dim, stored=stored) is None
     for dim in (64, 80, 96, 128, 192, 256):
         for stored, dtype in ((HALF, HALF), (F16, F16), (E4M3, HALF), (E5M2, F16)):
             assert calls(dim=dim, stored=stored, dtype=dtype) is None
@@ -283,8 +312,7 @@ def test_what_the_kernels_take() -> None:
         ({"dim": 72}, "heads of 72 numbers"),
         ({"dim": 512}, "heads of 512 numbers"),
         ({"heads": (65, 1)}, "65 query heads"),
-        ({"page_size": 67}, "pages of 67 slots: 1 of a tile's 64 rows"),
-        ({"page_size": 1, "dim": 80}, r"copies of 160 bytes \(1 rows of 80 numbers\)"),
+        ({"page_size": 4, "dim": 256}, "a tile of keys and values takes 65536 bytes"),
     ],
 )
 def test_what_is_left_to_xla(changed: dict[str, Any], reason: str) -> None:

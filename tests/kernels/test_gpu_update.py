@@ -80,10 +80,10 @@ def test_mapped_updates_are_those_of_each() -> None:
     draws = [UPDATES.by_slots(np.random.default_rng(seed), *ROWS["v3"], 0.3) for seed in (0, 1)]
     each = [[jnp.asarray(array) for array in drawn] for drawn, _ in draws]
     mapped = jax.vmap(update.update)(*(jnp.stack(arrays) for arrays in zip(*each, strict=True)))
-    np.testing.assert_array_equal(as_bits(mapped), as_bits(np.stack([expected for _, expected in draws])))
+    np.testing.assert_array_equal(as_bits(np.asarray(mapped)), as_bits(np.stack([expected for _, expected in draws])))
     pages, rows, slots = each[0]
     mapped = jax.vmap(update.update, in_axes=(None, 0, None))(pages, jnp.stack([rows, rows]), slots)
-    np.testing.assert_array_equal(as_bits(mapped), as_bits(np.stack([draws[0][1]] * 2)))
+    np.testing.assert_array_equal(as_bits(np.asarray(mapped)), as_bits(np.stack([draws[0][1]] * 2)))
 
 
 def test_attention_that_no_kernel_takes_is_refused() -> None:
