@@ -173,20 +173,19 @@ class CachedPages:
 
     def _evict(self, pages: NDArray[np.int64]) -> None:
         """Takes out the cached ones of distinct pages that are being handed out, in this order."""
-        evicted = self._drop(pages)
+        if self.keeps_keys:
+            self._drop_keys(pages.tolist())
+        evicted = self.index.evict(pages)
         if evicted:
             self._evictions += evicted
             self._sampling.evicted(pages, self.clock)
 
     def _forget(self, pages: NDArray[np.int64]) -> None:
         """Takes out the cached ones of distinct pages that stay where they are."""
-        self._drop(pages)
-        self._sampling.forgotten(pages)
-
-    def _drop(self, pages: NDArray[np.int64]) -> int:
         if self.keeps_keys:
             self._drop_keys(pages.tolist())
-        return self.index.evict(pages)
+        self.index.evict(pages)
+        self._sampling.forgotten(pages)
 
     def _drop_keys(self, pages: Iterable[int]) -> None:
         if self._keys is not None:

@@ -29,6 +29,7 @@ from .tokens import TokenBytes
 
 __all__ = ["CacheCoordinator", "NewPages"]
 
+_NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
 
 Wanted = tuple[CacheGroup, int, int]
 """What a group needs for a request's next tokens: the group, how long its list is to be, how many pages it takes."""
@@ -347,19 +348,20 @@ class CacheCoordinator:
     def free(self, slot: int, request_id: str, num_written: int | None) -> list[str]:
         """Gives a request's pages back and withdraws what was not written; returns who holds that (MAN-4, MAN-5)."""
         pool, withdrawn = self.page_pool, []
-        for group in self.groups:
-            if num_written is not None and group.rule.publishes:
-                first = max(group.num_hits[slot], num_written // group.rule.page_size)
-                pages = group.pages(slot)[first : group.num_published[slot]]
-                withdrawn.append(pages[pages != 0])
-        held = [group.held(slot)[::-1] for group in self.groups]
+        if num_written is not None:
+            for group in self.groups:
+                if group.rule.publishes:
+                    first = max(group.num_hits[slot], num_written // group.page_size)
+                    pages = group.pages(slot)[first : group.num_published[slot]]
+                    withdrawn.append(pages[pages != 0])
         self.live.dismiss(slot, request_id)
-        self.copies = [noted for noted in self.copies if noted[0] != request_id]
-        lost = np.concatenate(withdrawn) if withdrawn else np.empty(0, np.int64)
+        if self.copies:
+            self.copies = [noted for noted in self.copies if noted[0] != request_id]
+        lost = np.concatenate(withdrawn) if withdrawn else _NO_PAGES
         if len(lost):
             pool.withdraw(lost)
-        for pages in held:
-            pool.release(pages)
+        for group in self.groups:
+            pool.release(group.last_first(slot))
         return self.live.holders(lost) + self.swapped.holders(lost) if len(lost) else []
 
     # -- Looking ----------------------------------------------------------------------------------

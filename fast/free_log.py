@@ -117,14 +117,14 @@ class FreeLog:
 
     def put(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages behind the last, in order. O(pages) amortised."""
-        self._position[pages] = self._places(len(pages))
-        self.put_noted(pages)
-
-    def _places(self, count: int) -> NDArray[np.int32]:
-        """The places of so many pages behind the last, room made for them."""
-        if self._tail + count > self._capacity:
+        count, tail = len(pages), self._tail
+        if tail + count > self._capacity:
             self._pack()
-        return np.arange(self._tail, self._tail + count, dtype=np.int32)
+            tail = self._tail
+        self._tail = end = tail + count
+        self._position[pages] = np.arange(tail, end, dtype=np.int32)
+        self._log[tail:end] = pages
+        self.num_free += count
 
     def note_places(self, pages: NDArray[np.int64]) -> bool:
         """Notes the places that pages which are not free would get behind the last. O(pages) amortised.
@@ -132,9 +132,12 @@ class FreeLog:
         Returns:
             Whether no page is named twice: then each place noted is still there.
         """
-        places = self._places(len(pages))
+        count = len(pages)
+        if self._tail + count > self._capacity:
+            self._pack()
+        places = np.arange(self._tail, self._tail + count, dtype=np.int32)
         self._position[pages] = places
-        return bool(np.count_nonzero(self._position[pages] == places) == len(pages))  # half the price of ``all``
+        return bool(np.count_nonzero(self._position[pages] == places) == count)  # half the price of ``all``
 
     def put_noted(self, pages: NDArray[np.int64]) -> None:
         """`put` for distinct pages whose places were just noted. O(pages)."""

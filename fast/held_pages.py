@@ -167,13 +167,11 @@ class HeldPages(CachedPages):
 
     # -- Taking back ------------------------------------------------------------------------------
 
-    def release(self, pages: NDArray[np.int64]) -> None:
-        """`PagePool.free_pages` for distinct held pages. O(pages)."""
-        # a list read backwards: copied once, what scatters by it costs a third less
-        self._lower(np.ascontiguousarray(pages), 1)
+    def release(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
+        """`PagePool.free_pages` for distinct held pages, each mentioned so often. O(pages).
 
-    def _lower(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int) -> None:
-        """Lowers the counts of distinct pages by so many mentions; those at 0 are freed in the order given."""
+        Those at 0 are freed in the order given.
+        """
         counts = self._count_of[pages] - mentions
         self._count_of[pages] = counts
         self._put_back(pages[counts == 0] if np.count_nonzero(counts) else pages)

@@ -116,7 +116,7 @@ class LiveRequests:
             group.resize(capacity)
 
     def admit(self, request: EngineRequest, segments: Sequence[Sequence[ExtraSegment]]) -> int:
-        """Gives a request the lowest free slot, its counts 0. O(log capacity) amortised.
+        """Gives a request the lowest free slot, its bounds 0, its counts not yet written. O(log capacity).
 
         Args:
             request: the request.
@@ -129,7 +129,7 @@ class LiveRequests:
         return slot
 
     def _seat(self, request: EngineRequest, slot: int, segments: Sequence[Sequence[ExtraSegment]]) -> None:
-        self._columns[:, slot] = 0
+        self.num_needs_at[slot] = self.num_due_at[slot] = 0
         self.requests[slot] = request
         self.is_live[slot] = True
         self.slot_of[request.request_id] = slot
@@ -137,7 +137,7 @@ class LiveRequests:
             group.admit(slot, own)
 
     def restore(self, live: Sequence[tuple[EngineRequest, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
-        """Gives requests slots where there are none yet, their counts 0 (MAN-14).
+        """Gives requests slots where there are none yet; see `admit` (MAN-14).
 
         Args:
             live: in the order of admission, each request with its slot and its extra keys over its pages.

@@ -185,7 +185,7 @@ class PagePool(HeldPages):
         if not self._free.note_places(pages):
             pages, mentions = _mentions(pages)
             self._require_held(pages, mentions)
-        self._lower(pages, mentions)
+        self.release(pages, mentions)
 
     def _free_one(self, page: int) -> None:
         count = self._count_cell[page]
@@ -249,7 +249,7 @@ class PagePool(HeldPages):
         ids, mentions = _mentions(self._read_groups(pages))
         self._pins.remove(ids, mentions)
         self._note_pins()
-        self._lower(ids, mentions)
+        self.release(ids, mentions)
 
     def pins_of(self, page_id: int) -> int:
         """How often a page is pinned. O(1)."""

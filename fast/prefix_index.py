@@ -160,7 +160,10 @@ class PrefixIndex:
             start: the place of the first of them in the request.
             after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
         """
-        run = self._run_at(after) if after else tree.root
+        if not after:
+            run = tree.root
+        else:
+            run = self._run_at(after) if after in self._lone else self._runs[self.run_cell[after]]
         size = tree.page_bytes
         depth = start
         end = start + len(pages)
@@ -168,58 +171,48 @@ class PrefixIndex:
             end -= 1
         place = 0
         while depth < end:
-            while segments[place].end <= depth:
+            last, extra, extra_keys = segments[place]
+            if last <= depth:
                 place += 1
-            extra = segments[place].extra
-            stop = min(segments[place].end, end)
+                continue
             offset = (depth - start) * size
-            if depth < run.start + len(run.pages):
+            stop = last if last < end else end
+            run_end = run.start + len(run.pages)
+            if depth < run_end:
                 inner = depth - run.start
                 count = 0
                 if run.extra == extra:
-                    count = common_pages(run, inner, tokens, offset, min(run.start + len(run.pages), stop) - depth)
+                    count = common_pages(run, inner, tokens, offset, min(run_end, stop) - depth)
                 if count:
                     self._occupy(run, inner, pages[depth - start : depth - start + count])
                     depth += count
-                if depth < end and depth < run.start + len(run.pages):
+                if depth < end and depth < run_end:
                     run = self._split(run, depth - run.start)
                 continue
-            key = extra + tokens[offset : offset + size]
-            child = run.children.get(key) if run.children else None
-            if child is not None:
-                run = child if isinstance(child, Run) else self._run_at(child)
-                continue
             is_leaf = run.children is None and run.parent is not None and run.extra == extra
-            if depth + 1 == end and not extra and not is_leaf:
-                self._add_lone(run, int(pages[depth - start]), key)
-                return
-            new_tokens = tokens[offset : (stop - start) * size]
-            new_pages = pages[depth - start : stop - start]
-            run = self._lengthen(run, depth, new_tokens, new_pages, segments[place])
+            if not is_leaf:
+                key = extra + tokens[offset : offset + size]
+                child = run.children.get(key) if run.children else None
+                if child is not None:
+                    run = child if isinstance(child, Run) else self._run_at(child)
+                    continue
+                if depth + 1 == end and not extra:
+                    self._add_lone(run, int(pages[depth - start]), key)
+                    return
+            own, text = pages[depth - start : stop - start], tokens[offset : (stop - start) * size]
+            ids = array("i", own.astype(np.int32).tobytes())
+            if is_leaf:
+                run.lengthen(text)
+                run.pages += ids
+            else:
+                kept = bytes(text) if len(ids) == 1 else bytearray(text)
+                run = Run(tree, 0, run, key, extra, extra_keys, depth, kept, ids)
+                self._number(run)
+            self._enter(run, depth, own)
             depth = stop
 
-    def _lengthen(
-        self,
-        run: Run,
-        depth: int,
-        tokens: TokenBytes,
-        pages: NDArray[np.int64],
-        segment: ExtraSegment,
-    ) -> Run:
-        """Adds pages at the end of a leaf with the same extra keys, else in a new run below; returns the run."""
-        ids = array("i", pages.astype(np.int32).tobytes())
-        if run.children is None and run.parent is not None and run.extra == segment.extra:
-            run.lengthen(tokens)
-            run.pages += ids
-        else:
-            run = self._add_run(
-                run,
-                depth,
-                bytes(tokens) if len(ids) == 1 else bytearray(tokens),
-                ids,
-                segment.extra,
-                segment.extra_keys,
-            )
+    def _enter(self, run: Run, depth: int, pages: NDArray[np.int64]) -> None:
+        """Notes where pages stand that were added at the end of a run."""
         places = np.arange(depth, depth + len(pages), dtype=np.uint32)
         holes = len(pages) - int(np.count_nonzero(pages))
         if holes:
@@ -228,7 +221,6 @@ class PrefixIndex:
             pages, places = pages[held], places[held]
         self._run_of[pages] = run.number
         self._depth_of[pages] = places
-        return run
 
     def _add_lone(self, parent: Run, page: int, key: bytes) -> None:
         if parent.children is None:
@@ -325,20 +317,6 @@ class PrefixIndex:
             self.run_cell[page] = run.number
             self._depth_cell[page] = run.start + place
 
-    def _add_run(
-        self,
-        parent: Run,
-        start: int,
-        tokens: bytes | bytearray,
-        pages: "array[int]",
-        extra: bytes,
-        extra_keys: tuple[object, ...] | None,
-    ) -> Run:
-        size = parent.tree.page_bytes
-        run = Run(parent.tree, 0, parent, extra + bytes(tokens[:size]), extra, extra_keys, start, tokens, pages)
-        self._number(run)
-        return run
-
     def _number(self, run: Run) -> None:
         """Puts a run into the list of runs, and among the children of its parent."""
         if self._spare:
@@ -358,9 +336,9 @@ class PrefixIndex:
         parent = run.parent
         assert parent is not None
         size = run.tree.page_bytes
-        head = self._add_run(
-            parent, run.start, run.tokens[: inner * size], run.pages[:inner], run.extra, run.extra_keys
-        )
+        tokens, pages = run.tokens[: inner * size], run.pages[:inner]
+        head = Run(run.tree, 0, parent, run.key, run.extra, run.extra_keys, run.start, tokens, pages)
+        self._number(head)
         head.digests = run.digests and run.digests[:inner]
         run.keep(inner, len(run.pages))
         run.parent = head

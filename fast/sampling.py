@@ -55,13 +55,9 @@ class Sampling:
         self.lifetimes = [0] * NUM_BUCKETS
         self.reuse_gaps = [0] * NUM_BUCKETS
 
-    def _places(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which of ``pages`` are sampled: their places in the array."""
-        return self._is_sampled[pages].nonzero()[0]
-
     def stored(self, pages: NDArray[np.int64], clock: int) -> None:
         """Notes that pages were cached, null pages among them passed over. O(pages)."""
-        some = self._places(pages)
+        some = self._is_sampled[pages].nonzero()[0]
         if some.size:
             self._stored_at[pages[some] // self._every] = clock
 
@@ -71,20 +67,19 @@ class Sampling:
 
     def freed(self, pages: NDArray[np.int64], clock: int) -> None:
         """Notes that pages became free. O(pages)."""
-        some = self._places(pages)
+        some = self._is_sampled[pages].nonzero()[0]
         if some.size:
             self._freed_at[pages[some] // self._every] = clock
 
     def reused(self, pages: NDArray[np.int64], clock: int) -> None:
         """Counts the gaps of free pages that are held anew. O(pages)."""
-        some = self._places(pages)
+        some = self._is_sampled[pages].nonzero()[0]
         if some.size:
-            every, freed_at = self._every, self.freed_cell
-            _count(self.reuse_gaps, [clock - freed_at[page // every] for page in pages[some].tolist()])
+            _count(self.reuse_gaps, (clock - self._freed_at[pages[some] // self._every]).tolist())
 
     def evicted(self, pages: NDArray[np.int64], clock: int) -> None:
         """Counts the lifetimes of those pages that were cached, the first of them handed out at ``clock``. O(pages)."""
-        some = self._places(pages)
+        some = self._is_sampled[pages].nonzero()[0]
         if some.size:  # one in 64: taken one by one they cost half of what eight array operations do
             every, stored_at = self._every, self._stored_cell
             lifetimes: list[int] = []
@@ -103,7 +98,7 @@ class Sampling:
 
     def forgotten(self, pages: NDArray[np.int64]) -> None:
         """Notes that pages lost their hashes without being handed out. O(pages)."""
-        some = self._places(pages)
+        some = self._is_sampled[pages].nonzero()[0]
         self._stored_at[pages[some] // self._every] = _NEVER
 
     def cleared(self) -> None:
@@ -120,7 +115,7 @@ class Sampling:
 
     def freed_times(self, pages: NDArray[np.int64]) -> list[list[int]]:
         """[page, when it became free] of the sampled ones of ``pages``."""
-        some = pages[self._places(pages)]
+        some = pages[self._is_sampled[pages].nonzero()[0]]
         times: list[list[int]] = np.stack([some, self._freed_at[some // self._every]], axis=1).tolist()
         return times
 
@@ -155,5 +150,6 @@ class Sampling:
 
 
 def _count(histogram: list[int], values: Iterable[int]) -> None:
-    for length in map(int.bit_length, values):
-        histogram[length if length < NUM_BUCKETS else -1] += 1
+    lengths = list(map(int.bit_length, values))
+    for length in set(lengths):  # of many pages that go together there are few
+        histogram[length if length < NUM_BUCKETS else -1] += lengths.count(length)

@@ -22,8 +22,8 @@ def deferred_free_reversed(fast: ModuleType) -> SimpleNamespace:
     of it is a list that was reversed when it was made and is reversed again.
     """
 
-    def release(self: Any, pages: Any) -> None:
-        fast.PagePool.release(self, pages[::-1])
+    def release(self: Any, pages: Any, *mentions: Any) -> None:
+        fast.PagePool.release(self, pages[::-1] if not mentions else pages, *mentions)
 
     return with_pool(fast, release=release)
 
