@@ -90,14 +90,13 @@ def read_filled(
         if not group.rule.publishes:
             continue
         first = group.published[slots]
-        full = promised // group.rule.page_size
-        places = (full > first).nonzero()[0]
+        num_new = promised // group.page_size - first
+        places = (num_new > 0).nonzero()[0]
         if not places.size:
             continue
-        first = first[places]
-        one_each = int(np.add.reduce(full[places])) - int(np.add.reduce(first)) == len(first)  # none has none
-        usual = one_each and not group.rule.has_states
-        next_pages = _next_pages(coordinator, group, places, slots[places], first, computed) if usual else None
+        usual = not group.rule.has_states and not (num_new > 1).nonzero()[0].size
+        own = (slots, first) if len(places) == len(slots) else (slots[places], first[places])
+        next_pages = _next_pages(coordinator, group, places, *own, computed) if usual else None
         if next_pages is None:
             return Filled([], _entries(coordinator, slots, computed, promised))
         pages.append(next_pages)
@@ -114,7 +113,7 @@ def _next_pages(
 ) -> NextPages | None:
     """What is to be published if all of it is of the usual kind, else None; ``computed`` is of the whole step."""
     pool = coordinator.page_pool
-    if np.count_nonzero(first) < len(first):
+    if not first.item(first.argmin()):
         return None  # a first page has none before it
     if group.rule.gives_back and np.count_nonzero(first <= group.rule.first_place(computed[places])):
         return None  # the page before is about to be given back

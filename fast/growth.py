@@ -62,7 +62,7 @@ class Growth(NamedTuple):
             The new entries of the lists, null pages included, list by list.
         """
         group, taken = self.group, self.taken
-        group.widen(int(np.maximum.reduce(self.ends)))
+        group.widen(self.ends.item(self.ends.argmax()))
         group.lengths[self.slots] = self.ends
         if self.by_one:
             own = (pages if begins is None else pages[begins]).astype(np.int32)
@@ -120,7 +120,7 @@ def growth_of(
     num = len(places)
     if num < len(held):
         slots, held, ends, grown = slots[places], held[places], ends[places], grown[places]
-    by_one = int(np.add.reduce(grown)) == num  # none is 0
+    by_one = not (grown > 1).nonzero()[0].size
     taken = grown if by_one or not group.rule.has_states else np.ones(num, np.int64)
     total = num if by_one or group.rule.has_states else int(np.add.reduce(taken))
     return Growth(group, places, slots, held, ends, taken, total, by_one)
