@@ -54,7 +54,7 @@ def allocate_batch(
     doing = _NOBODY if delay else due
     num_busy = growing.size + doing.size
     small = read_small_step(coordinator, asked, doing) if 0 < num_busy <= FEW else None
-    row_ids = read_rows(coordinator, requests, tables, rows)
+    row_ids = read_rows(coordinator, where, len(requests), tables, rows)
     granted = np.empty(len(requests), bool)
     granted.fill(True)
     if small is not None:

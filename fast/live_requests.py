@@ -17,7 +17,7 @@ from kvproof.spec.declarations import EngineRequest
 from .cache_group import CacheGroup
 from .extra_keys import ExtraSegment
 
-__all__ = ["LiveRequests", "SlotsRead"]
+__all__ = ["LiveRequests", "Named"]
 
 _FIRST_CAPACITY = 16
 _NO_REQUEST = 1 << 62
@@ -25,17 +25,19 @@ _NO_REQUEST = 1 << 62
 no count of computed tokens fits it."""
 
 
-class SlotsRead(NamedTuple):
-    """Slots that were named together, all of them different and below the capacity, which never falls.
+class Named(NamedTuple):
+    """Numbers of things that were named together, all of them different.
 
     Attributes:
         data: their bytes.
-        slots: the slots, `i64[n]`.
+        size: they are below it.
+        ids: the numbers, `i64[n]`.
         where: where they lie in columns: themselves, or a slice where they follow one another.
     """
 
     data: bytes
-    slots: NDArray[np.int64]
+    size: int
+    ids: NDArray[np.int64]
     where: NDArray[np.int64] | slice
 
 
@@ -56,7 +58,8 @@ class LiveRequests:
         needs_at: a step whose slots are fewer needs no page, `i64[capacity]`; 0 where nobody has worked it out yet.
         due_at: a step that promises fewer tokens fills no page and gives none back, `i64[capacity]`; 0 likewise.
         withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`.
-        last_read: the slots that a batched step named last.
+        last_slots: the slots that a batched step named last; likewise:
+        last_rows: the rows of page tables.
         num_promised: ``promised``, for scalar access; likewise:
         num_slots: ``slots``.
         num_computed: ``computed``.
@@ -72,7 +75,8 @@ class LiveRequests:
         "computed",
         "due_at",
         "is_live",
-        "last_read",
+        "last_rows",
+        "last_slots",
         "needs_at",
         "num_computed",
         "num_due_at",
@@ -95,7 +99,7 @@ class LiveRequests:
         self.is_live: NDArray[np.bool_] = np.zeros(0, bool)
         self._columns: NDArray[np.int64] = np.zeros((6, 0), np.int64)
         self._resize(_FIRST_CAPACITY)
-        self.last_read = SlotsRead(b"", np.empty(0, np.int64), slice(0, 0))
+        self.last_slots = self.last_rows = Named(b"", 0, np.empty(0, np.int64), slice(0, 0))
 
     def _resize(self, capacity: int) -> None:
         old = self._columns.shape[1]

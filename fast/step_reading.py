@@ -2,7 +2,7 @@
 
 Whole columns are read and compared, so that each array operation counts: what small arrays cost is the call. The
 requests of a step are mostly those of the step before, and which slots they have, that these differ and where they lie
-in columns is then known (`LiveRequests.last_read`).
+in columns is then known (`LiveRequests.last_slots`).
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .arguments import all_below, id_array, materialised, plain_array, refusal
 from .arguments import integer as read_integer
 from .coordinator import CacheCoordinator
-from .live_requests import LiveRequests, SlotsRead
+from .live_requests import Named
 from .page_table import MultiGroupPageTable
 from .table_rows import Ids
 
@@ -61,7 +61,9 @@ def read_asked(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
     """Reads the numbers of `CacheManager.allocate_slots_batch`, whose arguments these are."""
     coordinator = manager.coordinator
     live = coordinator.live
-    requests, where = _read_slots(live, slots)
+    named = _read_named(live.last_slots, "slots", slots, len(live.requests), "MAN-11", "names a slot twice")
+    live.last_slots = named
+    _, _, requests, where = named
     given: NDArray[np.int64]
     if type(computed) is np.ndarray and computed.dtype is _INT64 and computed.shape == requests.shape:
         given = np.asarray(computed, np.int64)  # what is negative or too large is found below
@@ -125,47 +127,31 @@ def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.
     return numbers
 
 
-def _numbers(name: str, values: Ids, size: int, clause: str) -> NDArray[np.int64]:
-    """The numbers of things as an array; of one that was given it is not told yet whether they exist."""
-    if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1:
-        return np.asarray(values, np.int64)
-    return id_array(name, values, size, clause)
-
-
-def _read_slots(live: LiveRequests, values: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64] | slice]:
-    """Reads the slots of a step, and where they lie in columns; see `Asked`."""
-    size = len(live.requests)
-    slots = _numbers("slots", values, size, "MAN-11")
-    data = slots.tobytes()
-    read = live.last_read
-    if data != read.data:  # else they exist still: there never are fewer slots
-        ids: NDArray[np.int64] = np.frombuffer(data, np.int64)  # what the caller gave may change
-        where, differ = _placed("slots", ids, size, "MAN-11")
-        if not differ:
-            raise refusal(ValueError, "MAN-11", f"slots={ids.tolist()} names a slot twice")
-        live.last_read = read = SlotsRead(data, ids, where)
-    return read.slots, read.where
-
-
-def _placed(name: str, ids: NDArray[np.int64], size: int, clause: str) -> tuple[NDArray[np.int64] | slice, bool]:
-    """Where numbers of things lie of which ``size`` exist, see `Asked`, and whether all of them differ."""
+def _read_named(last: Named, name: str, values: Ids, size: int, clause: str, twice: str) -> Named:
+    """Reads numbers of ``size`` things; ``last``: what was read last, ``twice``: what is wrong where one is twice."""
+    if type(values) is not np.ndarray or values.dtype is not _INT64 or values.ndim != 1:
+        values = id_array(name, values, size, clause)
+    data = values.tobytes()
+    if data == last.data and last.size <= size:
+        return last
+    ids: NDArray[np.int64] = np.frombuffer(data, np.int64)  # what the caller gave may change
     if not ids.size:
-        return ids, True
-    last = len(ids) - 1
-    ordered = ids
-    differ = np.count_nonzero(ids[1:] > ids[:-1]) == last
-    if not differ:
-        ordered = np.sort(ids)
-        differ = np.count_nonzero(ordered[1:] > ordered[:-1]) == last
+        return Named(data, size, ids, ids)
+    num = len(ids) - 1
+    ascends = np.count_nonzero(ids[1:] > ids[:-1]) == num
+    ordered = ids if ascends else np.sort(ids)
     least, most = ordered.item(0), ordered.item(-1)
     if least < 0 or most >= size:
         id_array(name, ids, size, clause)  # which refuses them
-    return slice(least, most + 1) if ordered is ids and most - least == last else ids, differ
+    if not ascends and np.count_nonzero(ordered[1:] > ordered[:-1]) < num:
+        raise refusal(ValueError, "MAN-11", f"{name}={ids.tolist()} {twice}")
+    return Named(data, size, ids, slice(least, most + 1) if ascends and most - least == num else ids)
 
 
 def read_rows(
     coordinator: CacheCoordinator,
-    requests: NDArray[np.int64],
+    where: NDArray[np.int64] | slice,
+    num: int,
     tables: MultiGroupPageTable | None,
     rows: Ids | None,
 ) -> NDArray[np.int64] | None:
@@ -173,7 +159,8 @@ def read_rows(
 
     Args:
         coordinator: the groups at work.
-        requests: the requests' slots, `i64[n]`.
+        where: where the requests lie in columns; see `Asked`.
+        num: how many they are.
         tables: see `CacheManager.allocate_slots_batch`, likewise:
         rows: their rows.
 
@@ -190,12 +177,14 @@ def read_rows(
     if len(tables.page_tables) != num_groups:
         raise refusal(ValueError, "MAN-11", f"tables has {len(tables.page_tables)} groups, the manager {num_groups}")
     num_rows = tables.page_tables[0].max_num_reqs
-    row_ids = _numbers("rows", rows, num_rows, "TAB-2")
-    where, differ = _placed("rows", row_ids, num_rows, "TAB-2")
-    if len(row_ids) != len(requests) or not differ:
-        raise refusal(ValueError, "MAN-11", f"rows={row_ids.tolist()} must be {len(requests)} different rows")
+    live = coordinator.live
+    fault = f"must be {num} different rows"
+    live.last_rows = read = _read_named(live.last_rows, "rows", rows, num_rows, "TAB-2", fault)
+    row_ids = read.ids
+    if len(row_ids) != num:
+        raise refusal(ValueError, "MAN-11", f"rows={row_ids.tolist()} {fault}")
     for group, table in zip(coordinator.groups, tables.page_tables, strict=True):
-        named, held = table.num_pages_per_row[where], group.lengths[requests]
+        named, held = table.num_pages_per_row[read.where], group.lengths[where]
         others = (named != held).nonzero()[0]
         if others.size:
             worst = others[0]

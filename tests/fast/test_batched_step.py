@@ -282,6 +282,18 @@ def test_man_11_an_empty_batch_and_an_empty_place(package: Any) -> None:
         at.manager.slot_of(1)
 
 
+def test_man_11_rows_named_again_are_rows_of_these_tables() -> None:
+    at = Ready(fast)
+    few = fast.MultiGroupPageTable(1, 8, 8, [2])
+    for computed in ([4, 3], [5, 4]):
+        at.manager.allocate_slots_batch([0, 1], computed, 1, tables=at.tables, rows=[0, 1])
+    with pytest.raises(IndexError, match=r"TAB-2"):
+        at.manager.allocate_slots_batch([0, 1], [6, 5], 1, tables=few, rows=[0, 1])
+    at.manager.allocate_slots_batch([0, 1], [6, 5], 1, tables=at.tables, rows=[0, 1])
+    with pytest.raises(ValueError, match=r"rows=\[0, 1\] must be 1 different rows \[MAN-11\]"):
+        at.manager.allocate_slots_batch([0], [7], 1, tables=at.tables, rows=[0, 1])
+
+
 def test_man_11_slots_named_again_are_read_again() -> None:
     """What is known of the slots of the step before is that they exist and differ, not that they are live."""
     at = Ready(fast)
@@ -289,7 +301,7 @@ def test_man_11_slots_named_again_are_read_again() -> None:
     for computed in ([4, 3], [5, 4]):
         at.manager.allocate_slots_batch(slots, computed, 1)
     slots[1] = 0  # the same array
-    with pytest.raises(ValueError, match=r"twice \[MAN-11\]"):
+    with pytest.raises(ValueError, match=r"slots=\[0, 0\] names a slot twice \[MAN-11\]"):
         at.manager.allocate_slots_batch(slots, [6, 6], 1)
     live, slots = at.manager.coordinator.live, np.array([0, 1])
     request = live.requests[1]
