@@ -76,11 +76,13 @@ def with_look_up(fast: ModuleType, find: Find) -> SimpleNamespace:
     """A backend with another look-up, whose hits are taken for right when they are handed back."""
 
     def look_up(
-        self: Any, tokens: bytes, segments: Sequence[Any], max_cache_hit_length: int, *, eagle: bool = True
+        self: Any, tokens: Any, segments: Sequence[Any], max_cache_hit_length: int, *, eagle: bool = True
     ) -> Any:
-        return find(self, tokens, segments, max_cache_hit_length, eagle) if self.enable_caching else no_hit(self)
+        if not self.enable_caching:
+            return no_hit(self)
+        return find(self, bytes(tokens), segments, max_cache_hit_length, eagle)
 
-    def check_hits(self: Any, tokens: bytes, segments: Sequence[Any], hits: Any, length: int) -> None:
+    def check_hits(self: Any, tokens: Any, segments: Sequence[Any], hits: Any, length: int) -> None:
         found, tokens_found = look_up(self, tokens, segments, len(tokens) // 4 - 1)
         own = tokens_found == length and all(map(np.array_equal, found, hits))
         if not own:
