@@ -95,10 +95,17 @@ class CacheGroup:
             self._width = max(2 * self._width, width)
             self.resize(self._columns.shape[1])
 
-    def admit(self, slot: int, segments: Sequence[ExtraSegment]) -> None:
-        """Gives a slot an empty list."""
-        self.rows[slot, : self.num_pages[slot]] = 0
-        self.num_pages[slot] = self.num_published[slot] = self.num_given_back[slot] = self.num_hits[slot] = 0
+    def admit(self, slot: int, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]) -> None:
+        """Gives a slot a list of cached pages, all of which count as hit and published."""
+        count, before = len(pages), self.num_pages[slot]
+        if count > self._width:
+            self.widen(count)
+        row = self.rows[slot]
+        row[:count] = pages
+        if before > count:
+            row[count:before] = 0
+        self.num_pages[slot] = self.num_published[slot] = self.num_hits[slot] = count
+        self.num_given_back[slot] = 0
         self.segments[slot] = segments
 
     def pages(self, slot: int) -> NDArray[np.int64]:

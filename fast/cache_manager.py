@@ -333,20 +333,20 @@ class CacheManager(SwapManager):
         """The pages just found, as ids, if they are as many as they are said to be (MAN-2)."""
         coordinator = self.coordinator
         groups = coordinator.groups
-        if given is None:
-            hits = coordinator.no_hits
-        elif not isinstance(given, CachePages):
-            raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
-        elif len(given.pages) != len(groups):
-            raise refusal(
-                ValueError, "MAN-2", f"new_computed_pages has {len(given.pages)} groups, the manager {len(groups)}"
-            )
-        else:
-            hits = [self.page_pool.read_pages("new_computed_pages", pages) for pages in given.pages]
-        is_right = found == 0 or len(groups) > 0
-        for group, pages in zip(groups, hits, strict=True):
-            if len(pages) * group.page_size != found:
-                is_right = False
+        hits, is_right = coordinator.no_hits, found == 0
+        if given is not None:
+            if not isinstance(given, CachePages):
+                raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
+            if len(given.pages) != len(groups):
+                raise refusal(
+                    ValueError, "MAN-2", f"new_computed_pages has {len(given.pages)} groups, the manager {len(groups)}"
+                )
+            hits, is_right = [], found == 0 or len(groups) > 0
+            for group, pages in zip(groups, given.pages, strict=True):
+                ids = self.page_pool.read_pages("new_computed_pages", pages)
+                hits.append(ids)
+                if len(ids) * group.page_size != found:
+                    is_right = False
         if not is_right:
             held = [len(pages) * group.page_size for group, pages in zip(groups, hits, strict=True)]
             raise refusal(

@@ -178,7 +178,7 @@ class CacheCoordinator:
         Returns:
             What came to each list, or None, with nothing changed, if the free pages don't suffice.
         """
-        pool, publisher = self.page_pool, self.publisher
+        pool, publisher, live = self.page_pool, self.publisher, self.live
         held = list(map(len, hits))
         wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
         free = pool.get_num_free_pages()
@@ -192,8 +192,7 @@ class CacheCoordinator:
             if end > first and group.rule.publishes:
                 places = first, int(pages[-1]) if first else 0, end
                 publishings.append(publisher.read_group(group, own, request, tokens, places, (found, promised)))
-        live = self.live
-        slot = live.admit(request, segments)
+        slot = live.admit(request, segments, hits)
         self.save_new_computed_pages(slot, hits)
         new = self.allocate_new_pages(slot, wanted, found)
         live.num_computed[slot] = found
@@ -302,14 +301,14 @@ class CacheCoordinator:
         return wanted, total
 
     def save_new_computed_pages(self, slot: int, hits: Hits) -> None:
-        """Makes hits the first pages of a request (MAN-2)."""
+        """Holds the hits, a request's first pages (MAN-2)."""
         for group, pages in zip(self.groups, hits, strict=True):
             if len(pages):
-                self.page_pool.hold(pages[pages != 0] if group.rule.gives_back else pages)
-                group.add_pages(slot, pages, len(pages))
-                group.num_hits[slot] = group.num_published[slot] = len(pages)
+                held = pages
                 if group.rule.gives_back:
-                    group.num_given_back[slot] = int((pages != 0).argmax()) if pages.any() else len(pages)
+                    held = pages[pages != 0]
+                    group.num_given_back[slot] = int((pages != 0).argmax()) if len(held) else len(pages)
+                self.page_pool.hold(held)
 
     def allocate_new_pages(self, slot: int, wanted: Sequence[Wanted], computed: int) -> NewPages:
         """Takes what was found wanted, group by group, notes state copies, and returns what came to each list."""

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 __all__ = ["FreeLog"]
 
+_TOMBSTONE: NDArray[np.int64] = np.zeros((), np.int64)
+"""An array: numpy takes a third of a microsecond longer for the Python number."""
+
 
 class FreeLog:
     """The free pages of a pool, in the order in which they will be taken. It trusts its caller (the pool checks).
@@ -159,7 +162,7 @@ class FreeLog:
 
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Takes distinct free pages out, wherever they stand. O(pages)."""
-        self._log[self._position[pages].astype(np.int64)] = 0  # numpy goes by an int32 at half the speed
+        self._log[self._position[pages].astype(np.int64)] = _TOMBSTONE  # numpy goes by an int32 at half the speed
         self.num_free -= len(pages)
 
     def remove_one(self, page: int) -> None:

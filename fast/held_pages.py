@@ -21,6 +21,10 @@ from .priorities import PriorityOrder
 
 __all__ = ["HeldPages"]
 
+_ZERO: NDArray[np.int32] = np.zeros((), np.int32)
+_ONE: NDArray[np.int32] = np.ones((), np.int32)
+"""Arrays, since numpy takes half a microsecond to see what a Python number is to become: half of a short operation."""
+
 
 class HeldPages(CachedPages):
     """The pages of a pool; see `PagePool`, whose arguments these are.
@@ -129,7 +133,7 @@ class HeldPages(CachedPages):
     def take(self, count: int) -> NDArray[np.int64]:
         """`PagePool.get_new_pages`; there must be as many pages. Returns their ids, `i64[count]`."""
         pages = self._free.take(count)
-        self._count_of[pages] = 1
+        self._count_of[pages] = _ONE
         self._evict(pages)
         self.clock += count
         return pages
@@ -151,8 +155,8 @@ class HeldPages(CachedPages):
         counts = self._count_of[pages]
         num_held = np.count_nonzero(counts)
         if num_held < len(pages):
-            self._leave_queue(pages[counts == 0] if num_held else pages)
-        self._count_of[pages] = counts + 1
+            self._leave_queue(pages[counts == _ZERO] if num_held else pages)
+        self._count_of[pages] = counts + _ONE
 
     def hold_mentioned(self, pages: NDArray[np.int64]) -> None:
         """`PagePool.touch` for pages that are held or cached, once per mention. O(pages), O(free log free)."""
@@ -167,14 +171,14 @@ class HeldPages(CachedPages):
 
     # -- Taking back ------------------------------------------------------------------------------
 
-    def release(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
+    def release(self, pages: NDArray[np.int64], mentions: NDArray[np.integer] | int = _ONE) -> None:
         """`PagePool.free_pages` for distinct held pages, each mentioned so often. O(pages).
 
         Those at 0 are freed in the order given.
         """
         counts = self._count_of[pages] - mentions
         self._count_of[pages] = counts
-        self._put_back(pages[counts == 0] if np.count_nonzero(counts) else pages)
+        self._put_back(pages[counts == _ZERO] if np.count_nonzero(counts) else pages)
 
     def _put_back(self, pages: NDArray[np.int64]) -> None:
         self._sampling.freed(pages, self.clock)

@@ -119,26 +119,35 @@ class LiveRequests:
         for group in self._groups:
             group.resize(capacity)
 
-    def admit(self, request: EngineRequest, segments: Sequence[Sequence[ExtraSegment]]) -> int:
-        """Gives a request the lowest free slot, its bounds 0, its counts not yet written. O(log capacity).
+    def admit(
+        self, request: EngineRequest, segments: Sequence[Sequence[ExtraSegment]], pages: Sequence[NDArray[np.int64]]
+    ) -> int:
+        """Gives a request the lowest free slot, its bounds 0, its counts not yet written. O(pages), O(log capacity).
 
         Args:
             request: the request.
             segments: its extra keys over its pages, for each group.
+            pages: its first pages, for each group, all of them cached.
         """
         if not self._free:
             self._resize(2 * len(self.requests))
         slot = heappop(self._free)
-        self._seat(request, slot, segments)
+        self._seat(request, slot, segments, pages)
         return slot
 
-    def _seat(self, request: EngineRequest, slot: int, segments: Sequence[Sequence[ExtraSegment]]) -> None:
+    def _seat(
+        self,
+        request: EngineRequest,
+        slot: int,
+        segments: Sequence[Sequence[ExtraSegment]],
+        pages: Sequence[NDArray[np.int64]],
+    ) -> None:
         self.num_needs_at[slot] = self.num_due_at[slot] = 0
         self.requests[slot] = request
         self.is_live[slot] = True
         self.slot_of[request.request_id] = slot
-        for group, own in zip(self._groups, segments, strict=True):
-            group.admit(slot, own)
+        for group, own, first in zip(self._groups, segments, pages, strict=True):
+            group.admit(slot, own, first)
 
     def restore(self, live: Sequence[tuple[EngineRequest, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
         """Gives requests slots where there are none yet; see `admit` (MAN-14).
@@ -148,8 +157,9 @@ class LiveRequests:
         """
         while max((slot for _, slot, _ in live), default=0) >= len(self.requests):
             self._resize(2 * len(self.requests))
+        no_pages = [np.empty(0, np.int64) for _ in self._groups]
         for request, slot, segments in live:
-            self._seat(request, slot, segments)
+            self._seat(request, slot, segments, no_pages)
         self._free = (~self.is_live).nonzero()[0].tolist()  # in order, and so a heap
 
     def dismiss(self, slot: int, request_id: str) -> None:

@@ -170,7 +170,14 @@ class PagePool(HeldPages):
         if type(ordered_pages) is PageList and ordered_pages._pool is self:
             items = ordered_pages._items
             if type(items) is tuple and len(items) == 1:
-                self._free_one(items[0])
+                page = items[0]
+                if self._count_cell[page] != 1 or not self._is_plain:
+                    self._free_one(page)
+                    return
+                self._count_cell[page] = 0
+                self._free.put_one(page)
+                if not page % self.counter_sampling:
+                    self._freed_cell[page // self.counter_sampling] = self.clock
                 return
         pages = self.read_pages("ordered_pages", ordered_pages)
         counts = self._count_of[pages]
@@ -188,13 +195,9 @@ class PagePool(HeldPages):
         self.release(pages, mentions)
 
     def _free_one(self, page: int) -> None:
+        """`free_pages` for one page that is not simply to be queued up."""
         count = self._count_cell[page]
-        if count == 1 and self._is_plain:
-            self._count_cell[page] = 0
-            self._free.put_one(page)
-            if not page % self.counter_sampling:
-                self._freed_cell[page // self.counter_sampling] = self.clock
-        elif count > 1 and not self._pins.num_pinned:
+        if count > 1 and not self._pins.num_pinned:
             self._count_cell[page] = count - 1
         elif page:  # POOL-1
             self._require_held(np.array((page,)), 1)

@@ -243,12 +243,10 @@ class SwapManager(PrefixManager):
     def _resume(self, flight: Flight, ends: list[int]) -> None:
         """Makes a request live with the pages that came back, so many of each group published."""
         comes, live = flight.swapped, self.coordinator.live
-        slot = live.admit(comes.request, comes.segments)
+        slot = live.admit(comes.request, comes.segments, flight.pages)
         live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = comes.num_tokens
         live.num_withdrawals[slot] = flight.num_withdrawals
         for number, group in enumerate(self.coordinator.groups):
-            pages = flight.pages[number]
-            group.add_pages(slot, pages, len(pages))
             group.num_hits[slot] = group.num_published[slot] = ends[number]
             if group.rule.gives_back:
                 group.num_given_back[slot] = comes.first_places[number]

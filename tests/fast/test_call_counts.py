@@ -24,19 +24,19 @@ PAGE_SIZE = 16
 SLACK = 1.1
 
 BOUNDS = {
-    "a: take one page, free it": (7, 188),
+    "a: take one page, free it": (6, 180),
     "a2: take one page, evicting": (8, 201),
-    "b: take 1,000 pages, free them": (34, 430),
-    "b2: take 1,000 pages, evicting": (43, 1150),
+    "b: take 1,000 pages, free them": (30, 411),
+    "b2: take 1,000 pages, evicting": (39, 880),
     "c: step of 256 requests, 16 fill a page, 16 take one": (240, 6698),
     "c: step of 1,024 requests, 64 fill a page, 64 take one": (415, 10973),
     "c: step of 256 requests, all of them amid a page": (21, 394),
     "single decode call, amid a page": (2, 172),
     "single decode call, a page filled": (34, 836),
     "single decode call, a page taken": (24, 631),
-    "e: look up 2,048 pages": (46, 534),
-    "e2: look up, admit, free 2,048 pages": (183, 3420),
-    "f: look up, admit, free 128 pages, 32 of them new": (242, 3625),
+    "e: look up 2,048 pages": (19, 381),
+    "e2: look up, admit, free 2,048 pages": (106, 2064),
+    "f: look up, admit, free 128 pages, 32 of them new": (147, 3037),
     "g: 256 rows get a page each, arrays": (33, 393),
     "g: 256 rows get a page each, nested lists": (46, 508),
     "g: commit these 256 cells": (15, 304),
@@ -46,7 +46,7 @@ BOUNDS = {
 PER_PAGE = (5, 148)
 """What a page that a batched step fills and one that it takes cost together."""
 
-PER_SAMPLE = (3, 60)
+PER_SAMPLE = (1, 32)
 """What a page costs that counters follow: its age goes into a histogram."""
 
 
