@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -57,4 +58,6 @@ def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None]) -> None:
         minds = run_case(Case((1,), (33,), (2, 1))).minds
     except AssertionError:
         return
+    except jax.errors.JaxRuntimeError as error:  # JAX 0.12 ends a kernel that races
+        minds = str(error)
     assert "RACE" in minds.upper()

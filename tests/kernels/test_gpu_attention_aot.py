@@ -43,4 +43,11 @@ def test_attention_compiles_without_spills(
     done = gpu_aot.compile_for_gpu(lambda *arrays: call(*arrays), *arrays)
     assert gpu_aot.kernels_in(done.compiled) == 2
     assert all(kernel.spilled == 0 for kernel in done.kernels), done.kernels
+    assert done.unfenced == ()
     assert done.temp_bytes < 2**26  # the pages are read where they lie
+
+
+def test_a_missing_fence_is_found() -> None:
+    write, fence, product = "\tst.shared.v2.b32 \t[%r1], {%r2, %r3};", "\tfence.proxy.async;", "wgmma.mma_async %r;"
+    assert gpu_aot.unfenced("\n".join([product, write, fence, product])) == ()
+    assert gpu_aot.unfenced("\n".join([write, fence, write, "\tbar.sync 1;", product])) == (product,)

@@ -123,8 +123,11 @@ def test_a_missing_wait_is_found(plant: Callable[[Any, str, Any], None]) -> None
     """The interpreter is worth trusting: rows that are moved on before they are there race."""
     check(*_seeded())
     plant(update, "wait", lambda _: None)
-    run, _ = _seeded()
-    assert "RACE DETECTED" in run.minds
+    try:
+        minds = _seeded()[0].minds
+    except jax.errors.JaxRuntimeError as error:  # JAX 0.12 ends a kernel that races
+        minds = str(error)
+    assert "RACE DETECTED" in minds
 
 
 def test_a_guard_that_is_lost_is_found(plant: Callable[[Any, str, Any], None]) -> None:
