@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .patching import with_manager
-from .registry import OWN, seeded
+from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
@@ -62,3 +62,19 @@ def pages_told_of_others(fast: ModuleType) -> SimpleNamespace:
         return fast.SlotBatch(batch.granted, batch.page_ids, (asked[: len(batch.places[0])],), batch.counts)
 
     return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
+
+
+@seeded(FORESEEN, "MAN-11", "batch", also=("R1",))
+def freed_slots_go_on(fast: ModuleType) -> SimpleNamespace:
+    """What was noted of a request stays in its slot when it is freed, so that a batched step goes on with nobody."""
+
+    def free(self: Any, request: Any, *args: Any, **options: Any) -> Any:
+        live = self.coordinator.live
+        slots = {name: (slot, live.num_slots[slot], live.num_computed[slot]) for name, slot in live.slot_of.items()}
+        holders = fast.CacheManager.free(self, request, *args, **options)
+        for name in slots.keys() - live.slot_of.keys():
+            slot, num_slots, num_computed = slots[name]
+            live.num_slots[slot], live.num_computed[slot] = num_slots, num_computed
+        return holders
+
+    return with_manager(fast, free=free)

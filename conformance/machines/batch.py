@@ -23,8 +23,15 @@ _USUAL = worlds(("full",), counts=(1, 1, 1, 2), room=(2, 4), ample=True, options
 """What most engines have, and backends therefore have a path of its own for: full attention, no keys asked for."""
 
 
+_NOWHERE = {"rows": None, "tables": None}
+
+
 class Batch(BatchSteps):
-    """Up to four requests of one to three groups go on at a time."""
+    """Up to four requests of one to three groups go on at a time.
+
+    Attributes:
+        last_slots: each request's slot when it was last given slots for tokens.
+    """
 
     name = "batch"
     capability = "batch"
@@ -39,7 +46,13 @@ class Batch(BatchSteps):
     @start(world=st.one_of(_USUAL, _MIXED))
     def construct(self, world: World) -> None:
         """A manager of one to three groups, and tables of them."""
+        self.last_slots: dict[str, int] = {}
         self.build_managers(world)
+
+    def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
+        """See `BatchSteps.grant`; the request's slot is noted."""
+        super().grant(name, computed, found, new, lookahead)
+        self.last_slots[name] = self.spec.manager.slot_of(name)
 
     @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=2)
     def misuse_batch(self, data: Drawing) -> None:
@@ -56,6 +69,8 @@ class Batch(BatchSteps):
             "tables": "table",
         }
         faults = [self.numbers, self.slots_and_lengths, self.rows_and_tables, self.rows_and_tables]
+        if self.freed_slots(asked, good):
+            faults += [self.freed_slots] * 4
         given = good | one_of(data, one_of(data, faults)(asked, good))
         numbers = [given.pop(name) for name in ("slots", "num_computed_tokens", "num_new_tokens")]
 
@@ -73,7 +88,7 @@ class Batch(BatchSteps):
         case = self.cases[asked.names[-1]]
         beyond = self.max_model_len - asked.computed[-1] + 1
         wrong: dict[str, list[Any]] = {
-            "num_new_tokens": [0, -1, True, 1.0, beyond, beyond],
+            "num_new_tokens": [0, -1, True, 1.0, beyond, beyond, beyond],
             "num_computed_tokens": [-1, True, case.slots + 1, case.slots + 1],
             "num_lookahead_tokens": [-1, "1"],
         }
@@ -88,8 +103,8 @@ class Batch(BatchSteps):
         lists = ("num_computed_tokens", "num_new_tokens", "num_lookahead_tokens")
         twice = {name: [*good[name], good[name][0]] for name in ("slots", *lists)}
         return [
-            twice | {"rows": None, "tables": None},
-            twice | {"rows": None, "tables": None},
+            twice | _NOWHERE,
+            twice | _NOWHERE,
             *({"slots": [*good["slots"][:-1], wrong]} for wrong in (99, -1, True, 1.0)),
             *({name: good[name][:-1]} for name in lists),
             *({name: [*good[name], 1]} for name in lists),
@@ -97,6 +112,18 @@ class Batch(BatchSteps):
             {"num_computed_tokens": asked.computed[0]},
             {"num_new_tokens": 0},
             {"delay_cache_pages": 1},
+        ]
+
+    def freed_slots(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """A slot that a request had and nobody has, with a step that this one could have made again."""
+        held = [self.spec.manager.slot_of(name) for name, case in self.cases.items() if case.live]
+        left = [(slot, self.cases[name].computed) for name, slot in self.last_slots.items() if slot not in held]
+        others = (good["slots"][:-1], asked.computed[:-1], asked.new[:-1], asked.lookahead[:-1])
+        names = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens")
+        return [
+            {name: [*own, last] for name, own, last in zip(names, others, (slot, computed, 1, 0), strict=True)}
+            | _NOWHERE
+            for slot, computed in left
         ]
 
     def rows_and_tables(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ class InterpretedKernels(RaggedMachine):
 
     @start()
     def construct(self) -> None:
-        """Nothing is kept from call to call; what is refused is another machine's, as there are no options to misuse."""
+        """Nothing is kept from call to call; what the public function refuses is another machine's to see."""
         self.setups, self.simplest = list(self.known), ""
 
     def function(self, batch: Batch) -> str:

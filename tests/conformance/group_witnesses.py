@@ -57,6 +57,15 @@ def pages_told_of_others(names: Any) -> object:
     return [batch.get_page_ids(place) for place in (0, 1)]
 
 
+def freed_slots_go_on(names: Any) -> object:
+    manager = manager_with(names, "full:2")
+    requests = [Request(name, [1, 2, 3]) for name in ("a", "b")]
+    for request in requests:
+        manager.allocate_slots(request, 3)
+    manager.free(requests[1])
+    return tried(lambda: manager.allocate_slots_batch([0, 1], [3, 3], 1).granted.tolist())
+
+
 # -- Events ---------------------------------------------------------------------------------------
 
 
@@ -333,6 +342,7 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
     for witness in (
         one_table_for_all_groups,
         pages_told_of_others,
+        freed_slots_go_on,
         removed_while_a_duplicate_survives,
         parent_never_announced,
         salt_ignored,
