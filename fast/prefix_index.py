@@ -277,6 +277,9 @@ class PrefixIndex:
     ) -> tuple[int, int, int, int, bytes, bytes] | None:
         """`publish_next` for one page after the other, as long as each is the usual case. O(pages).
 
+        The steps of that are written out here again: where a small step of 256 requests made entries for this one
+        instead of calling that one, it took 6 us more than 54.
+
         Args:
             entries: of each something of the caller's, and the arguments of `publish_next`; a page 0 is not usual.
 

@@ -110,7 +110,7 @@ class Publisher:
             if known is None
             else known[4 * start * size : 4 * end * size]
         )
-        keys = pool.keys_to_be(group.tree, tokens, segments, start, after) if pool.keeps_keys else None
+        keys = pool.keys_to_be(group.tree, tokens, segments, start, after)
         return group, start, after, end, tokens, keys
 
     def publish(self, slot: int, new: Publishing) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
 
 from .arguments import attribute, refusal
-from .tokens import token_view
+from .tokens import NO_TOKENS, token_view
 
 __all__ = [
     "another",
@@ -23,7 +23,6 @@ __all__ = [
 ]
 
 _ARRAY = np.ndarray
-_NOTHING = memoryview(b"")
 _TOKEN = np.dtype("<i4")
 """The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
 
@@ -109,7 +108,7 @@ def read_prompt(request: EngineRequest) -> tuple[str, memoryview, Any, Any]:
         and tokens.shape == (num_tokens,)
         and tokens.flags.c_contiguous
     ):
-        data = tokens.data.cast("B") if num_tokens else _NOTHING  # the usual case of `token_view`
+        data = tokens.data.cast("B") if num_tokens else NO_TOKENS  # the usual case of `token_view`
     else:
         data = token_view("request.all_token_ids", tokens)
         if num_tokens != len(tokens):

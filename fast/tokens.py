@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 
 from .arguments import refusal, shown
 
-__all__ = ["TokenBytes", "token_bytes", "token_view"]
+__all__ = ["NO_TOKENS", "TokenBytes", "token_bytes", "token_view"]
 
 Tokens = Sequence[int] | NDArray[np.int32]
 
 TokenBytes = bytes | memoryview
 """4 bytes a token, little-endian; a view is of single bytes."""
 
-_NOTHING = memoryview(b"")
-
-_TOKEN = np.dtype("<i4")
-"""The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
+NO_TOKENS = memoryview(b"")
 
 _INT32 = np.iinfo(np.int32)
 
@@ -46,9 +43,6 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
         ValueError: a token does not fit an int32.
     """
     if isinstance(tokens, np.ndarray):
-        if tokens.dtype is _TOKEN and tokens.ndim == 1:  # the usual case: nothing is to be looked at
-            part = tokens[start:stop]
-            return np.ascontiguousarray(part).data.cast("B") if part.size else _NOTHING
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise refusal(
                 TypeError, "R1", f"{name} must be a 1-d integer array, not {tokens.dtype}{list(tokens.shape)}"
@@ -56,7 +50,7 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
         part = tokens[start:stop]
         if tokens.dtype != np.int32:
             _require_int32(name, part)
-        return np.ascontiguousarray(part, "<i4").data.cast("B") if part.size else _NOTHING
+        return np.ascontiguousarray(part, "<i4").data.cast("B") if part.size else NO_TOKENS
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise refusal(TypeError, "R1", f"{name}={shown(tokens)} must be a sequence of ints")
     values: Sequence[Any] = tokens[start:stop] if isinstance(tokens, Sequence) else list(tokens)[start:stop]
@@ -67,7 +61,7 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
                 raise refusal(TypeError, "R1", f"{name}[{place}] must be an int, not a {type(value).__name__}")
     try:
         if not values:
-            return _NOTHING
+            return NO_TOKENS
         return np.frombuffer(array("i", values), np.int32).astype("<i4", copy=False).data.cast("B")
     except OverflowError:
         _require_int32(name, values)

@@ -22,8 +22,8 @@ _MIXED = worlds(MIXED, counts=(1, 2, 3), room=(1, 3), ample=True, eagle=True, op
 _USUAL = worlds(("full",), counts=(1, 1, 1, 2), room=(2, 4), ample=True, options=({}, {}, _TELLING))
 """What most engines have, and backends therefore have a path of its own for: full attention, no keys asked for."""
 
-
 _NOWHERE = {"rows": None, "tables": None}
+"""A step that appends to no table."""
 
 
 class Batch(BatchSteps):
