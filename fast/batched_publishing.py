@@ -1,11 +1,12 @@
 """MAN-3, MAN-11: publishing the pages that a batched step fills.
 
 In most steps every request that fills a page fills one, right behind the page that it published last, and its tokens
-lie in an int32 array. Which page that is, is worked out on arrays; for each request a slice of its tokens is read,
-and one call extends the run that holds the page before. Where any request of the step needs more than that, all of
-them go the way of the single call, in its order.
+lie in an int32 array. Which page that is, is worked out on arrays, or in a loop where there are few (`small_step`); for
+each request a slice of its tokens is read, and one loop extends the runs that hold the pages before. Where any request
+of the step needs more than that, all of them go the way of the single call, in its order.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,15 +14,16 @@ from numpy.typing import NDArray
 
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
-from .extra_keys import PLAIN
+from .page_keys import KeyStretch
+from .prefix_index import NextPage
 from .publishing import Publishing
 from .request_reading import plain_tokens
 
-__all__ = ["Filled", "NextPages", "publish_filled", "read_filled"]
+__all__ = ["Filled", "NextPages", "publish_filled", "publish_next_pages", "read_filled"]
 
 
 class NextPages(NamedTuple):
-    """Pages of one group about to be published, each the next of its request; an entry for each request.
+    """What was read of the next pages of one group's requests, an entry for each.
 
     Attributes:
         group: the group.
@@ -31,6 +33,7 @@ class NextPages(NamedTuple):
         after: the cached pages before them.
         tokens: their token bytes.
         extra: the encodings of the extra keys that touch them.
+        keys: their keys, each by itself; empty where none are kept.
     """
 
     group: CacheGroup
@@ -40,6 +43,7 @@ class NextPages(NamedTuple):
     after: list[int]
     tokens: list[bytes]
     extra: list[bytes]
+    keys: list[KeyStretch | None]
 
 
 class Filled(NamedTuple):
@@ -56,9 +60,11 @@ class Filled(NamedTuple):
     def of(self, granted: NDArray[np.bool_]) -> "Filled":
         """What of it is due to requests that were granted slots; one by one, since some were not."""
         entries: list[tuple[int, int, Publishing]] = [
-            (int(place), int(slot), (group, int(start), after, int(start) + 1, tokens, None))
-            for group, places, slots, first, after_all, tokens_all, _ in self.next_pages
-            for place, slot, start, after, tokens in zip(places, slots, first, after_all, tokens_all, strict=True)
+            (place, slot, (group, first, after, first + 1, text, keys[number] if keys else None))
+            for group, places, slots, firsts, before, tokens, _, keys in self.next_pages
+            for number, (place, slot, first, after, text) in enumerate(
+                zip(places.tolist(), slots.tolist(), firsts.tolist(), before, tokens, strict=True)
+            )
         ]
         kept = [entry for entry in [*entries, *self.entries] if granted[entry[0]]]
         return Filled([], sorted(kept, key=_in_order))
@@ -83,12 +89,11 @@ def read_filled(
         computed: their computed tokens, `i64[n]`.
         promised: these and their new tokens, `i64[n]`.
     """
-    if coordinator.page_pool.keeps_keys:
+    groups = coordinator.publishing
+    if coordinator.page_pool.keeps_keys and len(groups) > 1:  # what events tell goes request by request
         return Filled([], _entries(coordinator, slots, computed, promised))
     pages: list[NextPages] = []
-    for group in coordinator.groups if coordinator.enable_caching else ():
-        if not group.rule.publishes:
-            continue
+    for group in groups:
         first = group.published[slots]
         num_new = promised // group.page_size - first
         places = (num_new > 0).nonzero()[0]
@@ -122,21 +127,24 @@ def _next_pages(
     after = group.rows[slots, first - 1]
     if np.count_nonzero(pool.index.cached(after)) < len(after):
         return None
-    by_slot = slots.tolist()
-    segments = [group.segments[slot] for slot in by_slot]
-    extra = [b""] * len(segments)
-    if segments.count(PLAIN) < len(segments):
-        if any(len(own) > 1 for own in segments):
+    by_slot, segments = slots.tolist(), group.segments
+    extra = [b""] * len(by_slot)
+    if not group.is_plain:
+        if any(len(segments[slot]) > 1 for slot in by_slot):
             return None
-        extra = [own[0].extra for own in segments]
+        extra = [segments[slot][0].extra for slot in by_slot]
     requests, size = coordinator.live.requests, group.page_size
     tokens: list[bytes] = []
     for slot, begin in zip(by_slot, (first * size).tolist(), strict=True):
-        values = plain_tokens(requests[slot], begin, begin + size)
-        if values is None:
+        text = plain_tokens(requests[slot], begin, begin + size)
+        if text is None:
             return None
-        tokens.append(values)
-    return NextPages(group, places, slots, first, after.tolist(), tokens, extra)
+        tokens.append(text)
+    next_pages = NextPages(group, places, slots, first, after.tolist(), tokens, extra, [])
+    if pool.keeps_keys:
+        for slot, place, before, text in zip(by_slot, first.tolist(), next_pages.after, tokens, strict=True):
+            next_pages.keys.append(pool.keys_to_be(group.tree, text, segments[slot], place, before))
+    return next_pages
 
 
 def _entries(
@@ -155,20 +163,41 @@ def _entries(
 
 def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
     """Publishes what was read, in order."""
-    publish = coordinator.publisher.publish
-    for next_pages in filled.next_pages:
-        _publish_next(coordinator, next_pages)
+    for group, _, slots, first, after, tokens, extra, keys in filled.next_pages:
+        pages = group.rows[slots, first].astype(np.int64)
+        entries = zip(slots.tolist(), pages.tolist(), after, first.tolist(), tokens, extra, strict=True)
+        publish_next_pages(coordinator, group, entries, keys)
+        group.published[slots] = first + 1
+        if not keys:
+            coordinator.page_pool.note_keys(pages, None)
     for _, slot, publishing in filled.entries:
-        publish(slot, publishing)
+        coordinator.publisher.publish(slot, publishing)
 
 
-def _publish_next(coordinator: CacheCoordinator, new: NextPages) -> None:
-    pool, group = coordinator.page_pool, new.group
-    pages = group.rows[new.slots, new.first].astype(np.int64)
-    columns = (new.slots.tolist(), pages.tolist(), new.after, new.first.tolist(), new.tokens, new.extra)
-    entries = zip(*columns, strict=True)
-    while (unusual := pool.index.publish_each(entries)) is not None:
-        slot, _, after, first, tokens, _ = unusual
-        coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, None))
-    group.published[new.slots] = new.first + 1
-    pool.note_keys(pages, None)
+def publish_next_pages(
+    coordinator: CacheCoordinator, group: CacheGroup, pages: Iterator[NextPage], keys: Sequence[KeyStretch | None]
+) -> None:
+    """Puts the next pages of requests into the index, in order; where keys are kept, notes them.
+
+    Args:
+        coordinator: the groups at work.
+        group: the pages' group.
+        pages: the pages.
+        keys: their keys, each by itself; empty where none are kept.
+    """
+    pool = coordinator.page_pool
+    publish_each = pool.index.publish_each
+    if keys:
+        for page, key in zip(pages, keys, strict=True):
+            if publish_each(iter((page,))) is None:
+                pool.note_keys((page[1],), key)
+            else:
+                _publish_unusual(coordinator, group, page, key)
+        return
+    while (unusual := publish_each(pages)) is not None:
+        _publish_unusual(coordinator, group, unusual, None)
+
+
+def _publish_unusual(coordinator: CacheCoordinator, group: CacheGroup, page: NextPage, keys: KeyStretch | None) -> None:
+    slot, _, after, first, tokens, _ = page
+    coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, keys))

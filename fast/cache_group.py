@@ -37,6 +37,7 @@ class CacheGroup:
         num_given_back: ``given_back``.
         num_hits: leading places that were found in the cache.
         segments: each request's extra keys over its pages.
+        is_plain: whether no request had extra keys yet.
         page_size: tokens in a page, as ``rule`` has it.
     """
 
@@ -46,6 +47,7 @@ class CacheGroup:
         "given_back",
         "group_id",
         "is_eagle",
+        "is_plain",
         "lengths",
         "num_given_back",
         "num_hits",
@@ -67,6 +69,7 @@ class CacheGroup:
         self.tree = tree
         self.is_eagle = is_eagle
         self.segments: list[Sequence[ExtraSegment]] = []
+        self.is_plain = True
         self._width = _FIRST_WIDTH
         self._columns: NDArray[np.int64] = np.zeros((4, 0), np.int64)
         self.rows: NDArray[np.int32] = np.zeros((0, _FIRST_WIDTH), np.int32)
@@ -107,6 +110,8 @@ class CacheGroup:
         self.num_pages[slot] = self.num_published[slot] = self.num_hits[slot] = count
         self.num_given_back[slot] = 0
         self.segments[slot] = segments
+        if segments is not PLAIN:
+            self.is_plain = False
 
     def pages(self, slot: int) -> NDArray[np.int64]:
         """A request's list, `i64[num_pages]`, null pages as 0; its own copy."""

@@ -56,6 +56,7 @@ class CacheCoordinator:
         groups: the groups at work.
         has_states: whether any group holds states.
         gives_back: whether any group gives pages back while a request is live (MAN-8).
+        publishing: the groups whose pages are cached.
         keeps_all: whether pages are cached, and every group keeps all of a request's pages.
         live: the live requests.
         publisher: publishes their pages.
@@ -93,6 +94,7 @@ class CacheCoordinator:
             )
             for number, (spec, rule) in enumerate(zip(kv_cache_groups, rules, strict=True))
         )
+        self.publishing = tuple(group for group in self.groups if enable_caching and group.rule.publishes)
         self._giving_back = tuple(group for group in self.groups if group.rule.gives_back)
         self.has_states = any(rule.has_states for rule in rules)
         self.gives_back = len(self._giving_back) > 0
@@ -243,12 +245,10 @@ class CacheCoordinator:
     def due_at(self, slot: int) -> int:
         """A step of a request that promises fewer tokens fills no page and gives none back."""
         bound = NEVER
-        for group in self.groups:
-            rule = group.rule
-            if rule.publishes and self.enable_caching:
-                bound = min(bound, (group.num_published[slot] + 1) * rule.page_size)
-            if rule.gives_back:
-                bound = min(bound, rule.gives_back_at(group.num_given_back[slot]))
+        for group in self.publishing:
+            bound = min(bound, (group.num_published[slot] + 1) * group.page_size)
+        for group in self._giving_back:
+            bound = min(bound, group.rule.gives_back_at(group.num_given_back[slot]))
         return bound
 
     def note_needs_of(self, slots: NDArray[np.int64]) -> None:
@@ -261,12 +261,10 @@ class CacheCoordinator:
     def note_due_of(self, slots: NDArray[np.int64]) -> None:
         """Works out when requests fill a page, or have one to give back."""
         bound: NDArray[np.int64] | int = NEVER
-        for group in self.groups:
-            rule = group.rule
-            if rule.publishes and self.enable_caching:
-                bound = np.minimum((group.published[slots] + 1) * rule.page_size, bound)
-            if rule.gives_back:
-                bound = np.minimum(rule.gives_back_at(group.given_back[slots]), bound)
+        for group in self.publishing:
+            bound = np.minimum((group.published[slots] + 1) * group.page_size, bound)
+        for group in self._giving_back:
+            bound = np.minimum(group.rule.gives_back_at(group.given_back[slots]), bound)
         self.live.due_at[slots] = bound
 
     def takes_in_bulk(self) -> bool:

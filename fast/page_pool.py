@@ -127,18 +127,18 @@ class PagePool(HeldPages):
         Raises:
             ValueError: there are not so many; nothing is taken (POOL-4).
         """
-        if type(num_pages) is not int or num_pages < 0:
-            num_pages = integer("num_pages", num_pages, clause="POOL-4")
         free = self._free
-        if num_pages > free.num_free:
-            raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {free.num_free} free")
-        if num_pages == 1:  # as `take_one`, whose call would be a twentieth of the whole
+        if type(num_pages) is int and num_pages == 1 and free.num_free:  # as `take_one`, a twentieth of the whole less
             page = free.take_one()
             self._count_cell[page] = 1
             if self._run_cell[page]:
                 self._evict_one(page)
             self.clock += 1
-            return PageList(self, (page,))
+            return PageList(self, page)
+        if type(num_pages) is not int or num_pages < 0:
+            num_pages = integer("num_pages", num_pages, clause="POOL-4")
+        if num_pages > free.num_free:
+            raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {free.num_free} free")
         return PageList(self, self.take(num_pages))
 
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
@@ -168,9 +168,8 @@ class PagePool(HeldPages):
                 changes.
         """
         if type(ordered_pages) is PageList and ordered_pages._pool is self:
-            items = ordered_pages._items
-            if type(items) is tuple and len(items) == 1:
-                page = items[0]
+            page = ordered_pages._held
+            if type(page) is int:
                 if self._count_cell[page] != 1 or not self._is_plain:
                     self._free_one(page)
                     return
@@ -414,8 +413,8 @@ class PagePool(HeldPages):
     def read_pages(self, name: str, pages: object) -> NDArray[np.int64]:
         """Reads pages of this pool as ids, `i64[pages]`, read-only (R1). O(1) for a `PageList`, else O(pages)."""
         if type(pages) is PageList and pages._pool is self:
-            items = pages._items
-            return items if type(items) is np.ndarray else pages.id_array
+            held = pages._held
+            return held if type(held) is np.ndarray else pages.id_array
         if isinstance(pages, reversed):
             pages = list(pages)
         given = listed(name, pages)

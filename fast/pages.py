@@ -191,17 +191,22 @@ def _count(value: object) -> int:
 class PageList(Sequence[CachePage]):
     """An immutable list of pages, equal to lists of the same pages and addable with them.
 
-    For the pages of a pool it holds their ids, in a tuple or in an int64 array, and makes views as it is read:
-    O(1) to make and to slice. Pages of one's own (without a pool) it holds themselves.
+    For the pages of a pool it holds their ids, in a tuple or in an int64 array, that of a single page by itself, and
+    makes views as it is read: O(1) to make and to slice. Pages of one's own (without a pool) it holds themselves.
     """
 
-    __slots__ = ("_items", "_pool")
+    __slots__ = ("_held", "_pool")
 
     def __init__(
-        self, pool: "PagePool | None", items: "tuple[int, ...] | NDArray[np.int64] | tuple[CachePage, ...]"
+        self, pool: "PagePool | None", items: "int | tuple[int, ...] | NDArray[np.int64] | tuple[CachePage, ...]"
     ) -> None:
         self._pool = pool
-        self._items: Any = items
+        self._held: Any = items
+
+    @property
+    def _items(self) -> Any:
+        held = self._held
+        return (held,) if type(held) is int else held
 
     @classmethod
     def of(cls, pages: Iterable[CachePage]) -> "PageList":

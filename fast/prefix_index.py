@@ -28,7 +28,11 @@ from .extra_keys import ExtraSegment
 from .runs import Run, RunTree, common_pages
 from .tokens import TokenBytes
 
-__all__ = ["PrefixIndex"]
+__all__ = ["NextPage", "PrefixIndex"]
+
+NextPage = tuple[int, int, int, int, TokenBytes, bytes]
+"""A page to be published behind another: its request's slot, itself, the cached page before it, its place in the
+request, its token bytes, and the encoding of the extra keys that touch it."""
 
 _NOWHERE: NDArray[np.uint32] = np.zeros((), np.uint32)
 """The number of no run; an array, since numpy takes a third of a microsecond longer for the Python number."""
@@ -244,56 +248,22 @@ class PrefixIndex:
         self.run_cell[page] = run.number
         return run
 
-    def publish_next(self, page: int, after: int, depth: int, tokens: TokenBytes, extra: bytes) -> bool:
-        """The usual case of `publish`: one page behind the last page of a leaf, in O(1).
+    def publish_each(self, entries: Iterator[NextPage]) -> NextPage | None:
+        """The usual case of `publish` for one page after the other: each behind the last page of a leaf. O(pages).
 
         Args:
-            page: the page.
-            after: the cached page that holds the request's page before it.
-            depth: its place in the request.
-            tokens: its token bytes.
-            extra: the encoding of the extra keys that touch it.
-
-        Returns:
-            Whether this was the case; if not, nothing has changed.
-        """
-        number = self.run_cell[after]
-        run = self._runs[number]
-        pages = run.pages
-        if run.children is not None or pages[-1] != after or run.extra != extra:
-            return False
-        known = run.tokens
-        if type(known) is bytearray:
-            known += tokens
-        else:
-            run.lengthen(tokens)
-        pages.append(page)
-        self.run_cell[page] = number
-        self._depth_cell[page] = depth
-        return True
-
-    def publish_each(
-        self, entries: Iterator[tuple[int, int, int, int, bytes, bytes]]
-    ) -> tuple[int, int, int, int, bytes, bytes] | None:
-        """`publish_next` for one page after the other, as long as each is the usual case. O(pages).
-
-        The steps of that are written out here again: where a small step of 256 requests made entries for this one
-        instead of calling that one, it took 6 us more than 54.
-
-        Args:
-            entries: of each something of the caller's, and the arguments of `publish_next`; a page 0 is not usual.
+            entries: the pages, as long as they are of that case.
 
         Returns:
             The first entry that is not the usual case, for which nothing has changed; None if all are.
         """
         run_cell, depth_cell, runs = self.run_cell, self._depth_cell, self._runs
-        for entry in entries:
-            _, page, after, depth, tokens, extra = entry
+        for slot, page, after, depth, tokens, extra in entries:
             number = run_cell[after]
             run = runs[number]
             pages = run.pages
-            if not page or run.children is not None or pages[-1] != after or run.extra != extra:
-                return entry
+            if run.children is not None or pages[-1] != after or run.extra != extra or not page:
+                return slot, page, after, depth, tokens, extra
             known = run.tokens
             if type(known) is bytearray:
                 known += tokens

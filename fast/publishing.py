@@ -125,7 +125,8 @@ class Publisher:
         segments = group.segments[slot]
         if end - start == 1 and after and start == first and len(segments) == 1:
             page = int(group.rows[slot, start])
-            if page and pool.index.publish_next(page, after, first, tokens, segments[0].extra):
+            entry = slot, page, after, first, tokens, segments[0].extra
+            if pool.index.publish_each(iter((entry,))) is None:
                 if keys is not None or not page % pool.counter_sampling:
                     pool.note_keys((page,), keys)
                 return

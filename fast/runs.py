@@ -85,8 +85,7 @@ class Run:
 
     def cut(self, count: int) -> None:
         """Cuts its last ``count`` pages, fewer than it has."""
-        tokens = self.tokens
-        assert isinstance(tokens, bytearray), "a run of several pages has its tokens to itself"
+        tokens: Any = self.tokens  # a bytearray: a run of several pages has its tokens to itself
         del self.pages[-count:]
         del tokens[-count * self.tree.page_bytes :]
         if self.digests:
@@ -111,6 +110,7 @@ class Run:
             f"duplicates {self.duplicates}, {len(self.tokens)} token bytes"
         )
         assert len(self.tokens) == len(self.pages) * page_bytes, state
+        assert len(self.pages) < 2 or isinstance(self.tokens, bytearray), f"tokens that can't be cut: {state}"
         assert self.holes == self.pages.count(0), state
         assert len(self.digests or ()) <= len(self.pages), state
         assert self.children is None or self.children, state

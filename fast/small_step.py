@@ -14,10 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .batched_publishing import publish_next_pages
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
-from .extra_keys import PLAIN
+from .page_keys import KeyStretch
 from .page_table import MultiGroupPageTable
+from .prefix_index import NextPage
 from .request_reading import plain_tokens
 from .step_reading import Asked, too_short
 from .table_rows import FewAppends
@@ -36,9 +38,8 @@ Take = tuple[int, int, int, int]
 is."""
 
 
-Fill = tuple[CacheGroup, int, int, int, bytes, bytes]
-"""A page to be published: the group, the request's slot, the page's place in its list, the cached page before it, its
-token bytes, and the encoding of the extra keys that touch it."""
+Fill = tuple[CacheGroup, list[NextPage], list[KeyStretch | None]]
+"""Pages of a group to be published, and their keys, each by itself; no keys where none are kept."""
 
 
 class SmallStep(NamedTuple):
@@ -46,7 +47,7 @@ class SmallStep(NamedTuple):
 
     Attributes:
         takes: the pages to be taken, request by request and group by group.
-        fills: the pages to be published, likewise.
+        fills: the pages to be published, group by group.
         needs: the slots of the requests that were to need pages, and how many slots make each need one again.
         due: the slots of those that were to fill pages, and how many tokens make each fill one again.
     """
@@ -90,14 +91,14 @@ class SmallStep(NamedTuple):
                 page = next(taken)
                 new[number].append(page)
                 groups[number].add_page(slot, page, held + 1)
-        publish_next, sampling = pool.index.publish_next, pool.counter_sampling
-        for group, slot, first, after, tokens, extra in fills:
-            page = group.row_cell[slot, first]
-            if not publish_next(page, after, first, tokens, extra):
-                coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, None))
-            elif not page % sampling:
-                pool.note_keys((page,), None)
-            group.num_published[slot] = first + 1
+        sampling = pool.counter_sampling
+        for group, entries, keys in fills:
+            publish_next_pages(coordinator, group, iter(entries), keys)
+            num_published = group.num_published
+            for slot, page, _, first, _, _ in entries:
+                num_published[slot] = first + 1
+                if not page % sampling:
+                    pool.note_keys((page,), None)
         needs_at, due_at = live.num_needs_at, live.num_due_at
         for slot, bound in needs:
             needs_at[slot] = bound
@@ -133,11 +134,12 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
         doing: the places of the requests that may fill a page that is to be published now.
 
     Returns:
-        What there is to do, or None if that is more than a page for any request, or pages are given back, don't
-        suffice, hold states, need keys or may have lost them (MAN-4).
+        What there is to do, or None if that is more than a page for any request, or the page that it takes itself, or
+        pages are given back, don't suffice, hold states or may have lost their keys (MAN-4), or keys of several groups
+        are kept: what events tell goes request by request.
     """
     pool, groups, requests = coordinator.page_pool, coordinator.groups, asked.requests
-    if pool.keeps_keys or not coordinator.keeps_all:
+    if not coordinator.keeps_all or (pool.keeps_keys and len(groups) > 1):
         return None
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []
@@ -172,28 +174,31 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
                 return None
         request_of, run_cell = coordinator.live.requests, pool.index.run_cell
         for group in groups:
-            num_published, row_cell, segments = group.num_published, group.row_cell, group.segments
-            size = group.page_size
+            num_published, row_cell, num_pages = group.num_published, group.row_cell, group.num_pages
+            is_plain, segments, size = group.is_plain, group.segments, group.page_size
+            entries: list[NextPage] = []
+            keys: list[KeyStretch | None] = []
+            extra = b""
             bounds = []
             for slot, end in zip(doers, reached, strict=True):
                 first = num_published[slot]
                 full = first * size + size
                 if end >= full:
                     after = row_cell[slot, first - 1]
-                    if end >= full + size or not first or not run_cell[after]:
+                    if end >= full + size or not first or first == num_pages[slot] or not run_cell[after]:
                         return None
-                    keys = segments[slot]
-                    if keys is PLAIN:
-                        extra = b""
-                    elif len(keys) == 1:
-                        extra = keys[0].extra
-                    else:
-                        return None
+                    if not is_plain:
+                        if len(segments[slot]) > 1:
+                            return None
+                        extra = segments[slot][0].extra
                     tokens = plain_tokens(request_of[slot], full - size, full)
                     if tokens is None:
                         return None
-                    fills.append((group, slot, first, after, tokens, extra))
+                    entries.append((slot, row_cell[slot, first], after, first, tokens, extra))
+                    if pool.keeps_keys:
+                        keys.append(pool.keys_to_be(group.tree, tokens, segments[slot], first, after))
                     full += size
                 bounds.append((slot, full))
+            fills.append((group, entries, keys))
             due = list(map(min, due, bounds)) if due else bounds
     return SmallStep(takes, fills, needs, due)

@@ -37,6 +37,7 @@ class Twins:
             fast.CacheManager(num_pages, mix, MAX_LEN, hash_seed=b"s", **options) for _ in range(2)
         )
         sizes = [group.kv_cache_spec.page_size for group in mix]
+        self.follower = fast.CacheFollower() if options.get("enable_events") else None
         self.tables = fast.MultiGroupPageTable(8, MAX_LEN, 64, sizes)
         self.live: dict[str, fast.Request] = {}
         self.given: dict[str, int] = {}
@@ -135,6 +136,15 @@ class Twins:
             for manager in (self.batched, self.single)
         ]
         assert states[0] == states[1]
+        if self.follower is not None:
+            told, singly = self.batched.take_events(), self.single.take_events()
+            for kind in (fast.PageStored, fast.PageRemoved):
+                own = [event for event in told if isinstance(event, kind)]
+                assert own == [event for event in singly if isinstance(event, kind)], "MAN-12"
+                self.happened[kind.__name__] += len(own) > 1
+            self.follower.apply(told)
+            followed = self.follower.cached_page_hash_to_page
+            assert {key: list(pages) for key, pages in followed.items()} == states[0][1], "MAN-12"
         self.batched.check()
 
 
@@ -146,12 +156,17 @@ class Twins:
     eagle=st.booleans(),
     unhashed_first=st.sampled_from([False, False, True]),
     few=st.sampled_from([small_step.FEW, 0]),
+    events=st.booleans(),
 )
 def test_man_11_a_batch_is_the_single_calls_in_order(
-    seed: int, mix: list[Any], num_pages: int, eagle: bool, unhashed_first: bool, few: int
+    seed: int, mix: list[Any], num_pages: int, eagle: bool, unhashed_first: bool, few: int, events: bool
 ) -> None:
-    """Whether the pages of a step are few, and served in a loop, or many, and served as arrays."""
-    twins = Twins(seed, mix, num_pages, {"use_eagle": eagle, "unhashed_first": unhashed_first})
+    """Whether the pages of a step are few, and served in a loop, or many, and served as arrays; told of or not.
+
+    The stores of a step are told in the order of the single calls, and so are its removals, which come first (MAN-12).
+    """
+    options = {"use_eagle": eagle, "unhashed_first": unhashed_first, "enable_events": events}
+    twins = Twins(seed, mix, num_pages, options)
     with mock.patch.object(batched_step, "FEW", few):
         for _ in range(30):
             twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
@@ -162,11 +177,12 @@ def test_the_twins_meet_what_matters() -> None:
     happened: Counter[str] = Counter()
     full = spec.CacheGroupSpec(spec.FullAttentionSpec(2, 1, 8, "float32"))
     for seed in range(20):
-        twins = Twins(seed, [full], 12, {})
+        twins = Twins(seed, [full], 12, {"enable_events": True})
         for _ in range(30):
             twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
+            twins.compare()
         happened += twins.happened
-    assert all(happened[what] > 10 for what in ("hit", "some did not fit", "all fit"))
+    assert all(happened[what] > 10 for what in ("hit", "some did not fit", "all fit", "PageStored", "PageRemoved"))
 
 
 @pytest.mark.parametrize("tabled", [False, True])
