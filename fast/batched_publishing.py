@@ -125,7 +125,7 @@ def _next_pages(
     if pool.num_withdrawals and np.count_nonzero(coordinator.live.withdrawals[slots] != pool.num_withdrawals):
         return None  # the page before may have lost its hash since
     after = group.rows[slots, first - 1]
-    if np.count_nonzero(pool.index.cached(after)) < len(after):
+    if pool.index.num_cached(after) < len(after):
         return None
     by_slot, segments = slots.tolist(), group.segments
     extra = [b""] * len(by_slot)

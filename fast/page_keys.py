@@ -113,6 +113,8 @@ def require_own_keys(
             raise refusal(ValueError, "R2", "page_hashes are not the keys of the request's pages")
         return
     given = listed("page_hashes", page_hashes)[: len(tokens) // (4 * page_size)]
+    if not given:
+        return
     own = PageHashes(hash_function, none_hash, page_size, bytes(tokens[: len(given) * 4 * page_size]), segments)
     for place, (known, key) in enumerate(zip(given, own, strict=True)):
         if read_page_hash(f"page_hashes[{place}]", known) != key:

@@ -361,9 +361,11 @@ class PagePool(HeldPages):
         tokens = tokens[: end * page_size * 4]
         require_own_keys(page_hashes, self.hash_function, self.none_hash, tokens, segments, page_size)
         new = ids[first:end]
-        self._require_cacheable(new[new != 0])  # POOL-1
-        entered = np.zeros(end, np.int64)
-        entered[first:] = new
+        self._require_cacheable(new if np.count_nonzero(new) == len(new) else new[new != 0])  # POOL-1
+        entered = new
+        if first:
+            entered = np.zeros(end, np.int64)
+            entered[first:] = new
         tree = self.index.tree(group, page_size)
         keys = self.keys_to_be(tree, tokens, segments)
         self.index.publish(tree, tokens, segments, entered)
@@ -373,7 +375,7 @@ class PagePool(HeldPages):
         """Refuses pages that are free, cached or pinned, or named twice (POOL-8, PIN-1)."""
         if (
             np.count_nonzero(self._count_of[pages]) == len(pages)
-            and not self.index.cached(pages).any()
+            and not self.index.num_cached(pages)
             and not (self._pins.num_pinned and self._pins.counts()[pages].any())
             and self._free.note_places(pages)
         ):

@@ -472,6 +472,10 @@ class PrefixIndex:
         flags: NDArray[np.bool_] = self._run_of[pages] != 0
         return flags
 
+    def num_cached(self, pages: NDArray[np.int64] | NDArray[np.int32]) -> int:
+        """How many of ``pages`` are cached: half the price of `cached`."""
+        return int(np.count_nonzero(self._run_of[pages]))
+
     def place(self, page: int) -> tuple[Run, int] | None:
         """The run in which a page stands, and its place there; None if it is not cached."""
         number = self.run_cell[page]
