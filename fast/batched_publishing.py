@@ -1,12 +1,13 @@
 """MAN-3, MAN-11: publishing the pages that a batched step fills.
 
 In most steps every request that fills a page fills one, right behind the page that it published last, and its tokens
-lie in an int32 array. Which page that is, is worked out on arrays, or in a loop where there are few (`small_step`); for
-each request a slice of its tokens is read, and one loop extends the runs that hold the pages before. Where any request
-of the step needs more than that, all of them go the way of the single call, in its order.
+lie in an int32 array. Which page that is, is worked out on arrays, or in a loop where there are few (`small_step`), and
+for each request a slice of its tokens is read. Its first such page lengthens the run that holds the page before, the
+next ones are noted and their tokens put aside (`growing_tails`). Where any request of the step needs more than that,
+all of them go the way of the single call, in its order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,15 @@ from numpy.typing import NDArray
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
 from .page_keys import KeyStretch
-from .prefix_index import NextPage
 from .publishing import Publishing
 from .request_reading import plain_tokens
 
-__all__ = ["Filled", "NextPages", "publish_filled", "publish_next_pages", "read_filled"]
+__all__ = ["Filled", "NextPage", "NextPages", "publish_filled", "publish_next_pages", "read_filled"]
+
+
+NextPage = tuple[int, int, int, bytes, bytes]
+"""A page about to be published behind another: its request's slot, itself, its place in the request, its token bytes,
+and the encoding of the extra keys that touch it."""
 
 
 class NextPages(NamedTuple):
@@ -163,21 +168,28 @@ def _entries(
 
 def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
     """Publishes what was read, in order."""
-    for group, _, slots, first, after, tokens, extra, keys in filled.next_pages:
+    pool = coordinator.page_pool
+    for group, _, slots, first, _, tokens, extra, keys in filled.next_pages:
         pages = group.rows[slots, first].astype(np.int64)
-        entries = zip(slots.tolist(), pages.tolist(), after, first.tolist(), tokens, extra, strict=True)
-        publish_next_pages(coordinator, group, entries, keys)
-        group.published[slots] = first + 1
-        if not keys:
-            coordinator.page_pool.note_keys(pages, None)
+        numbers = group.tail_runs[slots]
+        if np.count_nonzero(numbers) == len(numbers):  # they are of different runs, and their order does not show
+            tails = group.tails
+            for slot, text in zip(slots.tolist(), tokens, strict=True):
+                tails[slot].tokens += text
+            group.published[slots] = first + 1
+            pool.index.lengthen(numbers, pages, first)
+            pool.note_keys(pages, None)
+        else:
+            entries = zip(slots.tolist(), pages.tolist(), first.tolist(), tokens, extra, strict=True)
+            publish_next_pages(coordinator, group, entries, keys)
     for _, slot, publishing in filled.entries:
         coordinator.publisher.publish(slot, publishing)
 
 
 def publish_next_pages(
-    coordinator: CacheCoordinator, group: CacheGroup, pages: Iterator[NextPage], keys: Sequence[KeyStretch | None]
+    coordinator: CacheCoordinator, group: CacheGroup, pages: Iterable[NextPage], keys: Sequence[KeyStretch | None]
 ) -> None:
-    """Puts the next pages of requests into the index, in order; where keys are kept, notes them.
+    """Publishes the next pages of requests, in order; where keys are kept, notes them.
 
     Args:
         coordinator: the groups at work.
@@ -185,19 +197,24 @@ def publish_next_pages(
         pages: the pages.
         keys: their keys, each by itself; empty where none are kept.
     """
-    pool = coordinator.page_pool
-    publish_each = pool.index.publish_each
-    if keys:
-        for page, key in zip(pages, keys, strict=True):
-            if publish_each(iter((page,))) is None:
-                pool.note_keys((page[1],), key)
-            else:
-                _publish_unusual(coordinator, group, page, key)
-        return
-    while (unusual := publish_each(pages)) is not None:
-        _publish_unusual(coordinator, group, unusual, None)
-
-
-def _publish_unusual(coordinator: CacheCoordinator, group: CacheGroup, page: NextPage, keys: KeyStretch | None) -> None:
-    slot, _, after, first, tokens, _ = page
-    coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, keys))
+    pool, index = coordinator.page_pool, coordinator.page_pool.index
+    sampling = pool.counter_sampling
+    published, tail_runs, tails = group.num_published, group.num_tail_runs, group.tails
+    for number, (slot, page, first, tokens, extra) in enumerate(pages):
+        if tail_runs[slot]:
+            tails[slot].tokens += tokens
+            published[slot] = first + 1
+            index.lengthen_one(tail_runs[slot], page, first)
+            if not page % sampling:
+                pool.note_keys((page,), None)
+            continue
+        after, key = group.row_cell[slot, first - 1], keys[number] if keys else None
+        if index.publish_next(page, after, first, tokens, extra):
+            published[slot] = first + 1
+            if keys or not page % sampling:
+                pool.note_keys((page,), key)
+        else:
+            coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, key))
+        leaf = None if keys else index.leaf_behind(page)
+        if leaf is not None:
+            tails[slot].begin(leaf)

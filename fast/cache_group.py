@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from .extra_keys import PLAIN, ExtraSegment
 from .group_rules import GroupRule
+from .growing_tails import GrowingTail
 from .runs import RunTree
 
 __all__ = ["CacheGroup"]
@@ -32,10 +33,13 @@ class CacheGroup:
         lengths: how long each list is, `i64[capacity]`.
         published: leading places that are published, `i64[capacity]` (MAN-3).
         given_back: leading places whose pages were given back or never had, `i64[capacity]` (MAN-8).
+        tail_runs: the number of the run that is the request's to lengthen; 0: there is none, `i64[capacity]`.
         num_pages: ``lengths``, for scalar access; likewise:
         num_published: ``published``.
         num_given_back: ``given_back``.
+        num_tail_runs: ``tail_runs``.
         num_hits: leading places that were found in the cache.
+        tails: each request's pages that this run lacks.
         segments: each request's extra keys over its pages.
         is_plain: whether no request had extra keys yet.
         page_size: tokens in a page, as ``rule`` has it.
@@ -53,12 +57,15 @@ class CacheGroup:
         "num_hits",
         "num_pages",
         "num_published",
+        "num_tail_runs",
         "page_size",
         "published",
         "row_cell",
         "rows",
         "rule",
         "segments",
+        "tail_runs",
+        "tails",
         "tree",
     )
 
@@ -70,26 +77,28 @@ class CacheGroup:
         self.is_eagle = is_eagle
         self.segments: list[Sequence[ExtraSegment]] = []
         self.is_plain = True
+        self.tails: list[GrowingTail] = []
         self._width = _FIRST_WIDTH
-        self._columns: NDArray[np.int64] = np.zeros((4, 0), np.int64)
+        self._columns: NDArray[np.int64] = np.zeros((5, 0), np.int64)
         self.rows: NDArray[np.int32] = np.zeros((0, _FIRST_WIDTH), np.int32)
         self.resize(0)
 
     def resize(self, capacity: int) -> None:
         """Makes room for as many requests."""
         old = self._columns.shape[1]
-        columns = np.zeros((4, capacity), np.int64)
+        columns = np.zeros((5, capacity), np.int64)
         columns[:, :old] = self._columns
         rows = np.zeros((capacity, self._width), np.int32)
         rows[:old, : self.rows.shape[1]] = self.rows
         self._columns, self.rows, self.row_cell = columns, rows, rows.data
-        self.lengths, self.published, self.given_back, hits = columns
+        self.lengths, self.published, self.given_back, hits, self.tail_runs = columns
         self.num_pages, self.num_published, self.num_given_back = (
             self.lengths.data,
             self.published.data,
             self.given_back.data,
         )
-        self.num_hits = hits.data
+        self.num_hits, self.num_tail_runs = hits.data, self.tail_runs.data
+        self.tails += [GrowingTail(self, slot) for slot in range(old, capacity)]
         self.segments += [PLAIN] * (capacity - old)
 
     def widen(self, width: int) -> None:
@@ -159,6 +168,15 @@ class CacheGroup:
         count = min(self.num_pages[other] for other in others)
         same = (self.rows[list(others), :count] == self.rows[slot, :count]).all(axis=0)
         return count if same.all() else int(same.argmin())
+
+    def check(self) -> None:
+        """Verifies what the tails say twice. O(capacity).
+
+        Raises:
+            AssertionError: one is wrong; the message shows it.
+        """
+        for tail in self.tails:
+            tail.check()
 
     def state(self, slot: int) -> str:
         """One request's row, as a failing check shows it."""

@@ -387,6 +387,8 @@ class CacheCoordinator:
         Raises:
             AssertionError: one does not hold; the message shows the whole state.
         """
+        for group in self.groups:
+            group.check()  # first, as the pool's check puts tails and runs together
         self.page_pool.check()
         self.swapped.check()
         check_rows(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)

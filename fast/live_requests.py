@@ -167,6 +167,9 @@ class LiveRequests:
         del self.slot_of[request_id]
         self.requests[slot] = None
         self.is_live[slot] = False
+        for group in self._groups:
+            if group.num_tail_runs[slot]:
+                group.tails[slot].leave()
         self.num_slots[slot] = _NO_REQUEST
         self.num_computed[slot] = _NO_REQUEST + 1
         heappush(self._free, slot)

@@ -28,11 +28,7 @@ from .extra_keys import ExtraSegment
 from .runs import Run, RunTree, common_pages
 from .tokens import TokenBytes
 
-__all__ = ["NextPage", "PrefixIndex"]
-
-NextPage = tuple[int, int, int, int, TokenBytes, bytes]
-"""A page to be published behind another: its request's slot, itself, the cached page before it, its place in the
-request, its token bytes, and the encoding of the extra keys that touch it."""
+__all__ = ["PrefixIndex"]
 
 _NOWHERE: NDArray[np.uint32] = np.zeros((), np.uint32)
 """The number of no run; an array, since numpy takes a third of a microsecond longer for the Python number."""
@@ -133,6 +129,8 @@ class PrefixIndex:
                     if child:
                         found += array("i", (child,))
                     return found, is_whole
+                if child.tail is not None:
+                    child.tail.settle()
                 pages = child.pages
                 depth += len(pages)
                 if child.holes:
@@ -179,6 +177,8 @@ class PrefixIndex:
             end -= 1
         place = 0
         while depth < end:
+            if run.tail is not None:
+                run.tail.leave()
             last, extra, extra_keys = segments[place]
             if last <= depth:
                 place += 1
@@ -248,31 +248,53 @@ class PrefixIndex:
         self.run_cell[page] = run.number
         return run
 
-    def publish_each(self, entries: Iterator[NextPage]) -> NextPage | None:
-        """The usual case of `publish` for one page after the other: each behind the last page of a leaf. O(pages).
+    def publish_next(self, page: int, after: int, depth: int, tokens: TokenBytes, extra: bytes) -> bool:
+        """The usual case of `publish`: one page behind the last page of a leaf, in O(1).
 
         Args:
-            entries: the pages, as long as they are of that case.
+            page: the page.
+            after: the cached page that holds the request's page before it.
+            depth: its place in the request.
+            tokens: its token bytes.
+            extra: the encoding of the extra keys that touch it.
 
         Returns:
-            The first entry that is not the usual case, for which nothing has changed; None if all are.
+            Whether this was the case; if not, nothing has changed.
         """
-        run_cell, depth_cell, runs = self.run_cell, self._depth_cell, self._runs
-        for slot, page, after, depth, tokens, extra in entries:
-            number = run_cell[after]
-            run = runs[number]
-            pages = run.pages
-            if run.children is not None or pages[-1] != after or run.extra != extra or not page:
-                return slot, page, after, depth, tokens, extra
-            known = run.tokens
-            if type(known) is bytearray:
-                known += tokens
-            else:
-                run.lengthen(tokens)
-            pages.append(page)
-            run_cell[page] = number
-            depth_cell[page] = depth
-        return None
+        number = self.run_cell[after]
+        run = self._runs[number]
+        if run.tail is not None:
+            run.tail.leave()
+        pages = run.pages
+        if run.children is not None or pages[-1] != after or run.extra != extra:
+            return False
+        run.lengthen(tokens)
+        pages.append(page)
+        self.run_cell[page] = number
+        self._depth_cell[page] = depth
+        return True
+
+    def leaf_behind(self, page: int) -> Run | None:
+        """The run whose last page is ``page``, if it is a leaf that is nobody's to lengthen; else None."""
+        run = self._runs[self.run_cell[page]]
+        is_free = run.children is None and run.tail is None and run.pages[-1] == page
+        return run if is_free else None
+
+    def lengthen(self, numbers: NDArray[np.int64], pages: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        """Notes that pages stand in tails of runs. O(pages).
+
+        Args:
+            numbers: the runs' numbers, `i64[m]`.
+            pages: the pages, `i64[m]`.
+            places: their places in the requests, `i64[m]`.
+        """
+        self._run_of[pages] = numbers
+        self._depth_of[pages] = places
+
+    def lengthen_one(self, number: int, page: int, place: int) -> None:
+        """`lengthen` for one page."""
+        self.run_cell[page] = number
+        self._depth_cell[page] = place
 
     def _occupy(self, run: Run, inner: int, pages: NDArray[np.int64]) -> None:
         """Enters pages where the run has this content already: in holes, or aside as duplicates."""
@@ -343,6 +365,8 @@ class PrefixIndex:
         if key is not None:
             self._remove_child(run, key)
             return
+        if run.tail is not None:
+            run.tail.leave()
         pages = run.pages
         if run.children is not None or run.duplicates is not None or run.holes or pages[-1] != page:
             self._evict_page(run, page)
@@ -377,6 +401,8 @@ class PrefixIndex:
                     self._remove_child(run, key)
                     start += 1
                     continue
+            if run.tail is not None:
+                run.tail.leave()
             length, left = len(run.pages), end - start
             count = length if length < left else left
             is_whole = run.children is None and run.duplicates is None and not run.holes
@@ -460,6 +486,8 @@ class PrefixIndex:
         self._lone.clear()
         for run in self._runs:
             run.children = None  # a run and those below it name each other
+            if run.tail is not None:
+                run.tail.leave()
         self._spare = []
         self._runs = [_GONE, *(tree.root for tree in self._trees.values())]
         for number, run in enumerate(self._runs):
@@ -484,6 +512,8 @@ class PrefixIndex:
         run = self._runs[number]
         if page in self._lone:
             return self._lone_run(page), 0
+        if run.tail is not None:
+            run.tail.settle()
         return run, self._depth_cell[page] - run.start
 
     def places(self) -> Iterator[tuple[Run, int, list[int]]]:
@@ -492,6 +522,8 @@ class PrefixIndex:
             waiting = [tree.root]
             while waiting:
                 run = waiting.pop()
+                if run.tail is not None:
+                    run.tail.settle()
                 for place, page in enumerate(run.pages):
                     if page:
                         yield run, place, [page, *(run.duplicates or {}).get(run.start + place, ())]

@@ -117,6 +117,8 @@ class Publisher:
         """Publishes what was read of one group (MAN-3)."""
         pool, live = self._pool, self._live
         group, start, after, end, tokens, keys = new
+        if group.num_tail_runs[slot]:
+            group.tails[slot].leave()
         first = group.num_published[slot]
         group.num_published[slot] = end
         live.num_withdrawals[slot] = pool.num_withdrawals
@@ -125,8 +127,7 @@ class Publisher:
         segments = group.segments[slot]
         if end - start == 1 and after and start == first and len(segments) == 1:
             page = int(group.rows[slot, start])
-            entry = slot, page, after, first, tokens, segments[0].extra
-            if pool.index.publish_each(iter((entry,))) is None:
+            if page and pool.index.publish_next(page, after, first, tokens, segments[0].extra):
                 if keys is not None or not page % pool.counter_sampling:
                     pool.note_keys((page,), keys)
                 return

@@ -1,13 +1,23 @@
 """Runs: the nodes of the index of cached pages."""
 
 from array import array
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
 from .tokens import TokenBytes
 
 __all__ = ["Run", "RunTree", "common_pages"]
+
+
+class Tail(Protocol):
+    """Pages that stand behind a leaf's last one and are not among its pages yet; see `GrowingTail`."""
+
+    def settle(self) -> None:
+        """Puts the pages into the run."""
+
+    def leave(self) -> None:
+        """Settles, and lets go of the run, which is going to be changed."""
 
 
 @final
@@ -28,6 +38,8 @@ class Run:
         holes: how many of ``pages`` are 0.
         duplicates: by place in a request, the further pages of the same content in the order cached.
         digests: the digests of its first pages, as far as they were asked for; None before.
+        tail: pages that it lacks yet, and whose request alone may lengthen it as it is; None: there are none. Only a
+            leaf has one; who looks at the run has it settled first, who changes it has it leave.
     """
 
     __slots__ = (
@@ -42,6 +54,7 @@ class Run:
         "pages",
         "parent",
         "start",
+        "tail",
         "tokens",
         "tree",
     )
@@ -71,13 +84,14 @@ class Run:
         self.holes = 0
         self.duplicates: dict[int, list[int]] | None = None
         self.digests: list[bytes] | None = None
+        self.tail: Tail | None = None
 
     def page_tokens(self, place: int) -> bytes:
         """The token bytes of one page."""
         size = self.tree.page_bytes
         return bytes(self.tokens[place * size : (place + 1) * size])
 
-    def lengthen(self, tokens: TokenBytes) -> None:
+    def lengthen(self, tokens: TokenBytes | bytearray) -> None:
         """Adds tokens behind its own; the pages are the caller's."""
         if type(self.tokens) is bytes:
             self.tokens = bytearray(self.tokens)
@@ -128,6 +142,7 @@ class Run:
             assert pages, state
             assert self.pages[depth - self.start], f"a duplicate of a hole: {state}"
         assert self.duplicates is None or self.duplicates, state
+        assert self.tail is None or (self.children is None and self.parent is not None), f"a tail of no leaf: {state}"
 
 
 class RunTree:

@@ -14,12 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .batched_publishing import publish_next_pages
+from .batched_publishing import NextPage, publish_next_pages
 from .cache_group import CacheGroup
 from .coordinator import CacheCoordinator
 from .page_keys import KeyStretch
 from .page_table import MultiGroupPageTable
-from .prefix_index import NextPage
 from .request_reading import plain_tokens
 from .step_reading import Asked, too_short
 from .table_rows import FewAppends
@@ -91,14 +90,8 @@ class SmallStep(NamedTuple):
                 page = next(taken)
                 new[number].append(page)
                 groups[number].add_page(slot, page, held + 1)
-        sampling = pool.counter_sampling
         for group, entries, keys in fills:
-            publish_next_pages(coordinator, group, iter(entries), keys)
-            num_published = group.num_published
-            for slot, page, _, first, _, _ in entries:
-                num_published[slot] = first + 1
-                if not page % sampling:
-                    pool.note_keys((page,), None)
+            publish_next_pages(coordinator, group, entries, keys)
         needs_at, due_at = live.num_needs_at, live.num_due_at
         for slot, bound in needs:
             needs_at[slot] = bound
@@ -176,6 +169,7 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
         for group in groups:
             num_published, row_cell, num_pages = group.num_published, group.row_cell, group.num_pages
             is_plain, segments, size = group.is_plain, group.segments, group.page_size
+            tail_runs = group.num_tail_runs
             entries: list[NextPage] = []
             keys: list[KeyStretch | None] = []
             extra = b""
@@ -184,8 +178,9 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
                 first = num_published[slot]
                 full = first * size + size
                 if end >= full:
-                    after = row_cell[slot, first - 1]
-                    if end >= full + size or not first or first == num_pages[slot] or not run_cell[after]:
+                    if end >= full + size or first == num_pages[slot]:
+                        return None
+                    if not tail_runs[slot] and not (first and run_cell[row_cell[slot, first - 1]]):
                         return None
                     if not is_plain:
                         if len(segments[slot]) > 1:
@@ -194,8 +189,9 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
                     tokens = plain_tokens(request_of[slot], full - size, full)
                     if tokens is None:
                         return None
-                    entries.append((slot, row_cell[slot, first], after, first, tokens, extra))
+                    entries.append((slot, row_cell[slot, first], first, tokens, extra))
                     if pool.keeps_keys:
+                        after = row_cell[slot, first - 1]
                         keys.append(pool.keys_to_be(group.tree, tokens, segments[slot], first, after))
                     full += size
                 bounds.append((slot, full))

@@ -133,7 +133,7 @@ class World:
         tokens = np.array(values, np.int32)
         data = token_view("tokens", tokens, start * tree.page_bytes // 4)
         if len(pages) == 1 and pages[0] and after and not extra:
-            quick = self.index.publish_each(iter(((0, pages[0], after, start, data[: tree.page_bytes], b""),))) is None
+            quick = self.index.publish_next(pages[0], after, start, data[: tree.page_bytes], b"")
             self.happened["quick way" if quick else "no quick way"] += 1
             if quick:
                 self.model.setdefault(prefixes[start], []).append(pages[0])
