@@ -26,19 +26,24 @@ class Twins:
     Args:
         seed: of the calls.
         mix: the cache groups.
+        num_pages: of each pool.
         options: of the managers.
+        longest: the most tokens of a request.
     """
 
-    def __init__(self, seed: int, mix: list[Any], num_pages: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, seed: int, mix: list[Any], num_pages: int, options: dict[str, Any], longest: int = MAX_LEN
+    ) -> None:
+        self.longest = longest
         self.source = random.Random(seed)
         self.mix = mix
         self.states = any(isinstance(group.kv_cache_spec, spec.MambaSpec) for group in mix)
         self.batched, self.single = (
-            fast.CacheManager(num_pages, mix, MAX_LEN, hash_seed=b"s", **options) for _ in range(2)
+            fast.CacheManager(num_pages, mix, longest, hash_seed=b"s", **options) for _ in range(2)
         )
         sizes = [group.kv_cache_spec.page_size for group in mix]
         self.follower = fast.CacheFollower() if options.get("enable_events") else None
-        self.tables = fast.MultiGroupPageTable(8, MAX_LEN, 64, sizes)
+        self.tables = fast.MultiGroupPageTable(8, longest, 64, sizes)
         self.live: dict[str, fast.Request] = {}
         self.given: dict[str, int] = {}
         self.num_requests = 0
@@ -48,13 +53,16 @@ class Twins:
         """A request comes, often with the beginning of another."""
         source = self.source
         known = source.choice(list(self.live.values())).all_token_ids.tolist() if self.live else []
-        tokens = [*known[: source.randint(0, MAX_LEN)], *(source.randint(0, 1) for _ in range(source.randint(1, 9)))]
+        tokens = [
+            *known[: source.randint(0, self.longest)],
+            *(source.randint(0, 1) for _ in range(source.randint(1, 9))),
+        ]
         self.num_requests += 1
-        image = spec.MultimodalItem(b"image", source.randrange(MAX_LEN), source.randint(1, 4))
+        image = spec.MultimodalItem(b"image", source.randrange(self.longest), source.randint(1, 4))
         extra: tuple[spec.ExtraKey, ...] = source.choice([(), (), (), (spec.CacheSalt("a"),), (image,)])
-        request = fast.Request(f"r{self.num_requests}", tokens[:MAX_LEN], extra)
+        request = fast.Request(f"r{self.num_requests}", tokens[: self.longest], extra)
         outcomes = []
-        new, delay = source.randint(1, MAX_LEN), source.random() < 0.2
+        new, delay = source.randint(1, self.longest), source.random() < 0.2
         for manager in (self.batched, self.single):
             pages, hit = manager.get_computed_pages(request)
             count = min(new, request.num_tokens - hit)
@@ -75,10 +83,10 @@ class Twins:
             most = self.given[request.request_id]
             least = most if self.states else max(request.num_computed_tokens, most - 1)
             computed = source.randint(least, most)
-            if computed < MAX_LEN:
+            if computed < self.longest:
                 while request.num_tokens <= computed:
                     request.append(source.randint(0, 1))
-                new = source.randint(1, max(min(request.num_tokens, MAX_LEN) - computed, 1))
+                new = source.randint(1, max(min(request.num_tokens, self.longest) - computed, 1))
                 asked.append((request, computed, new, source.choice([0, 0, 2])))
         delay = source.random() < 0.2
         self.tables.clear()
@@ -182,6 +190,35 @@ def test_man_11_a_batch_is_the_single_calls_in_order(
             if not twins.source.randrange(looked_at):
                 twins.compare()
         twins.compare()
+
+
+def _full(page_size: int) -> spec.CacheGroupSpec:
+    return spec.CacheGroupSpec(spec.FullAttentionSpec(page_size, 1, 8, "float32"))
+
+
+def _window(page_size: int, window: int) -> spec.CacheGroupSpec:
+    return spec.CacheGroupSpec(spec.SlidingWindowSpec(page_size, 1, 8, "float32", window))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [[_full(1)], [_full(3)], [_full(4), _full(2)], [_full(2), _window(2, 5)], [_window(1, 3)]],
+    ids=["pages of 1", "pages of 3", "two sizes", "and a window", "a window"],
+)
+def test_pool_7_long_decodes_leave_tails_that_nobody_looks_at(mix: list[Any]) -> None:
+    """MAN-11: of several pages, when a look-up, a prefix that parts there, a withdrawal or the end comes by."""
+    for seed in range(12):
+        options = {"unhashed_first": seed % 4 == 0, "use_eagle": seed % 3 == 0}
+        twins = Twins(seed, mix, 20 + 3 * seed, options, longest=60)
+        with mock.patch.object(batched_step, "FEW", (small_step.FEW, 0, 4)[seed % 3]):
+            for _ in range(80):
+                if len(twins.live) > 6:
+                    twins.leave()
+                twins.source.choice([twins.admit, *[twins.step] * 6, twins.leave, twins.withdraw])()
+                twins.batched.coordinator.groups[0].check()
+                if not twins.source.randrange(20):
+                    twins.compare()
+            twins.compare()
 
 
 def test_the_twins_meet_what_matters() -> None:
