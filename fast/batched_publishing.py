@@ -215,7 +215,4 @@ def publish_next_pages(
                 pool.note_keys((page,), key)
         else:
             coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, key))
-        # the pages of a tail are read off the request's row, which has them as long as none is given back
-        leaf = None if keys or group.rule.gives_back else index.leaf_behind(page)
-        if leaf is not None:
-            tails[slot].begin(leaf)
+        coordinator.publisher.begin_tail(group, slot)

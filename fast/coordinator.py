@@ -202,7 +202,7 @@ class CacheCoordinator:
         live.num_slots[slot] = slots
         live.num_withdrawals[slot] = pool.num_withdrawals
         for publishing in publishings:
-            publisher.publish(slot, publishing)
+            publisher.publish_first(slot, publishing)
         return new
 
     def advance(self, slot: int, computed: int, promised: int, slots: int) -> NewPages | None:

@@ -113,6 +113,20 @@ class Publisher:
         keys = pool.keys_to_be(group.tree, tokens, segments, start, after)
         return group, start, after, end, tokens, keys
 
+    def publish_first(self, slot: int, new: Publishing) -> None:
+        """`publish` for a request that was just admitted: the pages that it fills next will stand behind these."""
+        self.publish(slot, new)
+        self.begin_tail(new[0], slot)
+
+    def begin_tail(self, group: CacheGroup, slot: int) -> None:
+        """Makes the run that ends with a request's last published page the request's to lengthen, if it can be."""
+        # the pages of a tail are read off the request's row, which has them as long as none is given back
+        if self._pool.keeps_keys or group.rule.gives_back:
+            return
+        leaf = self._pool.index.leaf_behind(group.row_cell[slot, group.num_published[slot] - 1])
+        if leaf is not None:
+            group.tails[slot].begin(leaf)
+
     def publish(self, slot: int, new: Publishing) -> None:
         """Publishes what was read of one group (MAN-3)."""
         pool, live = self._pool, self._live

@@ -28,8 +28,7 @@ BOUNDS = {
     "a2: take one page, evicting": (7, 191),
     "b: take 1,000 pages, free them": (31, 430),
     "b2: take 1,000 pages, evicting": (38, 884),
-    "c: step of 256 requests, 16 fill a page, 16 take one": (222, 5968),
-    "c: the same, the first pages that they fill": (289, 8240),
+    "c: step of 256 requests, 16 fill a page, 16 take one": (225, 5968),
     "c: step of 1,024 requests, 64 fill a page, 64 take one": (346, 7029),
     "c: step of 256 requests, all of them amid a page": (20, 390),
     "single decode call, amid a page": (2, 172),
@@ -37,7 +36,7 @@ BOUNDS = {
     "single decode call, a page taken": (24, 623),
     "e: look up 2,048 pages": (19, 384),
     "e2: look up, admit, free 2,048 pages": (106, 2086),
-    "f: look up, admit, free 128 pages, 32 of them new": (147, 3081),
+    "f: look up, admit, free 128 pages, 32 of them new": (153, 3226),
     "g: 256 rows get a page each, arrays": (33, 393),
     "g: 256 rows get a page each, nested lists": (46, 508),
     "g: commit these 256 cells": (15, 304),
@@ -104,12 +103,10 @@ def prompt(length: int, name: int = 0) -> fast.Request:
     return fast.Request(str(name), tokens)
 
 
-def step(
-    running: int, at_ends: int, context: int = 512, num_pages: int | None = None, first_pages: bool = False
-) -> Scene:
-    """A batched decode step; in each, so many requests fill a page, the first or a later one, and so many take one."""
+def step(running: int, at_ends: int, context: int = 512, num_pages: int | None = None) -> Scene:
+    """A batched decode step; in each, so many requests fill a page and so many take one."""
     assert running % 16 == 0
-    manager = manager_of(num_pages or running * (context // PAGE_SIZE + 5))
+    manager = manager_of(num_pages or running * (context // PAGE_SIZE + 4))
     requests = []
     for number in range(running):
         # the others are amid a page in the three steps that are made
@@ -125,9 +122,6 @@ def step(
             request.append(7)
         computed = computed + 1
 
-    for _ in range(0 if first_pages else PAGE_SIZE):  # each fills a page
-        grow()
-        manager.allocate_slots_batch(slots, computed, 1)
     return Scene(lambda: manager.allocate_slots_batch(slots, computed, 1), grow)
 
 
@@ -230,7 +224,6 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "b: take 1,000 pages, free them": lambda: take_and_free(1_000),
     "b2: take 1,000 pages, evicting": lambda: evict(1_000),
     "c: step of 256 requests, 16 fill a page, 16 take one": lambda: step(256, 16),
-    "c: the same, the first pages that they fill": lambda: step(256, 16, first_pages=True),
     "c: step of 1,024 requests, 64 fill a page, 64 take one": lambda: step(1_024, 64),
     "c: step of 256 requests, all of them amid a page": lambda: step(256, 0),
     "single decode call, amid a page": lambda: single_call(3),
