@@ -276,8 +276,9 @@ class PrefixIndex:
 
     def leaf_behind(self, page: int) -> Run | None:
         """The run whose last page is ``page``, if it is a leaf that is nobody's to lengthen; else None."""
-        run = self._runs[self.run_cell[page]]
-        is_free = run.children is None and run.tail is None and run.pages[-1] == page
+        number = self.run_cell[page]
+        run = self._runs[number]
+        is_free = number and run.children is None and run.tail is None and run.pages[-1] == page
         return run if is_free else None
 
     def lengthen(self, numbers: NDArray[np.int64], pages: NDArray[np.int64], places: NDArray[np.int64]) -> None:

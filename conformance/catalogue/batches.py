@@ -64,6 +64,29 @@ def pages_told_of_others(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
 
 
+@seeded(OWN, "MAN-1", "batch", also=("R1", "R2", "MAN-2", "MAN-3", "MAN-7", "MAN-11"))
+def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
+    """What a batched step publishes is entered later, and read off the request's list then: null pages stand there now.
+
+    Our own: of a window's pages those that were given back meanwhile. Who looks at what is cached after every call has
+    it entered in time.
+    """
+
+    def build_manager(self: Any, *args: Any, **options: Any) -> None:
+        fast.CacheManager.__init__(self, *args, **options)
+        publisher, index = self.coordinator.publisher, self.page_pool.index
+
+        def begin_tail(group: Any, slot: int) -> None:
+            page = group.row_cell[slot, group.num_published[slot] - 1]
+            leaf = index.leaf_behind(page) if page and not group.rule.has_states else None
+            if leaf is not None and not self.page_pool.keeps_keys:
+                group.tails[slot].begin(leaf)
+
+        publisher.begin_tail = begin_tail
+
+    return with_manager(fast, __init__=build_manager)
+
+
 @seeded(FORESEEN, "MAN-11", "batch", also=("R1",))
 def freed_slots_go_on(fast: ModuleType) -> SimpleNamespace:
     """What was noted of a request stays in its slot when it is freed, so that a batched step goes on with nobody."""

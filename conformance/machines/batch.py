@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from ..deviation import SpecificationError
 from ..properties import start, step
-from .base import Nothing, Side
+from .base import Field, Nothing, Side
 from .batch_steps import BatchSteps, Step
 from .draws import Drawing, one_of
 from .groups import MIXED
+from .manager_base import HASHES
 from .worlds import World, worlds
 
 __all__ = ["Batch"]
@@ -22,6 +23,9 @@ _MIXED = worlds(MIXED, counts=(1, 2, 3), room=(1, 3), ample=True, eagle=True, op
 _USUAL = worlds(("full",), counts=(1, 1, 1, 2), room=(2, 4), ample=True, options=({}, {}, _TELLING))
 """What most engines have, and backends therefore have a path of its own for: full attention, no keys asked for."""
 
+_CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()"})
+"""What is read of all that is cached. A backend may put its books in order where somebody reads them."""
+
 _NOWHERE = {"rows": None, "tables": None}
 """A step that appends to no table."""
 
@@ -31,6 +35,7 @@ class Batch(BatchSteps):
 
     Attributes:
         last_slots: each request's slot when it was last given slots for tokens.
+        seldom: whether nothing is read of what is cached but what look-ups find.
     """
 
     name = "batch"
@@ -43,11 +48,16 @@ class Batch(BatchSteps):
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = BatchSteps.always | labels | {"MAN-11", "MAN-12", "MAN-13"}
 
-    @start(world=st.one_of(_USUAL, _MIXED))
-    def construct(self, world: World) -> None:
+    @start(world=st.one_of(_USUAL, _MIXED), seldom=st.booleans())
+    def construct(self, world: World, seldom: bool) -> None:
         """A manager of one to three groups, and tables of them."""
         self.last_slots: dict[str, int] = {}
+        self.seldom = seldom and not world.options
         self.build_managers(world)
+
+    def state_fields(self) -> list[Field]:
+        """See `ManagerMachine.state_fields`; where what is cached is seldom looked at, the rest of it."""
+        return [shows for shows in super().state_fields() if not (self.seldom and shows.name in _CACHED)]
 
     def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
         """See `BatchSteps.grant`; the request's slot is noted."""

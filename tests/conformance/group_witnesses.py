@@ -57,6 +57,16 @@ def pages_told_of_others(names: Any) -> object:
     return [batch.get_page_ids(place) for place in (0, 1)]
 
 
+def tail_of_a_window(names: Any) -> object:
+    manager = manager_with(names, "window:2:4")
+    request, tokens = Request("a", [0, 1, 2, 3]), list(range(4, 16))
+    manager.allocate_slots(request, 4)
+    for token in tokens:  # nothing that is cached is looked at
+        request.append(token)
+        manager.allocate_slots_batch([0], [request.num_tokens - 1], 1)
+    return found_in_all(manager, [0, 1, 2, 3, *tokens])
+
+
 def freed_slots_go_on(names: Any) -> object:
     manager = manager_with(names, "full:2")
     requests = [Request(name, [1, 2, 3]) for name in ("a", "b")]
@@ -342,6 +352,7 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
     for witness in (
         one_table_for_all_groups,
         pages_told_of_others,
+        tail_of_a_window,
         freed_slots_go_on,
         removed_while_a_duplicate_survives,
         parent_never_announced,
