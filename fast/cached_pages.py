@@ -96,6 +96,7 @@ class CachedPages:
                     keys.add(same, page)
             self._keys = keys
             self.keeps_keys = True
+            self.index.leave_tails()  # whose pages would enter without a key
         return self._keys
 
     def salt_of(self, page_id: int) -> CacheSalt | None:

@@ -4,7 +4,8 @@ A request that decodes fills page after page, and each lengthens the same run: t
 what it published at admission, or since, ends a run, that run is the request's to lengthen, as long as nobody else
 changes it. A batched step then notes the pages in columns, for all requests at once, and puts their tokens aside; run
 and tail are put together when a look-up comes to the run, when anything else is to change it, or when the request goes.
-What is cached, and where, is told by the index's columns at once; only the run's own buffers lag.
+What is cached, and where, is told by the index's columns at once; only the run's own buffers lag. Where keys are kept
+no request has a tail, since a key is noted when its page is published.
 
 What is noted for a page is a fifth of what lengthening its run costs; the rest is paid once for all pages of a tail.
 """

@@ -281,6 +281,12 @@ class PrefixIndex:
         is_free = number and run.children is None and run.tail is None and run.pages[-1] == page
         return run if is_free else None
 
+    def leave_tails(self) -> None:
+        """Puts tails and runs together, and leaves no run to any request. O(runs and pages of tails)."""
+        for run in self._runs:
+            if run.tail is not None:
+                run.tail.leave()
+
     def lengthen(self, numbers: NDArray[np.int64], pages: NDArray[np.int64], places: NDArray[np.int64]) -> None:
         """Notes that pages stand in tails of runs. O(pages).
 

@@ -1,10 +1,9 @@
 """MAN-11: a batched step in which few requests need or fill a page, and none more than one.
 
 Every decode step of some hundred requests is of this kind. Up to some dozens of pages, a loop over them is quicker
-than the array operations of `batched_step`, which cost what a call costs whatever their length: 28 against 63 us for 64
-requests of which some two need and two fill a page, 60 against 85 for 256 with sixteen each, 106 against 117 for 512
-with 32 (measured side by side); past `FEW` it no longer pays. All is read before anything changes (R1), and anything
-unusual is left to the arrays.
+than the array operations of `batched_step`, which cost what a call costs whatever their length: 57 against 70 us for
+256 requests of which sixteen need and sixteen fill a page (measured side by side); past `FEW` it hardly pays. All is
+read before anything changes (R1), and anything unusual is left to the arrays.
 """
 
 from array import array

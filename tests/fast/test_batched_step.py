@@ -135,6 +135,17 @@ class Twins:
             for manager in (self.batched, self.single):
                 manager.evict_pages(pages)
 
+    def ask(self) -> None:
+        """Now and then a page is asked for by its key, and from then on keys are kept."""
+        pools = self.batched.page_pool, self.single.page_pool
+        keys = list(pools[1].cached_page_hash_to_page)
+        if keys and self.source.random() < 0.1:
+            key = self.source.choice(keys)
+            found = [pool.get_cached_page(fast.PageHash(*key[0]), [key[1]]) for pool in pools]
+            assert found[0] is not None
+            assert found[1] is not None
+            assert found[0].page_ids == found[1].page_ids
+
     def compare(self) -> None:
         """Everything that the two show is the same."""
         assert self.batched.take_page_copies() == self.single.take_page_copies()
@@ -214,7 +225,7 @@ def test_pool_7_long_decodes_leave_tails_that_nobody_looks_at(mix: list[Any]) ->
             for _ in range(80):
                 if len(twins.live) > 6:
                     twins.leave()
-                twins.source.choice([twins.admit, *[twins.step] * 6, twins.leave, twins.withdraw])()
+                twins.source.choice([twins.admit, *[twins.step] * 6, twins.leave, twins.withdraw, twins.ask])()
                 twins.batched.coordinator.groups[0].check()
                 if not twins.source.randrange(20):
                     twins.compare()
