@@ -21,7 +21,7 @@ from .group_rules import NEVER, rule_of
 from .live_requests import LiveRequests
 from .longest_hit import Hits, check_hits, longest_hit, none_hit
 from .page_pool import PagePool
-from .pages import PageList
+from .pages import page_list
 from .publishing import Publisher
 from .row_check import check_rows
 from .swapped_requests import SwappedRequests
@@ -112,7 +112,7 @@ class CacheCoordinator:
     def cache_pages_of(self, ids: NewPages) -> CachePages:
         """Lists of pages from ids, one a group."""
         pages = CachePages.__new__(CachePages)
-        pages.pages = tuple(map(PageList, repeat(self.page_pool), ids))
+        pages.pages = tuple(map(page_list, repeat(self.page_pool), ids))
         return pages
 
     # -- Reading a request ------------------------------------------------------------------------

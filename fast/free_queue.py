@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 from .arguments import integer, listed, refusal
-from .pages import NOWHERE, CachePage, PageList, PageView
+from .pages import NOWHERE, CachePage, PageList, PageView, page_list
 
 if TYPE_CHECKING:
     from .page_pool import PagePool
@@ -200,7 +200,7 @@ class PoolFreeQueue:
 
     def get_all_free_pages(self) -> PageList:
         """The free pages in eviction order (POOL-3). O(free pages)."""
-        return PageList(self._pool, self._pool.free_order())
+        return page_list(self._pool, self._pool.free_order())
 
     def neighbour(self, page_id: int, step: int) -> CachePage | None:
         """The page ``step`` (-1 or +1) beside a page, the ends included; None if it is in use. O(free pages)."""

@@ -14,7 +14,7 @@ from kvproof.spec.declarations import HashFunction
 from .arguments import listed, refusal
 from .extra_keys import ExtraSegment
 from .hashing import PageHash, PageHashes, PageHashWithGroupId, page_digest, read_page_hash, token_tuple, token_tuples
-from .pages import PageList
+from .pages import PageList, page_list
 from .runs import Run
 from .tokens import TokenBytes
 
@@ -163,7 +163,7 @@ class CachedMap(Mapping[PageHashWithGroupId, PageList]):
         self._pool = pool
 
     def _snapshot(self) -> dict[PageHashWithGroupId, PageList]:
-        return {key: PageList(self._pool, tuple(pages)) for key, pages in self._pool.pages_by_key().items()}
+        return {key: page_list(self._pool, tuple(pages)) for key, pages in self._pool.pages_by_key().items()}
 
     def __getitem__(self, key: PageHashWithGroupId) -> PageList:
         return self._snapshot()[key]

@@ -21,7 +21,7 @@ from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, read_page_hash, sha256
 from .held_pages import HeldPages
 from .page_keys import CachedMap, require_own_keys
-from .pages import CachePage, PageList, PageView
+from .pages import CachePage, PageList, PageView, page_list
 from .priorities import PriorityOrder
 from .tokens import token_view
 
@@ -87,7 +87,7 @@ class PagePool(HeldPages):
     @property
     def pages(self) -> PageList:
         """Every page, the null page first. O(pages)."""
-        return PageList(self, np.arange(self.num_pages))
+        return page_list(self, np.arange(self.num_pages))
 
     @property
     def null_page(self) -> CachePage:
@@ -111,7 +111,7 @@ class PagePool(HeldPages):
         groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
         cached = self.key_map().pages
         found = [cached.get(PageHashWithGroupId(key, group)) for group in groups]
-        return PageList(self, tuple(pages[0] for pages in found if pages)) if all(found) else None
+        return page_list(self, tuple(pages[0] for pages in found if pages)) if all(found) else None
 
     # -- Handing out and taking back --------------------------------------------------------------
 
@@ -134,12 +134,15 @@ class PagePool(HeldPages):
             if self._run_cell[page]:
                 self._evict_one(page)
             self.clock += 1
-            return PageList(self, page)
+            taken = PageList()
+            taken._pool = self
+            taken._held = page
+            return taken
         if type(num_pages) is not int or num_pages < 0:
             num_pages = integer("num_pages", num_pages, clause="POOL-4")
         if num_pages > free.num_free:
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {free.num_free} free")
-        return PageList(self, self.take(num_pages))
+        return page_list(self, self.take(num_pages))
 
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Raises the count of each page once per mention, taking free ones out of the queue (POOL-6).

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .free_queue import FreeCachePageQueue
     from .page_pool import PagePool
 
-__all__ = ["NOWHERE", "CachePage", "PageList", "PageView"]
+__all__ = ["NOWHERE", "CachePage", "PageList", "PageView", "page_list"]
 
 
 class CachePage:
@@ -197,11 +197,9 @@ class PageList(Sequence[CachePage]):
 
     __slots__ = ("_held", "_pool")
 
-    def __init__(
-        self, pool: "PagePool | None", items: "int | tuple[int, ...] | NDArray[np.int64] | tuple[CachePage, ...]"
-    ) -> None:
-        self._pool = pool
-        self._held: Any = items
+    # made by `page_list`: without an `__init__` of its own a list costs half
+    _pool: "PagePool | None"
+    _held: Any
 
     @property
     def _items(self) -> Any:
@@ -219,8 +217,8 @@ class PageList(Sequence[CachePage]):
                 raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")
         pools = {id(page._pool) if isinstance(page, PageView) else None for page in given}
         if len(pools) == 1 and isinstance(given[0], PageView):
-            return cls(given[0]._pool, tuple(page._id for page in given))
-        return cls(None, given)
+            return page_list(given[0]._pool, tuple(page._id for page in given))
+        return page_list(None, given)
 
     @property
     def page_ids(self) -> list[int]:
@@ -254,7 +252,7 @@ class PageList(Sequence[CachePage]):
     def __getitem__(self, place: slice) -> "PageList": ...
     def __getitem__(self, place: int | slice) -> "CachePage | PageList":
         if isinstance(place, slice):
-            return PageList(self._pool, self._items[place])
+            return page_list(self._pool, self._items[place])
         item = self._items[place]
         return item if self._pool is None else PageView(self._pool, int(item))
 
@@ -272,7 +270,7 @@ class PageList(Sequence[CachePage]):
 
     def __add__(self, other: object) -> "PageList":
         if isinstance(other, PageList) and self._pool is other._pool and self._pool is not None:
-            return PageList(self._pool, np.concatenate((self.id_array, other.id_array)))
+            return page_list(self._pool, np.concatenate((self.id_array, other.id_array)))
         return PageList.of((*self, *other)) if isinstance(other, PageList | list) else NotImplemented
 
     def __radd__(self, other: object) -> list[CachePage]:
@@ -281,3 +279,13 @@ class PageList(Sequence[CachePage]):
 
     def __repr__(self) -> str:
         return f"PageList({self.page_ids})"
+
+
+def page_list(
+    pool: "PagePool | None", held: "int | tuple[int, ...] | NDArray[np.int64] | tuple[CachePage, ...]"
+) -> PageList:
+    """A list of the pages of a pool by their ids, a single one's by itself; of pages of one's own (without a pool)."""
+    made = PageList()
+    made._pool = pool
+    made._held = held
+    return made
