@@ -1,5 +1,6 @@
 """R1: what the manager's calls read of a request, and what they refuse one for."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
 
 from .arguments import attribute, refusal
-from .tokens import NO_TOKENS, token_view
+from .tokens import NO_TOKENS, listed_bytes, token_view
 
 __all__ = [
     "another",
@@ -66,17 +67,20 @@ def is_running(request: EngineRequest | None) -> bool:
 
 
 def plain_tokens(request: EngineRequest | None, start: int, stop: int) -> bytes | None:
-    """The bytes of a request's tokens ``[start, stop)`` where they lie in an int32 array that has all; else None."""
+    """The bytes of the tokens ``[start, stop)`` of a request that keeps them in an int32 array or a list; else None."""
     if request is None:
         return None
-    tokens = request.all_token_ids
-    if type(tokens) is not _ARRAY or tokens.dtype is not _TOKEN:
+    tokens, num_tokens = request.all_token_ids, request.num_tokens
+    if stop > num_tokens:
         return None
-    num_tokens = request.num_tokens
-    if stop > num_tokens or tokens.shape != (num_tokens,):
+    if type(tokens) is _ARRAY:
+        if tokens.dtype is not _TOKEN or tokens.shape != (num_tokens,):
+            return None
+        part: NDArray[np.int32] = tokens[start:stop]
+        return part.tobytes()
+    if (type(tokens) is not list and not isinstance(tokens, Sequence)) or len(tokens) != num_tokens:
         return None
-    part: NDArray[np.int32] = tokens[start:stop]
-    return part.tobytes()
+    return listed_bytes(tokens, start, stop)
 
 
 def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None) -> memoryview:

@@ -4,7 +4,7 @@ A call reads a request's tokens where they lie, by a `memoryview` of bytes; only
 copy takes 4 us for 32,768 tokens, a fifth of their look-up, and more where memory is fresh.
 """
 
-from array import array
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .arguments import refusal, shown
 
-__all__ = ["NO_TOKENS", "TokenBytes", "token_bytes", "token_view"]
+__all__ = ["NO_TOKENS", "TokenBytes", "listed_bytes", "token_bytes", "token_view"]
 
 Tokens = Sequence[int] | NDArray[np.int32]
 
@@ -60,12 +60,28 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
             if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
                 raise refusal(TypeError, "R1", f"{name}[{place}] must be an int, not a {type(value).__name__}")
     try:
-        if not values:
-            return NO_TOKENS
-        return np.frombuffer(array("i", values), np.int32).astype("<i4", copy=False).data.cast("B")
-    except OverflowError:
+        return memoryview(_packed(values))
+    except struct.error:
         _require_int32(name, values)
         raise
+
+
+def listed_bytes(tokens: Sequence[int], start: int, stop: int) -> bytes | None:
+    """The bytes of the tokens ``[start, stop)`` of a sequence that has them; None if they are not plain ints of int32.
+
+    What gets None is refused, or read in another way, by `token_view`.
+    """
+    values = tokens[start:stop]
+    if type(values) is not list or set(map(type, values)) != {int}:
+        return None
+    try:
+        return _packed(values)
+    except struct.error:
+        return None
+
+
+def _packed(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)  # half the price of an `array`
 
 
 def token_bytes(name: str, tokens: Tokens) -> bytes:

@@ -15,9 +15,25 @@ from hypothesis import strategies as st
 from kvproof import fast, spec
 from kvproof.fast import batched_step, small_step
 
-from ..strategies import group_mixes
+from ..strategies import PlainRequest, group_mixes
 
 MAX_LEN = 20
+
+
+class Listed(fast.Request):
+    """An engine's request that keeps its tokens in a list."""
+
+    @property
+    def all_token_ids(self) -> Any:
+        return super().all_token_ids.tolist()
+
+
+class Tupled(Listed):
+    """One that shows them as a tuple."""
+
+    @property
+    def all_token_ids(self) -> Any:
+        return tuple(super().all_token_ids)
 
 
 class Twins:
@@ -52,7 +68,7 @@ class Twins:
     def admit(self) -> None:
         """A request comes, often with the beginning of another."""
         source = self.source
-        known = source.choice(list(self.live.values())).all_token_ids.tolist() if self.live else []
+        known = list(source.choice(list(self.live.values())).all_token_ids) if self.live else []
         tokens = [
             *known[: source.randint(0, self.longest)],
             *(source.randint(0, 1) for _ in range(source.randint(1, 9))),
@@ -60,7 +76,8 @@ class Twins:
         self.num_requests += 1
         image = spec.MultimodalItem(b"image", source.randrange(self.longest), source.randint(1, 4))
         extra: tuple[spec.ExtraKey, ...] = source.choice([(), (), (), (spec.CacheSalt("a"),), (image,)])
-        request = fast.Request(f"r{self.num_requests}", tokens[: self.longest], extra)
+        kind = source.choice([fast.Request, fast.Request, Listed, Tupled])
+        request = kind(f"r{self.num_requests}", tokens[: self.longest], extra)
         outcomes = []
         new, delay = source.randint(1, self.longest), source.random() < 0.2
         for manager in (self.batched, self.single):
@@ -342,6 +359,43 @@ def test_r1_a_faulty_batch_changes_nothing(
         at.manager.allocate_slots_batch(*arguments, **options)
     assert at.seen() == before
     at.manager.check()
+
+
+@pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+@pytest.mark.parametrize("few", [small_step.FEW, 0])
+@pytest.mark.parametrize(
+    ("token", "kind"),
+    [
+        (True, TypeError),
+        (1.5, TypeError),
+        ("x", TypeError),
+        (None, TypeError),
+        (2**31, ValueError),
+        (-(2**31) - 1, ValueError),
+    ],
+)
+def test_r1_a_page_with_a_token_that_is_none(package: Any, few: int, token: Any, kind: type[Exception]) -> None:
+    """In the second of two requests that list their tokens and fill a page; the first gets nothing either."""
+    manager = package.CacheManager(10, [_full(2)], 8)
+    requests = [PlainRequest(name, [1, 2, 3]) for name in "ab"]
+    for request in requests:
+        manager.allocate_slots(request, 3)
+        request.grow([4])
+    requests[1].all_token_ids[3] = token
+
+    def seen() -> Any:
+        pool = manager.page_pool
+        return [manager.get_page_ids(name) for name in "ab"], list(pool.cached_page_hash_to_page), manager.usage
+
+    before = seen()
+    with mock.patch.object(batched_step, "FEW", few):
+        with pytest.raises(kind, match=r"all_token_ids.*\[R1\]"):
+            manager.allocate_slots_batch([0, 1], [3, 3], 1)
+        assert seen() == before
+        manager.check()
+        requests[1].all_token_ids[3] = np.int64(4)
+        assert manager.allocate_slots_batch([0, 1], [3, 3], 1).num_granted == 2
+    assert manager.get_computed_pages(PlainRequest("c", [1, 2, 3, 4, 5], status=None))[1] == 4
 
 
 @pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
