@@ -30,56 +30,62 @@ class FreeLog:
 
     Attributes:
         num_free: how many pages are free.
+        head: where the log begins, and
+        tail: where it ends.
+        capacity: how far it can go.
+        log_cell: the log, and
+        position_cell: each page's place in it; scalar access. A page at the head can be taken, and one put at the tail,
+            without a call of `take_one` or `put_one`, which are a tenth of what the pool's calls take for one page.
     """
 
     __slots__ = (
-        "_capacity",
         "_front_room",
-        "_head",
         "_log",
         "_position",
-        "_tail",
+        "capacity",
+        "head",
         "log_cell",
         "num_free",
         "position_cell",
+        "tail",
     )
 
     def __init__(self, num_pages: int, front_room: bool = False) -> None:
         self._front_room = num_pages if front_room else 0
-        self._capacity = self._front_room + 2 * num_pages + 1024
-        self._log: NDArray[np.int64] = np.zeros(self._capacity, np.int64)
+        self.capacity = self._front_room + 2 * num_pages + 1024
+        self._log: NDArray[np.int64] = np.zeros(self.capacity, np.int64)
         # scalars are read and written through buffers that share memory with the arrays: half of numpy's price
         self.log_cell = self._log.data
         self.position_cell = array("i", bytes(4 * num_pages))
         self._position: NDArray[np.int32] = np.frombuffer(self.position_cell, np.int32)
         self.num_free = num_pages - 1
-        self._head = self._front_room
-        self._tail = self._head + self.num_free
-        self._log[self._head : self._tail] = np.arange(1, num_pages)
-        self._position[1:] = np.arange(self._head, self._tail)
+        self.head = self._front_room
+        self.tail = self.head + self.num_free
+        self._log[self.head : self.tail] = np.arange(1, num_pages)
+        self._position[1:] = np.arange(self.head, self.tail)
 
     def take_one(self) -> int:
         """Takes the first page; there must be one. O(1) amortised."""
         log = self.log_cell
-        head = self._head
+        head = self.head
         page = log[head]
         while not page:
             head += 1
             page = log[head]
-        self._head = head + 1
+        self.head = head + 1
         self.num_free -= 1
         return page
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Takes the first ``count`` pages, `i64[count]`; there must be as many. O(count) amortised."""
-        head = self._head
-        if self._tail - head == self.num_free:  # no tombstones
+        head = self.head
+        if self.tail - head == self.num_free:  # no tombstones
             taken = self._log[head : head + count].copy()
-            self._head = head + count
+            self.head = head + count
         else:
             width = count
             while True:
-                window = self._log[head : min(head + width, self._tail)]
+                window = self._log[head : min(head + width, self.tail)]
                 places = window.nonzero()[0]
                 if len(places) >= count:
                     break
@@ -87,13 +93,13 @@ class FreeLog:
             places = places[:count]
             taken = window[places]
             if count:
-                self._head = head + int(places[-1]) + 1
+                self.head = head + int(places[-1]) + 1
         self.num_free -= count
         return taken
 
     def take_few(self, count: int) -> list[int]:
         """`take` for some dozens of pages, looked at one after the other; as a list."""
-        log, head = self.log_cell, self._head
+        log, head = self.log_cell, self.head
         end = head + count
         taken: list[int] = log[head:end].tolist()
         if not all(taken):
@@ -103,28 +109,28 @@ class FreeLog:
                 end += 1
                 if page:
                     taken.append(page)
-        self._head = end
+        self.head = end
         self.num_free -= count
         return taken
 
     def put_one(self, page: int) -> None:
         """Puts a page behind the last. O(1) amortised."""
-        tail = self._tail
-        if tail == self._capacity:
+        tail = self.tail
+        if tail == self.capacity:
             self._pack()
-            tail = self._tail
+            tail = self.tail
         self.log_cell[tail] = page
         self.position_cell[page] = tail
-        self._tail = tail + 1
+        self.tail = tail + 1
         self.num_free += 1
 
     def put(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages behind the last, in order. O(pages) amortised."""
-        count, tail = len(pages), self._tail
-        if tail + count > self._capacity:
+        count, tail = len(pages), self.tail
+        if tail + count > self.capacity:
             self._pack()
-            tail = self._tail
-        self._tail = end = tail + count
+            tail = self.tail
+        self.tail = end = tail + count
         self._position[pages] = np.arange(tail, end, dtype=np.int32)
         self._log[tail:end] = pages
         self.num_free += count
@@ -136,28 +142,28 @@ class FreeLog:
             Whether no page is named twice: then each place noted is still there.
         """
         count = len(pages)
-        if self._tail + count > self._capacity:
+        if self.tail + count > self.capacity:
             self._pack()
-        places = np.arange(self._tail, self._tail + count, dtype=np.int32)
+        places = np.arange(self.tail, self.tail + count, dtype=np.int32)
         self._position[pages] = places
         return bool(np.count_nonzero(self._position[pages] == places) == count)  # half the price of ``all``
 
     def put_noted(self, pages: NDArray[np.int64]) -> None:
         """`put` for distinct pages whose places were just noted. O(pages)."""
-        tail = self._tail
-        self._tail = tail + len(pages)
-        self._log[tail : self._tail] = pages
+        tail = self.tail
+        self.tail = tail + len(pages)
+        self._log[tail : self.tail] = pages
         self.num_free += len(pages)
 
     def put_front(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages before the first, in order. O(pages) amortised."""
         count = len(pages)
-        if self._head < count:
+        if self.head < count:
             self._pack()
-        head = self._head - count
-        self._log[head : self._head] = pages
-        self._position[pages] = np.arange(head, self._head)
-        self._head = head
+        head = self.head - count
+        self._log[head : self.head] = pages
+        self._position[pages] = np.arange(head, self.head)
+        self.head = head
         self.num_free += count
 
     def remove(self, pages: NDArray[np.int64]) -> None:
@@ -172,16 +178,16 @@ class FreeLog:
 
     def order(self) -> NDArray[np.int64]:
         """The free pages, first the one to be taken first, `i64[num_free]`. O(log)."""
-        window = self._log[self._head : self._tail]
+        window = self._log[self.head : self.tail]
         free: NDArray[np.int64] = window[window != 0]
         return free
 
     def _pack(self) -> None:
         live = self.order()
-        self._head = self._front_room
-        self._tail = self._head + len(live)
-        self._log[self._head : self._tail] = live
-        self._position[live] = np.arange(self._head, self._tail)
+        self.head = self._front_room
+        self.tail = self.head + len(live)
+        self._log[self.head : self.tail] = live
+        self._position[live] = np.arange(self.head, self.tail)
 
     def check(self) -> None:
         """Verifies that log, positions and count agree.
@@ -190,8 +196,8 @@ class FreeLog:
             AssertionError: they don't; the message shows the log.
         """
         order = self.order()
-        state = f"free {self.num_free}, log[{self._head}:{self._tail}] = {self._log[self._head : self._tail].tolist()}"
-        assert 0 <= self._head <= self._tail <= self._capacity, state
+        state = f"free {self.num_free}, log[{self.head}:{self.tail}] = {self._log[self.head : self.tail].tolist()}"
+        assert 0 <= self.head <= self.tail <= self.capacity, state
         assert len(order) == self.num_free == len(np.unique(order)), f"POOL-2: {state}"
         assert (self._log[self._position[order]] == order).all(), (
             f"POOL-2: positions {self._position.tolist()}, {state}"

@@ -17,6 +17,7 @@ from kvproof.spec.declarations import EngineRequest, HashFunction
 
 from .arguments import attribute, finite, id_array, index, integer, listed, refusal, shown
 from .extra_keys import extra_segments
+from .free_log import FreeLog
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, read_page_hash, sha256
 from .held_pages import HeldPages
@@ -128,8 +129,12 @@ class PagePool(HeldPages):
             ValueError: there are not so many; nothing is taken (POOL-4).
         """
         free = self._free
-        if type(num_pages) is int and num_pages == 1 and free.num_free:  # as `take_one`, a twentieth of the whole less
-            page = free.take_one()
+        if type(num_pages) is int and num_pages == 1 and free.num_free:  # as `take_one`, a tenth of the whole less
+            if type(free) is FreeLog and (page := free.log_cell[free.head]):
+                free.head += 1
+                free.num_free -= 1
+            else:
+                page = free.take_one()
             self._count_cell[page] = 1
             if self._run_cell[page]:
                 self._evict_one(page)
@@ -173,13 +178,19 @@ class PagePool(HeldPages):
         if type(ordered_pages) is PageList and ordered_pages._pool is self:
             page = ordered_pages._held
             if type(page) is int:
-                if self._count_cell[page] != 1 or not self._is_plain:
-                    self._free_one(page)
-                    return
-                self._count_cell[page] = 0
-                self._free.put_one(page)
-                if not page % self.counter_sampling:
-                    self._freed_cell[page // self.counter_sampling] = self.clock
+                free = self._free
+                if self._count_cell[page] == 1 and self._is_plain and type(free) is FreeLog:
+                    tail = free.tail
+                    if tail < free.capacity:
+                        self._count_cell[page] = 0
+                        free.log_cell[tail] = page
+                        free.position_cell[page] = tail
+                        free.tail = tail + 1
+                        free.num_free += 1
+                        if not page % self.counter_sampling:
+                            self._freed_cell[page // self.counter_sampling] = self.clock
+                        return
+                self._free_one(page)
                 return
         pages = self.read_pages("ordered_pages", ordered_pages)
         counts = self._count_of[pages]

@@ -20,6 +20,7 @@ tail O(pages), anything else O(pages of the run).
 
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -379,8 +380,12 @@ class PrefixIndex:
             self._evict_page(run, page)
         elif len(pages) == 1:
             self._remove_leaf(run)
-        else:
-            run.cut(1)
+        else:  # `Run.cut` of one page: without its call a twelfth of what taking an evicting page costs is saved
+            tokens: Any = run.tokens
+            pages.pop()
+            del tokens[-run.tree.page_bytes :]
+            if run.digests:
+                del run.digests[len(pages) :]
 
     def evict(self, pages: NDArray[np.int64]) -> int:
         """Takes the cached ones of distinct pages out; returns how many. O(pages) for the tails of leaves.

@@ -24,8 +24,8 @@ PAGE_SIZE = 16
 SLACK = 1.1
 
 BOUNDS = {
-    "a: take one page, free it": (4, 160),
-    "a2: take one page, evicting": (6, 189),
+    "a: take one page, free it": (2, 160),
+    "a2: take one page, evicting": (5, 176),
     "b: take 1,000 pages, free them": (31, 438),
     "b2: take 1,000 pages, evicting": (38, 888),
     "c: step of 256 requests, 16 fill a page, 16 take one": (227, 6021),

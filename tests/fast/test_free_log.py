@@ -20,8 +20,8 @@ class Log(FreeLog):
 
     def __init__(self, num_pages: int, front_room: bool, slack: int) -> None:
         super().__init__(num_pages, front_room)
-        self._capacity = self._front_room + 2 * num_pages + slack
-        self._log = self._log[: self._capacity].copy()
+        self.capacity = self._front_room + 2 * num_pages + slack
+        self._log = self._log[: self.capacity].copy()
         self.log_cell = self._log.data
         self.packs = 0
 
@@ -162,12 +162,12 @@ def test_pool_3_a_fresh_order_is_by_id(num_pages: int, front_room: bool) -> None
 
 
 DAMAGES: dict[str, Callable[[Any], object]] = {
-    "a page twice": lambda log: log._log.__setitem__(log._head, 3),
-    "a page lost": lambda log: log._log.__setitem__(log._head, 0),
+    "a page twice": lambda log: log._log.__setitem__(log.head, 3),
+    "a page lost": lambda log: log._log.__setitem__(log.head, 0),
     "a wrong count": lambda log: setattr(log, "num_free", 3),
-    "a wrong position": lambda log: log._position.__setitem__(2, log._tail - 1),
-    "the head past the tail": lambda log: setattr(log, "_head", log._tail + 1),
-    "the tail past the end": lambda log: setattr(log, "_tail", log._capacity + 1),
+    "a wrong position": lambda log: log._position.__setitem__(2, log.tail - 1),
+    "the head past the tail": lambda log: setattr(log, "head", log.tail + 1),
+    "the tail past the end": lambda log: setattr(log, "tail", log.capacity + 1),
 }
 
 
