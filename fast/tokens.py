@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .arguments import refusal, shown
 
-__all__ = ["NO_TOKENS", "TokenBytes", "listed_bytes", "token_bytes", "token_view"]
+__all__ = ["NO_TOKENS", "ListedTokens", "TokenBytes", "listed_bytes", "token_bytes", "token_view"]
 
 Tokens = Sequence[int] | NDArray[np.int32]
 
@@ -64,6 +64,41 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
     except struct.error:
         _require_int32(name, values)
         raise
+
+
+class ListedTokens:
+    """The list of tokens that was converted last: a look-up and the admission after it convert a prompt once.
+
+    So does a scheduler that looks up the request in front of its queue until it fits. To compare a list with the one
+    before takes a tenth of converting it, where both hold the same objects. Numbers that are equal are the same token
+    here: in a list that was converted before, ``True`` in the place of a 1 is not refused again.
+    """
+
+    __slots__ = ("_given", "_values", "_view")
+
+    def __init__(self) -> None:
+        self._given: list[int] = []
+        self._values: list[int] = []  # what was in it then
+        self._view = NO_TOKENS
+
+    def view(self, name: str, tokens: Tokens) -> memoryview:
+        """`token_view` of all tokens. O(tokens)."""
+        values = tokens if type(tokens) is list or not isinstance(tokens, Sequence) else tokens[:]
+        if type(values) is not list:
+            return token_view(name, tokens)
+        if not _equal(values, self._values):
+            self._view = token_view(name, values)
+        elif values is self._given:
+            return self._view
+        self._given, self._values = values, values.copy()  # objects that are the same are equal sooner
+        return self._view
+
+
+def _equal(values: list[int], others: list[int]) -> bool:
+    try:
+        return values == others
+    except Exception:  # what is no number, and will be refused as such
+        return False
 
 
 def listed_bytes(tokens: Sequence[int], start: int, stop: int) -> bytes | None:
