@@ -3,7 +3,7 @@
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -26,6 +26,27 @@ class Listed(fast.Request):
     @property
     def all_token_ids(self) -> Any:
         return super().all_token_ids.tolist()
+
+
+class Shown(Listed):
+    """One that shows the list without letting it be changed."""
+
+    @property
+    def all_token_ids(self) -> Any:
+        return ReadOnly(super().all_token_ids)
+
+
+class ReadOnly(Sequence[int]):
+    """A list that can't be changed; slices of it are lists of their own, as vLLM has them."""
+
+    def __init__(self, values: list[int]) -> None:
+        self._values = values
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._values[place]
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class Tupled(Listed):
@@ -76,7 +97,7 @@ class Twins:
         self.num_requests += 1
         image = spec.MultimodalItem(b"image", source.randrange(self.longest), source.randint(1, 4))
         extra: tuple[spec.ExtraKey, ...] = source.choice([(), (), (), (spec.CacheSalt("a"),), (image,)])
-        kind = source.choice([fast.Request, fast.Request, Listed, Tupled])
+        kind = source.choice([fast.Request, fast.Request, Listed, Shown, Tupled])
         request = kind(f"r{self.num_requests}", tokens[: self.longest], extra)
         outcomes = []
         new, delay = source.randint(1, self.longest), source.random() < 0.2
