@@ -9,13 +9,14 @@ contexts.
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from kvproof import fast
 
+from ..strategies import PlainRequest
 from .counting import calls_of, instructions_of
 
 DESIGN = Path(__file__).parents[2] / "fast" / "README.md"
@@ -31,10 +32,12 @@ BOUNDS = {
     "c: step of 256 requests, 16 fill a page, 16 take one": (227, 6021),
     "c: step of 1,024 requests, 64 fill a page, 64 take one": (346, 7029),
     "c: step of 256 requests, all of them amid a page": (20, 390),
+    "c: step of 256 requests that list their tokens, 16 fill a page, 16 take one": (275, 6629),
     "single decode call, amid a page": (2, 172),
     "single decode call, a page filled": (36, 863),
     "single decode call, a page taken": (24, 627),
     "e: look up 2,048 pages": (19, 390),
+    "e: look up 2,048 pages again, the tokens in a list": (20, 404),
     "e2: look up, admit, free 2,048 pages": (106, 2098),
     "f: look up, admit, free 128 pages, 32 of them new": (153, 3242),
     "g: 256 rows get a page each, arrays": (33, 393),
@@ -96,14 +99,23 @@ def manager_of(num_pages: int) -> fast.CacheManager:
     return fast.CacheManager(num_pages, [fast.CacheGroupSpec(layers)], max_model_len=1 << 20)
 
 
-def prompt(length: int, name: int = 0) -> fast.Request:
+class Listed(PlainRequest):
+    """A request whose tokens are in a list."""
+
+    def append(self, token_id: int) -> None:
+        self.all_token_ids.append(token_id)
+
+
+def prompt(length: int, name: int = 0, *, listed: bool = False) -> Any:
     """A request whose tokens are no other name's."""
     tokens = np.arange(length, dtype=np.int32)
     tokens[0] += 100_000 * name
-    return fast.Request(str(name), tokens)
+    return Listed(str(name), tokens.tolist()) if listed else fast.Request(str(name), tokens)
 
 
-def step(running: int, at_ends: int, context: int = 512, num_pages: int | None = None) -> Scene:
+def step(
+    running: int, at_ends: int, context: int = 512, num_pages: int | None = None, *, listed: bool = False
+) -> Scene:
     """A batched decode step; in each, so many requests fill a page and so many take one."""
     assert running % 16 == 0
     manager = manager_of(num_pages or running * (context // PAGE_SIZE + 4))
@@ -111,7 +123,7 @@ def step(running: int, at_ends: int, context: int = 512, num_pages: int | None =
     for number in range(running):
         # the others are amid a page in the three steps that are made
         ahead = number % 16 if number < 16 * at_ends else 3 + number % 8
-        requests.append(prompt(context + ahead, number))
+        requests.append(prompt(context + ahead, number, listed=listed))
         assert manager.allocate_slots(requests[-1], context + ahead) is not None
     slots = np.array([manager.slot_of(request.request_id) for request in requests])
     computed = np.array([request.num_tokens for request in requests]) - 1
@@ -145,18 +157,18 @@ def single_call(place_in_page: int) -> Scene:
     return Scene(lambda: manager.allocate_slots(request, 1), ready)
 
 
-def cached(num_full: int, num_pages: int = 10_000) -> tuple[fast.CacheManager, fast.Request]:
+def cached(num_full: int, num_pages: int = 10_000, *, listed: bool = False) -> tuple[fast.CacheManager, Any]:
     manager = manager_of(num_pages)
     first = prompt(num_full * PAGE_SIZE + 1)
     manager.allocate_slots(first, first.num_tokens)
     manager.free(first)
-    second = prompt(first.num_tokens)
+    second = prompt(first.num_tokens, listed=listed)
     assert manager.get_computed_pages(second)[1] == num_full * PAGE_SIZE
     return manager, second
 
 
-def look_up(num_full: int, num_pages: int = 10_000) -> Scene:
-    manager, request = cached(num_full, num_pages)
+def look_up(num_full: int, num_pages: int = 10_000, *, listed: bool = False) -> Scene:
+    manager, request = cached(num_full, num_pages, listed=listed)
     return Scene(lambda: manager.get_computed_pages(request))
 
 
@@ -226,10 +238,12 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "c: step of 256 requests, 16 fill a page, 16 take one": lambda: step(256, 16),
     "c: step of 1,024 requests, 64 fill a page, 64 take one": lambda: step(1_024, 64),
     "c: step of 256 requests, all of them amid a page": lambda: step(256, 0),
+    "c: step of 256 requests that list their tokens, 16 fill a page, 16 take one": lambda: step(256, 16, listed=True),
     "single decode call, amid a page": lambda: single_call(3),
     "single decode call, a page filled": lambda: single_call(15),
     "single decode call, a page taken": lambda: single_call(0),
     "e: look up 2,048 pages": lambda: look_up(2_048),
+    "e: look up 2,048 pages again, the tokens in a list": lambda: look_up(2_048, listed=True),
     "e2: look up, admit, free 2,048 pages": lambda: look_up_admit_free(2_048),
     "f: look up, admit, free 128 pages, 32 of them new": lambda: life_cycle(4_000),
     "g: 256 rows get a page each, arrays": lambda: append(256, False),
