@@ -1,10 +1,10 @@
 """MAN-11: a batched step in which few requests need or fill a page, and none more than one.
 
 Every decode step of some hundred requests is of this kind. Up to some dozens of pages, a loop over them is quicker
-than the array operations of `batched_step`, which cost what a call costs whatever their length: three
-quarters of the time for 256 requests of which sixteen need and sixteen fill a page, nine tenths for 384 and as much
-for 512 (measured side by side), where `FEW` ends it. All is read before anything changes (R1), and anything unusual is
-left to the arrays.
+than the array operations of `batched_step`, which cost what a call costs whatever their length: it takes three quarters
+of their time where sixteen requests need and sixteen fill a page, nine tenths with 24 of each, and with 32 of each, the
+most that `FEW` lets through, the same (256, 384 and 512 requests, measured side by side). All is read before anything
+changes (R1), and anything unusual is left to the arrays.
 """
 
 from array import array
