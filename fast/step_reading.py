@@ -25,6 +25,9 @@ __all__ = ["Asked", "read_asked", "read_rows", "too_short"]
 _INT64 = np.dtype(np.int64)
 """The one object that numpy has for it, so that arrays of that type are told by identity."""
 
+_ONE: NDArray[np.int64] = np.ones((), np.int64)
+"""An array: numpy takes a third of a microsecond longer for the Python number."""
+
 _MOST = 2**40
 """More tokens than a request can have; sums of two stay within 64 bits."""
 
@@ -71,13 +74,17 @@ def read_asked(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
         raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
     else:
         given = np.asarray(_counts("num_computed_tokens", computed, len(requests), 0), np.int64)
-    added = new if type(new) is int and 0 < new <= _MOST else _counts("num_new_tokens", new, len(requests), 1)
+    added: NDArray[np.int64] | int
+    if type(new) is int and 0 < new <= _MOST:
+        added = _ONE if new == 1 else new
+    else:
+        added = _counts("num_new_tokens", new, len(requests), 1)
     promised: NDArray[np.int64] = given + added
     reach = promised
     if type(lookahead) is not int or lookahead:
         reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0)
     had = live.slots[where]
-    goes_on = not (given != had).nonzero()[0].size
+    goes_on = given.tobytes() == had.tobytes()  # a quarter of the price of a comparison of some hundred numbers
     if goes_on and not coordinator.has_states:
         is_bad = False
     else:
