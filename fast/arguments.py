@@ -30,6 +30,7 @@ __all__ = [
     "materialised",
     "naturals",
     "plain_array",
+    "plain_cells",
     "refusal",
     "shown",
 ]
@@ -200,14 +201,21 @@ def plain_array(values: object) -> NDArray[np.int64] | None:
         if values.dtype.kind == "u" and values.dtype.itemsize == 8 and values.size and values.max() >= 2**63:
             return None
         return np.asarray(values, np.int64)
-    if type(values) is not list:
-        return None
+    cells = plain_cells(values) if type(values) is list else None
+    return None if cells is None else cells.astype(np.int64)
+
+
+def plain_cells(values: list[Any]) -> NDArray[np.int32] | None:
+    """Python ints that fit an int32, little-endian, as they lie in what `marshal` makes of their list. O(n).
+
+    Returns:
+        The numbers, `i32[n]`, which are not contiguous; None where anything else is among them.
+    """
     data = _marshalled(values)
     size = len(values)
     if len(data) != _HEADER + _CELL * size or data[_HEADER::_CELL].count(b"i") != size:
         return None
-    cells: NDArray[np.int32] = np.ndarray(size, "<i4", data, _HEADER + 1, (_CELL,)) if size else np.empty(0, np.int32)
-    return cells.astype(np.int64)
+    return np.ndarray(size, "<i4", data, _HEADER + 1, (_CELL,)) if size else np.empty(0, "<i4")
 
 
 def all_below(numbers: NDArray[np.int64], size: int) -> bool:

@@ -163,7 +163,7 @@ class CacheManager(SwapManager):
         coordinator = self.coordinator
         if coordinator.swapped.by_id:
             coordinator.swapped.require_none(request)
-        request_id, tokens, extra_keys, _ = read_prompt(request, self._listed)
+        request_id, tokens, extra_keys, _ = read_prompt(request)
         segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
         if not hasattr(request, "status"):
             attribute(request, "status")  # refuses

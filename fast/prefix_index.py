@@ -494,12 +494,11 @@ class PrefixIndex:
 
     def reset(self) -> None:
         """Forgets every page. O(pages), in one fill, and O(runs and lone pages): none is left to the collector."""
+        self.leave_tails()
         self._run_of.fill(0)
         self._lone.clear()
         for run in self._runs:
             run.children = None  # a run and those below it name each other
-            if run.tail is not None:
-                run.tail.leave()
         self._spare = []
         self._runs = [_GONE, *(tree.root for tree in self._trees.values())]
         for number, run in enumerate(self._runs):

@@ -19,7 +19,6 @@ from .longest_hit import Hits
 from .request_reading import another, read_prompt, read_request_id, read_tokens
 from .restore import restored
 from .snapshot import snapshot_of
-from .tokens import ListedTokens
 
 __all__ = ["PinnedPrefix", "PrefixManager"]
 
@@ -82,7 +81,6 @@ class PrefixManager:
         self.num_pages = self.page_pool.num_pages
         self.page_size: int | None = self.coordinator.groups[0].rule.page_size if self.enable_caching else None
         self._live = self.coordinator.live
-        self._listed = ListedTokens()
         self._known: dict[str, EngineRequest] = {}
         self._given_back: dict[str, int] = {}
         """What known requests had been promised when they were freed."""
@@ -143,7 +141,7 @@ class PrefixManager:
             array operations for several groups.
         """
         coordinator = self.coordinator
-        request_id, tokens, extra_keys, params = read_prompt(request, self._listed)
+        request_id, tokens, extra_keys, params = read_prompt(request)
         segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
         slot = self._live.slot_of.get(request_id, -1)
         if slot >= 0:

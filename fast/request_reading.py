@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
 
 from .arguments import attribute, refusal
-from .tokens import NO_TOKENS, ListedTokens, listed_bytes, token_view
+from .tokens import NO_TOKENS, listed_bytes, token_view
 
 __all__ = [
     "another",
@@ -92,11 +92,10 @@ def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None)
     return data
 
 
-def read_prompt(request: EngineRequest, listed: ListedTokens) -> tuple[str, memoryview, Any, Any]:
+def read_prompt(request: EngineRequest) -> tuple[str, memoryview, Any, Any]:
     """A request's id, token bytes as of `read_tokens`, extra keys (None for none) and sampling parameters (R1).
 
-    What a look-up and an admission read, attribute by attribute and not by `attribute`: that is 7 calls fewer. A list
-    of tokens that is in ``listed`` is not converted again.
+    What a look-up and an admission read, attribute by attribute and not by `attribute`: that is 7 calls fewer.
     """
     try:
         request_id, tokens, num_tokens = request.request_id, request.all_token_ids, request.num_tokens
@@ -116,7 +115,7 @@ def read_prompt(request: EngineRequest, listed: ListedTokens) -> tuple[str, memo
     ):
         data = tokens.data.cast("B") if num_tokens else NO_TOKENS  # the usual case of `token_view`
     else:
-        data = listed.view("request.all_token_ids", tokens)
+        data = token_view("request.all_token_ids", tokens)
         if num_tokens != len(tokens):
             raise _miscounted(num_tokens, len(tokens))
     return request_id, data, None if extra_keys == () else extra_keys, params

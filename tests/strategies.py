@@ -111,6 +111,10 @@ class PlainRequest:
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
 
+    def append(self, token_id: int) -> None:
+        """Adds one token."""
+        self.grow([token_id])
+
     def grow(self, values: Sequence[int]) -> None:
         """Adds tokens in the spelling that the request has; a list grows in place."""
         if isinstance(self.all_token_ids, np.ndarray):

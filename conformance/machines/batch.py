@@ -35,7 +35,7 @@ class Batch(BatchSteps):
 
     Attributes:
         last_slots: each request's slot when it was last given slots for tokens.
-        seldom: whether nothing is read of what is cached but what look-ups find.
+        seldom: whether nothing is read of what is cached but what look-ups find; never in worlds with options.
     """
 
     name = "batch"

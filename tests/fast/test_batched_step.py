@@ -20,22 +20,6 @@ from ..strategies import PlainRequest, group_mixes
 MAX_LEN = 20
 
 
-class Listed(fast.Request):
-    """An engine's request that keeps its tokens in a list."""
-
-    @property
-    def all_token_ids(self) -> Any:
-        return super().all_token_ids.tolist()
-
-
-class Shown(Listed):
-    """One that shows the list without letting it be changed."""
-
-    @property
-    def all_token_ids(self) -> Any:
-        return ReadOnly(super().all_token_ids)
-
-
 class ReadOnly(Sequence[int]):
     """A list that can't be changed; slices of it are lists of their own, as vLLM has them."""
 
@@ -48,13 +32,8 @@ class ReadOnly(Sequence[int]):
     def __len__(self) -> int:
         return len(self._values)
 
-
-class Tupled(Listed):
-    """One that shows them as a tuple."""
-
-    @property
-    def all_token_ids(self) -> Any:
-        return tuple(super().all_token_ids)
+    def __add__(self, others: "ReadOnly") -> "ReadOnly":
+        return ReadOnly([*self, *others])
 
 
 class Twins:
@@ -81,7 +60,7 @@ class Twins:
         sizes = [group.kv_cache_spec.page_size for group in mix]
         self.follower = fast.CacheFollower() if options.get("enable_events") else None
         self.tables = fast.MultiGroupPageTable(8, longest, 64, sizes)
-        self.live: dict[str, fast.Request] = {}
+        self.live: dict[str, fast.Request | PlainRequest] = {}
         self.given: dict[str, int] = {}
         self.num_requests = 0
         self.happened: Counter[str] = Counter()
@@ -97,8 +76,9 @@ class Twins:
         self.num_requests += 1
         image = spec.MultimodalItem(b"image", source.randrange(self.longest), source.randint(1, 4))
         extra: tuple[spec.ExtraKey, ...] = source.choice([(), (), (), (spec.CacheSalt("a"),), (image,)])
-        kind = source.choice([fast.Request, fast.Request, Listed, Shown, Tupled])
-        request = kind(f"r{self.num_requests}", tokens[: self.longest], extra)
+        name, tokens = f"r{self.num_requests}", tokens[: self.longest]
+        keep: Any = source.choice([None, None, list, ReadOnly, tuple])
+        request = PlainRequest(name, keep(tokens), extra) if keep else fast.Request(name, tokens, extra)
         outcomes = []
         new, delay = source.randint(1, self.longest), source.random() < 0.2
         for manager in (self.batched, self.single):
