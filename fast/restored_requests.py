@@ -109,9 +109,11 @@ def _read(
         _read_row(row, group, (promised, slots, computed), manager)
         for group, row in zip(groups, members["groups"].items(len(groups)), strict=True)
     ]
-    hits = {row.num_hits * group.rule.page_size for group, row in zip(groups, rows, strict=True)}
-    if len(hits) > 1 or max(hits, default=0) > computed:
-        raise part.damaged("must have hit as many tokens in every group, and have computed these")
+    hits = [(row.num_hits, group.rule) for group, row in zip(groups, rows, strict=True)]
+    tokens = max((number * rule.page_size for number, rule in hits), default=0)
+    if tokens > computed or any(number != (tokens // rule.page_size if rule.publishes else 0) for number, rule in hits):
+        # a look-up hits whole pages of every group; what came back from host memory may end inside a page (SWAP-1)
+        raise part.damaged("must have hit the full pages of one number of tokens in every group, all computed")
     return _Live(part, request, members["slot"].integer(below=_MOST_SLOTS), promised, slots, computed, rows)
 
 

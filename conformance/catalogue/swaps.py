@@ -7,7 +7,7 @@ import numpy as np
 
 from .device_patching import with_function
 from .patching import with_manager
-from .registry import FORESEEN, seeded
+from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
@@ -84,6 +84,22 @@ def aborted_on_the_host(fast: ModuleType) -> SimpleNamespace:
         fast.CacheManager._abandon(self, request)
 
     return with_manager(fast, _abandon=_abandon)
+
+
+@seeded(OWN, "MAN-14", "swap")
+def back_in_part_of_a_page(fast: ModuleType) -> SimpleNamespace:
+    """A manager refuses its own snapshot: what came back is noted by full pages, read as hits of one length."""
+
+    def restore(cls: Any, snapshot: Any, *args: Any, **options: Any) -> Any:
+        manager = fast.CacheManager.restore.__func__(cls, snapshot, *args, **options)
+        sizes = [group.rule.page_size for group in manager.coordinator.groups]
+        for request in snapshot["requests"]:
+            hits = [group["num_hits"] * size for group, size in zip(request["groups"], sizes, strict=True)]
+            if len(set(hits)) > 1:
+                raise ValueError(f"request {request['id']!r}: hits of {hits} tokens")
+        return manager
+
+    return with_manager(fast, restore=classmethod(restore))
 
 
 @seeded(FORESEEN, "SWAP-2", "cache")

@@ -1,21 +1,18 @@
 """The snapshots machine: the backend's manager is restored from snapshots, the specification's goes on as it is."""
 
-import json
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import Request
-
 from ..deviation import SpecificationError
 from ..properties import start, step
-from .base import Both, Field, Side
+from .base import Field
 from .draws import Drawing, one_of
 from .groups import MIXED, GroupSteps
 from .hash import weak
 from .manager_fields import TAKEN, event
-from .operations import operation
 from .pins import Pins
+from .restoring import Restoring, as_json
 from .snapshot_faults import damages
 from .worlds import World, worlds
 
@@ -30,12 +27,8 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-class Snapshots(Pins):
-    """Everything that a manager can do, with pins, priorities and events, goes on after a restore as if without.
-
-    Attributes:
-        known: the request that each id stands for, as the managers know it.
-    """
+class Snapshots(Restoring, Pins):
+    """Everything that a manager can do, with pins, priorities and events, goes on after a restore as if without."""
 
     name = "snapshots"
     capability = "snapshots"
@@ -54,8 +47,8 @@ class Snapshots(Pins):
     )
     def construct(self, world: World, restoring: bool, waiting: bool) -> None:
         """A manager of one to three groups, with all options, perhaps restored after every change; events may wait."""
-        self.known: dict[str, Request] = {}
-        self.restoring, self.waiting = restoring, waiting
+        self.begin_restoring(restoring)
+        self.waiting = waiting
         self.begin(world)
 
     def state_fields(self) -> list[Field]:
@@ -74,26 +67,6 @@ class Snapshots(Pins):
             lambda told, _: list(map(event, told)),
         )
 
-    # -- Which requests are known ---------------------------------------------------------------------------
-
-    def look_up(self, name: str) -> Both:
-        """See `ManagerMachine.look_up`: what is looked up is known."""
-        found = super().look_up(name)
-        request = self.cases[name].request
-        if self.caching and request.sampling_params.prompt_logprobs is None and not found.refused:
-            self.known[name] = request
-        return found
-
-    def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
-        """See `ManagerMachine.grant`: what is admitted is known."""
-        self.known[name] = self.cases[name].request
-        super().grant(name, computed, found, new, lookahead)
-
-    def drop_keys(self, name: str) -> None:
-        """See `ManagerSteps.drop_keys`: whose keys are dropped is not known any more."""
-        super().drop_keys(name)
-        self.known.pop(name, None)
-
     # -- Snapshots --------------------------------------------------------------------------------------------
 
     @step("MAN-14", weight=2)
@@ -101,48 +74,10 @@ class Snapshots(Pins):
         """The backend goes on from its own snapshot, or from the specification's; it gives the same one again."""
         self.restore_from(own=one_of(data, [True, True, False]))
 
-    def probe(self) -> None:
-        """See `Admission.probe`: it is after a change."""
-        if self.restoring:
-            self.restore_from(own=True)
-        super().probe()
-
-    @operation
-    def restore_from(self, own: bool) -> None:
-        """Restores the backend's manager from its own snapshot, or from the specification's."""
-
-        def act(side: Side) -> Any:
-            if side is self.spec:
-                return None
-            shot = _json(side.manager if own else self.spec.manager)
-            manager = self.restored(side, shot)
-            side.put({"manager": manager, "pool": manager.page_pool, "pages": _views(manager.page_pool)})
-            return shot
-
-        line = "manager" if own else "<the specification's manager>"
-        restored = self.call(
-            f"manager = CacheManager.restore(json.loads(json.dumps({line}.snapshot())), requests)",
-            act,
-            "MAN-14",
-            lambda *_: None,
-            "MAN-14",
-        )
-        for case in self.cases.values():
-            case.found = None  # pages of a manager that there is no more
-        if own:
-            again = "snapshot of the restored manager"
-            self.check("MAN-14", again, restored.backend, lambda: _json(self.backend.manager))
-
-    def restored(self, side: Side, shot: Any, requests: list[Request] | None = None) -> Any:
-        """A side's manager from a snapshot, with the requests that it needs or others."""
-        hashed = {name: value for name, value in self.options.items() if name == "hash_function"}
-        known = list(self.known.values()) if requests is None else requests
-        return side.names.get("CacheManager").restore(shot, known, **hashed)
-
     @step("MAN-14", "SEC-3", weight=2)
     def restore_badly(self, data: Drawing) -> None:
         """A snapshot that is damaged, of another kind or version, or whose requests are missing, is refused."""
-        shot = _json(self.spec.manager)
+        shot = as_json(self.spec.manager)
         kinds = damages(shot)
         kind = one_of(data, sorted(kinds))
         damage = one_of(data, kinds[kind])
@@ -158,13 +93,3 @@ class Snapshots(Pins):
         )
         if not tried.refused:
             raise SpecificationError(f"the specification is wrong: it restores a snapshot, {what}")
-
-
-def _json(manager: Any) -> Any:
-    """A manager's snapshot after it was written and read back."""
-    return json.loads(json.dumps(manager.snapshot()))
-
-
-def _views(pool: Any) -> dict[int, Any]:
-    """Views of a pool's pages by id, the null page's first."""
-    return {int(page.page_id): page for page in pool.pages}

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hypothesis import strategies as st
+
 from kvproof.spec.declarations import EngineRequestStatus, LoraAdapter, Request
 
 from ..properties import start, step
@@ -12,9 +14,13 @@ from .ghost import Content
 from .groups import MIXED, GroupSteps
 from .manager_blame import Case
 from .operations import operation
+from .restoring import Restoring
 from .worlds import World, worlds
 
 __all__ = ["Swap"]
+
+_KINDS = (*MIXED, *("state",) * 3)
+"""Where a state of mode none is among the groups nothing is hit, but what comes back is published all the same."""
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {"num_host_pages": 40, "enable_events": True, "counter_sampling": 1},
@@ -50,8 +56,10 @@ class _Flight:
     plan: Any
 
 
-class Swap(GroupSteps):
+class Swap(Restoring):
     """Whatever the groups; what pages hold is followed to host memory and back (R2).
+
+    While nothing is swapped out the backend's manager may be restored from a snapshot (MAN-14).
 
     Attributes:
         away: the requests that are swapped out or on their way, by their ids.
@@ -67,11 +75,18 @@ class Swap(GroupSteps):
         *("CacheManager.swap_out", "CacheManager.swap_in", "CacheManager.swap_done", "CacheManager(num_host_pages)"),
     )
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
-    always = GroupSteps.always | labels | {"MAN-12", "MAN-13", "SWAP-1"}
+    always = GroupSteps.always | labels | {"MAN-12", "MAN-13", "MAN-14", "SWAP-1"}
 
-    @start(world=worlds(MIXED, counts=(1, 1, 2), room=(1, 3), ample=True, eagle=True, options=_OPTIONS))
-    def construct(self, world: World) -> None:
-        """A manager of one or two groups, with host memory for some requests, for part of one, or for none."""
+    @start(
+        world=worlds(_KINDS, counts=(1, 1, 2), room=(1, 3), ample=True, eagle=True, options=_OPTIONS),
+        restoring=st.sampled_from([False, False, True]),
+    )
+    def construct(self, world: World, restoring: bool) -> None:
+        """A manager of one or two groups, with host memory for some requests, for part of one, or for none.
+
+        It may be restored after every change that leaves nothing swapped out.
+        """
+        self.begin_restoring(restoring)
         self.away: dict[str, _Away] = {}
         self.flights: dict[int, _Flight] = {}
         self.host: dict[int, Content | None] = {}
@@ -226,6 +241,19 @@ class Swap(GroupSteps):
         self.compared("R2")
         if wrong:
             self.differ("R2", f"{case.request.request_id} comes back with its pages", f"others at {wrong} of {held}")
+
+    # -- Snapshots --------------------------------------------------------------------------------
+
+    def can_restore(self) -> bool:
+        """See `Restoring.can_restore`: no snapshot tells of what is swapped out or on its way."""
+        if self.away or self.flights or self.lacks("snapshots"):
+            return False
+        return self.offers("manager", "snapshot") and self.offers("manager", "restore")
+
+    @step("MAN-14", when=can_restore, weight=2)
+    def restore(self, data: Drawing) -> None:
+        """The backend goes on from its own snapshot, or from the specification's, with what went and came back."""
+        self.restore_from(own=one_of(data, [True, True, False]))
 
     # -- From elsewhere ---------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from kvproof.spec.declarations import Request
 
+from .catalogue_witnesses import tried
 from .group_witnesses import manager_with
 
 __all__ = ["SWAP_WITNESSES"]
@@ -50,6 +51,16 @@ def aborted_on_the_host(names: Any) -> object:
     return manager.num_free_host_pages
 
 
+def back_in_part_of_a_page(names: Any) -> object:
+    manager = manager_with(names, "full:2,full:3", num_host_pages=8)
+    request = Request("a", [1, 2, 3, 4, 5])
+    manager.allocate_slots(request, 5)
+    request.num_computed_tokens = 5
+    for swap in (manager.swap_out, manager.swap_in):
+        manager.swap_done(swap(request).swap_id)
+    return tried(lambda: names.CacheManager.restore(manager.snapshot(), [request]).get_page_ids("a"))
+
+
 def pages_exported_whole(names: Any) -> object:
     pages = np.ones((2, 4, 1), np.float32)
     return np.asarray(names.export_pages(pages, np.array([1], np.int32), np.array([3], np.int32))).tolist()
@@ -63,6 +74,7 @@ SWAP_WITNESSES: dict[str, Callable[[Any], object]] = {
         dead_slots_leave,
         host_freed_before_the_fence,
         aborted_on_the_host,
+        back_in_part_of_a_page,
         pages_exported_whole,
     )
 }

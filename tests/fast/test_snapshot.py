@@ -352,7 +352,7 @@ DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "hits of two lengths": (
         lambda s: s["requests"][1]["groups"][0].update(num_hits=2),
-        "as many tokens in every group",
+        "one number of tokens in every group",
     ),
     "a null page where one is read": (
         lambda s: s["requests"][1]["groups"][0]["pages"].__setitem__(0, 0),

@@ -5,6 +5,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvproof import fast, spec
 from kvproof.conformance import record, replay_log
@@ -199,6 +201,26 @@ def test_snapshots_know_host_memory_and_the_next_plan(package: ModuleType) -> No
         assert restored.snapshot() == manager.snapshot()
         assert restored.num_free_host_pages == 12
         assert restored.swap_out(request).swap_id == 2
+
+
+@PACKAGES
+@pytest.mark.parametrize("groups", ["full:4,window:2:5", "full:4,full:3,mamba:2:align", "full:4,mamba:4", MIXED])
+@given(length=st.integers(1, 24), more=st.integers(1, 6))
+def test_what_came_back_is_restored_whatever_the_page_sizes(
+    package: ModuleType, groups: str, length: int, more: int
+) -> None:
+    """MAN-14: a swap ends amid a page of one group and at the end of another's, or a group publishes nothing."""
+    manager = manager_of(package, groups, num_pages=60, host=60)
+    request = running(manager, length=length)
+    away(manager, request)
+    manager.swap_done(manager.swap_in(request).swap_id)
+    shot = manager.snapshot()
+    managers = [manager, *(other.CacheManager.restore(shot, [request]) for other in (spec, fast))]
+    for token in range(more):
+        request.append(token)
+    assert [other.allocate_slots(request, more) is None for other in managers] == [False] * 3
+    first, *others = (other.snapshot() for other in managers)
+    assert others == [first] * 2
 
 
 @PACKAGES

@@ -1,0 +1,100 @@
+"""Machines whose managers are restored from snapshots: which requests a snapshot needs, and restoring."""
+
+import json
+from typing import Any
+
+from kvproof.spec.declarations import Request
+
+from .base import Both, Side
+from .groups import GroupSteps
+from .operations import operation
+
+__all__ = ["Restoring", "as_json"]
+
+
+class Restoring(GroupSteps):
+    """The backend's manager is restored from snapshots, the specification's goes on as it is.
+
+    Attributes:
+        known: the request that each id stands for, as the managers know it.
+        restoring: whether the backend's manager is restored after every change.
+    """
+
+    def begin_restoring(self, restoring: bool) -> None:
+        """No request is known."""
+        self.known: dict[str, Request] = {}
+        self.restoring = restoring
+
+    # -- Which requests are known ---------------------------------------------------------------------------
+
+    def look_up(self, name: str) -> Both:
+        """See `ManagerMachine.look_up`: what is looked up is known."""
+        found = super().look_up(name)
+        request = self.cases[name].request
+        if self.caching and request.sampling_params.prompt_logprobs is None and not found.refused:
+            self.known[name] = request
+        return found
+
+    def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
+        """See `ManagerMachine.grant`: what is admitted is known."""
+        self.known[name] = self.cases[name].request
+        super().grant(name, computed, found, new, lookahead)
+
+    def drop_keys(self, name: str) -> None:
+        """See `ManagerSteps.drop_keys`: whose keys are dropped is not known any more."""
+        super().drop_keys(name)
+        self.known.pop(name, None)
+
+    # -- Snapshots --------------------------------------------------------------------------------------------
+
+    def can_restore(self) -> bool:
+        """Whether the managers' state can be told by a snapshot now."""
+        return True
+
+    def probe(self) -> None:
+        """See `Admission.probe`: it is after a change."""
+        if self.restoring and self.can_restore():
+            self.restore_from(own=True)
+        super().probe()
+
+    @operation
+    def restore_from(self, own: bool) -> None:
+        """Restores the backend's manager from its own snapshot, or from the specification's."""
+
+        def act(side: Side) -> Any:
+            if side is self.spec:
+                return None
+            shot = as_json(side.manager if own else self.spec.manager)
+            manager = self.restored(side, shot)
+            side.put({"manager": manager, "pool": manager.page_pool, "pages": _views(manager.page_pool)})
+            return shot
+
+        line = "manager" if own else "<the specification's manager>"
+        restored = self.call(
+            f"manager = CacheManager.restore(json.loads(json.dumps({line}.snapshot())), requests)",
+            act,
+            "MAN-14",
+            lambda *_: None,
+            "MAN-14",
+        )
+        for case in self.cases.values():
+            case.found = None  # pages of a manager that there is no more
+        if own:
+            again = "snapshot of the restored manager"
+            self.check("MAN-14", again, restored.backend, lambda: as_json(self.backend.manager))
+
+    def restored(self, side: Side, shot: Any, requests: list[Request] | None = None) -> Any:
+        """A side's manager from a snapshot, with the requests that it needs or others."""
+        hashed = {name: value for name, value in self.options.items() if name == "hash_function"}
+        known = list(self.known.values()) if requests is None else requests
+        return side.names.get("CacheManager").restore(shot, known, **hashed)
+
+
+def as_json(manager: Any) -> Any:
+    """A manager's snapshot after it was written and read back."""
+    return json.loads(json.dumps(manager.snapshot()))
+
+
+def _views(pool: Any) -> dict[int, Any]:
+    """Views of a pool's pages by id, the null page's first."""
+    return {int(page.page_id): page for page in pool.pages}
