@@ -4,14 +4,9 @@ For prefill and decode on different machines: one side computes a prompt and exp
 where they are a prefix like any other, to be hit by this request and by others.
 """
 
-import io
 import json
-import struct
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Self
 
 import jax
@@ -23,14 +18,12 @@ from kvproof.spec.declarations import EngineRequest
 from .arguments import integer, listed, refusal
 from .cache_manager import CacheManager
 from .hashing import hash_request_tokens
+from .prefix_files import HEADER, VERSION, prefix_file, prefix_of_file
 from .ragged_cache import RaggedPagesCache
 from .snapshot_fields import group_to_json
 from .state_pages import StatePages
 
 __all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
-
-HEADER, VERSION = "exported prefix", 1
-_FIELDS = ("kvproof", "version", "model", "root", "groups", "caches", "num_tokens", "keys")
 
 Caches = RaggedPagesCache | Sequence[StatePages]
 """The pages of a group: of attention layers together, or the states of each layer."""
@@ -54,46 +47,39 @@ class ExportedPrefix:
         """How many tokens the pages hold."""
         return int(self.header["num_tokens"])
 
-    def to_bytes(self) -> bytes:
-        """The file: a zip archive of arrays in numpy's format, the first of which is the header as JSON. O(pages)."""
-        text = np.frombuffer(json.dumps(self.header).encode(), np.uint8)
-        file = io.BytesIO()
-        np.savez(file, allow_pickle=False, header=text, **self.arrays)
-        return file.getvalue()
+    def to_bytes(self, key: bytes | None = None) -> bytes:
+        """The file: a zip archive of arrays in numpy's format, one of which is the header as JSON. O(pages).
+
+        Args:
+            key: a secret of at least 16 bytes, 32 random ones as a rule: who reads the file with it refuses what was
+                changed on the way (HMAC-SHA256). None: it is not signed, and who can change it can have other pages
+                hit under its keys.
+
+        Raises:
+            TypeError: ``key`` is not bytes.
+            ValueError: it is too short (R1).
+        """
+        return prefix_file(self.header, self.arrays, key)
 
     @classmethod
-    def from_bytes(cls, data: bytes, max_bytes: int = 2**32) -> Self:
+    def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
         """Reads what `to_bytes` of either package wrote; `import_prefix` holds it against a manager and its caches.
+
+        What it takes is of the order of the file's own size, whatever the file claims.
 
         Args:
             data: the file.
-            max_bytes: the most that it may unpack to.
+            max_bytes: the most bytes that its arrays may have.
+            key: the key that it was signed with; None: it must not be signed.
 
         Raises:
-            TypeError: ``data`` is no bytes.
-            ValueError: it is of another kind or version, damaged, or too large; nothing in it is unpickled (SEC-3).
+            TypeError: ``data`` or ``key`` is not bytes.
+            ValueError: it is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3); the
+                key is too short (R1).
         """
         if not isinstance(data, bytes):
             raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
-        most = integer("max_bytes", max_bytes)
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-                if size > most:
-                    raise refusal(ValueError, "SEC-3", f"data unpacks to {size} bytes, max_bytes={most}")
-                arrays = {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
-            header = json.loads(arrays.pop("header").tobytes())
-        except (zipfile.BadZipFile, zlib.error, struct.error, KeyError, EOFError, OSError, RuntimeError) as error:
-            raise refusal(ValueError, "SEC-3", f"data is no exported prefix: {type(error).__name__}") from None
-        except ValueError as error:
-            told = str(error)
-            what = told if told.endswith("[SEC-3]") else f"data is no exported prefix: {type(error).__name__} [SEC-3]"
-            raise ValueError(what) from None
-        if not isinstance(header, dict) or set(header) != set(_FIELDS):
-            raise refusal(ValueError, "SEC-3", f"data: its header must have the fields {list(_FIELDS)}")
-        if (header["kvproof"], header["version"]) != (HEADER, VERSION):
-            raise refusal(ValueError, "SEC-3", f"data must be of the kind {HEADER!r}, version {VERSION}")
-        return cls(header, arrays)
+        return cls(*prefix_of_file(data, integer("max_bytes", max_bytes), key))
 
 
 def export_prefix(
@@ -162,7 +148,7 @@ def import_prefix(
     """
     header = exported.header
     for name, here in _described(manager, caches, model).items():
-        if header[name] != here:
+        if json.dumps(header[name], sort_keys=True) != json.dumps(here, sort_keys=True):
             raise refusal(ValueError, "SWAP-2", f"exported: its {name} is another one than here")
     num_tokens = integer("exported num_tokens", header["num_tokens"], minimum=1)
     if any(num_tokens % group.kv_cache_spec.page_size for group in manager.kv_cache_groups):
@@ -194,17 +180,6 @@ def import_prefix(
             after.append([layer.write(pages, parts) for layer, parts in zip(cache, moved, strict=True)])
     manager.swap_done(plan.swap_id)
     return after
-
-
-def _array(data: bytes) -> Any:
-    """An array in numpy's format that is as large as it claims; what would have to be unpickled is none."""
-    stream = io.BytesIO(data)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise refusal(ValueError, "SEC-3", "data has an array of another format")
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype.kind != "u" or is_fortran or prod(shape) * dtype.itemsize != len(data) - stream.tell():
-        raise refusal(ValueError, "SEC-3", f"data has an array of {dtype}{list(shape)} in {len(data)} bytes")
-    return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape)
 
 
 def _described(manager: CacheManager, caches: Sequence[Caches], model: str) -> dict[str, Any]:

@@ -179,10 +179,12 @@ _SENTENCES = {
     "ENG-2": "Every admitted request that fits alone finishes; one that never can is refused at once. A request "
     "scheduled in a step is not preempted in it.",
     "SWAP-2": "Exported pages carry content, keys and order, dead slots zero; bit for bit they are what they were, and "
-    "importing refuses another seed, page size, dtype, layout or model fingerprint.",
+    "importing refuses another seed, page size, dtype, layout or model fingerprint. A file that was written with a key "
+    "is read with that key only, and as it was written; with a key no other file is read.",
     # -- Security ---------------------------------------------------------------------------------
     "SEC-2": "No error message, printed object, event, counter or snapshot shows the text of a cache salt. Error "
-    "messages and printed events show no token ids and no fingerprints of salts either.",
+    "messages and printed events show no token ids and no fingerprints of salts either. Snapshots and events as text "
+    "hold fingerprints, from which a salt that can be guessed is found by trying: salts are to be random.",
     "SEC-3": "What is read back is a document of a named kind and version, never pickled, nothing in it naming code. "
     "One of another kind or version, with other fields, or that claims more than it tells of, is refused before "
     "anything is made of it; check() holds after every load.",

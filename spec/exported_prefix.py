@@ -1,26 +1,12 @@
-"""SWAP-2: a cached prefix as a file: what its pages hold, their keys, and their order.
-
-A zip archive of arrays in numpy's format (version 1.0, C order, unsigned integers)::
-
-    header              JSON as bytes: kvproof "exported prefix"; version 1; model: the fingerprint that was given;
-                        root: the root of the keys, hexadecimal; groups: the declarations as in a snapshot, without
-                        layer names; caches: for each group how its pages are laid out; num_tokens; keys: for each
-                        group the digests of its pages, hexadecimal
-    group.layer.part    the pages, as unsigned integers of their size: pages of attention, values and scales where there
-                        are scales, or the arrays of a state
+"""SWAP-2: a cached prefix that leaves a cache and enters another: what its pages hold, their keys, and their order.
 
 The pages of a group are those that a request needs which hits ``num_tokens`` tokens, in the order of their places.
-Token ids and salts are not in it (SEC-2).
+Token ids and salts are not in it (SEC-2). `prefix_files` says what its file looks like.
 """
 
-import io
 import json
-import struct
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -30,17 +16,14 @@ from .arguments import integer, listed, refusal
 from .cache_manager import CacheManager
 from .declarations import EngineRequest
 from .hashing import hash_request_tokens
+from .prefix_files import KIND, VERSION, read_prefix_file, written_prefix_file
 from .ragged_cache import RaggedPagesCache
 from .snapshot_fields import group_to_json
 from .state_pages import StatePages
 
 __all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
 
-_KIND = "exported prefix"
-_VERSION = 1
 _IN_COMMON = ("model", "root", "groups", "caches")
-_FIELDS = {"kvproof", "version", *_IN_COMMON, "num_tokens", "keys"}
-
 _LAYOUT = (
     *("num_hidden_layers", "num_kv_heads", "k_headdim", "v_headdim", "page_size", "version", "_kvdtype_str"),
     *("slot_scales", "num_head_shards"),
@@ -64,60 +47,37 @@ class ExportedPrefix:
         """How many tokens its pages hold."""
         return int(self.header["num_tokens"])
 
-    def to_bytes(self) -> bytes:
-        """The file."""
-        file = io.BytesIO()
-        header = np.frombuffer(json.dumps(self.header).encode(), np.uint8)
-        np.savez(file, allow_pickle=False, header=header, **self.arrays)
-        return file.getvalue()
+    def to_bytes(self, key: bytes | None = None) -> bytes:
+        """The file.
+
+        Args:
+            key: signs it, so that who reads it with the same key refuses what was changed; at least 16 bytes, and a
+                secret: 32 random ones are right. None: it is not signed, and whoever can write to it on its way can
+                put other pages under these keys.
+
+        Raises:
+            TypeError: ``key`` is not bytes.
+            ValueError: it is shorter than 16 bytes (R1).
+        """
+        return written_prefix_file(self.header, self.arrays, key)
 
     @classmethod
-    def from_bytes(cls, data: bytes, max_bytes: int = 2**32) -> Self:
-        """Reads a file.
+    def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
+        """Reads a file. What it takes is of the order of the file's own size, whatever the file says.
 
         Args:
             data: what `to_bytes` gave.
-            max_bytes: the most that it may unpack to.
+            max_bytes: the most bytes that its arrays may have.
+            key: the key that it was signed with; None: it must not be signed.
 
         Raises:
-            TypeError: ``data`` is no bytes.
-            ValueError: it is of another kind or version, damaged or too large (SEC-3).
+            TypeError: ``data`` or ``key`` is not bytes.
+            ValueError: it is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3); the
+                key is too short (R1).
         """
         if not isinstance(data, bytes):
             raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
-        most = integer("max_bytes", max_bytes)
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                entries = archive.infolist()
-                if sum(entry.file_size for entry in entries) > most:
-                    raise _damaged(f"it unpacks to more than max_bytes={most}")
-                parts = {entry.filename.removesuffix(".npy"): _read_array(archive.read(entry)) for entry in entries}
-            header = json.loads(parts.pop("header").tobytes())
-        except (zipfile.BadZipFile, zlib.error, struct.error, KeyError, EOFError, OSError, RuntimeError) as error:
-            raise _damaged(type(error).__name__) from None
-        except ValueError as error:
-            raise (error if str(error).endswith("[SEC-3]") else _damaged(type(error).__name__)) from None
-        if not isinstance(header, dict) or header.keys() != _FIELDS:
-            raise _damaged(f"its header must have the fields {sorted(_FIELDS)}")
-        if header["kvproof"] != _KIND or header["version"] != _VERSION:
-            raise _damaged(f"it must be of the kind {_KIND!r}, version {_VERSION}")
-        return cls(header, parts)
-
-
-def _damaged(problem: str) -> Exception:
-    return refusal(ValueError, "SEC-3", f"data is no exported prefix: {problem}")
-
-
-def _read_array(data: bytes) -> NDArray[Any]:
-    """An array that holds as much as it claims; nothing is unpickled."""
-    stream = io.BytesIO(data)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise _damaged("an array of another version")
-    shape, in_columns, dtype = np.lib.format.read_array_header_1_0(stream)
-    body = data[stream.tell() :]
-    if dtype.kind != "u" or in_columns or len(body) != dtype.itemsize * prod(shape):
-        raise _damaged("an array that is not what it says")
-    return np.frombuffer(body, dtype).reshape(shape)
+        return cls(*read_prefix_file(data, integer("max_bytes", max_bytes), key))
 
 
 def export_prefix(
@@ -149,7 +109,7 @@ def export_prefix(
         for layer, parts in enumerate(_layers(cache)):
             for part, array in enumerate(parts):
                 arrays[f"{group}.{layer}.{part}"] = array[ids].view(f"u{array.dtype.itemsize}")
-    header = {"kvproof": _KIND, "version": _VERSION, **common, "num_tokens": num_tokens, "keys": keys}
+    header = {"kvproof": KIND, "version": VERSION, **common, "num_tokens": num_tokens, "keys": keys}
     return ExportedPrefix(header, arrays)
 
 
@@ -175,7 +135,7 @@ def import_prefix(
     """
     common = _in_common(manager, caches, model)
     for name in _IN_COMMON:
-        if exported.header[name] != common[name]:
+        if json.dumps(exported.header[name], sort_keys=True) != json.dumps(common[name], sort_keys=True):
             raise refusal(ValueError, "SWAP-2", f"exported: its {name} is another one than here")
     num_tokens = integer("exported.num_tokens", exported.header["num_tokens"], minimum=1)
     if num_tokens > request.num_tokens or any(num_tokens % rules.page_size for rules in manager.coordinator.rules):
@@ -189,8 +149,8 @@ def import_prefix(
         for layer, parts in enumerate(_layers(cache))
         for part, array in enumerate(parts)
     }
-    found = {name: (array.shape, array.dtype.str[1:]) for name, array in exported.arrays.items()}
-    if found != {name: (shape, kind) for name, (shape, kind, _) in wanted.items()}:
+    found = {name: (array.shape, array.dtype) for name, array in exported.arrays.items()}
+    if found != {name: (shape, np.dtype(kind)) for name, (shape, kind, _) in wanted.items()}:
         raise refusal(ValueError, "SWAP-2", "exported.arrays are not the pages of these caches")
     plan = manager.receive_pages(request, num_tokens)
     if plan is None:

@@ -28,10 +28,13 @@ class CacheSalt:
     """Separates tenants: requests with different salts share nothing.
 
     The salt's text is not kept, only its fingerprint; so nothing that shows keys, pages, events or snapshots can
-    print it (SEC-2).
+    print it (SEC-2). A salt must be random, 16 bytes or more (``secrets.token_hex(16)``), not a tenant's name: whoever
+    reads a snapshot, or events as text, can hash a dictionary and find a salt that stands in it. A key over the
+    fingerprints would not help: a manager that is restored has to recognise the salts of later requests, so that
+    the key would have to stand in the snapshot beside them.
 
     Args:
-        value: the salt's text.
+        value: the salt's text, random.
 
     Attributes:
         fingerprint: the SHA-256 of the text.
