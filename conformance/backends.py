@@ -1,10 +1,16 @@
 """Backends by name: what the suite looks at is told on the command line, and imported nowhere else."""
 
+import difflib
 import functools
 import importlib
 import inspect
+import os
+import pkgutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 from .capabilities import CAPABILITIES, unknown_capabilities
@@ -12,6 +18,9 @@ from .capabilities import CAPABILITIES, unknown_capabilities
 __all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_parameter"]
 
 DEFAULT_BACKEND = "kvproof.fast"
+
+_NEAR = 0.75
+"""How alike a name must be to one that there is, of 1, for the message to ask whether that one was meant."""
 
 
 class BackendError(Exception):
@@ -56,7 +65,8 @@ class Backend:
         try:
             return getattr(self.holder, attribute)
         except AttributeError as error:
-            raise BackendError(f"backend {self.name} has no {attribute}") from error
+            known = [name for name in dir(self.holder) if not name.startswith("_")]
+            raise BackendError(f"backend {self.name} has no {attribute}{_did_you_mean(attribute, known)}") from error
         except BackendError:  # it says itself what is missing
             raise
         except Exception as error:  # a module may import its names when they are first asked for
@@ -90,7 +100,7 @@ def takes_parameter(called: Any, parameter: str) -> bool:
 
 
 def load_backend(name: str = DEFAULT_BACKEND, without: Iterable[str] = ()) -> Backend:
-    """Imports a backend.
+    """Imports a backend; one that lies in the current folder is found there, as ``python -m`` finds a module.
 
     Args:
         name: ``module``, or ``module:attribute`` for an object that holds the classes.
@@ -100,12 +110,62 @@ def load_backend(name: str = DEFAULT_BACKEND, without: Iterable[str] = ()) -> Ba
         BackendError: there is no such module or attribute, importing it fails, or what it says to lack is unknown.
     """
     module_name, colon, attribute = name.partition(":")
+    if os.sep in module_name or module_name.endswith(".py"):
+        file = Path(module_name).with_suffix("")
+        meant = ".".join(file.parts[-1:] if file.is_absolute() else file.parts) + colon + attribute
+        raise BackendError(f"backend {name!r} must be named as Python imports it; did you mean {meant}?")
     if not module_name or module_name.startswith(".") or (colon and not attribute):
         raise BackendError(f"backend {name!r} must be named as module or module:attribute")
+    _find_in_current_folder(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a module runs any code while it is imported
+    except (Exception, SystemExit) as error:  # a module runs any code while it is imported
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise BackendError(
+                f"backend {name} cannot be imported: {_not_found(module_name, str(error.name))}"
+            ) from error
         reason = " ".join(str(error).split()) or "no message"
         raise BackendError(f"backend {name} cannot be imported: {type(error).__name__}: {reason}") from error
     holder = Backend(module_name, module).get(attribute) if colon else module
     return Backend(name, holder, frozenset(without))
+
+
+def _find_in_current_folder(package: str) -> None:
+    """Puts the current folder in front of the path if a module of that name lies there.
+
+    A script that an installer writes, such as ``kvproof``, has its own folder there and not the current one. Where the
+    module is not, the path stays as it is, so that no other file of the current folder hides an installed module; so
+    it does where Python was told not to look there (``python -P``).
+    """
+    here = str(Path.cwd())
+    if package in sys.modules or sys.flags.safe_path or here in sys.path or "" in sys.path:
+        return
+    if PathFinder.find_spec(package, [here]) is not None:
+        sys.path.insert(0, here)
+
+
+def _not_found(module: str, missing: str) -> str:
+    """Says what was looked for, where, and what may have been meant.
+
+    Args:
+        module: the module that was asked for.
+        missing: the part of it, from the left, that there is not.
+    """
+    package, _, last = missing.rpartition(".")
+    if not package:
+        here = [] if sys.flags.safe_path else [str(Path.cwd())]
+        known = [found.name for found in pkgutil.iter_modules([*here, *sys.path])]
+        where = "".join(f"in {folder} or " for folder in here)
+        return f"there is no module {missing} {where}among what is installed{_did_you_mean(last, known)}"
+    inside = getattr(sys.modules[package], "__path__", None)
+    if inside is None:
+        rest = module.removeprefix(f"{package}.")
+        return f"{package} is a module and has no module {last} in it; did you mean {package}:{rest}?"
+    known = [found.name for found in pkgutil.iter_modules(inside)]
+    return f"there is no module {last} in {package}{_did_you_mean(last, known)}"
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message: the known word that is nearest; empty if none is near."""
+    near = difflib.get_close_matches(word, known, 1, _NEAR)
+    return f"; did you mean {near[0]}?" if near else ""

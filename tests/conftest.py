@@ -1,7 +1,12 @@
 """Settings that all tests share."""
 
 import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # JAX reads these when it is imported: eight devices on one CPU, for what is split over a mesh, and no promotion
@@ -23,3 +28,26 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("kvproof")
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the scripts of an environment in which kvproof is installed from its wheel.
+
+    What kvproof needs is found where this process finds it; kvproof itself is not.
+    """
+    root, wheels = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("wheels")
+    repository = Path(__file__).parents[1]
+
+    def run(*arguments: str) -> None:
+        done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("build", "--wheel", "--outdir", str(wheels), str(repository))
+    venv.create(root, symlinks=True)
+    (wheel,) = wheels.iterdir()
+    run("pip", "--python", str(root / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel))
+    (packages,) = root.glob("lib/python*/site-packages")
+    others = [entry for entry in sys.path if Path(entry).name == "site-packages"]
+    (packages / "others.pth").write_text("".join(f"{entry}\n" for entry in others))
+    return root / "bin"

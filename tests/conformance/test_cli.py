@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import kvproof.spec
+from kvproof.conformance import load_backend
 from kvproof.conformance.cli import main
 from kvproof.spec import CLAUSES
 
@@ -184,3 +185,38 @@ def test_help_is_quick_to_load() -> None:
     code = "import sys; from kvproof.conformance.cli import main; main(['--help']); print(sorted(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"'hypothesis'", "'jax'", "'numpy'", "'rich'"} & set(printed.split("[")[-1].rstrip("]\n").split(", "))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            "my_engin:backend",
+            "there is no module my_engin in {here} or among what is installed; did you mean my_engine?",
+        ),
+        ("my_engine:backnd", "my_engine has no backnd; did you mean backend?"),
+        ("my_engine.backend", "my_engine is a module and has no module backend in it; did you mean my_engine:backend?"),
+        ("my_engine.py:backend", "must be named as Python imports it; did you mean my_engine:backend?"),
+        ("./my_engine.py", "must be named as Python imports it; did you mean my_engine?"),
+        ("kvproof.fastt", "there is no module fastt in kvproof; did you mean fast?"),
+        ("imports_more", "ModuleNotFoundError: No module named 'not_there'"),
+    ],
+)
+def test_a_backend_that_is_not_found_is_told_where_and_what_was_meant(asked: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "my_engine.py").write_text("from kvproof import fast as backend\n")
+    (tmp_path / "imports_more.py").write_text("import not_there\n")
+    code = "import sys; del sys.path[0]; from kvproof.conformance.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "check", "--backend", asked]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said.format(here=tmp_path) in done.stderr
+
+
+def test_the_path_stays_as_it_is_where_the_backend_is_not_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else any file there could hide an installed module of its name."""
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    load_backend("kvproof.spec")
+    assert sys.path == before
