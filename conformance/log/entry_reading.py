@@ -17,6 +17,7 @@ __all__ = ["EntryReader"]
 
 _MOST = {
     "num_pages": 1 << 20,
+    "num_host_pages": 1 << 20,
     "max_model_len": 1 << 22,
     "max_num_reqs": 1 << 16,
     "max_num_pages_per_req": 1 << 20,
@@ -24,7 +25,10 @@ _MOST = {
 }
 """The largest objects that a replay makes."""
 
+_MOST_PAGES = 1 << 21
 _MOST_ENTRIES = 1 << 26
+"""The most pages, and entries of tables, that all objects of a log have together: a line of it asks for any number."""
+
 _MOST_GROUPS = 64
 _MOST_SIZE = 1 << 20
 _MOST_OBJECTS = 256
@@ -42,6 +46,7 @@ class EntryReader:
     def __init__(self) -> None:
         self.ended = False
         self._names: list[str] = []
+        self._pages = self._entries = 0
         self._requests = 0
         self._operations = 0
         self._steps: dict[int, list[Any]] = {}
@@ -96,7 +101,7 @@ class EntryReader:
             if not set(needed) <= set(arguments) <= {*needed, *possible}:
                 raise ValueError(f"object {number}: {name} is made of {', '.join(needed)}")
             arguments = {argument: _argument(argument, value) for argument, value in arguments.items()}
-            _require_small(arguments)
+            self._require_room(arguments)
         self._names.append(name)
         return Made(number, name, arguments)
 
@@ -187,6 +192,18 @@ class EntryReader:
 
     # -- Inside -----------------------------------------------------------------------------------
 
+    def _require_room(self, arguments: dict[str, Any]) -> None:
+        """Refuses more pages and larger tables than a machine would make, those made before counted."""
+        width = arguments.get("max_num_pages_per_req", 0)
+        if "page_sizes" in arguments:
+            width = sum(arguments["max_model_len"] // max(size, 1) + 1 for size in arguments["page_sizes"])
+        self._pages += arguments.get("num_pages", 0) + arguments.get("num_host_pages", 0)
+        self._entries += arguments.get("max_num_reqs", 0) * width + arguments.get("max_num_batched_tokens", 0)
+        if self._pages > _MOST_PAGES:
+            raise ValueError(f"{self._pages} pages in all: a replay makes at most {_MOST_PAGES}")
+        if self._entries > _MOST_ENTRIES:
+            raise ValueError(f"tables of {self._entries} entries in all: a replay makes at most {_MOST_ENTRIES}")
+
     def _name(self, number: Any) -> str:
         return self._names[_whole("an object's number", number, len(self._names))]
 
@@ -240,13 +257,3 @@ def _argument(name: str, value: Any) -> Any:
     if value is None or isinstance(value, int | float | str):
         return value
     raise ValueError(f"{name} must be a number or true or false")
-
-
-def _require_small(arguments: dict[str, Any]) -> None:
-    """Refuses tables that no machine would make."""
-    rows = arguments.get("max_num_reqs", 0)
-    width = arguments.get("max_num_pages_per_req", 0)
-    if "page_sizes" in arguments:
-        width = sum(arguments["max_model_len"] // max(size, 1) + 1 for size in arguments["page_sizes"])
-    if rows * width > _MOST_ENTRIES:
-        raise ValueError(f"tables of {rows * width} entries: at most {_MOST_ENTRIES} are read")

@@ -23,7 +23,7 @@ def _lines(result: LogResult) -> Iterator[str]:
         yield f"the log is incomplete, {result.cut}: replayed up to there"
     wrong = result.wrong
     if wrong is None:
-        yield "no difference"
+        yield "no difference" if result.cut is None else "no difference up to there"
         return
     yield ""
     yield f"operation {wrong.number:,} deviates from {wrong.clause}"

@@ -35,8 +35,9 @@ def record(
 
     What comes back has the object's interface: a manager's ``page_pool`` is recorded too, and so are the tables of
     groups; what is reached by other ways (a coordinator, setters of page views) is not. It is a context manager;
-    ``close()``, the end of its block and the end of the process write the log to its end, a killed process loses the
-    last 4,096 calls at most.
+    ``close()``, the end of its block and the end of the process write the log to its end. A killed process loses what
+    was not written yet: up to 4,096 calls, however long ago they were made, which ``flush()`` writes. A machine that
+    goes down also loses what its system had not put on the disk.
 
     What it costs, writing included, as a share of the same calls of the fast backend: a single decode call 80 to 120 %,
     one to two and a half microseconds; a batched step of 256 or 1,024 requests 20 to 50 %; the four calls for a new

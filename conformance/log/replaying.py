@@ -234,7 +234,8 @@ def replay_log(
         redact: whether request ids, adapters, versions, digests and layer names are mapped in what is shown.
 
     Raises:
-        LogError: the log can't be read, is no log, is of a newer version, or holds what can't be replayed.
+        LogError: the log can't be read, is no log, is of a newer version, has no operations, or holds what can't be
+            replayed.
         BackendError: the backend can't be had.
     """
     found = load_backend(backend)
@@ -243,6 +244,8 @@ def replay_log(
     for replayed in first.steps():
         if observe is not None:
             observe(replayed)
+    if not first.operations:
+        raise LogError(f"{path}: a log without operations, {first.reader.cut or 'closed'}: nothing was replayed")
     wrong = None
     if first.wrong is not None:
         operation, difference, shown = first.wrong

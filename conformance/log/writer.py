@@ -19,7 +19,7 @@ from .values import KeyNumbers
 __all__ = ["MOST_NOTED", "LogWriter"]
 
 MOST_NOTED = 4096
-"""So many operations are noted before they are written: what a killed process loses."""
+"""So many operations are noted before they are written: what a killed process loses at most."""
 
 _MOST_TEXT = 1 << 22
 """So many characters of requests and their tokens are kept before they are written."""
@@ -87,6 +87,7 @@ class LogWriter:
         _OPEN.add(path.resolve())
         header = HEADER | {"tokens": shown[show_tokens], "names": shown[not redact]}
         self._file.write(json.dumps(header) + "\n")
+        self._write([])  # so that the log of a process that is killed early is seen to be one
         atexit.register(self.close)
 
     # -- Noting -----------------------------------------------------------------------------------
