@@ -28,7 +28,9 @@ _OF_KEYS = re.compile(r"hash_page_tokens|hash_request_tokens|req_to_page_hashes|
 _KEY_FIELDS = frozenset({"keys", "events"})
 """Parts of the observable state that do."""
 
-_LISTS = re.compile(rf"([\[(])({_NUMBERS})([\])])")
+_LISTS = re.compile(rf"([\[(]|\.\.\. )({_NUMBERS})([\])]| \.\.\.)")
+"""Lists of numbers, their ends cut off or not."""
+
 _DIGESTS = re.compile(rf"b(?:{_QUOTED})")
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import PageCopy, Request
 
 from .backends import Backend, load_backend
+from .contrast import contrast
 from .replay_engine import DeviationError, Engine, Pages
 from .replay_sizes import Sizes
 
@@ -20,8 +21,6 @@ _COMPARE_EVERY = 50
 
 _CHECK_EVERY = 500
 """Steps from one call of both sides' ``check()`` to the next: these, and counting cached pages, cost far more."""
-
-_SHOWN = 6
 
 
 class LockstepEngine(Engine):
@@ -170,7 +169,7 @@ class LockstepEngine(Engine):
         for request_id in self._mirrors:
             self._compare_groups("get_page_ids", request_id, self._spec.page_ids(request_id), self.page_ids(request_id))
         call = "page_pool.free_page_queue.get_all_free_pages"
-        self._compare_ids(call, None, self._spec.free_order(), self.free_order())
+        self._compare(call, None, list(self._spec.free_order()), list(self.free_order()))
         self._compare_tables("get_device_tensor", self._spec.device_tables(), self.device_tables())
 
     def _check_both(self) -> None:
@@ -203,7 +202,7 @@ class LockstepEngine(Engine):
     def _compare(self, call: str, request_id: str | None, expected: object, observed: object) -> None:
         self.comparisons += 1
         if expected != observed:
-            raise DeviationError(call, request_id, repr(expected), repr(observed))
+            raise DeviationError(call, request_id, *contrast(expected, observed))
 
     def _compare_pages(self, call: str, request: Request, expected: Pages | None, observed: Pages | None) -> None:
         """Compares what a call gave: pages of the same ids in every group, or None."""
@@ -219,20 +218,10 @@ class LockstepEngine(Engine):
         """Compares page ids by group."""
         self._compare(f"{call}: groups", request_id, len(expected), len(observed))
         for group, (expected_ids, observed_ids) in enumerate(zip(expected, observed, strict=True)):
-            self._compare_ids(self._of_group(call, group), request_id, expected_ids, observed_ids)
+            self._compare(self._of_group(call, group), request_id, list(expected_ids), list(observed_ids))
 
     def _of_group(self, call: str, group: int) -> str:
         return call if self.num_groups == 1 else f"{call}, group {group}"
-
-    def _compare_ids(self, call: str, request_id: str | None, expected: Sequence[int], observed: Sequence[int]) -> None:
-        """Compares lists of page ids; where they differ, only what stands around the first difference is shown."""
-        self.comparisons += 1
-        expected, observed = list(expected), list(observed)
-        if expected != observed:
-            common = zip(expected, observed, strict=False)
-            shorter = min(len(expected), len(observed))
-            place = next((place for place, (one, other) in enumerate(common) if one != other), shorter)
-            raise DeviationError(call, request_id, _excerpt(expected, place), _excerpt(observed, place))
 
     def _compare_pool(self, call: str, request: Request) -> None:
         """Compares the free count and the usage after a call, and holds the backend to leaving the request alone."""
@@ -257,13 +246,4 @@ class LockstepEngine(Engine):
             self._compare(f"{name}: dtype", None, str(expected.dtype), str(observed.dtype))
             if not np.array_equal(expected, observed):
                 row = int(np.nonzero((expected != observed).any(axis=1))[0][0])
-                self._compare_ids(f"{name}, row {row}", None, expected[row].tolist(), observed[row].tolist())
-
-
-def _excerpt(ids: Sequence[int], place: int) -> str:
-    """What a list holds from a place on: ``450 pages, from place 12: 17, 18, 19, ...``."""
-    if place >= len(ids):
-        return f"{len(ids)} pages, no more than that"
-    shown = ", ".join(map(str, ids[place : place + _SHOWN]))
-    more = ", ..." if place + _SHOWN < len(ids) else ""
-    return f"{len(ids)} pages, from place {place}: {shown}{more}"
+                self._compare(f"{name}, row {row}", None, expected[row].tolist(), observed[row].tolist())

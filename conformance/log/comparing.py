@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..contrast import contrast, shown
 from .calls import CALLS, PROPERTIES, Call
 from .entries import Operation
 from .sides import Answer, Thing
@@ -14,8 +15,6 @@ __all__ = ["Difference", "call_of", "compare_answers", "compare_states", "record
 
 _ATOMIC = {"TAB-2"}
 """Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
-
-_MOST_SHOWN = 400
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def compare_answers(thing: Thing, operation: Operation, expected: Answer, observ
         return Difference(call.clause, shown(expected.value), str(observed))
     if same_value(expected.value, observed.value):
         return None
-    return Difference(call.clause, shown(expected.value), shown(observed.value))
+    return Difference(call.clause, *contrast(expected.value, observed.value))
 
 
 def compare_states(
@@ -80,8 +79,17 @@ def compare_states(
             refused = answer.clause if answer.clause in _ATOMIC else "R1"
             charged = refused if answer.error is not None else call.charge.get(name, clause)
             clause = clause if name == "device rows" and answer.error is None else charged
-        return Difference(clause, f"{name} = {shown(expected[name])}", f"{name} = {shown(observed[name])}")
+        right, seen = _contrasted(expected[name], observed[name])
+        return Difference(clause, f"{name} = {right}", f"{name} = {seen}")
     return None
+
+
+def _contrasted(expected: Any, observed: Any) -> tuple[str, str]:
+    """Two fields of a state that differ, as a report shows them; of a long one a log has its CRC-32 only."""
+    mine = digest(expected)
+    if mine is not expected and isinstance(observed, dict) and observed.keys() == {"crc32"}:
+        return shown(expected), f"another value: its CRC-32 is {observed['crc32']} and must be {mine['crc32']}"
+    return contrast(expected, observed)
 
 
 def same_value(expected: Any, observed: Any) -> bool:
@@ -89,9 +97,3 @@ def same_value(expected: Any, observed: Any) -> bool:
     if isinstance(expected, float) and isinstance(observed, int | float):
         return abs(expected - observed) < 1e-8
     return json.dumps(expected, sort_keys=True) == json.dumps(observed, sort_keys=True)
-
-
-def shown(value: Any) -> str:
-    """A value as a report shows it, on one line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."

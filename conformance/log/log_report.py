@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..contrast import beside
 from ..report_json import header
 from ..terminal import visible
 from .replaying import LogResult
@@ -32,17 +33,14 @@ def _lines(result: LogResult) -> Iterator[str]:
     yield f"  observed: {wrong.observed}"
     yield "  calls, the last ones:"
     yield from (f"    {line}" for line in (*wrong.earlier, wrong.call))
-    for title, state in (("before", wrong.before), ("after, as it must be", wrong.after)):
-        yield f"  {title}:"
-        yield from (f"    {name} = {_short(value)}" for name, value in state.items())
+    states = {"before": wrong.before, "after, as it must be": wrong.after}
     if wrong.observed_after:
-        yield "  after, as it was recorded:"
-        yield from (f"    {name} = {_short(value)}" for name, value in wrong.observed_after.items())
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 300 else f"{text[:300]} ..."
+        states["after, as it was recorded"] = wrong.observed_after
+    for title, state in states.items():
+        yield f"  {title}:"
+        for name, value in state.items():
+            others = [other[name] for other in states.values() if name in other]
+            yield f"    {name} = {beside(value, *others)[0]}"
 
 
 def log_json(result: LogResult) -> dict[str, Any]:

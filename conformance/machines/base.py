@@ -13,15 +13,16 @@ import kvproof.spec
 from kvproof.spec.clauses import clause_of_message
 
 from ..backends import Backend
+from ..contrast import beside, contrast, shown
 from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
 from ..levels import Level
 from ..properties import clauses_of_step, steps_of
 from ..session import EnoughError, Session, TracedStep
 from ..step_timeout import NoAnswer
 from .draws import Drawing
-from .sides import Both, Field, Side, equal, same, shown
+from .sides import Both, Field, Side, equal, same
 
-__all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same", "shown"]
+__all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same"]
 
 T = TypeVar("T")
 
@@ -189,8 +190,9 @@ class Machine(RuleBasedStateMachine):
         clause, expected = watch.pending
         if clause in self.session.clauses:
             before = {name: shown(value) for name, value in self._before.items()}
+            after = {name: shown(value) for name, value in self._read(self.spec).items()}
             calls, trace = tuple(self.calls), tuple(self._trace)
-            found = Deviation(clause, expected, watch.observed, calls, before, self._show(self.spec), trace)
+            found = Deviation(clause, expected, watch.observed, calls, before, after, trace)
             self.session.record(found)
             if again:
                 raise found
@@ -292,7 +294,7 @@ class Machine(RuleBasedStateMachine):
                     self.differ(clause, shown(plain.value), f"a result that cannot be read: {shown(seen)}")
                 if not equal(plain.value, seen.value):
                     where = clause if blame is None else blame(plain.value, seen.value)
-                    self.differ(where, shown(plain.value), shown(seen.value))
+                    self.differ(where, *contrast(plain.value, seen.value))
             if refused:
                 clause = clause_of_message(str(expected.error))
                 self.compare_states(clause if clause in _ATOMIC else "R1", fixed=True)
@@ -321,7 +323,8 @@ class Machine(RuleBasedStateMachine):
         with self.watched(clause, f"{what}: {shown(expected)}"):
             outcome = attempt(read)
         if outcome.error is not None or not equal(expected, outcome.value):
-            self.differ(clause, f"{what}: {shown(expected)}", shown(outcome if outcome.error else outcome.value))
+            right, seen = contrast(expected, outcome if outcome.error else outcome.value)
+            self.differ(clause, f"{what}: {right}", seen)
 
     def compared(self, clause: str) -> None:
         """Notes that this step compares something by a clause."""
@@ -351,8 +354,8 @@ class Machine(RuleBasedStateMachine):
             if shows.aside and (shows.name in self._wrong_before or clause not in self.session.clauses):
                 self._wrong_before.add(shows.name)  # whatever is called next is not to blame
                 continue
-            observed = shown(outcome if outcome.error else outcome.value)
-            self.differ(clause, f"{shows.name} = {shown(expected)}", f"{shows.name} = {observed}")
+            right, seen = contrast(expected, outcome if outcome.error else outcome.value)
+            self.differ(clause, f"{shows.name} = {right}", f"{shows.name} = {seen}")
         self._before = self._after
 
     def differ(self, clause: str, expected: str, observed: str) -> NoReturn:
@@ -361,17 +364,28 @@ class Machine(RuleBasedStateMachine):
         if clause not in self.session.clauses:
             raise _Undecided
         Side.moment += 1
-        before = {name: shown(value) for name, value in self._before.items()}
-        after, observed_after = self._show(self.spec), self._show(self.backend)
+        before, after, observed_after = self._states()
         calls, trace = tuple(self.calls), tuple(self._trace)
         found = Deviation(clause, expected, observed, calls, before, after, trace, observed_after)
         self.session.record(found)
         raise found
 
-    def _show(self, side: Side) -> dict[str, str]:
-        """The observable state of a side as a report shows it; what cannot be read shows how it fails."""
+    def _states(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+        """The observable state as a report shows it: before the last call, by the specification, by the backend."""
+        states: tuple[dict[str, str], dict[str, str], dict[str, str]] = ({}, {}, {})
+        read = {"": self._before, "spec": self._read(self.spec), "backend": self._read(self.backend)}
+        for name in dict.fromkeys(name for state in read.values() for name in state):
+            sides = [
+                (shown_of, state[name]) for shown_of, state in zip(states, read.values(), strict=True) if name in state
+            ]
+            for (shown_of, _), text in zip(sides, beside(*(value for _, value in sides)), strict=True):
+                shown_of[name] = text
+        return states
+
+    def _read(self, side: Side) -> dict[str, object]:
+        """What a side shows, by field; what cannot be read is how it fails."""
         read = {shows.name: attempt(functools.partial(shows.read, side)) for shows in self.fields}
-        return {name: shown(found if found.error else found.value) for name, found in read.items()}
+        return {name: found if found.error else found.value for name, found in read.items()}
 
 
 def _has(backend: Backend, name: str) -> bool:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from ..backends import Backend
-from ..deviation import Outcome, attempt
+from ..deviation import attempt
 
 if TYPE_CHECKING:
     from .base import Machine
 
-__all__ = ["Both", "Field", "Side", "equal", "once", "same", "shown"]
+__all__ = ["Both", "Field", "Side", "equal", "once", "same"]
 
 T = TypeVar("T")
 
@@ -104,12 +104,6 @@ class Both:
 def same(value: Any, _: Side) -> object:
     """A result that compares as it is."""
     return value
-
-
-def shown(value: object) -> str:
-    """A value as a report shows it, on one line."""
-    text = " ".join(repr(value).split()) if not isinstance(value, Outcome) else str(value)
-    return text if len(text) <= 400 else text[:400] + " ..."
 
 
 def equal(expected: object, observed: object, agree: Callable[[Any, Any], bool] = operator.eq) -> bool:

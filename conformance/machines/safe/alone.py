@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from ...contrast import contrast, shown
 from ...deviation import Outcome, attempt
 from ...levels import Level
-from ..base import Machine, Side, shown
+from ..base import Machine, Side
 from ..sides import Field
 
 __all__ = ["Alone"]
@@ -121,8 +122,8 @@ class Alone(Machine):
         for shows in self.fields:
             now = self.see(shows.name, clause)
             if now != self.known.get(shows.name):
-                was = shown(self.known.get(shows.name))
-                self.differ(clause, f"{why}: {shows.name} = {was}", f"{shows.name} = {shown(now)}")
+                was, seen = contrast(self.known.get(shows.name), now)
+                self.differ(clause, f"{why}: {shows.name} = {was}", f"{shows.name} = {seen}")
 
     def hold(self, clause: str, right: bool, expected: str, observed: Callable[[], str] | str) -> None:
         """Judges something on which no later call depends: where its clause is not looked at, the example goes on."""

@@ -5,8 +5,9 @@ from typing import Any, Literal
 from kvproof.spec.declarations import EngineRequestStatus
 
 from ...backends import takes_parameter
+from ...contrast import shown
 from ...deviation import Outcome
-from ..base import Both, Nothing, shown
+from ..base import Both, Nothing
 from ..manager_blame import Case
 from ..operations import operation
 from ..sides import Side
