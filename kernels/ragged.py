@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Ragged", "ragged", "slots_of_tokens"]
+__all__ = ["Ragged", "clean_table", "misses_pages", "ragged", "slots_of_tokens"]
 
 
 class Ragged(NamedTuple):
@@ -53,6 +53,40 @@ def ragged(
     starts = jax.lax.cummax(jnp.clip(starts, 0, num_tokens))
     lens = jnp.where(index[:-1] < count, jnp.clip(kv_lens, 0, max_kv_len), 0)
     return Ragged(starts, starts[1:] - starts[:-1], lens)
+
+
+def clean_table(
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    num_pages: int,
+) -> jax.Array:
+    """What of a page table names pages: `i32[S, pages_per_seq]`, -1 elsewhere. O(S * pages_per_seq).
+
+    Every kernel that copies pages by their ids is given such a table: nothing on the device checks an id.
+
+    Args:
+        page_table: `i32[S, pages_per_seq]`: anything in entries that nobody reads.
+        num_pages: P.
+    """
+    return jnp.where((page_table >= 0) & (page_table < num_pages), page_table, -1)
+
+
+def misses_pages(
+    table: jax.Array,  # i32[S, pages_per_seq]
+    first: jax.Array,  # i32[S]
+    end: jax.Array,  # i32[S]
+    page_size: int,
+) -> jax.Array:
+    """Which sequences read a page that does not exist: `bool[S]`. O(S * pages_per_seq).
+
+    Args:
+        table: as `clean_table` makes it.
+        first: the first key that any query of the sequence reads.
+        end: the end of the keys that any of them reads; not after ``first`` where nothing is read.
+        page_size: slots of a page.
+    """
+    starts = jnp.arange(table.shape[1], dtype=jnp.int32)[None, :] * page_size
+    read = (starts + page_size > first[:, None]) & (starts < end[:, None]) & (first < end)[:, None]
+    return jnp.any(read & (table < 0), axis=1)
 
 
 def slots_of_tokens(

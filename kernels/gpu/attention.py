@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from ..options import AttentionOptions
-from ..ragged import ragged
+from ..ragged import clean_table, ragged
 from .geometry import ROWS, Geometry
-from .schedule import clean_table, decode_items, prefill_blocks, splits_of
+from .schedule import decode_items, prefill_blocks, splits_of
 
 __all__ = ["attend"]
 

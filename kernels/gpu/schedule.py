@@ -16,7 +16,7 @@ from ..options import AttentionOptions
 from ..ragged import Ragged
 from .tiles import Tiles
 
-__all__ = ["Blocks", "Field", "clean_table", "decode_items", "most_blocks", "prefill_blocks", "splits_of"]
+__all__ = ["Blocks", "Field", "decode_items", "most_blocks", "prefill_blocks", "splits_of"]
 
 
 MULTIPROCESSORS = 132
@@ -84,19 +84,6 @@ class Blocks(NamedTuple):
     used: jax.Array
 
 
-def clean_table(
-    page_table: jax.Array,  # i32[S, pages_per_seq]
-    num_pages: int,
-) -> jax.Array:
-    """What of a page table names pages: `i32[S, pages_per_seq]`, -1 elsewhere. O(S * pages_per_seq).
-
-    Args:
-        page_table: `i32[S, pages_per_seq]`: anything in entries that nobody reads.
-        num_pages: P.
-    """
-    return jnp.where((page_table >= 0) & (page_table < num_pages), page_table, -1)
-
-
 def splits_of(num_rows: int, num_heads: int, most_tiles: int) -> int:
     """Into how many parts sequences are cut. O(most_tiles), at most 264.
 
@@ -133,7 +120,7 @@ def decode_items(
     Args:
         batch: the lengths.
         starts: `i32[S]`: where each sequence's queries begin among the aligned ones.
-        table: the page table, as `clean_table` makes it.
+        table: the page table, as `ragged.clean_table` makes it.
         splits: parts of each sequence; those that there is nothing left for are empty.
         tiles: how keys are cut.
         options: the mask.
@@ -192,7 +179,7 @@ def prefill_blocks(
     Args:
         batch: the lengths.
         starts: `i32[S]`: where each sequence's queries begin among the aligned ones.
-        table: the page table, as `clean_table` makes it.
+        table: the page table, as `ragged.clean_table` makes it.
         num_tokens: T.
         block_queries: queries in a block.
         block_rows: rows of a block: query by query, each with all heads of a group.

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from ..masks import first_key
 from ..options import AttentionOptions
+from ..ragged import clean_table, misses_pages
 from . import decode
 from .prefill import Interpret, prefill
 from .prefill_schedule import leading_decode_rows
@@ -25,14 +27,15 @@ def attend(
 ) -> jax.Array:
     """Attention of a ragged batch (ATT-1 to 4, ATT-6).
 
-    Sequences with one query each at the front of the batch go to the kernel made for them, if it takes the shapes; all
-    others to the general one. Which they are is found out on the device.
+    Sequences with one query each at the front of the batch go to the kernel made for them, if it takes the shapes, up
+    to the first that reads a page that does not exist: that kernel copies whatever it is told to. All others go to the
+    general one. Which they are is found out on the device.
 
     Args:
         queries: `[T, Hq, D]`, float32, bfloat16 or float16.
         kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the dtype of the numbers.
         kv_lens: `i32[S]`: tokens of each sequence, its queries included.
-        page_table: `i32[S, pages_per_seq]`.
+        page_table: `i32[S, pages_per_seq]`. Keys on pages that don't exist are not read.
         cu_q_lens: `i32[S + 1]`: where each sequence's queries begin.
         num_seqs: `i32[1]`: sequences that there are.
         sinks: `f32[Hq]` or None.
@@ -47,12 +50,16 @@ def attend(
         return jnp.zeros((num_tokens, num_heads, options.layout.v_head_dim), queries.dtype)
     token = jnp.arange(num_tokens, dtype=jnp.int32)[:, None, None]
     decodes = decode.unsupported(options, queries, kv_pages, page_table) is None
-    decoded = leading_decode_rows(cu_q_lens, num_seqs) if decodes else jnp.int32(0)
+    table = clean_table(page_table, kv_pages.shape[0])
+    decoded = jnp.int32(0)
+    if decodes:
+        missing = misses_pages(table, first_key(kv_lens - 1, options), kv_lens, kv_pages.shape[1])
+        decoded = leading_decode_rows(cu_q_lens, num_seqs, missing)
     out = prefill(
         queries,
         kv_pages,
         kv_lens,
-        page_table,
+        table,
         cu_q_lens,
         num_seqs,
         sinks,
@@ -68,7 +75,7 @@ def attend(
         queries[:rows],
         kv_pages,
         kv_lens,
-        page_table,
+        table,
         decoded[None],
         sinks,
         options=options,

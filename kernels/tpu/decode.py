@@ -48,7 +48,7 @@ def decode(
         queries: `bf16[B, Hq, D]`: row i is the query of sequence i.
         kv_pages: `bf16[P, page, groups, 2, 128]`.
         kv_lens: `i32[S]`.
-        page_table: `i32[S, pages_per_seq]`; of a sequence's row only the pages that it reads.
+        page_table: `i32[S, pages_per_seq]`; of a sequence's row only the pages that it reads, which must exist.
         num_rows: `i32[1]`: how many of the leading rows are decoded, at most B and S. The other rows of all arguments
             may hold anything.
         sinks: `f32[Hq]` or None.

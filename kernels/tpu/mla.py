@@ -9,7 +9,8 @@ products of the current one, sequence boundaries or not, so that short contexts 
 query token at the front are a call of their own with one token a block: decoding computes no dead rows.
 
 Pages that no query of the block reads are not copied; rows of the first and the last page that none reads are zeroed
-where they lie, so that NaN in them, or in memory that was never written, meets no number.
+where they lie, so that NaN in them, or in memory that was never written, meets no number. Where the table names a page
+that doesn't exist the first page is copied, so that the bytes to wait for are the same, zeroed, and masked.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import round_up
+from ..masks import first_key
 from ..options import AnyOptions
+from ..ragged import clean_table, misses_pages
 from .mla_kernel import LANES, kernel
 from .mla_work import BUFFERS, Blocks, Refs
 
@@ -84,7 +87,7 @@ def attend(
         rotary_queries: `[T, Hq, Dr]`, of the same dtype.
         latent_pages: `[P, page, align(R, 128) + align(Dr, 128)]`, the padding zero in slots that are read.
         kv_lens: `i32[S]`.
-        page_table: `i32[S, pages_per_seq]`.
+        page_table: `i32[S, pages_per_seq]`. Keys on pages that don't exist are not read.
         cu_q_lens: `i32[S + 1]`.
         num_seqs: `i32[1]`.
         options: mask, score scale and cap; the layout in it isn't looked at.
@@ -112,11 +115,15 @@ def attend(
     mixed = Blocks(min(max(ROWS // heads, 1), num_tokens), pages, page, heads, latent, pages_per_seq)
     seqs = jnp.clip(num_seqs[0], 0, kv_lens.shape[0])
     single = leading_single(cu_q_lens, seqs)
-    shared = (kv_lens, cu_q_lens, page_table.reshape(-1), query_rows, latent_pages)
+    table = clean_table(page_table, latent_pages.shape[0])
+    q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    missing = misses_pages(table, first_key(kv_lens - q_lens, options), kv_lens, page)
+    holes = jnp.any(missing & (jnp.arange(missing.shape[0], dtype=jnp.int32) < seqs)).astype(jnp.int32)
+    shared = (kv_lens, cu_q_lens, table.reshape(-1), query_rows, latent_pages)
     call = partial(_call, options=options, interpret=interpret)
     out = jnp.zeros((num_tokens, heads, latent), queries.dtype)
-    out = call(jnp.stack([jnp.zeros_like(single), single]), *shared, out, blocks=decoding)
-    out = call(jnp.stack([single, seqs]), *shared, out, blocks=mixed)
+    out = call(jnp.stack([jnp.zeros_like(single), single, holes]), *shared, out, blocks=decoding)
+    out = call(jnp.stack([single, seqs, holes]), *shared, out, blocks=mixed)
     return out[:, :num_heads, :latent_dim]
 
 
@@ -163,6 +170,7 @@ def _call(
                 pltpu.VMEM((blocks.rows, LANES), jnp.float32),
                 pltpu.VMEM((blocks.rows, LANES), jnp.float32),
                 pltpu.VMEM((blocks.rows, blocks.latent), jnp.float32),
+                pltpu.VMEM((1, blocks.keys), jnp.int32),
                 pltpu.SMEM((2,), jnp.int32),
                 pltpu.SemaphoreType.DMA((BUFFERS,)),
                 pltpu.SemaphoreType.DMA((BUFFERS,)),

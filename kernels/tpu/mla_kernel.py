@@ -20,6 +20,7 @@ from .mla_work import (
     first_item,
     next_item,
     output_copy,
+    page_id,
     start_item,
     wait_output,
     wait_pages,
@@ -31,11 +32,15 @@ __all__ = ["LANES", "kernel"]
 LANES = 128
 NEGATIVE = -0.7 * float(np.finfo(np.float32).max)
 
+_NOWHERE = -(2**30)
+"""The number of a key that isn't there: before the first of any block."""
+
 
 def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """All items, in order."""
     refs.out_tokens[0] = 0
     refs.out_tokens[1] = 0
+    refs.numbers[...] = lax.broadcasted_iota(jnp.int32, refs.numbers.shape, 1)
     # The items under way, the current one first. None is yet: the first stands in for all.
     items = (first_item(refs, blocks, options),) * BUFFERS
 
@@ -68,7 +73,7 @@ def compute_item(item: Item, ahead: Item, refs: Refs, blocks: Blocks, options: A
     clear_dead_rows(item, refs, blocks)
     queries = refs.q_buffers[lax.rem(job.number, BUFFERS)].reshape(blocks.rows, -1)
     keys = refs.kv_buffers[item.buffer].reshape(blocks.keys, -1).astype(common_dtype(refs))
-    scores = masked_scores(queries.astype(keys.dtype), keys, item, blocks, options)
+    scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[...], item, blocks, options)
     start_item(ahead, refs, blocks)
     accumulate(scores, keys[:, : blocks.latent], refs, exponent_unit(options))
     pl.when(item.is_last)(lambda: finish_job(job, refs, blocks, options))
@@ -81,17 +86,35 @@ def common_dtype(refs: Refs) -> Any:
 
 
 def clear_dead_rows(item: Item, refs: Refs, blocks: Blocks) -> None:
-    """Zeroes the keys of a block that no query of the job reads; most blocks have none."""
+    """Zeroes the keys of a block that no query of the job reads, or that aren't there; most blocks have none."""
     begin = item.kv_block * blocks.keys
     first, end = item.job.first - begin, item.job.end - begin
+    holes = refs.span[2] != 0
 
-    @pl.when(jnp.logical_or(first > 0, end < blocks.keys))
+    @pl.when(jnp.logical_or(holes, jnp.logical_or(first > 0, end < blocks.keys)))
     def _clear() -> None:
         pages = refs.kv_buffers.at[item.buffer]
         key = key_iota((blocks.pages, blocks.page, pages.shape[2]), blocks)
         live = jnp.logical_and(key >= first, key < end)
         # The selection is made in float32: a narrower mask does not exist on every generation.
         pages[...] = jnp.where(live, pages[...].astype(jnp.float32), 0.0).astype(pages.dtype)
+        pl.when(holes)(lambda: drop_missing_pages(item, refs, blocks))
+
+
+def drop_missing_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
+    """Zeroes what stands in place of pages that don't exist, and numbers their keys so that no query reads them."""
+    number = lax.broadcasted_iota(jnp.int32, refs.numbers.shape, 1)
+    refs.numbers[...] = number
+
+    def drop(i: jax.Array, _: None) -> None:
+        @pl.when(page_id(item, i, refs, blocks) < 0)
+        def _dropped() -> None:
+            here = jnp.logical_and(number >= i * blocks.page, number < (i + 1) * blocks.page)
+            refs.numbers[...] = jnp.where(here, _NOWHERE, refs.numbers[...])
+            page = refs.kv_buffers.at[item.buffer, i]
+            page[...] = jnp.zeros(page.shape, page.dtype)
+
+    lax.fori_loop(0, blocks.pages, drop, None)
 
 
 def key_iota(shape: tuple[int, int, int], blocks: Blocks) -> jax.Array:
@@ -114,6 +137,7 @@ def precision_for(dtype: Any) -> lax.Precision:
 def masked_scores(
     queries: jax.Array,  # [rows, W]
     keys: jax.Array,  # [keys, W]
+    numbers: jax.Array,  # i32[1, keys]
     item: Item,
     blocks: Blocks,
     options: AnyOptions,
@@ -126,7 +150,7 @@ def masked_scores(
         precision=precision_for(keys.dtype),
         preferred_element_type=jnp.float32,
     )
-    key = item.kv_block * blocks.keys + lax.broadcasted_iota(jnp.int32, products.shape, 1)
+    key = item.kv_block * blocks.keys + numbers
     position = row_positions(item.job, blocks)
     live = jnp.logical_and(key >= first_key(position, options), key < end_key(position, item.job.kv_len, options))
     return jnp.where(live, scores_of(products, options), NEGATIVE)
@@ -153,8 +177,7 @@ def accumulate(
 
 def finish_job(job: Job, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """Divides by the sums and sends the rows off; rows with nothing to read become zeros."""
-    position = row_positions(job, blocks)
-    live = end_key(position, job.kv_len, options) > first_key(position, options)
+    live = jnp.logical_not(refs.top[:, :1] <= NEGATIVE)  # NaN is no row without keys
     total = jnp.sum(refs.total[...], axis=1, keepdims=True)
     rows = jnp.where(live, refs.weighted[...] / jnp.where(live, total, 1.0) * options.value_scale, 0.0)
     buffer = lax.rem(job.number, 2)

@@ -26,6 +26,7 @@ __all__ = [
     "first_item",
     "next_item",
     "output_copy",
+    "page_id",
     "start_item",
     "wait_output",
     "wait_pages",
@@ -72,10 +73,10 @@ class Blocks:
 class Refs(NamedTuple):
     """The kernel's memory."""
 
-    span: Ref  # i32[2]: first and end of the sequences of this call
+    span: Ref  # i32[3]: first and end of the sequences of this call; whether a page that is read does not exist
     kv_lens: Ref  # i32[S]
     cu_q_lens: Ref  # i32[S + 1]
-    page_table: Ref  # i32[S * pages_per_seq]
+    page_table: Ref  # i32[S * pages_per_seq]: the clean table, -1 for what names no page
     queries: Ref  # [T, heads, W], HBM
     pages: Ref  # [P, page, W], HBM
     zeros: Ref  # the memory of `out` as it came in
@@ -86,6 +87,7 @@ class Refs(NamedTuple):
     top: Ref  # f32[rows, 128]: the largest score so far, in every lane
     total: Ref  # f32[rows, 128]: sums of weights, each lane its own columns
     weighted: Ref  # f32[rows, latent]: sums of weighted values
+    numbers: Ref  # i32[1, keys]: where in its block the key of each column stands; far below 0 for one that isn't there
     out_tokens: Ref  # i32[2], SMEM: tokens under way from each buffer of `out_buffers`
     kv_semaphores: Ref
     q_semaphores: Ref
@@ -205,17 +207,24 @@ def start_item(item: Item, refs: Refs, blocks: Blocks) -> None:
     """Starts the copies that an item needs; none from the end of the span on."""
     pl.when(jnp.logical_and(item.is_first, item.job.tokens > 0))(lambda: query_copy(item.job, refs).start())
     first, end = page_range(item, blocks)
-    row = jnp.minimum(item.job.seq, refs.kv_lens.shape[0] - 1) * blocks.pages_per_seq
     for i in range(blocks.pages):
-        entry = jnp.minimum(item.kv_block * blocks.pages + i, blocks.pages_per_seq - 1)
-        start = partial(start_page, refs.page_table[row + entry], item.buffer, i, refs)
+        start = partial(start_page, page_id(item, i, refs, blocks), item.buffer, i, refs)
         pl.when(jnp.logical_and(first <= i, i < end))(start)
 
 
+def page_id(item: Item, index: int | jax.Array, refs: Refs, blocks: Blocks) -> jax.Array:
+    """The id of a page of an item's block of keys; -1 where the table names none."""
+    row = jnp.minimum(item.job.seq, refs.kv_lens.shape[0] - 1) * blocks.pages_per_seq
+    entry = jnp.minimum(item.kv_block * blocks.pages + index, blocks.pages_per_seq - 1)
+    named: jax.Array = refs.page_table[row + entry]
+    return named
+
+
 def start_page(page_id: jax.Array, buffer: jax.Array, index: int, refs: Refs) -> None:
-    """Starts the copy of a page into a buffer."""
+    """Starts the copy of a page into a buffer; of the first page in place of one that does not exist."""
     slots = refs.kv_buffers.at[buffer, index]
-    pltpu.make_async_copy(refs.pages.at[page_id], slots, refs.kv_semaphores.at[buffer]).start()
+    page = refs.pages.at[jnp.maximum(page_id, 0)]
+    pltpu.make_async_copy(page, slots, refs.kv_semaphores.at[buffer]).start()
 
 
 def query_copy(job: Job, refs: Refs) -> Any:

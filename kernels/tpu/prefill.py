@@ -49,7 +49,7 @@ def prefill(
         queries: `[T, Hq, D]`: float32, bfloat16 or float16.
         kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the numbers' dtype, not float16.
         kv_lens: `i32[S]`: tokens of each sequence, its queries included.
-        page_table: `i32[S, pages_per_seq]`.
+        page_table: `i32[S, pages_per_seq]`, as `clean_table` makes it.
         cu_q_lens: `i32[S + 1]`: where each sequence's queries begin.
         num_seqs: `i32[1]`: sequences that there are.
         sinks: `f32[Hq]` or None.
@@ -70,7 +70,6 @@ def prefill(
         num_seqs,
         skipped,
         num_tokens=num_tokens,
-        num_pages=kv_pages.shape[0],
         page_size=geometry.page_size,
         block_queries=geometry.blocks.queries,
         block_keys=geometry.block_keys,

@@ -21,7 +21,7 @@ class Refs:
     Attributes:
         blocks: `i32[len(Field), N]` in SMEM: the schedule.
         counts: `i32[3]` in SMEM: `Schedule.counts`.
-        table: `i32[S * pages_per_seq]` in SMEM: the page table; -1 for what names no page.
+        table: `i32[S * pages_per_seq]` in SMEM: the clean page table: -1 for what names no page.
         queries: `[heads, T, group / packing, packing, key_tiles * 128]` in HBM.
         kv_pages: `[P, page, ...]` in HBM.
         sinks: `f32[heads, rows, 128]` in VMEM, as scores (`score_units`); None: no sinks.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from ..layout import round_up
 from ..masks import end_key, first_key
 from ..options import AttentionOptions
+from ..ragged import misses_pages
 
 __all__ = ["Field", "Schedule", "leading_decode_rows", "make_schedule", "most_blocks", "schedule_bytes"]
 
@@ -66,7 +67,7 @@ class Schedule(NamedTuple):
         blocks: `i32[len(Field), N]`: N is the most there can be; the columns from the number on are undefined.
         counts: `i32[3]`: how many there are; the first that reads any keys (their number if none does); whether any
             of the pages that are read doesn't exist, 0 or 1.
-        table: `i32[S * pages_per_seq]`: the page table, row after row; -1 for what names no page.
+        table: `i32[S * pages_per_seq]`: the clean page table, row after row.
     """
 
     blocks: jax.Array
@@ -87,15 +88,18 @@ def schedule_bytes(num_blocks: int) -> int:
 def leading_decode_rows(
     cu_q_lens: jax.Array,  # i32[S + 1]
     num_seqs: jax.Array,  # i32[1]
+    barred: jax.Array,  # bool[S]
 ) -> jax.Array:
-    """How many sequences, from the first on, have one query each: `i32[]`. O(S).
+    """How many sequences, from the first on, have one query each and are not barred: `i32[]`. O(S).
 
     Args:
         cu_q_lens: `i32[S + 1]`: where each sequence's queries begin.
         num_seqs: `i32[1]`: sequences that there are.
+        barred: `bool[S]`: sequences that the decode kernel can't do.
     """
     sequence = jnp.arange(cu_q_lens.shape[0] - 1, dtype=jnp.int32)
-    single = (cu_q_lens[1:] - cu_q_lens[:-1] == 1) & (cu_q_lens[:-1] == sequence) & (sequence < num_seqs[0])
+    single = (cu_q_lens[1:] - cu_q_lens[:-1] == 1) & (cu_q_lens[:-1] == sequence)
+    single &= (sequence < num_seqs[0]) & ~barred
     return jnp.sum(jnp.cumprod(single.astype(jnp.int32)), dtype=jnp.int32)
 
 
@@ -107,7 +111,6 @@ def make_schedule(
     skipped: jax.Array,  # i32[]
     *,
     num_tokens: int,
-    num_pages: int,
     page_size: int,
     block_queries: int,
     block_keys: int,
@@ -120,12 +123,11 @@ def make_schedule(
 
     Args:
         kv_lens: `i32[S]`: tokens of each sequence, its queries included.
-        page_table: `i32[S, pages_per_seq]`.
+        page_table: `i32[S, pages_per_seq]`, as `clean_table` makes it.
         cu_q_lens: `i32[S + 1]`: where each sequence's queries begin.
         num_seqs: `i32[1]`: sequences that there are.
         skipped: `i32[]`: leading sequences that somebody else attends to.
         num_tokens: T.
-        num_pages: P.
         page_size: slots of a page.
         block_queries: queries in a block.
         block_keys: keys in a block.
@@ -175,13 +177,11 @@ def make_schedule(
         Field.END_BLOCK: end_block,
         Field.NEXT: following,
     }
-    exists = (page_table >= 0) & (page_table < num_pages)
-    starts = jnp.arange(page_table.shape[1], dtype=jnp.int32) * page_size
-    scheduled = (q_lens > 0)[:, None]
-    first = first_key(kv_lens - q_lens, options)[:, None]
-    read = scheduled & (starts[None, :] + page_size > first) & (starts[None, :] < kv_lens[:, None])
+    missing = misses_pages(
+        page_table, first_key(kv_lens - q_lens, options), jnp.where(q_lens > 0, kv_lens, 0), page_size
+    )
     return Schedule(
         jnp.stack([columns[field] for field in Field]),
-        jnp.stack([count, jnp.minimum(at_or_after[0], count), jnp.any(read & ~exists).astype(jnp.int32)]),
-        jnp.where(exists, page_table, -1).reshape(-1),
+        jnp.stack([count, jnp.minimum(at_or_after[0], count), jnp.any(missing).astype(jnp.int32)]),
+        page_table.reshape(-1),
     )

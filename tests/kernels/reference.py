@@ -4,7 +4,7 @@ Independent of `spec` and of `kernels`: layouts and scales are written down here
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ __all__ = [
     "make_batch",
     "make_latent_batch",
     "pack",
+    "without_pages",
 ]
 
 
@@ -67,6 +68,7 @@ class Batch:
         values: of each sequence, `f64[kv_len, H, Dv]`, as stored, scales applied.
         slots: of each sequence, `i64[kv_len]`: where its tokens stand.
         mask: what the poison was laid round.
+        absent: by sequence, which of its keys are on pages that don't exist: `bool[kv_len]`.
     """
 
     queries: Array
@@ -80,6 +82,7 @@ class Batch:
     values: list[Array]
     slots: list[Array]
     mask: Mask
+    absent: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
 
     @property
     def arrays(self) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -305,6 +308,21 @@ def make_latent_batch(
     return Batch(queries, pages, None, lens, table, starts, num_seqs, keys, values, slots, mask)
 
 
+def without_pages(batch: Batch, holes: Sequence[tuple[int, int, int]]) -> Batch:
+    """A batch whose table names no page in some places: nobody reads the keys that stood there.
+
+    Args:
+        batch: the batch.
+        holes: sequence, place in its row of the table, and what the table holds there: no id of a page.
+    """
+    table, absent = batch.page_table.copy(), dict(batch.absent)
+    for i, place, wrong in holes:
+        table[i, place] = wrong
+        pages = np.arange(batch.kv_lens[i]) // batch.kv_pages.shape[1]
+        absent[i] = absent.get(i, np.zeros(len(pages), bool)) | (pages == place)
+    return replace(batch, page_table=table, absent=absent)
+
+
 def dense_attention(
     batch: Batch,
     *,
@@ -337,6 +355,8 @@ def dense_attention(
         if soft_cap is not None:
             scores = soft_cap * np.tanh(scores / soft_cap)
         readable = batch.mask.readable(q_len, kv_len)
+        if i in batch.absent:
+            readable &= ~batch.absent[i]
         scores = np.where(readable, scores, -np.inf)
         top = scores.max(-1, keepdims=True)
         if sinks is not None:

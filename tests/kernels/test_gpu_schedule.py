@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from kvproof.kernels.gpu import attention, geometry
 from kvproof.kernels.gpu.geometry import Geometry
-from kvproof.kernels.gpu.schedule import Field, clean_table, decode_items, most_blocks, prefill_blocks, splits_of
+from kvproof.kernels.gpu.schedule import Field, decode_items, most_blocks, prefill_blocks, splits_of
 from kvproof.kernels.gpu.support import unsupported
 from kvproof.kernels.gpu.tiles import Tiles, cut
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions
-from kvproof.kernels.ragged import ragged
+from kvproof.kernels.ragged import clean_table, ragged
 from kvproof.kernels.storage import ScaledPages
 
 from .reference import Mask

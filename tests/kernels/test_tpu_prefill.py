@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kvproof.kernels.layout import CacheLayout, layout_of
 from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.ragged import clean_table
 from kvproof.kernels.tpu import prefill_copies, prefill_fold, prefill_kernel
 from kvproof.kernels.tpu.prefill import prefill
 from kvproof.kernels.tpu.prefill_fold import token_of_row
@@ -109,7 +110,9 @@ class Case:
         def make(interpret: pltpu.InterpretParams) -> Callable[..., Any]:
             def run(*arrays: Any) -> Any:
                 sinks = None if self.sink_logits is None else jnp.asarray(self.sink_logits)
-                return call(*arrays[:-1], sinks, arrays[-1], interpret=interpret)
+                queries, pages, lens, table, *rest = arrays[:-1]
+                table = clean_table(table, len(pages))
+                return call(queries, pages, lens, table, *rest, sinks, arrays[-1], interpret=interpret)
 
             return run
 
@@ -283,7 +286,6 @@ def scheduler(mask: Mask) -> Callable[..., Schedule]:
         partial(
             make_schedule,
             num_tokens=TOKENS,
-            num_pages=100,
             page_size=PAGE,
             block_queries=BLOCK_QUERIES,
             block_keys=BLOCK_KEYS,
@@ -342,13 +344,13 @@ def test_a_schedule_covers_each_query_once_and_reads_what_it_must(
 
 def test_a_page_that_does_not_exist_is_told_only_where_it_is_read() -> None:
     """R1: the flag that makes the kernel look for such entries, and the table that it looks into."""
-    table = np.full((ROWS, PAGES_PER_SEQ), 2**30, np.int32)
+    table = np.full((ROWS, PAGES_PER_SEQ), -1, np.int32)
     table[1, 2:4] = (99, 0)
     lens, starts = np.full(ROWS, 30, np.int32), np.array([0, 5, 8, 9, 9, 9], np.int32)
     told = scheduler(Mask(window=7))(lens, table, starts, np.array([2], np.int32), np.int32(1))
     assert np.asarray(told.counts).tolist() == [1, 0, 0]
     assert np.asarray(told.table).reshape(table.shape)[1, 1:5].tolist() == [-1, 99, 0, -1]
-    table[1, 3] = 100
+    table[1, 3] = -1
     told = scheduler(Mask(window=7))(lens, table, starts, np.array([2], np.int32), np.int32(1))
     assert np.asarray(told.counts).tolist() == [1, 0, 1]
 
