@@ -6,7 +6,7 @@ Nothing is kept here but the shards: a request is where it is live, and pages ar
 import os
 from collections.abc import Sequence
 
-from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy
+from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy, SwapPlan
 
 from .arguments import index, integer, listed, refusal
 from .cache_manager import CacheManager
@@ -18,10 +18,11 @@ __all__ = ["ShardedCacheManager"]
 
 
 class ShardedCacheManager:
-    """The cache managers of several shards. A request lives on one of them, and is decided on at its admission.
+    """The cache managers of several shards. A request lives on one of them, which is chosen at its admission.
 
-    Page ids are a shard's own. Batched steps, events, pins and priorities are a shard's too: ask ``shards[number]``
-    for them.
+    Page ids, host pages' too, are a shard's own: a request swaps on its shard and comes back to it. Batched steps,
+    events, pins, priorities and pages received from elsewhere are a shard's too: ask ``shards[number]`` for them. A
+    plan that has the id k on shard i has the id ``k * num_shards + i`` here.
 
     Not thread-safe: calls come from one thread at a time.
 
@@ -39,8 +40,10 @@ class ShardedCacheManager:
         counter_sampling: one page in so many is sampled.
         max_pinned_pages: the most pages that may be pinned on each shard (PIN-1).
         max_pinned_pages_per_salt: the most that may be for one cache salt, on each shard.
+        num_host_pages: pages of each shard's host memory; 0: no request can be swapped out (SWAP-1).
 
     Attributes:
+        num_shards: how many shards.
         shards: the managers.
     """
 
@@ -60,8 +63,9 @@ class ShardedCacheManager:
         counter_sampling: int = 64,
         max_pinned_pages: int = 0,
         max_pinned_pages_per_salt: int | None = None,
+        num_host_pages: int = 0,
     ) -> None:
-        count = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
+        self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
         groups = listed("kv_cache_groups", kv_cache_groups)
         seed = os.urandom(32) if hash_seed is None else hash_seed
         self.shards = tuple(
@@ -78,8 +82,9 @@ class ShardedCacheManager:
                 counter_sampling=counter_sampling,
                 max_pinned_pages=max_pinned_pages,
                 max_pinned_pages_per_salt=max_pinned_pages_per_salt,
+                num_host_pages=num_host_pages,
             )
-            for _ in range(count)
+            for _ in range(self.num_shards)
         )
 
     # -- Looking ----------------------------------------------------------------------------------
@@ -92,15 +97,15 @@ class ShardedCacheManager:
         return (pages - sum(pool.get_num_free_pages() for pool in pools)) / pages
 
     def shard_of(self, request_id: str) -> int | None:
-        """The number of the shard on which a request is live; None if it is on none. O(shards)."""
+        """The number of the shard on which a request is live, swapped out or on its way; None: on none. O(shards)."""
         wanted = read_id(request_id)
         for number, shard in enumerate(self.shards):
-            if wanted in shard.coordinator.live.slot_of:
+            if wanted in shard.coordinator.live.slot_of or wanted in shard.coordinator.swapped.by_id:
                 return number
         return None
 
     def _home(self, request_id: str) -> CacheManager:
-        """The manager that answers for a request: that of its shard, or any, if it is live on none."""
+        """The manager that answers for a request: that of its shard, or any, if it is on none."""
         return self.shards[self.shard_of(request_id) or 0]
 
     def create_empty_page_list(self) -> CachePages:
@@ -123,7 +128,7 @@ class ShardedCacheManager:
     # -- Requests ---------------------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request on its shard, or, until it is live, on any (MAN-1).
+        """The longest cached prefix of a request on its shard, or, until it is on one, on any (MAN-1).
 
         Of shards with equally long ones that with the most free pages is asked, then the one of the lowest number.
 
@@ -186,6 +191,32 @@ class ShardedCacheManager:
         """Publishes a live request's full pages on its shard; see `CacheManager.cache_pages` (MAN-3)."""
         self._home(read_request_id(request)).cache_pages(request, num_computed_tokens)
 
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a live request goes to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
+        number = self.shard_of(read_request_id(request)) or 0
+        return self._renumbered(number, self.shards[number].swap_out(request))
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a request comes back to the shard that it left; see `CacheManager.swap_in` (SWAP-1)."""
+        number = self.shard_of(read_request_id(request)) or 0
+        return self._renumbered(number, self.shards[number].swap_in(request))
+
+    def _renumbered(self, shard: int, plan: SwapPlan | None) -> SwapPlan | None:
+        """A shard's plan with an id that no other shard's plan has."""
+        return None if plan is None else plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence of a plan of any shard, by the id that it has here; see `CacheManager.swap_done` (SWAP-1)."""
+        number = integer("swap_id", swap_id, minimum=None)
+        own, shard = divmod(number, self.num_shards)
+        if own not in self.shards[shard].coordinator.swapped.flights:
+            raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are under way")
+        self.shards[shard].swap_done(own)
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages of a request in its shard's host memory; see `CacheManager.get_host_page_ids`."""
+        return self._home(request_id).get_host_page_ids(request_id)
+
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
         """Gives a request's pages back to its shard; see `CacheManager.free` (MAN-4, MAN-5)."""
         return self._home(read_request_id(request)).free(request, num_written)
@@ -200,8 +231,13 @@ class ShardedCacheManager:
         return self.shards[index("shard", shard, len(self.shards), "POOL-12")].take_page_copies()
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every shard's cached prefixes, if no page is in use on any (POOL-9). Returns whether it did."""
-        if any(shard.usage for shard in self.shards):
+        """Forgets every shard's cached prefixes, if on none a page is in use or a request swapped out (POOL-9).
+
+        Returns:
+            Whether it did.
+        """
+        swaps = [shard.coordinator.swapped for shard in self.shards]
+        if any(shard.usage for shard in self.shards) or any(own.by_id or own.flights for own in swaps):
             return False
         for shard in self.shards:
             shard.reset_prefix_cache()
@@ -215,7 +251,7 @@ class ShardedCacheManager:
         """
         for shard in self.shards:
             shard.check()
-        live = [set(shard.coordinator.live.slot_of) for shard in self.shards]
+        live = [{*shard.coordinator.live.slot_of, *shard.coordinator.swapped.by_id} for shard in self.shards]
         assert len(set().union(*live)) == sum(map(len, live)), f"POOL-12: a request lives on two shards: {live}"
         roots = {shard.page_pool.none_hash for shard in self.shards}
         assert len(roots) == 1, f"POOL-12: {len(roots)} roots of keys"

@@ -54,7 +54,8 @@ _SENTENCES = {
     "POOL-11": "evict_pages(ids) drops hashes only; it never frees and never moves a page in the queue. Pinned pages "
     "are refused.",
     "POOL-12": "With data parallelism each shard has its own pool, null page and local ids; a request lives on one "
-    "shard: where the longest cached prefix is, else where most pages are free, else on the lowest number.",
+    "shard: where the longest cached prefix is, else where most pages are free, else on the lowest number. It swaps on "
+    "that shard, whose host pages are its own too, and comes back to it.",
     "POOL-13": "With unhashed_first=True freed pages that carry no hash go to the front of the queue, in the order "
     "given; off by default.",
     # -- Pins and priorities ----------------------------------------------------------------------

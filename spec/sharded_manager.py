@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from typing import Unpack
 
 from .arguments import index, integer, listed, refusal
 from .cache_manager import CacheManager
 from .cache_pages import CachePages
-from .coordinator import PoolOptions
-from .declarations import CacheGroupSpec, EngineRequest, PageCopy
+from .declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy, SwapPlan
+from .hashing import sha256
 from .live_requests import request_id_of
 
 __all__ = ["ShardedCacheManager"]
@@ -18,17 +17,27 @@ class ShardedCacheManager:
     """One `CacheManager` a shard, each with a pool, a null page and page ids of its own.
 
     A request lives on one shard: on the one where its longest cached prefix is, else on the one with most free
-    pages, else on that with the lowest number. Events, counters, pins, priorities and batched steps are those of a
-    shard: call them on ``shards[i]``.
+    pages, else on that with the lowest number. It stays there while it is swapped out: its host pages are numbers of
+    that shard's host memory, and the device pages that it comes back to are that shard's. Events, counters, pins,
+    priorities, batched steps and pages received from elsewhere are those of a shard: call them on ``shards[i]``.
+
+    A plan of shard i with the id k there has the id ``k * num_shards + i`` here, so that `swap_done` needs no shard.
 
     Args:
         num_shards: how many shards.
         num_pages: pages of each shard's pool, the null page included.
-        kv_cache_groups: see `CacheManager`, as for the others.
+        kv_cache_groups: see `CacheManager`, as for the others, each of which is every shard's.
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model runs.
-        options: the other keywords of `CacheManager`, for each shard. One seed is for all: drawn once unless given.
+        hash_seed: the seed of the keys of all shards; None draws one for all (HASH-1).
+        hash_function: the hash of the keys.
+        unhashed_first: see `PagePool` (POOL-13).
+        enable_events: see `PagePool` (MAN-12).
+        counter_sampling: see `PagePool` (MAN-12).
+        max_pinned_pages: the most pages that may be pinned on each shard (PIN-1).
+        max_pinned_pages_per_salt: the most that may be for one cache salt on each shard (PIN-1).
+        num_host_pages: pages of each shard's host memory; 0: no request is swapped out (SWAP-1).
 
     Attributes:
         shards: the shards' managers.
@@ -42,14 +51,35 @@ class ShardedCacheManager:
         max_model_len: int,
         enable_caching: bool = True,
         use_eagle: bool = False,
-        **options: Unpack[PoolOptions],
+        *,
+        hash_seed: bytes | None = None,
+        hash_function: HashFunction = sha256,
+        unhashed_first: bool = False,
+        enable_events: bool = False,
+        counter_sampling: int = 64,
+        max_pinned_pages: int = 0,
+        max_pinned_pages_per_salt: int | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
-        if options.get("hash_seed") is None:
-            options["hash_seed"] = os.urandom(32)
+        seed = os.urandom(32) if hash_seed is None else hash_seed
         groups = listed("kv_cache_groups", kv_cache_groups)
         self.shards = tuple(
-            CacheManager(num_pages, groups, max_model_len, enable_caching, use_eagle, **options)
+            CacheManager(
+                num_pages,
+                groups,
+                max_model_len,
+                enable_caching,
+                use_eagle,
+                hash_seed=seed,
+                hash_function=hash_function,
+                unhashed_first=unhashed_first,
+                enable_events=enable_events,
+                counter_sampling=counter_sampling,
+                max_pinned_pages=max_pinned_pages,
+                max_pinned_pages_per_salt=max_pinned_pages_per_salt,
+                num_host_pages=num_host_pages,
+            )
             for _ in range(self.num_shards)
         )
 
@@ -64,13 +94,13 @@ class ShardedCacheManager:
         return self.shards[0].create_empty_page_list()
 
     def shard_of(self, request_id: str) -> int | None:
-        """The number of the shard on which a request is live; None if it is on none."""
+        """The number of the shard on which a request is live, swapped out or on its way; None if it is on none."""
         if not isinstance(request_id, str):
             raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
-        return next((number for number, shard in enumerate(self.shards) if request_id in shard._live), None)
+        return next((number for number, shard in enumerate(self.shards) if request_id in _ids_on(shard)), None)
 
     def _shard(self, request: EngineRequest) -> CacheManager:
-        """The shard on which a request is live; the first, which will say that it is not, if it is on none."""
+        """The shard that a request is on; the first, which will say that it is not live, if it is on none."""
         return self.shards[self.shard_of(request_id_of(request)) or 0]
 
     def _best(self, lengths: Sequence[int]) -> int:
@@ -81,7 +111,7 @@ class ShardedCacheManager:
     # -- Finding and allocating -------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request on any shard, or on its own if it is live.
+        """The longest cached prefix of a request on any shard, or on its own if it is on one.
 
         See `CacheManager.get_computed_pages`.
         """
@@ -140,6 +170,40 @@ class ShardedCacheManager:
         """
         return self.shards[index("shard", shard, self.num_shards, "POOL-12")].take_page_copies()
 
+    # -- Host memory ------------------------------------------------------------------------------
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a live request goes to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
+        return self._numbered(request, self._shard(request).swap_out(request))
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a request comes back to the shard that it went from; see `CacheManager.swap_in` (SWAP-1)."""
+        return self._numbered(request, self._shard(request).swap_in(request))
+
+    def _numbered(self, request: EngineRequest, plan: SwapPlan | None) -> SwapPlan | None:
+        """A shard's plan under its id here; while it is under way the request is on that shard."""
+        if plan is None:
+            return None
+        shard = self.shard_of(request.request_id)
+        assert shard is not None, f"SWAP-1: {request.request_id!r} is on its way, on no shard"
+        return plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence of a plan, whatever its shard; see `CacheManager.swap_done` (SWAP-1).
+
+        Args:
+            swap_id: the plan's id, as `swap_out` or `swap_in` gave it.
+        """
+        number = integer("swap_id", swap_id, minimum=None)
+        own, shard = divmod(number, self.num_shards)
+        if own not in self.shards[shard]._swapped.flights:
+            raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are to end")
+        self.shards[shard].swap_done(own)
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids, in its shard's host memory, of a request's host pages; see `CacheManager.get_host_page_ids`."""
+        return self.shards[self.shard_of(request_id) or 0].get_host_page_ids(request_id)
+
     # -- Giving back ------------------------------------------------------------------------------
 
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
@@ -152,8 +216,12 @@ class ShardedCacheManager:
             shard.free_page_hashes(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if no page of any shard is in use (POOL-9). Returns whether it did."""
-        if self.usage > 0:
+        """Forgets every cached prefix, if on no shard a page is in use or a request swapped out (POOL-9).
+
+        Returns:
+            Whether it did.
+        """
+        if self.usage > 0 or not all(shard._swapped.is_idle for shard in self.shards):
             return False
         for shard in self.shards:
             shard.reset_prefix_cache()
@@ -182,7 +250,12 @@ class ShardedCacheManager:
         """
         for shard in self.shards:
             shard.check()
-        live = [request_id for shard in self.shards for request_id in shard._live]
+        live = [request_id for shard in self.shards for request_id in _ids_on(shard)]
         assert len(set(live)) == len(live), f"POOL-12: a request lives on two shards: {live}"
         roots = {shard.page_pool.none_hash for shard in self.shards}
         assert len(roots) == 1, "HASH-1: the shards' keys have different roots"
+
+
+def _ids_on(shard: CacheManager) -> list[str]:
+    """The ids of the requests that are live on a shard, swapped out or on their way."""
+    return [*shard._live, *shard._swapped.by_id]

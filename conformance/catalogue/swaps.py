@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .device_patching import with_function
-from .patching import with_manager
+from .patching import backend_with, derived, with_manager
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -100,6 +100,17 @@ def back_in_part_of_a_page(fast: ModuleType) -> SimpleNamespace:
         return manager
 
     return with_manager(fast, restore=classmethod(restore))
+
+
+@seeded(OWN, "SWAP-1", "shards", also=("POOL-12",))
+def freed_on_the_first_shard(fast: ModuleType) -> SimpleNamespace:
+    """A shard loses host pages: a request that is swapped out is on no shard, so that the first is told of its end."""
+
+    def free(self: Any, request: Any, num_written: Any = None) -> Any:
+        live = (shard for shard in self.shards if request.request_id in shard.coordinator.live.slot_of)
+        return next(live, self.shards[0]).free(request, num_written)
+
+    return backend_with(fast, ShardedCacheManager=derived(fast.ShardedCacheManager, {"free": free}))
 
 
 @seeded(FORESEEN, "SWAP-2", "cache")

@@ -14,15 +14,20 @@ from .groups import MIXED, GroupSteps
 from .operations import operation
 from .pool_state import page_list, page_views, pool_fields
 from .sides import equal
+from .swap_steps import MOST_PAGES, SwapSteps
 from .worlds import World, worlds
 
 __all__ = ["Shards"]
 
-_MOST_PAGES = 1000
-"""A page of shard n is shown as its id and n times this; a null page of any shard as 0."""
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"unhashed_first": True},
+    {"num_host_pages": 12},
+    {"num_host_pages": 4, "unhashed_first": True},
+)
 
 
-class Shards(GroupSteps):
+class Shards(SwapSteps):
     """A side's ``manager`` is the sharded one; ``shards`` has, for each shard, what a side of one manager has.
 
     A side's ``pool`` and ``pages`` are those of the shard that was turned to last.
@@ -30,14 +35,14 @@ class Shards(GroupSteps):
 
     name = "shards"
     capability = "shards"
-    examples = 27
+    examples = 30
     needs: ClassVar[tuple[str, ...]] = (*GroupSteps.needs, "ShardedCacheManager")
     labels = frozenset({"MAN-7", "MAN-8", "POOL-12"})
-    always = GroupSteps.always | labels | {"MAN-13"}
+    always = GroupSteps.always | labels | {"MAN-13", "SWAP-1"}
     made = "ShardedCacheManager"
 
     @start(
-        world=worlds(MIXED, counts=(1, 1, 2), ample=True, options=({}, {"unhashed_first": True})),
+        world=worlds(MIXED, counts=(1, 1, 2), ample=True, options=_OPTIONS),
         num_shards=st.integers(2, 3),
     )
     def construct(self, world: World, num_shards: int) -> None:
@@ -59,8 +64,10 @@ class Shards(GroupSteps):
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`: where requests live, and every pool."""
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
+        hosts = [shows for shows in super().state_fields() if shows.clause == "SWAP-1"]
         return [
             Field("shards of requests", "POOL-12", self.read_shards),
+            *hosts,
             Field(
                 "pages of requests",
                 "MAN-2",
@@ -77,6 +84,14 @@ class Shards(GroupSteps):
         """The shard of every request."""
         return {name: side.manager.shard_of(name) for name in self.cases}
 
+    def read_free_host_pages(self, side: Any) -> object:
+        """See `SwapSteps.read_free_host_pages`: of every shard."""
+        return [int(shard.manager.num_free_host_pages) for shard in side.shards]
+
+    def shard_of(self, name: str) -> int:
+        """See `SwapSteps.shard_of`."""
+        return int(self.spec.manager.shard_of(name))
+
     def turn(self, data: Drawing) -> None:
         """See `Admission.turn`."""
         self.turn_to(data.draw(st.integers(0, self.first[0] - 1)))
@@ -90,7 +105,7 @@ class Shards(GroupSteps):
     def held(self, name: str) -> list[list[int]]:
         """See `ManagerMachine.held`."""
         shard = self.spec.manager.shard_of(name) or 0
-        return [[page and page + shard * _MOST_PAGES for page in group] for group in super().held(name)]
+        return [[page and page + shard * MOST_PAGES for page in group] for group in super().held(name)]
 
     def page_lists(self, pages: Any, side: Any) -> Any:
         """See `ManagerMachine.page_lists`: pages are told apart by their shards too."""
@@ -102,7 +117,7 @@ class Shards(GroupSteps):
         shown = page_list(pages, side.shards[owners[0]]) if len(set(owners)) == 1 else []
         if isinstance(shown, str):
             return shown
-        return [page.page_id and page.page_id + owner * _MOST_PAGES for page, owner in zip(pages, owners, strict=True)]
+        return [page.page_id and page.page_id + owner * MOST_PAGES for page, owner in zip(pages, owners, strict=True)]
 
     def owner(self, page: Any, side: Any) -> int:
         """The number of the shard that a page is of."""
@@ -140,6 +155,7 @@ class Shards(GroupSteps):
         name = one_of(data, list(self.cases))
         mixed = not self.cases[name].live and not self.cases[name].request.num_computed_tokens
         acts: list[Callable[[Drawing], None]] = [self.name_badly, self.count_shards_badly]
+        acts += [self.end_badly] if self.swaps() else []
         if mixed:
             acts += [functools.partial(self.mix, name)] * 3
         one_of(data, acts)(data)
@@ -167,6 +183,12 @@ class Shards(GroupSteps):
         )
         self.call(f"manager.{method}({wrong!r})", lambda side: getattr(side.manager, method)(wrong), "POOL-12")
 
+    def end_badly(self, data: Drawing) -> None:
+        """The end of a plan that there is not, or whose copies have ended."""
+        often: list[Any] = [number for number in range(-1, max([*self.flights, 2]) + 2) if number not in self.flights]
+        number = likely(data, often, NO_INTS)
+        self.call(f"manager.swap_done({number!r})", lambda side: side.manager.swap_done(number), "SWAP-1")
+
     def count_shards_badly(self, data: Drawing) -> None:
         """No shard, or a number of them that is none."""
         wrong = one_of(data, [0, -1, *NO_INTS])
@@ -179,7 +201,7 @@ class Shards(GroupSteps):
 
 def _shards(pages: Any) -> set[int]:
     """The shards whose pages are among some lists, null pages left out."""
-    return {page // _MOST_PAGES for group in pages for page in group if isinstance(page, int) and page}
+    return {page // MOST_PAGES for group in pages for page in group if isinstance(page, int) and page}
 
 
 def _of_all(shows: Field) -> Field:

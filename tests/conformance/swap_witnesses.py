@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from kvproof.conformance.replay_groups import read_groups
 from kvproof.spec.declarations import Request
 
-from .catalogue_witnesses import tried
+from .catalogue_witnesses import SEED, tried
 from .group_witnesses import manager_with
 
 __all__ = ["SWAP_WITNESSES"]
@@ -61,6 +62,17 @@ def back_in_part_of_a_page(names: Any) -> object:
     return tried(lambda: names.CacheManager.restore(manager.snapshot(), [request]).get_page_ids("a"))
 
 
+def freed_on_the_first_shard(names: Any) -> object:
+    manager = names.ShardedCacheManager(2, 8, read_groups("full:2", 1), 32, hash_seed=SEED, num_host_pages=8)
+    for name in ("a", "b"):  # b goes to the second shard, where more pages are free
+        request = Request(name, [1, 2, 3])
+        manager.allocate_slots(request, 3)
+        request.num_computed_tokens = 3
+    manager.swap_done(manager.swap_out(request).swap_id)
+    manager.free(request)
+    return [shard.num_free_host_pages for shard in manager.shards]
+
+
 def pages_exported_whole(names: Any) -> object:
     pages = np.ones((2, 4, 1), np.float32)
     return np.asarray(names.export_pages(pages, np.array([1], np.int32), np.array([3], np.int32))).tolist()
@@ -75,6 +87,7 @@ SWAP_WITNESSES: dict[str, Callable[[Any], object]] = {
         host_freed_before_the_fence,
         aborted_on_the_host,
         back_in_part_of_a_page,
+        freed_on_the_first_shard,
         pages_exported_whole,
     )
 }

@@ -50,7 +50,8 @@ class Side:
         manager = self.manager
         return (
             [pool_state(shard.page_pool, True) for shard in manager.shards],
-            [shard.counters for shard in manager.shards],
+            [(shard.counters, shard.num_free_host_pages) for shard in manager.shards],
+            [manager.get_host_page_ids(name) for name in "abcdef"],
             [(name, manager.shard_of(name), manager.get_page_ids(name)) for name in "abcdef"],
             manager.usage,
         )
@@ -63,9 +64,12 @@ class Lockstep:
         self.source = random.Random(seed)
         self.num_shards = num_shards
         self.sides = [
-            Side(package, num_shards, num_pages, groups=groups, enable_events=True) for package in (spec, fast)
+            Side(package, num_shards, num_pages, groups=groups, enable_events=True, num_host_pages=8)
+            for package in (spec, fast)
         ]
         self.promised: dict[str, int] = {}
+        self.away: dict[str, int] = {}
+        self.plans: dict[int, tuple[str, str]] = {}
         self.happened: Counter[str] = Counter()
 
     def call(self, name: str, call: Any) -> Any:
@@ -75,17 +79,19 @@ class Lockstep:
 
     def run(self, steps: int) -> None:
         moves = [*[self.come] * 4, *[self.go_on] * 2, self.end, self.publish, self.look_around, self.forget]
+        moves += [*[self.swap] * 3, *[self.end_copies] * 3]
         for _ in range(steps):
             self.source.choice(moves)()
             for side in self.sides:
                 side.manager.check()
-        assert [side.manager.reset_prefix_cache() for side in self.sides] == [not self.promised] * 2
+        is_idle = not self.promised and not self.away and not self.plans
+        assert [side.manager.reset_prefix_cache() for side in self.sides] == [is_idle] * 2
         told = [[shard.take_events() for shard in side.manager.shards] for side in self.sides]
         assert told[0] == told[1]
 
     def come(self) -> None:
         name = self.source.choice("abcdef")
-        if name in self.promised:
+        if name in self.promised or name in self.away:
             self.call("look-up of a live request", lambda side: side.look(name))
             return
         values = [self.source.randrange(2) for _ in range(self.source.randrange(1, 11))]
@@ -114,8 +120,34 @@ class Lockstep:
         if name in self.sides[0].requests:
             self.call("end", lambda side: side.manager.free(side.requests[name], written))
             self.promised.pop(name, None)
+            self.away.pop(name, None)
         if name in self.sides[0].requests and self.source.random() < 0.5:
             self.call("end of keys", lambda side: side.manager.free_page_hashes(side.requests[name]))
+
+    def swap(self) -> None:
+        """A request goes to host memory or comes back, is on its way already, or there is none."""
+        name = self.source.choice("abcdef")
+        if name not in self.sides[0].requests:
+            return
+        if name in self.promised:
+            tokens = min(self.promised[name], len(self.sides[0].requests[name].all_token_ids))
+            for side in self.sides:
+                side.requests[name].num_computed_tokens = tokens
+            plan = self.call("swap out", lambda side: side.manager.swap_out(side.requests[name]))
+            if plan is not None:
+                self.away[name] = self.promised.pop(name)
+        else:
+            plan = self.call("swap in", lambda side: side.manager.swap_in(side.requests[name]))
+        if plan is not None:
+            self.plans[plan.swap_id] = name, plan.direction
+            self.happened["plan of a later shard"] += bool(self.sides[0].manager.shard_of(name))
+
+    def end_copies(self) -> None:
+        number = self.source.choice([*self.plans, 100, -1])
+        self.call("end of copies", lambda side: side.manager.swap_done(number))
+        name, direction = self.plans.pop(number, ("", ""))
+        if direction == "in" and name in self.away:
+            self.promised[name] = self.away.pop(name)
 
     def publish(self) -> None:
         name = self.source.choice("abcdef")
@@ -157,6 +189,8 @@ def test_pool_12_all_of_it_happens() -> None:
         happened += lockstep.happened
     wanted = ["look-up", "look-up of a live request", "admission", "next token", "end", "end of keys", "publishing"]
     wanted += ["refused publishing", "common prefix", "copies", "refused copies", "hits on a later shard"]
+    wanted += ["swap out", "swap in", "end of copies", "plan of a later shard"]
+    wanted += ["refused swap out", "refused swap in", "refused end of copies"]
     assert [name for name in wanted if not happened[name]] == [], happened
 
 
@@ -176,6 +210,7 @@ def test_pool_12_options_are_those_of_every_shard(package: ModuleType) -> None:
     options = {"unhashed_first": True, "enable_events": True, "counter_sampling": 3}
     options |= {"max_pinned_pages": 5, "max_pinned_pages_per_salt": 2}
     manager = _sharded(package, 2, **options, hash_function=lambda message: message[:4])
+    assert [shard.num_host_pages for shard in _sharded(package, 2, num_host_pages=6).shards] == [6, 6]
     for shard in manager.shards:
         pool = shard.page_pool
         assert {name: getattr(pool, name) for name in options} == options
@@ -197,6 +232,37 @@ def test_pool_12_a_shards_own_calls_are_seen(package: ModuleType) -> None:
     assert manager.get_page_ids("r") == ([1, 2, 3],)
     manager.shards[1].free(request)
     assert manager.shard_of("r") is None
+    manager.check()
+
+
+@PACKAGES
+def test_pool_12_a_request_swaps_on_its_shard(package: ModuleType) -> None:
+    """There and back by plans whose ids no other shard's plan has; its host pages come free at its end."""
+    manager = _sharded(package, 3, num_host_pages=4)
+    requests = [PlainRequest(name, [shard, 2, 3]) for shard, name in enumerate("abc")]
+    for request in requests:
+        manager.allocate_slots(request, 3)
+        request.num_computed_tokens = 3
+    out = [manager.swap_out(request) for request in requests]
+    assert [plan.swap_id for plan in out] == [0, 1, 2]
+    assert [manager.shard_of(request.request_id) for request in requests] == [0, 1, 2]
+    for plan in out:
+        manager.swap_done(plan.swap_id)
+    assert manager.usage == 0.0
+    assert not manager.reset_prefix_cache()
+    with pytest.raises(ValueError, match=r"'c'.*\[SWAP-1\]$"):
+        manager.allocate_slots(requests[2], 1)
+    with pytest.raises(ValueError, match=r"'c'.*\[MAN-6\]$"):
+        manager.get_computed_pages(PlainRequest("c", [2]))
+    back = manager.swap_in(requests[1])
+    assert (back.swap_id, manager.get_host_page_ids("b")) == (4, ([0, 1],))
+    with pytest.raises(ValueError, match=r"swap_id=5 .*\[SWAP-1\]$"):
+        manager.swap_done(5)
+    manager.swap_done(4)
+    assert (manager.shard_of("b"), manager.get_page_ids("b")) == (1, ([1, 3],))  # page 1 was hit
+    assert manager.shards[1].num_free_host_pages == 4
+    manager.free(requests[2])
+    assert [shard.num_free_host_pages for shard in manager.shards] == [2, 4, 4]
     manager.check()
 
 
