@@ -129,7 +129,7 @@ def _next_pages(
         return None  # the page before is about to be given back
     if pool.num_withdrawals and np.count_nonzero(coordinator.live.withdrawals[slots] != pool.num_withdrawals):
         return None  # the page before may have lost its hash since
-    after = group.rows[slots, first - 1]
+    after = group.cells[group.origins[slots] + (first - 1)]
     if pool.index.num_cached(after) < len(after):
         return None
     by_slot, segments = slots.tolist(), group.segments
@@ -170,7 +170,7 @@ def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
     """Publishes what was read, in order."""
     pool = coordinator.page_pool
     for group, _, slots, first, _, tokens, extra, keys in filled.next_pages:
-        pages = group.rows[slots, first].astype(np.int64)
+        pages = group.cells[group.origins[slots] + first].astype(np.int64)
         numbers = group.tail_runs[slots]
         if np.count_nonzero(numbers) == len(numbers):  # they are of different runs, and their order does not show
             tails = group.tails
@@ -208,7 +208,7 @@ def publish_next_pages(
             if not page % sampling:
                 pool.note_keys((page,), None)
             continue
-        after, key = group.row_cell[slot, first - 1], keys[number] if keys else None
+        after, key = group.cell[group.num_origins[slot] + first - 1], keys[number] if keys else None
         if index.publish_next(page, after, first, tokens, extra):
             published[slot] = first + 1
             if keys or not page % sampling:

@@ -139,6 +139,9 @@ def _serve_many(
     if tables is not None and rows is not None:
         _require_room(growths, tables, rows[growing])
     filled = read_filled(coordinator, doers.requests, doers.computed, doers.promised)
+    for growth in growths:  # before anything changes: memory may end here
+        if growth.total:
+            growth.group.make_room_for(growth.slots, growth.ends)
     total = sum([growth.total for growth in growths])
     _, where, computed, promised, slots, *_ = asked
     if total <= coordinator.page_pool.get_num_free_pages() and coordinator.takes_in_bulk():
@@ -230,7 +233,7 @@ def _note_copies(coordinator: CacheCoordinator, step: Step, growths: Sequence[Gr
     ]
     for place, group_id, slot, end in sorted(new):
         group = coordinator.groups[group_id]
-        coordinator.note_copy(group, slot, int(step.computed[place]), int(group.rows[slot, end - 1]))
+        coordinator.note_copy(group, slot, int(step.computed[place]), group.page_at(slot, end - 1))
 
 
 def _take_one_by_one(coordinator: CacheCoordinator, step: Step) -> NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from .cache_group import CacheGroup
 from .cache_pages import CachePages
 from .extra_keys import PLAIN, ExtraSegment, extra_segments
 from .group_rules import NEVER, rule_of
-from .live_requests import LiveRequests
+from .live_requests import LiveRequests, Wanted
 from .longest_hit import Hits, check_hits, longest_hit, none_hit
 from .page_pool import PagePool
 from .pages import page_list
@@ -30,9 +30,6 @@ from .tokens import TokenBytes
 __all__ = ["CacheCoordinator", "NewPages"]
 
 _NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
-
-Wanted = tuple[CacheGroup, int, int]
-"""What a group needs for a request's next tokens: the group, how long its list is to be, how many pages it takes."""
 
 NewPages = Sequence[tuple[int, ...] | NDArray[np.int64]]
 """What came to a request's lists, ids for each group, null pages included."""
@@ -194,8 +191,8 @@ class CacheCoordinator:
             if end > first and group.rule.publishes:
                 places = first, int(pages[-1]) if first else 0, end
                 publishings.append(publisher.read_group(group, own, request, tokens, places, (found, promised)))
-        slot = live.admit(request, segments, hits)
-        self.save_new_computed_pages(slot, hits)
+        slot = live.admit(request, segments, hits, wanted)
+        self.save_new_computed_pages(hits)
         new = self.allocate_new_pages(slot, wanted, found)
         live.num_computed[slot] = found
         live.num_promised[slot] = promised
@@ -222,6 +219,9 @@ class CacheCoordinator:
         if wanted:
             if total > self.page_pool.get_num_free_pages():
                 return None
+            for group, end, count in wanted:  # before the first page is taken: memory may end here
+                if end > group.num_limits[slot]:
+                    group.make_room(slot, end, count)
             new = self.allocate_new_pages(slot, wanted, computed)
         if promised > live.num_promised[slot]:
             live.num_promised[slot] = promised
@@ -298,15 +298,11 @@ class CacheCoordinator:
                 total += count
         return wanted, total
 
-    def save_new_computed_pages(self, slot: int, hits: Hits) -> None:
+    def save_new_computed_pages(self, hits: Hits) -> None:
         """Holds the hits, a request's first pages (MAN-2)."""
         for group, pages in zip(self.groups, hits, strict=True):
             if len(pages):
-                held = pages
-                if group.rule.gives_back:
-                    held = pages[pages != 0]
-                    group.num_given_back[slot] = int((pages != 0).argmax()) if len(held) else len(pages)
-                self.page_pool.hold(held)
+                self.page_pool.hold(pages[pages != 0] if group.rule.gives_back else pages)
 
     def allocate_new_pages(self, slot: int, wanted: Sequence[Wanted], computed: int) -> NewPages:
         """Takes what was found wanted, group by group, notes state copies, and returns what came to each list."""
@@ -316,6 +312,7 @@ class CacheCoordinator:
                 page = self.page_pool.take_one()
                 new[group.group_id] = (0,) * (end - group.num_pages[slot] - 1) + (page,)
                 self.note_copy(group, slot, computed, page)
+                group.add_nulls(slot, end - 1)
                 group.add_page(slot, page, end)
             elif count == 1:
                 page = self.page_pool.take_one()
@@ -331,7 +328,7 @@ class CacheCoordinator:
         """Notes that a state is to be copied onto its request's new page before the step (MAN-13)."""
         request = self.live.requests[slot]
         if computed and request is not None:
-            source = int(group.rows[slot, group.rule.first_place(computed)])
+            source = group.page_at(slot, group.rule.first_place(computed))
             self.copies.append((request.request_id, PageCopy(group.group_id, source, page)))
 
     def cache_pages(self, request: EngineRequest, slot: int, num_computed_tokens: int) -> None:
@@ -351,14 +348,15 @@ class CacheCoordinator:
                     first = max(group.num_hits[slot], num_written // group.page_size)
                     pages = group.pages(slot)[first : group.num_published[slot]]
                     withdrawn.append(pages[pages != 0])
+        held = [group.last_first(slot) for group in self.groups]
+        lost = np.concatenate(withdrawn) if withdrawn else _NO_PAGES
         self.live.dismiss(slot, request_id)
         if self.copies:
             self.copies = [noted for noted in self.copies if noted[0] != request_id]
-        lost = np.concatenate(withdrawn) if withdrawn else _NO_PAGES
         if len(lost):
             pool.withdraw(lost)
-        for group in self.groups:
-            pool.release(group.last_first(slot))
+        for pages in held:
+            pool.release(pages)
         return self.live.holders(lost) + self.swapped.holders(lost) if len(lost) else []
 
     # -- Looking ----------------------------------------------------------------------------------

@@ -61,9 +61,8 @@ class GrowingTail:
 
     def _pages(self, run: Run) -> NDArray[np.int32]:
         group, slot = self._group, self._slot
-        end = group.num_published[slot]
-        pages: NDArray[np.int32] = group.rows[slot, end - len(self.tokens) // run.tree.page_bytes : end]
-        return pages
+        end = group.num_origins[slot] + group.num_published[slot]
+        return group.cells[end - len(self.tokens) // run.tree.page_bytes : end]
 
     def leave(self) -> None:
         """Settles, and leaves the run to whoever comes."""
@@ -91,5 +90,5 @@ class GrowingTail:
         assert run.number == number, f"POOL-7: number {run.number}: {state}"
         assert len(self.tokens) % run.tree.page_bytes == 0, f"POOL-7: part of a page: {state}"
         first = group.num_published[slot] - len(self.tokens) // run.tree.page_bytes
-        assert run.pages[-1] == group.row_cell[slot, first - 1], f"POOL-7: not behind the run: {state}"
+        assert run.pages[-1] == group.page_at(slot, first - 1), f"POOL-7: not behind the run: {state}"
         assert self._pages(run).all(), f"POOL-1: null pages: {state}"

@@ -52,7 +52,7 @@ class Growth(NamedTuple):
         )
 
     def deal(self, pages: NDArray[np.int64], begins: NDArray[np.int64] | None) -> NDArray[np.int32]:
-        """Puts pages at the ends of the lists.
+        """Puts pages at the ends of the lists, where room was made for them.
 
         Args:
             pages: the pages of all groups.
@@ -62,24 +62,31 @@ class Growth(NamedTuple):
             The new entries of the lists, null pages included, list by list.
         """
         group, taken = self.group, self.taken
-        group.widen(self.ends.item(self.ends.argmax()))
-        group.lengths[self.slots] = self.ends
         if self.by_one:
             own = (pages if begins is None else pages[begins]).astype(np.int32)
-            group.rows[self.slots, self.held] = own
-            return own
-        if begins is None:
-            begins = np.cumsum(taken) - taken
-        which, within = _spread(taken)
-        group.rows[self.slots[which], (self.ends - taken)[which] + within] = pages[begins[which] + within]
-        return self.new_entries()
+        else:
+            if begins is None:
+                begins = np.cumsum(taken) - taken
+            which, within = _spread(taken)
+            last = np.cumsum(self.entries)  # behind the entries of each list
+            own = np.zeros(last.item(-1), np.int32)
+            own[(last - taken)[which] + within] = pages[begins[which] + within]
+        group.cells[self._cells()] = own
+        group.lengths[self.slots] = self.ends
+        group.num_cells += len(own)
+        return own
 
     def new_entries(self) -> NDArray[np.int32]:
         """The entries that were added to the lists, read off them, list by list."""
+        return self.group.cells[self._cells()]
+
+    def _cells(self) -> NDArray[np.int64]:
+        """Where the new entries lie among the group's cells, list by list."""
+        origins = self.group.origins[self.slots]
         if self.by_one:
-            return self.group.rows[self.slots, self.held]
+            return origins + self.held
         which, columns = self._columns()
-        return self.group.rows[self.slots[which], columns]
+        return origins[which] + columns
 
     def cells(self, rows: NDArray[np.int64], width: int) -> NDArray[np.int64]:
         """Where the new entries go in a table of the same lists.

@@ -17,7 +17,10 @@ from kvproof.spec.declarations import EngineRequest
 from .cache_group import CacheGroup
 from .extra_keys import ExtraSegment
 
-__all__ = ["LiveRequests", "Named"]
+__all__ = ["LiveRequests", "Named", "Wanted"]
+
+Wanted = tuple[CacheGroup, int, int]
+"""What a group needs for a request's next tokens: the group, how long its list is to be, how many pages it takes."""
 
 _FIRST_CAPACITY = 16
 _NO_REQUEST = 1 << 62
@@ -102,52 +105,64 @@ class LiveRequests:
         self.last_slots = self.last_rows = Named(b"", 0, np.empty(0, np.int64), slice(0, 0))
 
     def _resize(self, capacity: int) -> None:
+        """Makes room for as many requests. Where memory ends, it can be called again."""
+        for group in self._groups:
+            group.resize(capacity)
         old = self._columns.shape[1]
         columns = np.zeros((6, capacity), np.int64)
         columns[:, :old] = self._columns
-        self._columns = columns
+        is_live = np.concatenate([self.is_live, np.zeros(capacity - old, bool)])
+        more: list[EngineRequest | None] = [None] * (capacity - old)
+        self._columns, self.is_live = columns, is_live
         self.promised, self.slots, self.computed, self.needs_at, self.due_at, self.withdrawals = columns
         self.num_promised, self.num_slots, self.num_computed = self.promised.data, self.slots.data, self.computed.data
         self.num_needs_at, self.num_due_at = self.needs_at.data, self.due_at.data
         self.num_withdrawals = self.withdrawals.data
-        self.is_live = np.concatenate([self.is_live, np.zeros(capacity - old, bool)])
         self.slots[old:] = _NO_REQUEST
         self.computed[old:] = _NO_REQUEST + 1
-        self.requests += [None] * (capacity - old)
+        self.requests += more
         for slot in range(old, capacity):
             heappush(self._free, slot)
-        for group in self._groups:
-            group.resize(capacity)
 
     def admit(
-        self, request: EngineRequest, segments: Sequence[Sequence[ExtraSegment]], pages: Sequence[NDArray[np.int64]]
+        self,
+        request: EngineRequest,
+        segments: Sequence[Sequence[ExtraSegment]],
+        pages: Sequence[NDArray[np.int64]],
+        wanted: Sequence[Wanted] = (),
     ) -> int:
         """Gives a request the lowest free slot, its bounds 0, its counts not yet written. O(pages), O(log capacity).
+
+        Where memory ends, nothing has changed.
 
         Args:
             request: the request.
             segments: its extra keys over its pages, for each group.
             pages: its first pages, for each group, all of them cached.
+            wanted: the pages that are about to be taken for it, for which its lists get room.
         """
         if not self._free:
             self._resize(2 * len(self.requests))
-        slot = heappop(self._free)
-        self._seat(request, slot, segments, pages)
+        slot = self._free[0]
+        try:
+            for group, own, first in zip(self._groups, segments, pages, strict=True):
+                group.admit(slot, own, first)
+            for group, end, count in wanted:
+                if end > group.num_limits[slot]:
+                    group.make_room(slot, end, count)
+        except BaseException:
+            for group in self._groups:
+                group.close_list(slot)
+            raise
+        heappop(self._free)
+        self._seat(request, slot)
         return slot
 
-    def _seat(
-        self,
-        request: EngineRequest,
-        slot: int,
-        segments: Sequence[Sequence[ExtraSegment]],
-        pages: Sequence[NDArray[np.int64]],
-    ) -> None:
+    def _seat(self, request: EngineRequest, slot: int) -> None:
         self.num_needs_at[slot] = self.num_due_at[slot] = 0
         self.requests[slot] = request
         self.is_live[slot] = True
         self.slot_of[request.request_id] = slot
-        for group, own, first in zip(self._groups, segments, pages, strict=True):
-            group.admit(slot, own, first)
 
     def restore(self, live: Sequence[tuple[EngineRequest, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
         """Gives requests slots where there are none yet; see `admit` (MAN-14).
@@ -157,9 +172,11 @@ class LiveRequests:
         """
         while max((slot for _, slot, _ in live), default=0) >= len(self.requests):
             self._resize(2 * len(self.requests))
-        no_pages = [np.empty(0, np.int64) for _ in self._groups]
+        no_pages = np.empty(0, np.int64)
         for request, slot, segments in live:
-            self._seat(request, slot, segments, no_pages)
+            self._seat(request, slot)
+            for group, own in zip(self._groups, segments, strict=True):
+                group.admit(slot, own, no_pages)
         self._free = (~self.is_live).nonzero()[0].tolist()  # in order, and so a heap
 
     def dismiss(self, slot: int, request_id: str) -> None:
@@ -170,6 +187,7 @@ class LiveRequests:
         for group in self._groups:
             if group.num_tail_runs[slot]:
                 group.tails[slot].leave()
+            group.close_list(slot)
         self.num_slots[slot] = _NO_REQUEST
         self.num_computed[slot] = _NO_REQUEST + 1
         heappush(self._free, slot)

@@ -5,8 +5,6 @@ What publishing takes is read before a call changes anything (R1), tokens and ke
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvproof.spec.declarations import EngineRequest
 
 from .cache_group import CacheGroup
@@ -77,7 +75,7 @@ class Publisher:
         last = group.num_published[slot] - 1
         if last < group.rule.first_place(computed) or self._live.num_withdrawals[slot] != self._pool.num_withdrawals:
             return 0
-        return int(group.rows[slot, last])
+        return group.page_at(slot, last)
 
     def read_group(
         self,
@@ -123,7 +121,7 @@ class Publisher:
         # the pages of a tail are read off the request's row, which has them as long as none is given back
         if self._pool.keeps_keys or group.rule.gives_back:
             return
-        leaf = self._pool.index.leaf_behind(group.row_cell[slot, group.num_published[slot] - 1])
+        leaf = self._pool.index.leaf_behind(group.page_at(slot, group.num_published[slot] - 1))
         if leaf is not None:
             group.tails[slot].begin(leaf)
 
@@ -140,12 +138,12 @@ class Publisher:
             return
         segments = group.segments[slot]
         if end - start == 1 and after and start == first and len(segments) == 1:
-            page = int(group.rows[slot, start])
+            page = group.page_at(slot, start)
             if page and pool.index.publish_next(page, after, first, tokens, segments[0].extra):
                 if keys is not None or not page % pool.counter_sampling:
                     pool.note_keys((page,), keys)
                 return
-        pages = group.rows[slot, start:end].astype(np.int64)
+        pages = group.pages_between(slot, start, end)
         if start < first:
             pages[: first - start] = 0
         if group.rule.has_states:

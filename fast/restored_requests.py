@@ -84,7 +84,7 @@ def restore_requests(manager: "PrefixManager", part: Part, objects: Mapping[str,
         for group, row in zip(groups, own.rows, strict=True):
             _require_own_content(pool.index, group, slot, row, tokens)
             np.add.at(counts, row.pages, 1)
-            group.add_pages(slot, row.pages, len(row.pages))
+            group.admit(slot, group.segments[slot], row.pages)
             group.num_hits[slot], group.num_published[slot] = row.num_hits, row.num_published
             group.num_given_back[slot] = _first_place(group, own.computed)
     counts[0] = 0  # POOL-1

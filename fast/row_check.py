@@ -59,7 +59,6 @@ def _check_row(pool: PagePool, group: CacheGroup, slot: int, unfrozen: list[int]
     pages, published, gone = group.pages(slot), group.num_published[slot], group.num_given_back[slot]
     assert group.num_hits[slot] <= published, f"MAN-3: {state}"
     assert published <= len(pages), f"MAN-3: {state}"
-    assert not group.rows[slot, len(pages) :].any(), f"a page past the list: {state}"
     assert not pages[:gone].any(), f"MAN-8: {state}"
     assert group.rule.has_states or pages[gone:].all(), f"MAN-8: a hole amid the pages: {state}"
     private = np.concatenate([pages[published:], pages[unfrozen]])  # a state amid a page is written (MAN-13)

@@ -89,7 +89,11 @@ class SmallStep(NamedTuple):
             for _, number, slot, held in takes:
                 page = next(taken)
                 new[number].append(page)
-                groups[number].add_page(slot, page, held + 1)
+                group = groups[number]
+                group.cell[group.num_origins[slot] + held] = page
+                group.num_pages[slot] = held + 1
+            for group, own in zip(groups, new, strict=True):
+                group.num_cells += len(own)
         for group, entries, keys in fills:
             publish_next_pages(coordinator, group, entries, keys)
         needs_at, due_at = live.num_needs_at, live.num_due_at
@@ -158,12 +162,14 @@ def _read_takes(coordinator: CacheCoordinator, asked: Asked) -> tuple[list[Take]
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []
     for group in groups:
-        number, num_pages, size = group.group_id, group.num_pages, group.page_size
+        number, num_pages, limits, size = group.group_id, group.num_pages, group.num_limits, group.page_size
         bounds: list[tuple[int, int]] = []
         for place, slot, end in zip(places, growers, wanted, strict=True):
             held = num_pages[slot]
             room = held * size
             if end > room:
+                if held == limits[slot]:
+                    group.make_room(slot, held + 1, 1)
                 takes.append((place, number, slot, held))
                 room += size
                 if end > room:
@@ -189,9 +195,9 @@ def _read_fills(
     fills: list[Fill] = []
     due: list[tuple[int, int]] = []
     for group in coordinator.groups:
-        num_published, row_cell, num_pages = group.num_published, group.row_cell, group.num_pages
+        num_published, cell, num_pages = group.num_published, group.cell, group.num_pages
         is_plain, segments, size = group.is_plain, group.segments, group.page_size
-        tail_runs = group.num_tail_runs
+        tail_runs, origins = group.num_tail_runs, group.num_origins
         entries: list[NextPage] = []
         keys: list[KeyStretch | None] = []
         bounds: list[tuple[int, int]] = []
@@ -202,7 +208,8 @@ def _read_fills(
             if end >= full:
                 if end >= full + size or first == num_pages[slot]:
                     return None
-                if not tail_runs[slot] and not (first and run_cell[row_cell[slot, first - 1]]):
+                at = origins[slot] + first
+                if not tail_runs[slot] and not (first and run_cell[cell[at - 1]]):
                     return None
                 if not is_plain:
                     if len(segments[slot]) > 1:
@@ -211,10 +218,9 @@ def _read_fills(
                 tokens = plain_tokens(request_of[slot], full - size, full)
                 if tokens is None:
                     return None
-                entries.append((slot, row_cell[slot, first], first, tokens, extra))
+                entries.append((slot, cell[at], first, tokens, extra))
                 if pool.keeps_keys:
-                    after = row_cell[slot, first - 1]
-                    keys.append(pool.keys_to_be(group.tree, tokens, segments[slot], first, after))
+                    keys.append(pool.keys_to_be(group.tree, tokens, segments[slot], first, cell[at - 1]))
                 full += size
             bounds.append((slot, full))
         fills.append((group, entries, keys))

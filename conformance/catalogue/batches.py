@@ -77,7 +77,7 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
         publisher, index = self.coordinator.publisher, self.page_pool.index
 
         def begin_tail(group: Any, slot: int) -> None:
-            page = group.row_cell[slot, group.num_published[slot] - 1]
+            page = group.page_at(slot, group.num_published[slot] - 1)
             leaf = index.leaf_behind(page) if page and not group.rule.has_states else None
             if leaf is not None and not self.page_pool.keeps_keys:
                 group.tails[slot].begin(leaf)

@@ -50,7 +50,7 @@ def null_page_is_cached(fast: ModuleType) -> SimpleNamespace:
         for group, first, end in zip(coordinator.groups, before, published(self, request), strict=True):
             if hasattr(group.rule, "window"):
                 places = [
-                    place for place in range(max(first, group.num_hits[slot]), end) if not group.rows[slot, place]
+                    place for place in range(max(first, group.num_hits[slot]), end) if not group.page_at(slot, place)
                 ]
                 coordinator.nulls |= {_content(group, group.segments[slot], tokens, place) for place in places}
 

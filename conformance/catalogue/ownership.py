@@ -15,14 +15,6 @@ __all__: list[str] = []
 # -- Hits and new pages ---------------------------------------------------------------------------
 
 
-def _enter_hits(group: Any, slot: int, pages: Any) -> None:
-    """Makes hits the first pages of a request's list, held or not."""
-    group.add_pages(slot, pages, len(pages))
-    group.num_hits[slot] = group.num_published[slot] = len(pages)
-    if group.rule.gives_back:
-        group.num_given_back[slot] = int((pages != 0).argmax()) if pages.any() else len(pages)
-
-
 def _publishing_last(fast: ModuleType) -> Any:
     """An admission that looks at its hits again before it publishes what follows: they may be gone by then."""
 
@@ -40,11 +32,8 @@ def _publishing_last(fast: ModuleType) -> Any:
 def allocated_before_touch(fast: ModuleType) -> SimpleNamespace:
     """New pages are taken before the hits are held: a request evicts its own hits and gets them twice (vLLM 10507)."""
 
-    def save_new_computed_pages(self: Any, slot: int, hits: Any) -> None:
+    def save_new_computed_pages(self: Any, hits: Any) -> None:
         self.pending = hits
-        for group, pages in zip(self.groups, hits, strict=True):
-            if len(pages):
-                _enter_hits(group, slot, pages)
 
     def allocate_new_pages(self: Any, *args: Any) -> Any:
         pages = fast.CacheCoordinator.allocate_new_pages(self, *args)
@@ -66,11 +55,8 @@ def allocated_before_touch(fast: ModuleType) -> SimpleNamespace:
 def groups_allocated_one_by_one(fast: ModuleType) -> SimpleNamespace:
     """Each group holds its hits and takes its pages before the next one does, whose hits it may evict (vLLM 33775)."""
 
-    def save_new_computed_pages(self: Any, slot: int, hits: Any) -> None:
+    def save_new_computed_pages(self: Any, hits: Any) -> None:
         self.pending = dict(zip(self.groups, hits, strict=True))
-        for group, pages in self.pending.items():
-            if len(pages):
-                _enter_hits(group, slot, pages)
 
     def allocate_new_pages(self: Any, slot: int, wanted: Any, computed: int) -> Any:
         pending, self.pending = self.pending, {}
@@ -187,7 +173,7 @@ def lookahead_given_back(fast: ModuleType) -> SimpleNamespace:
                 end = -(-promised // group.rule.page_size)
                 if not group.rule.has_states and end < group.num_pages[slot]:
                     ahead = group.pages(slot)[end:]
-                    group.rows[slot, end : group.num_pages[slot]] = 0
+                    group.num_cells -= group.num_pages[slot] - end
                     group.num_pages[slot] = end
                     self.page_pool.release(ahead[::-1])
         return pages
