@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["restore_requests"]
 
 _MOST_SLOTS = 1 << 20
-_MOST_CELLS = 1 << 28
-"""The most requests that a manager can have had at once, and entries that a group's table of their pages can have:
-a few bytes of a snapshot could ask for any number of them (SEC-3)."""
+"""The most requests that a manager can have had at once: a few bytes of a snapshot could ask for any number (SEC-3)."""
 
 
 class _Row(NamedTuple):
@@ -70,10 +68,6 @@ def restore_requests(manager: "PrefixManager", part: Part, objects: Mapping[str,
     for name, values in (("ids", [own.request.request_id for own in given]), ("slots", [own.slot for own in given])):
         if len(set(values)) < len(values):
             raise part.damaged(f"must have different {name}")
-    most_slots = 1 + max((own.slot for own in given), default=0)
-    most_pages = max((len(row.pages) for own in given for row in own.rows), default=0)
-    if most_slots * most_pages > _MOST_CELLS:
-        raise part.damaged(f"must need no more than {_MOST_CELLS} entries: slots times pages in a list")
     segments = [manager.coordinator.segments_of(attribute(own.request, "extra_keys")) for own in given]
     live.restore([(own.request, own.slot, layout) for own, layout in zip(given, segments, strict=True)])
     counts = np.zeros(pool.num_pages, np.int64)
