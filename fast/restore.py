@@ -2,7 +2,7 @@
 
 First the manager is made as it was at first, if the snapshot tells of as many pages as it would have. Then its parts
 are read and filled in one after the other, and it is checked as a whole. What contradicts something else is refused,
-never mended.
+never mended; and so is what the manager would write in another way, as equal states give equal snapshots.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from .hashing import init_none_hash
 from .request_reading import read_request_id
 from .restored_index import restore_index
 from .restored_requests import restore_requests
-from .snapshot import HEADER, VERSION
+from .snapshot import HEADER, VERSION, snapshot_of
 from .snapshot_fields import event_of, group_of
 from .snapshot_parts import Part
 
@@ -72,7 +72,18 @@ def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_f
     except AssertionError as error:
         problem = str(error).partition("\n")[0]
         raise refusal(ValueError, "MAN-14", f"snapshot does not hold together: {problem}") from None
+    again = snapshot_of(manager)
+    for name, part in parts.items():
+        if part.value != again[name] and _plain(part.value) != _plain(again[name]):
+            raise part.damaged("must be what a manager in this state writes")
     return manager
+
+
+def _plain(value: Any) -> Any:
+    """A value with lists where it has tuples, and dicts where it has other mappings: equal where its JSON is."""
+    if isinstance(value, Mapping):
+        return {name: _plain(own) for name, own in value.items()}
+    return [_plain(own) for own in value] if isinstance(value, list | tuple) else value
 
 
 def _require_pages(parts: Mapping[str, Part]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["restore_requests"]
 
 _MOST_SLOTS = 1 << 20
-"""The most requests that a manager can have had at once: a few bytes of a snapshot could ask for any number (SEC-3)."""
+"""The most slots that a manager without groups can have had: a few bytes could ask for any number of them (SEC-3)."""
 
 
 class _Row(NamedTuple):
@@ -108,7 +108,9 @@ def _read(
     if tokens > computed or any(number != (tokens // rule.page_size if rule.publishes else 0) for number, rule in hits):
         # a look-up hits whole pages of every group; what came back from host memory may end inside a page (SWAP-1)
         raise part.damaged("must have hit the full pages of one number of tokens in every group, all computed")
-    return _Live(part, request, members["slot"].integer(below=_MOST_SLOTS), promised, slots, computed, rows)
+    # each live request ends with a page that no other one ends with, and takes the lowest free slot
+    slot = members["slot"].integer(below=manager.num_pages if groups else _MOST_SLOTS)
+    return _Live(part, request, slot, promised, slots, computed, rows)
 
 
 def _read_row(part: Part, group: CacheGroup, counts: tuple[int, int, int], manager: "PrefixManager") -> _Row:

@@ -104,12 +104,13 @@ class Part:
 
     def time(self) -> float:
         """A finite number."""
-        value = self.value
-        if type(value) is int and abs(value) < BEYOND:
-            return float(value)
-        if type(value) is not float or not math.isfinite(value):
+        try:
+            number = float(self.value) if type(self.value) in (int, float) else math.inf
+        except OverflowError:  # of an int
+            number = math.inf
+        if not math.isfinite(number):
             raise self.damaged("must be a finite number")
-        return value
+        return number
 
     # -- Many integers ----------------------------------------------------------------------------
 

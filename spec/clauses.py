@@ -120,8 +120,9 @@ _SENTENCES = {
     "states at page boundaries on which a step ended are published; a hit needs the state at its length; a "
     "request goes on from a published state in a page of its own, with a copy to run before the step. A state "
     "can't be rolled back: computed tokens are what the last call promised.",
-    "MAN-14": "A manager restored from a snapshot behaves alike in every later call; a snapshot that is damaged or "
-    "does not fit is refused.",
+    "MAN-14": "A manager restored from a snapshot behaves alike in every later call. Equal states give equal "
+    "snapshots: one that is damaged, that the manager made of it would write otherwise, or that does not fit the "
+    "requests is refused.",
     # -- Page tables ------------------------------------------------------------------------------
     "TAB-1": "A page table is int32; entries past a row's count are 0 (the null page) after every operation.",
     "TAB-2": "A page list that does not fit the row is refused, and so are negative rows; a batch, and a call over "

@@ -1,12 +1,11 @@
 """What must hold between live requests, their pages and the pool, whatever was called."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from .coordinator import CacheCoordinator, GroupPages
 from .group_rules import GroupRules
 from .live_requests import Live
-from .page_table import cdiv
 from .prefix_manager import PinnedPrefix
 from .swapped_requests import SwappedRequests
 
@@ -37,9 +36,13 @@ def check_manager(
         for request_id, live in live_requests.items():
             assert live.request.request_id == request_id, "MAN-6: a live request changed its id"
             assert live.num_computed <= live.num_slots, "MAN-8: computed tokens without slots"
-            assert live.num_promised <= live.num_slots <= coordinator.max_model_len, "MAN-2: slots"
+            assert 1 <= live.num_promised <= live.num_slots <= coordinator.max_model_len, "MAN-2: slots"
+            if any(rules.holds_states for rules in coordinator.rules):
+                assert live.num_computed <= live.num_promised, "MAN-13: computed tokens that no state was promised for"
+            _check_hits(coordinator.rules, coordinator.held[request_id], live)
             for rules, held in zip(coordinator.rules, coordinator.held[request_id], strict=True):
                 _check_list(rules, held, live)
+                assert coordinator.page_pool.enable_caching or not held.num_published, "MAN-3: published, caching off"
         swapped.check()
         assert swapped.by_id.keys().isdisjoint(live_requests), "SWAP-1: a request is live and swapped out"
         _check_counts(coordinator, live_requests, swapped)
@@ -51,10 +54,19 @@ def check_manager(
         raise AssertionError(f"{error}\n{state}") from None
 
 
+def _check_hits(rules: Sequence[GroupRules], held: Sequence[GroupPages], live: Live) -> None:
+    """A hit is of one number of computed tokens, of which each group counts its full pages (MAN-1, SWAP-1)."""
+    tokens = max((own.num_hits * rule.page_size for rule, own in zip(rules, held, strict=True)), default=0)
+    assert tokens <= live.num_computed, "MAN-1: hits that are not computed"
+    for rule, own in zip(rules, held, strict=True):
+        assert own.num_hits == rule.num_publishable(tokens), f"MAN-1: hits of another length in group {rule.group_id}"
+
+
 def _check_list(rules: GroupRules, held: GroupPages, live: Live) -> None:
     """One request's page list in one group: as long as its slots need, null pages where nothing is read."""
     assert held.num_hits <= held.num_published <= len(held.pages), "MAN-3: more published than held"
-    assert len(held.pages) >= rules.num_places(live.num_promised, live.num_slots), "MAN-2: a slot without a page"
+    assert held.num_published <= rules.num_publishable(live.num_promised), "MAN-3: more published than promised"
+    assert len(held.pages) == rules.num_places(live.num_promised, live.num_slots), "MAN-2: a list of another length"
     first = rules.first_place(live.num_computed)
     for place, page in enumerate(held.pages):
         if rules.copies_states:
@@ -65,10 +77,8 @@ def _check_list(rules: GroupRules, held: GroupPages, live: Live) -> None:
         if place >= held.num_published or not rules.is_publishable(place, held.states):
             assert page.page_hash is None, f"MAN-3: page {page.page_id} has a hash and is not published"
     if rules.copies_states:
-        assert all(place >= first for place in held.states), "MAN-8: a state that is no longer needed"
-        for place, tokens in held.states.items():
-            assert cdiv(tokens, rules.page_size) == place + 1, f"MAN-13: the state after {tokens} at place {place}"
-        assert held.states.get(len(held.pages) - 1) == live.num_promised, "MAN-13: the last state is not the promised"
+        wanted = {rules.first_place(tokens): tokens for tokens in (live.num_computed, live.num_promised) if tokens}
+        assert held.states == wanted, "MAN-13: other states than the one that a step began with, and its last"
     else:
         assert not held.states, "MAN-13: states in a group that keeps none"
 
@@ -94,6 +104,10 @@ def _check_pins(coordinator: CacheCoordinator, pinned: Collection[PinnedPrefix])
     for prefix in pinned:
         for rules, pages in zip(coordinator.rules, prefix.pages.pages, strict=True):
             assert len(pages) * rules.page_size == prefix.num_tokens > 0, f"PIN-1: tokens and pages of {prefix}"
+            first = rules.first_place(prefix.num_tokens)
+            is_null = [page.is_null for page in pages]
+            assert is_null == [place < first for place in range(len(pages))], f"PIN-1: null pages of {prefix}"
+        assert any(not page.is_null for pages in prefix.pages.pages for page in pages), f"PIN-1: no page in {prefix}"
     pins = Counter(
         page.page_id for prefix in pinned for pages in prefix.pages.pages for page in pages if not page.is_null
     )

@@ -1,7 +1,8 @@
 """MAN-14: a manager from a snapshot. The format stands in `snapshot`.
 
 The manager is made anew, filled in, and then checked as a whole: a number that contradicts another is found there,
-and no contradiction is mended.
+and no contradiction is mended. Equal states give equal snapshots; so it must give the very snapshot that it was made
+of, and what is written in another order, twice, or for nothing is found by that.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from .arguments import listed, refusal
 from .cache_pages import CachePages
 from .coordinator import GroupPages
-from .declarations import NUM_BUCKETS, CacheCounters, EngineRequest, HashFunction, PageCopy
-from .hashing import PageHash, hash_page_tokens, init_none_hash
+from .declarations import (
+    NUM_BUCKETS,
+    CacheCounters,
+    EngineRequest,
+    ExtraKey,
+    HashFunction,
+    PageCopy,
+    PageStored,
+    Request,
+)
+from .hashing import PageHash, hash_page_tokens, init_none_hash, page_extra_keys, request_extra_keys
 from .live_requests import Live, read_tokens, request_id_of
 from .pages import CachePage
 from .prefix_manager import PinnedPrefix
@@ -60,6 +70,9 @@ _KEYS = {
     ),
 }
 
+
+_MOST_SLOTS = 2**20
+"""The most slots that a snapshot without groups can name."""
 
 ManagerKind = TypeVar("ManagerKind", bound="CacheManager")
 
@@ -173,12 +186,14 @@ class _Loading(Generic[ManagerKind]):
         except AssertionError as error:
             raise damaged("the whole", f"does not hold together: {str(error).splitlines()[0]}") from None
         self._require_own_contents()
+        self._require_same_snapshot()
 
     # -- Parts ------------------------------------------------------------------------------------
 
     def _load_contents(self) -> None:
         """The contents, their keys computed anew, and the cached map."""
         pool = self._pool
+        depths: list[int] = []
         for place, (before, tokens, extra) in enumerate(read_each("contents", self._snapshot["contents"], 3)):
             name = f"contents[{place}]"
             before = read_integer(name, before, minimum=-1, below=place)
@@ -189,6 +204,9 @@ class _Loading(Generic[ManagerKind]):
             )
             if before >= 0 and len(self._chain[before][0].token_ids) != len(ids):
                 raise damaged(name, "has another number of tokens than the content before it")
+            depths.append(0 if before < 0 else depths[before] + 1)
+            if not _can_touch(extra_keys, depths[-1] * len(ids), (depths[-1] + 1) * len(ids)):
+                raise damaged(name, "has extra keys that no request has at its place")
             key = hash_page_tokens(pool.hash_function, parent, ids, extra_keys, none_hash=pool.none_hash)
             self._chain.append((key, pool.content_id(content, ids, extra_keys)))
         for group, page_id, place in read_each("cached", self._snapshot["cached"], 3):
@@ -207,15 +225,17 @@ class _Loading(Generic[ManagerKind]):
         """Live requests with their page lists, and the requests that are known."""
         manager = self.manager
         names = ("id", "slot", "num_promised", "num_slots", "num_computed", "groups")
+        # with a group each live request has a page that no other one ends with, and slots are the lowest free ones
+        most_slots = manager.num_pages if manager.num_kv_cache_groups else _MOST_SLOTS
         for place, given in enumerate(read_list("requests", self._snapshot["requests"])):
             name = f"requests[{place}]"
             entry = read_object(name, given, names)
             request = self._object(name, entry["id"])
             if request.request_id in manager._live:
                 raise damaged(name, f"is the second one of the id {request.request_id!r}")
-            manager._live[request.request_id] = Live(
-                request, *(read_integer(f"{name}.{number}", entry[number]) for number in names[1:5])
-            )
+            slot = read_integer(f"{name}.slot", entry["slot"], below=most_slots)
+            counts = (read_integer(f"{name}.{number}", entry[number]) for number in names[2:5])
+            manager._live[request.request_id] = Live(request, slot, *counts)
             groups = read_list(f"{name}.groups", entry["groups"], manager.num_kv_cache_groups)
             manager.coordinator.held[request.request_id] = [self._held(name, group) for group in groups]
         for request_id in read_list("known", self._snapshot["known"]):
@@ -273,16 +293,24 @@ class _Loading(Generic[ManagerKind]):
         """What waits to be handed out or counted."""
         manager = self.manager
         for request_id, tokens in read_each("given_back", self._snapshot["given_back"], 2):
-            manager._given_back[read_text("given_back", request_id)] = read_integer("given_back", tokens)
+            manager._given_back[read_text("given_back", request_id)] = read_integer("given_back", tokens, minimum=1)
         for request_id, group, source, destination in read_each("copies", self._snapshot["copies"], 4):
             if read_text("copies", request_id) not in manager._live:
                 raise damaged("copies", f"are of {request_id!r}, which is not live")
+            rules = manager.coordinator.rules[self._group("copies", group)]
+            if not rules.copies_states:
+                raise damaged("copies", f"are of group {group}, whose states are not copied")
             pages = self._page("copies", source).page_id, self._page("copies", destination).page_id
-            manager.coordinator.noted_copies.append((request_id, PageCopy(self._group("copies", group), *pages)))
+            manager.coordinator.noted_copies.append((request_id, PageCopy(rules.group_id, *pages)))
         num_groups, num_pages = manager.num_kv_cache_groups, manager.num_pages
         self._pool._events = self._each(
             "events", lambda name, value: event_from_json(name, value, num_groups, num_pages)
         )
+        for event in self._pool._events:
+            if isinstance(event, PageStored):
+                size = manager.coordinator.rules[event.group_id].page_size
+                if len(event.token_ids) != size:
+                    raise damaged("events", f"of group {event.group_id} must have {size} tokens")
 
     def _load_counts(self) -> None:
         """Counters and clocks."""
@@ -313,6 +341,13 @@ class _Loading(Generic[ManagerKind]):
             for page_id, clock in read_each(name, self._snapshot[name], 2)
         }
 
+    def _require_same_snapshot(self) -> None:
+        """Refuses a snapshot other than the one that the manager made of it gives."""
+        again = self.manager.snapshot()
+        for name, value in self._snapshot.items():
+            if value != again[name] and _plain(value) != _plain(again[name]):
+                raise damaged(name, "is not what a manager in this state writes")
+
     def _require_own_contents(self) -> None:
         """Refuses requests other than those of the snapshot: a page that one published holds its tokens (R2)."""
         manager = self.manager
@@ -322,8 +357,12 @@ class _Loading(Generic[ManagerKind]):
                 for place, page in enumerate(held.pages[: held.num_published]):
                     content = self._pool.content_of(page)
                     chain = chains.get(rules.page_size, ())
-                    if content is not None and (place >= len(chain) or chain[place][1] != content):
+                    if content is None:
+                        continue
+                    if place >= len(chain) or chain[place][1] != content:
                         raise damaged("requests", f"of the id {request_id!r}: page {page.page_id} holds other tokens")
+                    if page.page_hash is None or page.page_hash.group_id != rules.group_id:
+                        raise damaged("requests", f"of the id {request_id!r}: page {page.page_id} is another group's")
 
     # -- Ids --------------------------------------------------------------------------------------
 
@@ -351,3 +390,19 @@ class _Loading(Generic[ManagerKind]):
     def _hold(self, page: CachePage) -> None:
         if not page.is_null:
             page._ref_cnt += 1
+
+
+def _can_touch(extra_keys: tuple[ExtraKey, ...] | None, start: int, end: int) -> bool:
+    """Whether these are the extra keys of some request that touch its tokens ``[start, end)`` (HASH-2)."""
+    try:
+        of_request = request_extra_keys(Request("any", [], extra_keys or ()))
+    except (TypeError, ValueError):
+        return False
+    return page_extra_keys(of_request, start, end) == extra_keys
+
+
+def _plain(value: Any) -> Any:
+    """A value with lists where tuples stand, and objects of one kind, as JSON has them."""
+    if isinstance(value, Mapping):
+        return {name: _plain(own) for name, own in value.items()}
+    return [_plain(own) for own in value] if isinstance(value, list | tuple) else value

@@ -89,11 +89,11 @@ def read_each(name: str, value: object, length: int) -> Iterable[list[Any]]:
     return [read_list(f"{name}[{place}]", entry, length) for place, entry in enumerate(read_list(name, value))]
 
 
-def read_integer(name: str, value: object, minimum: int | None = 0, below: int | None = None) -> int:
-    """Reads an integer within bounds."""
+def read_integer(name: str, value: object, minimum: int = 0, below: int = 2**63) -> int:
+    """Reads an integer within bounds; none is 2**63 or above, so that arrays of integers can hold it."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise damaged(name, "must be an integer")
-    if (minimum is not None and value < minimum) or (below is not None and value >= below):
+    if not minimum <= value < below:
         raise damaged(name, f"is {value}, which is out of range")
     return value
 
@@ -261,9 +261,13 @@ def group_from_json(name: str, value: object) -> CacheGroupSpec:
     names = [field.name for field in fields(kind)]
     entry = read_object(name, value, ["kind", *names, "layer_names", "is_eagle_group"])
     values = {field: entry[field] for field in names}
+    for field, given in values.items():
+        if isinstance(given, int):
+            read_integer(f"{name}.{field}", given)
     if kind is MambaSpec:
         values["shapes"] = tuple(
-            tuple(read_list(f"{name}.shapes", shape)) for shape in read_list(f"{name}.shapes", values["shapes"])
+            tuple(read_integer(f"{name}.shapes", size) for size in read_list(f"{name}.shapes", shape))
+            for shape in read_list(f"{name}.shapes", values["shapes"])
         )
         values["dtypes"] = tuple(read_list(f"{name}.dtypes", values["dtypes"]))
     return CacheGroupSpec(kind(**values), entry["layer_names"], entry["is_eagle_group"])
