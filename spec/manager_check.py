@@ -39,10 +39,10 @@ def check_manager(
             assert 1 <= live.num_promised <= live.num_slots <= coordinator.max_model_len, "MAN-2: slots"
             if any(rules.holds_states for rules in coordinator.rules):
                 assert live.num_computed <= live.num_promised, "MAN-13: computed tokens that no state was promised for"
-            _check_hits(coordinator.rules, coordinator.held[request_id], live)
             for rules, held in zip(coordinator.rules, coordinator.held[request_id], strict=True):
                 _check_list(rules, held, live)
                 assert coordinator.page_pool.enable_caching or not held.num_published, "MAN-3: published, caching off"
+            _check_hits(coordinator.rules, coordinator.held[request_id], live)
         swapped.check()
         assert swapped.by_id.keys().isdisjoint(live_requests), "SWAP-1: a request is live and swapped out"
         _check_counts(coordinator, live_requests, swapped)

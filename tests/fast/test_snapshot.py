@@ -465,16 +465,20 @@ def test_whatever_was_changed_it_is_refused_or_holds_together(data: st.DataObjec
 
 
 def test_a_few_bytes_ask_for_no_more_memory_than_they_tell_of() -> None:
-    """SEC-3: neither a slot far out nor a list of null pages makes room for pages that nobody holds."""
-    manager = fast.CacheManager(8, [states(1)], 2**40, hash_seed=b"s")
+    """SEC-3: there are no more slots than pages, and a list of null pages makes no room for pages that nobody holds."""
+    most = 2**15
+    manager = fast.CacheManager(most, [states(1)], 2**40, hash_seed=b"s")
     for name, length in (("a", 1), ("b", 1_000)):
         assert manager.allocate_slots(PlainRequest(name, [1] * length), length) is not None
     snapshot = manager.snapshot()
-    snapshot["requests"][0]["slot"] = 2**20 - 1
+    snapshot["requests"][0]["slot"] = most
+    with pytest.raises(ValueError, match=r"slot must be in \[0, 32768\) \[MAN-14\]$"):
+        fast.CacheManager.restore(snapshot, _objects(manager))
+    snapshot["requests"][0]["slot"] = most - 1
     restored = fast.CacheManager.restore(snapshot, _objects(manager))
-    assert restored.slot_of("a") == 2**20 - 1
+    assert restored.slot_of("a") == most - 1
     assert restored.get_page_ids("b") == ([*[0] * 999, 2],)
-    assert restored.coordinator.groups[0].cells.nbytes < 2**10 + 32 * 2**20, "eight cells a slot at most"
+    assert restored.coordinator.groups[0].cells.nbytes < 2**10 + 32 * most, "eight cells a slot at most"
 
 
 def test_slots_are_given_as_before() -> None:

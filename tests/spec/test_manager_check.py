@@ -52,7 +52,8 @@ def _put(request_id: str, group: int, place: int, page_id: int) -> Callable[[Any
 
 
 def _share(manager: Any) -> None:
-    """Request b holds a's last page, and it is counted."""
+    """Request b holds a's last page in place of its own, and it is counted."""
+    manager.page_pool.free_pages([_held(manager, "b", 0).pages.pop()])
     manager.page_pool.pages[5]._ref_cnt += 1
     _held(manager, "b", 0).pages.append(manager.page_pool.pages[5])
 
