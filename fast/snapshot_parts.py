@@ -104,8 +104,9 @@ class Part:
 
     def time(self) -> float:
         """A finite number."""
+        value = self.value
         try:
-            number = float(self.value) if type(self.value) in (int, float) else math.inf
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
         except OverflowError:  # of an int
             number = math.inf
         if not math.isfinite(number):
