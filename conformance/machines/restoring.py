@@ -1,15 +1,27 @@
 """Machines whose managers are restored from snapshots: which requests a snapshot needs, and restoring."""
 
+import copy
+import functools
 import json
+import random
 from typing import Any
+
+from hypothesis import strategies as st
 
 from kvproof.spec.declarations import Request
 
+from ..properties import step
 from .base import Both, Side
+from .document_damage import damaged
+from .draws import Drawing
 from .groups import GroupSteps
 from .operations import operation
 
 __all__ = ["Restoring", "as_json"]
+
+
+_MUTANTS = 8
+"""Damaged snapshots that are tried in one step."""
 
 
 class Restoring(GroupSteps):
@@ -82,6 +94,27 @@ class Restoring(GroupSteps):
         if own:
             again = "snapshot of the restored manager"
             self.check("MAN-14", again, restored.backend, lambda: as_json(self.backend.manager))
+
+    @step("MAN-14", "SEC-3", when=lambda self: self.can_restore())
+    def restore_mutants(self, data: Drawing) -> None:
+        """Damaged snapshots are taken or refused as the specification takes or refuses them, each with one thing wrong.
+
+        What is taken comes to the same state.
+        """
+        shot, drawn = as_json(self.spec.manager), random.Random(data.draw(st.integers(0, 2**32 - 1)))
+        for _ in range(_MUTANTS):
+            mutant, what = damaged(shot, drawn.randrange)
+            self.call(
+                f"CacheManager.restore(<snapshot, {what}>, requests)",
+                functools.partial(self._of_mutant, mutant),
+                "MAN-14",
+                lambda restored, _: restored,
+                "MAN-14",
+            )
+
+    def _of_mutant(self, mutant: Any, side: Side) -> Any:
+        """What a manager of a damaged snapshot would write."""
+        return as_json(self.restored(side, copy.deepcopy(mutant)))
 
     def restored(self, side: Side, shot: Any, requests: list[Request] | None = None) -> Any:
         """A side's manager from a snapshot, with the requests that it needs or others."""
