@@ -5,9 +5,10 @@ needed once some tokens are computed, and how long the list must be for a step. 
 for arrays of them.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,9 @@ __all__ = [
 
 NEVER = 1 << 40
 """More tokens than a request can have."""
+
+_OF_A_PACKAGE = 2
+"""What numpy's `dtype.isbuiltin` says of types that a package registers, as ml_dtypes does with the narrow floats."""
 
 Number = TypeVar("Number", int, NDArray[np.int64])
 """A count of tokens or pages, or an array of them: the rules are written once for both."""
@@ -248,10 +252,14 @@ def _read_states(name: str, spec: MambaSpec) -> None:
 
 
 def _read_dtype(name: str, dtype: object) -> None:
+    """Refuses what is no type of numbers: numpy would take texts, objects and records, and None for float64."""
     try:
-        np.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError:
-        raise refusal(TypeError, "R1", f"{name}={dtype!r} is no dtype") from None
+        with warnings.catch_warnings(action="error"):  # names that numpy is about to drop
+            kind: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError, SyntaxError, Warning):
+        kind = None
+    if kind is None or not (kind.kind in "biufc" or kind.isbuiltin == _OF_A_PACKAGE):
+        raise refusal(TypeError, "R1", f"{name}={dtype!r} is no dtype of numbers")
 
 
 def _read_layers(name: str, layers: Sequence[str] | None, named: set[str]) -> None:

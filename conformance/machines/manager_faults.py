@@ -1,5 +1,6 @@
 """Calls on a manager with one fault each: both sides refuse them, and nothing has changed."""
 
+import functools
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,6 +14,10 @@ from .manager_admission import Admission
 from .worlds import Group
 
 __all__ = ["ManagerFaults"]
+
+
+NO_NUMBERS: tuple[Any, ...] = ("O", "U5", "f4,f4", "M8[s]", None, "a type", 1)
+"""What is no dtype of numbers, though numpy takes most of it for a dtype (R1)."""
 
 
 class ManagerFaults(Admission):
@@ -32,7 +37,15 @@ class ManagerFaults(Admission):
         likely(data, often, [self.free_badly, self.call_with_no_request, self.construct_badly])(data)
 
     def construct_badly(self, data: Drawing) -> None:
-        """A manager needs 2 pages, a length, flags, and groups that are groups."""
+        """A manager needs 2 pages, a length, flags, and groups that are groups, of numbers."""
+        if self.session.backend.offers("CacheGroupSpec") and one_of(data, [False, True]):
+            dtype = one_of(data, NO_NUMBERS)
+            self.call(
+                f"CacheManager(4, [CacheGroupSpec(FullAttentionSpec(1, 1, 1, {dtype!r}))], 8)",
+                functools.partial(_made_of, dtype),
+                "R1",
+            )
+            return
         arguments: tuple[Any, ...] = one_of(
             data, [(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8), (4, ["group"], 8), (4, [], 8, 1)]
         )
@@ -191,3 +204,9 @@ class ManagerFaults(Admission):
             lambda side: side.manager.get_num_common_prefix_pages(request, count if one_fault else 1),
             "MAN-10",
         )
+
+
+def _made_of(dtype: Any, side: Side) -> Any:
+    """A side's manager of one group of a dtype."""
+    layers = side.names.get("FullAttentionSpec")(1, 1, 1, dtype)
+    return side.names.get("CacheManager")(4, [side.names.get("CacheGroupSpec")(layers)], 8)

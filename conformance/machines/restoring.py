@@ -20,7 +20,7 @@ from .operations import operation
 __all__ = ["Restoring", "as_json"]
 
 
-_MUTANTS = 8
+_MUTANTS = 32
 """Damaged snapshots that are tried in one step."""
 
 
