@@ -108,7 +108,7 @@ class CacheManager(SwapManager):
                 request,
                 computed,
                 num_new_tokens,
-                self._hit_ids(new_computed_pages, num_new_computed_tokens),
+                new_computed_pages,
                 num_new_computed_tokens,
                 num_lookahead_tokens,
                 bool(delay),
@@ -154,17 +154,18 @@ class CacheManager(SwapManager):
         request: EngineRequest,
         computed: int,
         new: int,
-        hits: Hits,
+        given: CachePages | None,
         found: int,
         lookahead: int,
         delay: bool,
     ) -> CachePages | None:
         """`allocate_slots` for a request that is not live and whose counts have been read."""
         coordinator = self.coordinator
-        if coordinator.swapped.by_id:
-            coordinator.swapped.require_none(request)
         request_id, tokens, extra_keys, _ = read_prompt(request)
         segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
+        if coordinator.swapped.by_id:
+            coordinator.swapped.require_none(request)
+        hits = self._hit_ids(given, found)
         if not hasattr(request, "status"):
             attribute(request, "status")  # refuses
         num_tokens = len(tokens) // 4

@@ -95,7 +95,7 @@ def check_hits(
     hits: Hits,
     length: int,
 ) -> None:
-    """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared)."""
+    """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-1, MAN-2). O(tokens compared)."""
     num_held = 0
     for group, own, pages in zip(groups, segments, hits, strict=True):
         first = group.rule.first_place(length) if group.rule.gives_back else 0
@@ -120,7 +120,7 @@ def check_hits(
                 f"new_computed_pages: page {pages[first:][good.argmin()]} does not hold the request's prefix",
             )
     if not num_held:
-        raise refusal(ValueError, "MAN-2", f"new_computed_pages: {length} tokens on null pages alone are no hit")
+        raise refusal(ValueError, "MAN-1", f"new_computed_pages: {length} tokens on null pages alone are no hit")
 
 
 def _cut(group: CacheGroup, pages: NDArray[np.int64], length: int) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from kvproof.spec.declarations import EngineRequest
 
 from .arguments import integer, refusal
 from .extra_keys import ExtraSegment
+from .request_reading import another
 
 __all__ = ["Flight", "HostPages", "Swapped", "SwappedRequests"]
 
@@ -166,7 +167,9 @@ class SwappedRequests:
                 self.host.give_back(pages)
 
     def require_none(self, request: EngineRequest) -> None:
-        """Refuses to admit a request that is swapped out."""
+        """Refuses to admit a request that is swapped out (SWAP-1), or another one of its id (MAN-6)."""
+        if self.is_another(request):
+            raise another(request)
         if request.request_id in self.by_id:
             raise refusal(
                 ValueError, "SWAP-1", f"request {request.request_id!r} is swapped out: it is to be swapped in or freed"

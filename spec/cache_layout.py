@@ -217,10 +217,10 @@ def layout_of_shape(
 
 
 def require_slots(shape: tuple[int, ...]) -> None:
-    """Refuses pages with more slots than an int32 numbers (R1, CACHE-3).
+    """Refuses pages with more slots than an int32 numbers (R1).
 
     Args:
         shape: `[P, page, ...]`.
     """
     if shape[0] * shape[1] >= 2**31:
-        raise refusal(ValueError, "CACHE-3", f"{shape[0]} pages of {shape[1]} slots are too many for an int32 slot")
+        raise refusal(ValueError, "R1", f"kv_pages.shape={shape}: too many for an int32 slot")

@@ -203,11 +203,11 @@ class CacheManager(SwapManager):
         self._swapped.require_none(request)
         live = self._live.get(request.request_id)
         has_states = any(rules.holds_states for rules in self.coordinator.rules)
+        hits = read_hits(self.coordinator, request, live is not None, found, given, chains)
         if computed is None:
             computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, has_states)
         else:
             computed = read_computed("num_computed_tokens", computed, live, has_states)
-        hits = read_hits(self.coordinator, request, live is not None, found, given, chains)
         promised = computed + found + new
         if promised > self.max_model_len:
             raise refusal(

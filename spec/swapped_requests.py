@@ -108,8 +108,11 @@ class SwappedRequests:
         return swap_id
 
     def require_none(self, request: EngineRequest) -> None:
-        """Refuses a request whose id is swapped out: it is to be swapped in or freed first."""
-        if request.request_id in self.by_id:
+        """Refuses a request that is swapped out: it is to be swapped in or freed first; and another one of its id."""
+        swapped = self.by_id.get(request.request_id)
+        if swapped is not None and swapped.request is not request:
+            raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
+        if swapped is not None:
             raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is swapped out: swap it in or free it")
 
     def require(self, request: EngineRequest) -> Swapped:

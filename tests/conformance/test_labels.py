@@ -1,0 +1,130 @@
+"""R1: the specification and the fast backend refuse one bad call by one clause.
+
+The suite compares the kinds of errors only, as a backend of somebody else's need not know the labels of clauses. Here
+its machines compare the labels too, between our own two packages.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvproof import fast, spec
+from kvproof.conformance.backends import load_backend
+from kvproof.conformance.deviation import Outcome
+from kvproof.conformance.machines import MACHINES, Machine
+from kvproof.conformance.replay_groups import read_groups
+from kvproof.conformance.runner import run_machine
+from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.declarations import Request
+
+REFUSING = (
+    *("queue", "pool", "pool_pins", "hash", "manager", "window", "chunk", "state", "hybrid", "batch", "events"),
+    *("pins", "shards", "snapshots", "swap", "table", "multi_table", "sizing", "cache", "views"),
+)
+"""The machines that make bad calls on both packages and take seconds."""
+
+
+class Labelled(Machine):
+    """A machine that compares the labels of refusals too."""
+
+    def _compare_refusals(self, expected: Outcome, observed: Outcome) -> None:
+        super()._compare_refusals(expected, observed)
+        if clause_of_message(str(expected.error)) != clause_of_message(str(observed.error)):
+            self.differ("R1", str(expected), str(observed))
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_r1_the_machines_see_no_fault_refused_by_two_clauses(name: str) -> None:
+    known = MACHINES[name]
+    machine = type(known.__name__, (Labelled, known), {})
+    report = run_machine(machine, load_backend("kvproof.fast"), 0, examples=min(known.examples, 40), shrink_seconds=5)
+    assert [(str(found), found.calls) for found in report.deviations] == []
+
+
+# -- Faults that the machines seldom draw ---------------------------------------------------------
+
+
+class Used:
+    """A manager of two groups with a cached prefix; ``live`` runs, ``away`` is swapped out, ``going`` on its way."""
+
+    def __init__(self, package: ModuleType) -> None:
+        self.package = package
+        self.manager = package.CacheManager(40, read_groups("full:2,window:2:3", 1), 32, num_host_pages=20)
+        self.requests = {name: Request(name, list(range(7))) for name in ("live", "away", "going", "waiting")}
+        for name in ("live", "away", "going"):
+            self.manager.allocate_slots(self.requests[name], 7)
+            self.requests[name].num_computed_tokens = 7
+        self.manager.swap_done(self.manager.swap_out(self.requests["away"]).swap_id)
+        self.manager.swap_out(self.requests["going"])
+
+    def namesake(self, name: str) -> Request:
+        """Another object of a request's id."""
+        return Request(name, list(range(7)))
+
+    def pages(self, *lists: list[int]) -> Any:
+        return self.package.CachePages([[self.manager.page_pool.pages[page] for page in own] for own in lists])
+
+    def admit(self, *lists: list[int], tokens: int = 4) -> Any:
+        return self.manager.allocate_slots(self.requests["waiting"], 1, tokens, self.pages(*lists))
+
+
+def null_pages_alone(at: Used) -> Any:
+    """A hit of which a window needs no page: it would be a hit on nothing."""
+    manager = at.package.CacheManager(10, read_groups("window:2:1", 1), 32)
+    null = manager.page_pool.pages[0]
+    return manager.allocate_slots(at.requests["waiting"], 1, 4, at.package.CachePages([[null, null]]))
+
+
+FAULTS: dict[str, Callable[[Used], Any]] = {
+    "null pages alone": null_pages_alone,
+    "null pages where some are needed": lambda at: at.admit([0, 0], [0, 0]),
+    "pages of one group": lambda at: at.admit([1, 2]),
+    "fewer tokens than pages": lambda at: at.admit([1, 2], [0, 5], tokens=2),
+    "pages where none are needed": lambda at: at.admit([1, 2], [5, 6]),
+    "pages of another group": lambda at: at.admit([5, 6], [0, 2]),
+    "hits of no number of tokens": lambda at: at.admit([1, 2], [0, 5], tokens=-1),
+    "hits for a live request": lambda at: at.manager.allocate_slots(at.requests["live"], 1, 2, at.pages([1], [5])),
+    **{
+        f"{method} of {kind} {name}": (
+            lambda at, method=method, kind=kind, name=name, more=more: getattr(at.manager, method)(
+                at.namesake(name) if kind == "another" else at.requests[name], *more
+            )
+        )
+        for name in ("live", "away", "going", "waiting")
+        for kind in ("the", "another")
+        for method, more in (
+            *(("get_computed_pages", ()), ("allocate_slots", (1,)), ("cache_pages", (2,)), ("free", ())),
+            *(("swap_out", ()), ("swap_in", ()), ("receive_pages", (4,)), ("get_num_common_prefix_pages", (1,))),
+            *(("pin_prefix", ()), ("set_prefix_priority", (1,)), ("free_page_hashes", ())),
+        )
+    },
+    "the slot of nobody": lambda at: at.manager.slot_of("nobody"),
+    "the slot of who is away": lambda at: at.manager.slot_of("away"),
+    "the end of no plan": lambda at: at.manager.swap_done(7),
+    "a snapshot with somebody away": lambda at: at.manager.snapshot(),
+    "a pin that is none": lambda at: at.manager.unpin_prefix(3),
+}
+
+
+def _refused(package: ModuleType, fault: str) -> object:
+    """How a fault is refused; nothing of what a call returns that is served."""
+    used = Used(package)
+    try:
+        FAULTS[fault](used)
+    except (TypeError, ValueError, IndexError) as error:
+        return type(error).__name__, clause_of_message(str(error))
+    return "served"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_r1_a_fault_is_refused_by_one_clause(fault: str) -> None:
+    assert _refused(spec, fault) == _refused(fast, fault)
+
+
+def test_r1_null_pages_and_a_swapped_id() -> None:
+    """The labels themselves: null pages alone are no hit, an id is live for one object at a time."""
+    assert _refused(fast, "null pages alone") == ("ValueError", "MAN-1")
+    assert _refused(fast, "allocate_slots of another away") == ("ValueError", "MAN-6")
+    assert _refused(fast, "allocate_slots of the away") == ("ValueError", "SWAP-1")
