@@ -284,8 +284,9 @@ def read_page_hash(name: str, value: object) -> PageHash:
     Raises:
         TypeError: it is none.
     """
-    if not (
-        isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], bytes) and isinstance(value[1], tuple)
-    ):
+    if not (isinstance(value, tuple) and len(value) == 3):
         raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")
+    for field, kind, own in zip(("hash_value", "token_ids"), (bytes, tuple), value, strict=False):
+        if not isinstance(own, kind):
+            raise refusal(TypeError, "R1", f"{name}: {field} must be {kind.__name__}, is {type(own).__name__}")
     return PageHash(*value)

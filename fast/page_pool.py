@@ -50,7 +50,7 @@ class PagePool(HeldPages):
 
     Attributes:
         pages: every page, the null page first.
-        null_page: page 0.
+        null_page: page 0 (POOL-1).
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
         cached_page_hash_to_page: the cached map, read-only (POOL-7).
         now: the time last told by `advance_time`; None before.
@@ -80,6 +80,7 @@ class PagePool(HeldPages):
             max_pinned_pages,
             max_pinned_pages_per_salt,
         )
+        self.null_page: CachePage = PageView(self, 0)
         self.free_page_queue = PoolFreeQueue(self)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(self)
 
@@ -89,11 +90,6 @@ class PagePool(HeldPages):
     def pages(self) -> PageList:
         """Every page, the null page first. O(pages)."""
         return page_list(self, np.arange(self.num_pages))
-
-    @property
-    def null_page(self) -> CachePage:
-        """Page 0 (POOL-1)."""
-        return PageView(self, 0)
 
     def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
         """The first page cached under a key, for each of several groups (POOL-7).

@@ -4,6 +4,7 @@ Here every call reads its arguments and refuses (R1); what it then does to the g
 """
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +15,7 @@ from kvproof.spec.declarations import CacheCounters, CacheEvent, CacheGroupSpec,
 from .arguments import attribute, flag, integer, refusal
 from .cache_pages import CachePages
 from .coordinator_kinds import get_kv_cache_coordinator
-from .hashing import PageHashes, hash_request_tokens, sha256
+from .hashing import PageHash, hash_request_tokens, sha256
 from .longest_hit import Hits
 from .request_reading import another, read_prompt, read_request_id, read_tokens
 from .restore import restored
@@ -95,19 +96,18 @@ class PrefixManager:
         return self.page_pool.get_usage()
 
     @property
-    def req_to_page_hashes(self) -> Mapping[str, PageHashes]:
-        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`.
+    def req_to_page_hashes(self) -> defaultdict[str, Sequence[PageHash]]:
+        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`; else ``[]``.
 
         Those of the first group's page size; none with caching off. The manager needs none of them: they are computed
-        when this is read.
+        when this is read, and what is changed in it changes nothing here.
         """
         pool, size = self.page_pool, self.page_size
-        if size is None:
-            return {}
-        return {
-            request_id: hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)
-            for request_id, request in self._known.items()
-        }
+        keys: defaultdict[str, Sequence[PageHash]] = defaultdict(list)
+        if size is not None:
+            for request_id, request in self._known.items():
+                keys[request_id] = hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)
+        return keys
 
     @property
     def counters(self) -> CacheCounters:

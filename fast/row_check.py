@@ -17,6 +17,8 @@ def check_rows(
 ) -> None:
     """Verifies that columns, rows and the pool's counts agree; O(pages held).
 
+    The pool may count more than is found here: pages that were taken from it by calls of its own (POOL-3, POOL-6).
+
     Args:
         pool: the pool.
         groups: the cache groups, with the requests' rows.
@@ -50,7 +52,7 @@ def check_rows(
             np.add.at(held, pages, 1)
     held[0] = 0
     counts = [pool.ref_count(page) for page in range(pool.num_pages)]
-    assert held.tolist() == counts, f"POOL-2: pages are held {held.tolist()}, counted {counts}"
+    assert (held <= counts).all(), f"POOL-2: pages are held {held.tolist()}, counted {counts}"
     assert swapped.by_id.keys().isdisjoint(live.slot_of), "SWAP-1: a request is live and swapped out"
     assert int(live.is_live.sum()) == len(live.slot_of), f"slots: {live.slot_of}"
 

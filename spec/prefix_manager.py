@@ -1,5 +1,6 @@
 """MAN-1, PIN: what a manager does with cached prefixes, whether or not a live request holds them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -108,18 +109,20 @@ class PrefixManager:
         return self.page_pool.get_usage()
 
     @property
-    def req_to_page_hashes(self) -> dict[str, list[PageHash]]:
-        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`.
+    def req_to_page_hashes(self) -> defaultdict[str, list[PageHash]]:
+        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`; else ``[]``.
 
-        With several page sizes those of the first group's; with caching off there are none.
+        With several page sizes those of the first group's; with caching off there are none. It is made when it is
+        read: changing it changes nothing here.
         """
         pool, size = self.page_pool, self.page_size
-        if size is None:
-            return {}
-        return {
-            request_id: list(hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash))
-            for request_id, request in self._known.items()
-        }
+        keys: defaultdict[str, list[PageHash]] = defaultdict(list)
+        if size is not None:
+            for request_id, request in self._known.items():
+                keys[request_id] = list(
+                    hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)
+                )
+        return keys
 
     def create_empty_page_list(self) -> CachePages:
         """No pages, in as many groups as the manager has."""

@@ -77,6 +77,24 @@ def null_pages_alone(at: Used) -> Any:
     return manager.allocate_slots(at.requests["waiting"], 1, 4, at.package.CachePages([[null, null]]))
 
 
+def call_with(method: str, kind: str, name: str, *more: int) -> Callable[[Used], Any]:
+    """A call with a request of the engine's, or with another object of its id."""
+
+    def call(at: Used) -> Any:
+        request = at.namesake(name) if kind == "another" else at.requests[name]
+        return getattr(at.manager, method)(request, *more)
+
+    return call
+
+
+CALLS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("get_computed_pages", "free", "swap_out", "swap_in", "pin_prefix", "free_page_hashes"), ()),
+    **dict.fromkeys(("allocate_slots", "get_num_common_prefix_pages", "set_prefix_priority"), (1,)),
+    "cache_pages": (2,),
+    "receive_pages": (4,),
+}
+"""Calls about a request, with what else they are given."""
+
 FAULTS: dict[str, Callable[[Used], Any]] = {
     "null pages alone": null_pages_alone,
     "null pages where some are needed": lambda at: at.admit([0, 0], [0, 0]),
@@ -87,18 +105,10 @@ FAULTS: dict[str, Callable[[Used], Any]] = {
     "hits of no number of tokens": lambda at: at.admit([1, 2], [0, 5], tokens=-1),
     "hits for a live request": lambda at: at.manager.allocate_slots(at.requests["live"], 1, 2, at.pages([1], [5])),
     **{
-        f"{method} of {kind} {name}": (
-            lambda at, method=method, kind=kind, name=name, more=more: getattr(at.manager, method)(
-                at.namesake(name) if kind == "another" else at.requests[name], *more
-            )
-        )
+        f"{method} of {kind} {name}": call_with(method, kind, name, *more)
         for name in ("live", "away", "going", "waiting")
         for kind in ("the", "another")
-        for method, more in (
-            *(("get_computed_pages", ()), ("allocate_slots", (1,)), ("cache_pages", (2,)), ("free", ())),
-            *(("swap_out", ()), ("swap_in", ()), ("receive_pages", (4,)), ("get_num_common_prefix_pages", (1,))),
-            *(("pin_prefix", ()), ("set_prefix_priority", (1,)), ("free_page_hashes", ())),
-        )
+        for method, more in CALLS.items()
     },
     "the slot of nobody": lambda at: at.manager.slot_of("nobody"),
     "the slot of who is away": lambda at: at.manager.slot_of("away"),

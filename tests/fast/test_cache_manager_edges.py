@@ -449,3 +449,26 @@ def test_a_list_to_which_pages_are_added_stays_a_list(package: ModuleType) -> No
     assert type(kept) is list
     kept.append(None)
     assert kept == [*pages, None]
+
+
+@PACKAGES
+def test_pool_2_check_holds_when_pages_are_taken_from_the_managers_pool(package: ModuleType) -> None:
+    """Who holds those is not known to the manager; a page of a request's that the pool counts as free is a fault."""
+    manager = package.CacheManager(12, [_group()], 16)
+    request = PlainRequest("r", [1, 2, 3, 4])
+    manager.allocate_slots(request, 4)
+    pages = manager.page_pool.get_new_pages(3)
+    manager.page_pool.touch([manager.get_computed_pages(PlainRequest("s", [1, 2, 3]))[0].pages[0]])
+    manager.check()
+    manager.page_pool.free_pages(pages)
+    manager.page_pool.free_pages([manager.page_pool.pages[page] for page in (1, 2, 1)])
+    with pytest.raises(AssertionError, match="POOL-2"):
+        manager.check()
+
+
+@PACKAGES
+def test_hash_3_the_keys_of_nobody_are_none(package: ModuleType) -> None:
+    """As with the seed's ``defaultdict(list)`` a reading never raises; and nobody is known by being asked for."""
+    for manager in (package.CacheManager(12, [_group()], 16), package.CacheManager(12, [], 16)):
+        assert manager.req_to_page_hashes["nobody"] == []
+        assert dict(manager.req_to_page_hashes) == {}

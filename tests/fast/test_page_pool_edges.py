@@ -18,6 +18,35 @@ from .lockstep import pool_state
 PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 
 
+@PACKAGES
+def test_pool_1_the_null_page_is_one_object(package: ModuleType) -> None:
+    pool = package.PagePool(3, True)
+    assert pool.null_page is pool.null_page
+    assert (pool.null_page, pool.null_page.is_null) == (pool.pages[0], True)
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ((7, (1, 2), None), "hash_value must be bytes, is int"),
+        (("7", (1, 2), None), "hash_value must be bytes, is str"),
+        ((b"7", [1, 2], None), "token_ids must be tuple, is list"),
+        (7, "must be a PageHash, not int"),
+    ],
+)
+def test_hash_1_a_foreign_key_is_refused_by_what_is_foreign(package: ModuleType, key: Any, told: str) -> None:
+    """A manager of another system's has keys that are ints: the refusal says which field is wrong."""
+    pool = package.PagePool(3, True)
+    pages = pool.get_new_pages(1)
+    known = package.PageHash(*key) if isinstance(key, tuple) else key
+    with pytest.raises(TypeError, match=rf"{told} \[R1\]$"):
+        pool.get_cached_page(known, [0])
+    with pytest.raises(TypeError, match=rf"{told} \[R1\]$"):
+        pool.cache_full_pages(PlainRequest("r", [1, 2]), pages, [known], 0, 1, 2, 0)
+    assert pages[0].page_hash is None
+
+
 # -- Refusals (R1) --------------------------------------------------------------------------------
 
 
