@@ -10,7 +10,7 @@ __all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep
 REFUSALS = (TypeError, ValueError, IndexError)
 """The three errors by which a call is refused (R1); any other error is a fault of whoever raised it."""
 
-_NO_CALL = re.compile(r"# |\w+ = Request\(|\w+ grows by |\w+\.status = ")
+_NO_CALL = re.compile(r"# |\w+ = (Spelled)?Request\(|\w+ grows by |\w+\.status = ")
 """How lines begin that call nothing of the backend: notes, and what makes or changes a request."""
 
 

@@ -97,7 +97,7 @@ class _Requests:
         if not isinstance(request, Request):
             return request
         _, theirs = self._known.setdefault(id(request), (request, _new_request(request)))
-        more = request.all_token_ids[theirs.num_tokens :].tolist()
+        more = [int(token) for token in request.all_token_ids[theirs.num_tokens :]]
         theirs.append_output_token_ids(more)
         theirs.num_computed_tokens = request.num_computed_tokens
         theirs.status = getattr(_module("request").EngineRequestStatus, _STATUS[request.status.name])
@@ -116,7 +116,7 @@ def _new_request(request: Request) -> Any:
     ]
     return _module("request").EngineRequest(
         request_id=request.request_id,
-        prompt_token_ids=request.all_token_ids.tolist(),
+        prompt_token_ids=[int(token) for token in request.all_token_ids],
         sampling_params=params(prompt_logprobs=request.sampling_params.prompt_logprobs),
         eos_token_id=None,
         mm_features=features,

@@ -36,7 +36,7 @@ class Requests:
         if theirs is None:
             theirs = _made(request, self._hasher)
             self._known[id(request)] = request, theirs
-        more = request.all_token_ids[theirs.num_tokens :].tolist()
+        more = [int(token) for token in request.all_token_ids[theirs.num_tokens :]]
         if more:
             theirs.append_output_token_ids(more)
         theirs.num_computed_tokens = request.num_computed_tokens
@@ -63,7 +63,7 @@ def _made(request: Request, hasher: Any) -> Any:
     params = import_peer("vllm.sampling_params", INSTALL).SamplingParams
     return import_peer("vllm.v1.request", INSTALL).Request(
         request_id=request.request_id,
-        prompt_token_ids=request.all_token_ids.tolist(),
+        prompt_token_ids=[int(token) for token in request.all_token_ids],
         sampling_params=params(prompt_logprobs=request.sampling_params.prompt_logprobs),
         pooling_params=None,
         block_hasher=hasher,

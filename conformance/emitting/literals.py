@@ -11,6 +11,8 @@ import numpy as np
 
 from kvproof.spec.declarations import CacheSalt
 
+from ..spelling import ReadOnlyList
+
 __all__ = ["MOST_ENTRIES", "Literals", "UnrenderableError", "is_plain"]
 
 MOST_ENTRIES = 64
@@ -32,7 +34,7 @@ def is_plain(value: object) -> bool:
         return True
     if type(value) is dict:
         return all(map(is_plain, value)) and all(map(is_plain, value.values()))
-    if type(value) in (list, tuple, set, frozenset) or _is_named_tuple(value):
+    if type(value) in (list, tuple, set, frozenset, ReadOnlyList) or _is_named_tuple(value):
         return all(map(is_plain, value))  # type: ignore[call-overload]
     return False
 
@@ -75,6 +77,8 @@ class Literals:
             return f"[{', '.join(map(self.of, value))}]"
         if type(value) is tuple:
             return f"({', '.join(map(self.of, value))}{',' if len(value) == 1 else ''})"
+        if type(value) is ReadOnlyList:
+            return f"{self.name_of(ReadOnlyList)}({self.of(list(value))})"
         if type(value) is dict:
             return f"{{{', '.join(f'{self.of(key)}: {self.of(entry)}' for key, entry in value.items())}}}"
         if isinstance(value, CacheSalt):
@@ -120,6 +124,8 @@ class Literals:
         kind = value.dtype.name + ("_" if value.dtype.kind == "b" else "")
         if value.size > MOST_ENTRIES or value.dtype.kind not in "biuf" or not hasattr(np, kind):
             raise UnrenderableError(f"an array {value.dtype}{list(value.shape)}")
+        if value.base is not None and not value.flags.c_contiguous and _is_first_column(value.base, value):
+            return f"{self._array(value.base)}[..., 0]"  # whoever does not heed strides reads the other columns
         made = f"{self.numpy()}.array({self.of(value.tolist())}, np.{kind})"
         return made if value.size else f"{made}.reshape({value.shape})"
 
@@ -135,6 +141,13 @@ class Literals:
                 continue
             given.append(f"{field.name}={self.of(dict(entry) if isinstance(entry, Mapping) else entry)}")
         return f"{self.name_of(type(value))}({', '.join(given)})"
+
+
+def _is_first_column(base: Any, array: "np.ndarray[Any, Any]") -> bool:
+    """Whether an array is ``base[..., 0]``."""
+    if not isinstance(base, np.ndarray) or base.shape[:-1] != array.shape or not base.flags.c_contiguous:
+        return False
+    return base.ctypes.data == array.ctypes.data and base.strides[:-1] == array.strides and base.dtype == array.dtype
 
 
 def _same(one: Any, other: Any) -> bool:

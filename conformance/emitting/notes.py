@@ -13,6 +13,7 @@ from typing import Any
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..machines.sides import equal
+from ..spelling import ReadOnlyList, SpelledRequest
 from .literals import Literals, UnrenderableError, is_plain
 from .readings import page_views
 from .stand_in import StandIn, inside
@@ -144,6 +145,9 @@ class Notes:
         if isinstance(value, Iterator):
             parts = [self.given(entry) for entry in value]
             return iter([real for real, _ in parts]), f"iter([{', '.join(text for _, text in parts)}])"
+        if type(value) is ReadOnlyList and not is_plain(value):
+            real, text = self.given(list(value))
+            return ReadOnlyList(real), f"{self.literals.name_of(ReadOnlyList)}({text})"
         if type(value) in (list, tuple) and not is_plain(value):
             parts = [self.given(entry) for entry in value]
             inner = ", ".join(text for _, text in parts)
@@ -194,12 +198,14 @@ class Notes:
         if known is None:
             tokens = [int(token) for token in request.all_token_ids]
             arguments = [self.literals.of(request.request_id), self.literals.of(tokens)]
+            if isinstance(request, SpelledRequest):
+                arguments.append(self.literals.of(request.spelling))
             logprobs = request.sampling_params.prompt_logprobs
             if request.extra_keys:
                 arguments.append(self.literals.of(tuple(request.extra_keys)))
             if logprobs is not None:
                 arguments.append(f"prompt_logprobs={self.literals.of(logprobs)}")
-            made = f"{self.literals.name_of(Request)}({', '.join(arguments)})"
+            made = f"{self.literals.name_of(type(request))}({', '.join(arguments)})"
             name = request.request_id if isinstance(request.request_id, str) else ""
             statement = self.add(
                 made, name=name if name.isascii() and name.isidentifier() else "request", prepares=True

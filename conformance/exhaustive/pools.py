@@ -8,6 +8,7 @@ from typing import ClassVar
 from ..machines.pool_base import Caching, PoolMachine
 from ..machines.pool_state import page_list
 from ..properties import step
+from ..spelling import Spelling
 from .renaming import swapped, texts_of_keys
 from .ways import Way
 from .world import SmallWorld
@@ -196,7 +197,7 @@ class PoolWorld(SmallWorld, PoolMachine):
         """Caches pages of a request from a place on (POOL-7, POOL-8)."""
         size = self.shape.page_size
         keys = self.keys_of(text, (), size)
-        self.cache(Caching(text, (), pages, keys, first, len(pages), size, group))
+        self.cache(Caching(Spelling.INT32, text, (), pages, keys, first, len(pages), size, group))
 
     @step("POOL-11")
     def evict_pages(self, pages: list[int]) -> None:

@@ -18,8 +18,9 @@ from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attemp
 from ..levels import Level
 from ..properties import clauses_of_step, steps_of
 from ..session import EnoughError, Session, TracedStep
+from ..spelling import LISTED, TOKENS, WIDE, Spelling
 from ..step_timeout import NoAnswer
-from .draws import Drawing
+from .draws import Drawing, one_of
 from .sides import Both, Field, Side, equal, same
 
 __all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same"]
@@ -237,6 +238,22 @@ class Machine(RuleBasedStateMachine):
         if lacking:
             self.session.lacks.add(capability)
         return lacking
+
+    def spelling(self, data: Drawing, options: Sequence[Spelling]) -> Spelling:
+        """Draws how a list is handed over: as a list, where the backend takes no other iterables."""
+        return Spelling.LIST if self.lacks("iterables") else one_of(data, options)
+
+    def token_spelling(self, data: Drawing) -> Spelling:
+        """Draws how the tokens of a request are handed over, half of the time in the usual way."""
+        if self.lacks("iterables"):
+            return one_of(data, LISTED)
+        return one_of(data, one_of(data, [TOKENS[:1], TOKENS]))
+
+    def spelling_of_fault(self, data: Drawing, values: object) -> Spelling | None:
+        """Draws how a list with a fault is handed over; None for what is no list of ints, which goes as it is."""
+        if not isinstance(values, list) or any(type(value) is not int for value in values):
+            return None
+        return self.spelling(data, WIDE)
 
     # -- Calls --------------------------------------------------------------------------------------
 

@@ -82,13 +82,17 @@ class Batch(BatchSteps):
         if self.freed_slots(asked, good):
             faults += [self.freed_slots] * 4
         given = good | one_of(data, one_of(data, faults)(asked, good))
-        numbers = [given.pop(name) for name in ("slots", "num_computed_tokens", "num_new_tokens")]
+        spellings = {name: self.spelling_of_fault(data, value) for name, value in given.items()}
 
         def act(side: Side) -> Any:
-            more = given | {"tables": self.given_tables(side, asked, given["tables"])}
-            return side.manager.allocate_slots_batch(*numbers, **more)
+            more = {name: spelling.of(given[name]) for name, spelling in spellings.items() if spelling}
+            more["tables"] = self.given_tables(side, asked, given["tables"])
+            return side.manager.allocate_slots_batch(**(given | more))
 
-        shown = ", ".join([*map(repr, numbers), *(f"{name}={value!r}" for name, value in given.items())])
+        shown = ", ".join(
+            f"{name}={spelling.source(given[name]) if spelling else repr(given[name])}"
+            for name, spelling in spellings.items()
+        )
         tried = self.call(f"manager.allocate_slots_batch({shown})", act, "MAN-11")
         if not tried.refused:
             raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")

@@ -1,16 +1,16 @@
 """The batched step, held against single calls or against the specification's batched step."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..properties import step
+from ..spelling import NUMBERS, Spelling
 from .base import Field, Nothing, Side
 from .draws import Drawing, one_of, rarely, some
 from .groups import GroupSteps
 from .manager_admission import IDS
 from .operations import operation
-from .table_base import rows_of, shaped
+from .table_base import rows_of
 
 __all__ = ["BatchSteps", "Step"]
 
@@ -101,9 +101,9 @@ class BatchSteps(GroupSteps):
         """Live requests go on in one call, some of which may not fit: as if each had been called in turn."""
         asked = self.draw_step(data)
         singly = not self.options.get("enable_events") and one_of(data, [True, False])
-        shape, one_for_all = shaped(data), one_of(data, [True, False])
+        spelling, one_for_all = self.spelling(data, NUMBERS), one_of(data, [True, False])
         tokens = list(zip(asked.names, asked.computed, asked.new, asked.lookahead, strict=True))
-        self.go_on_together(tokens, asked.delay, asked.tabled, singly, shape, one_for_all)
+        self.go_on_together(tokens, asked.delay, asked.tabled, singly, spelling, one_for_all)
         self.probe()
 
     @operation
@@ -113,7 +113,7 @@ class BatchSteps(GroupSteps):
         delay: bool,
         tabled: bool,
         singly: bool,
-        shape: Callable[[Sequence[int]], Any],
+        spelling: Spelling,
         one_for_all: bool,
     ) -> None:
         """Live requests go on in one call.
@@ -123,7 +123,7 @@ class BatchSteps(GroupSteps):
             delay: see `Step`.
             tabled: see `Step`.
             singly: whether the specification is called once for each.
-            shape: makes a list argument of a list.
+            spelling: how the numbers are handed over.
             one_for_all: whether one number stands for equal ones.
         """
         if not all(self.cases[name].live for name, *_ in requests):
@@ -137,17 +137,19 @@ class BatchSteps(GroupSteps):
             if side is self.spec and singly:
                 return self.singly(asked)
             return side.manager.allocate_slots_batch(
-                shape([side.manager.slot_of(name) for name in asked.names]),
-                shape(asked.computed),
-                new if isinstance(new, int) else shape(new),
-                lookahead if isinstance(lookahead, int) else shape(lookahead),
+                spelling.of(side.manager.slot_of(name) for name in asked.names),
+                spelling.of(asked.computed),
+                new if isinstance(new, int) else spelling.of(new),
+                lookahead if isinstance(lookahead, int) else spelling.of(lookahead),
                 delay_cache_pages=asked.delay,
-                **({"tables": side.table, "rows": shape(list(map(self.row, asked.names)))} if asked.tabled else {}),
+                **({"tables": side.table, "rows": spelling.of(map(self.row, asked.names))} if asked.tabled else {}),
             )
 
+        shown = [value if isinstance(value, int) else spelling.source(value) for value in (computed, new, lookahead)]
+        rows = f", tables=table, rows={spelling.source(map(self.row, asked.names))}" if asked.tabled else ""
         granted = self.call(
-            f"manager.allocate_slots_batch(slots of {asked.names}, {asked.computed}, {new}, {lookahead}, "
-            f"delay_cache_pages={asked.delay}, tables={'table' if asked.tabled else None})",
+            f"manager.allocate_slots_batch({spelling.source(asked.names, 'slot of {}'.format)}, "
+            f"{', '.join(map(str, shown))}, delay_cache_pages={asked.delay}{rows})",
             act,
             "MAN-11",
             lambda batch, side: batch if isinstance(batch, tuple) else batch_result(batch, side),

@@ -1,6 +1,6 @@
 """What the machines draw: small worlds, so that counterexamples are short, and arguments with one fault each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,11 +22,11 @@ __all__ = [
     "NO_LISTS",
     "Drawing",
     "UnrepeatableError",
+    "counted",
     "likely",
     "one_of",
     "rarely",
     "some",
-    "spread",
     "token_lists",
     "whole",
 ]
@@ -135,19 +135,9 @@ def some(data: Drawing, options: Sequence[T], most: int, least: int = 0) -> list
 
 def whole(data: Drawing, least: int, most: int) -> Any:
     """Draws an int, now and then one of numpy's, which is an int as well (R1)."""
-    number = data.draw(st.integers(least, most))
-    shape: Callable[[int], Any] = np.int64 if rarely(data) else int
-    return shape(number)
+    return counted(data, data.draw(st.integers(least, most)))
 
 
-def spread(data: Drawing, plain: bool = False) -> Callable[[Iterable[Any]], Any]:
-    """Draws a shape for a list argument: a list, a tuple, or an iterator that can be read only once (R1).
-
-    Args:
-        data: where it is drawn from.
-        plain: a list, whatever is drawn, for a backend that takes nothing else.
-    """
-    if plain:
-        return list
-    shapes: list[Callable[[Iterable[Any]], Any]] = [list, tuple, iter]
-    return one_of(data, shapes)
+def counted(data: Drawing, number: int) -> Any:
+    """A number as an engine hands it over: now and then as one of numpy's, which is an int as well (R1)."""
+    return np.int64(number) if rarely(data) else number

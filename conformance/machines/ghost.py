@@ -65,7 +65,7 @@ class Ghost:
             end: tokens that are written, none of them a draft.
             request: the request.
         """
-        tokens = request.all_token_ids.tolist()
+        tokens = [int(token) for token in request.all_token_ids]
         for group_id, held in enumerate(pages):
             for place, end_of_page in self._written(group_id, held, start, end):
                 if end_of_page is None:
@@ -90,7 +90,7 @@ class Ghost:
             start: its computed tokens.
             request: the request.
         """
-        tokens, wrong = request.all_token_ids.tolist(), []
+        tokens, wrong = [int(token) for token in request.all_token_ids], []
         for group_id, (group, held) in enumerate(zip(self.groups, pages, strict=True)):
             first = group.first_place(start)
             ends = [(first, start)] if group.keeps_states and start else []

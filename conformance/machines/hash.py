@@ -11,6 +11,7 @@ from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, Multimod
 from ..backends import Backend
 from ..levels import LEVELS
 from ..properties import start, step
+from ..spelling import NUMBERS, request_as, request_source
 from .base import Machine, Side
 from .draws import EXTRA_KEYS, NO_INTS, Drawing, one_of, rarely
 
@@ -83,10 +84,11 @@ class Hash(Machine):
         parent = one_of(data, _PARENTS)
         tokens = data.draw(st.lists(st.sampled_from(_TOKENS), max_size=3))
         extra_keys = one_of(data, [None, *EXTRA_KEYS[1:], *_MORE_KEYS])
+        spelling = self.spelling(data, NUMBERS)
         self.call(
-            f"hash_page_tokens({self.function}, {parent!r}, {tokens}, {extra_keys}, none_hash=root)",
+            f"hash_page_tokens({self.function}, {parent!r}, {spelling.source(tokens)}, {extra_keys}, none_hash=root)",
             lambda side: side.names.get("hash_page_tokens")(
-                side.function, parent, tokens, extra_keys, none_hash=side.root
+                side.function, parent, spelling.of(tokens), extra_keys, none_hash=side.root
             ),
             "HASH-1" if extra_keys is None else "HASH-2",
             _key,
@@ -100,9 +102,10 @@ class Hash(Machine):
         extra_keys: tuple[ExtraKey, ...] = one_of(data, EXTRA_KEYS)
         if rarely(data):
             extra_keys = tuple(reversed(extra_keys))
-        request = Request("r", tokens, extra_keys)
+        made = self.token_spelling(data), "r", tokens, extra_keys
+        request = request_as(*made)
         self.call(
-            f"hash_request_tokens({self.function}, {size}, Request('r', {tokens}, {extra_keys}), none_hash=root)",
+            f"hash_request_tokens({self.function}, {size}, {request_source(*made)}, none_hash=root)",
             lambda side: side.names.get("hash_request_tokens")(side.function, size, request, none_hash=side.root),
             "HASH-1",
             _keys,

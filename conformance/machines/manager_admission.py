@@ -4,10 +4,11 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, Request
+from kvproof.spec.declarations import EngineRequestStatus, ExtraKey
 
+from ..spelling import Spelling, request_as, request_source
 from .base import Both, Nothing, Side
-from .draws import EXTRA_KEYS, Drawing, one_of, rarely
+from .draws import EXTRA_KEYS, Drawing, counted, one_of, rarely
 from .manager_blame import Case
 from .manager_endings import Endings
 from .operations import operation
@@ -44,22 +45,29 @@ class Admission(Endings):
         if prefix and odd:  # alike but for one token: only the keys' chain tells
             place = data.draw(st.integers(0, len(tokens) - 1))
             tokens[place] = self.world.alphabet[tokens[place] == self.world.alphabet[0]]
-        self.bring(name, tokens, one_of(data, self.extra_keys), 1 if rarely(data) and rarely(data) else None)
+        logprobs = 1 if rarely(data) and rarely(data) else None
+        self.bring(name, tokens, one_of(data, self.extra_keys), logprobs, one_of(data, self.world.spellings))
         if one_of(data, [True, True, False]):
             self.look_up(name)
         return name
 
     @operation
     def bring(
-        self, name: str, tokens: list[int], extra_keys: tuple[ExtraKey, ...] = (), logprobs: int | None = None
+        self,
+        name: str,
+        tokens: list[int],
+        extra_keys: tuple[ExtraKey, ...] = (),
+        logprobs: int | None = None,
+        spelling: Spelling | None = None,
     ) -> None:
-        """A request comes under an id that is not live."""
+        """A request comes under an id that is not live, its tokens handed over as in this world unless told how."""
+        spelling = spelling or self.world.spellings[0]
         earlier = self.cases.get(name)
         if not tokens or (earlier is not None and earlier.live):
             raise Nothing
-        details = (f", {extra_keys}" if extra_keys else "") + (", prompt_logprobs=1" if logprobs else "")
-        self.calls.append(f"{name} = Request({name!r}, {tokens}{details})")
-        self.cases[name] = Case(Request(name, tokens, extra_keys, logprobs))
+        given = spelling, name, tokens, extra_keys, logprobs
+        self.calls.append(f"{name} = {request_source(*given)}")
+        self.cases[name] = Case(request_as(*given))
         if earlier is not None:
             self.cases[name].earlier = [*earlier.earlier, (earlier.tokens, earlier.request.extra_keys)]
 
@@ -83,7 +91,8 @@ class Admission(Endings):
         hits = None if found is None else found.spec[1]
         if kind == "part" and hits:
             hits = data.draw(st.integers(0, hits // self.unit)) * self.unit
-        self.admit_with(name, self.chunk(data, hits or 0, case.request.num_tokens), hits, **self.extras(data))
+        new = counted(data, self.chunk(data, hits or 0, case.request.num_tokens))
+        self.admit_with(name, new, hits, **self.extras(data))
         self.probe()
         return name
 
@@ -146,7 +155,7 @@ class Admission(Endings):
         computed, new = self.next_chunk(data, name)
         if not new:
             raise Nothing
-        self.continue_with(name, computed, new, **self.extras(data))
+        self.continue_with(name, counted(data, computed), counted(data, new), **self.extras(data))
 
     @operation
     def continue_with(self, name: str, computed: int, new: int, **options: Any) -> None:

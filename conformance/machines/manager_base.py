@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ..backends import takes_parameter
 from ..deviation import attempt
+from ..spelling import LISTED
 from .base import Both, Field, Side
 from .ghost import Ghost
 from .hash import weak
@@ -46,6 +47,8 @@ class ManagerMachine(ManagerBlame):
     def build_managers(self, world: World) -> None:
         """Builds both managers, with those options that the backend's constructor knows."""
         world = world.within(self.backend.names)
+        if self.lacks("iterables"):
+            world = replace(world, spellings=tuple(known for known in world.spellings if known in LISTED))
         wanted = {"hash_seed": b"kvproof", **world.options}
         for option, capability in (("enable_events", "events"), ("counter_sampling", "counters")):
             if option in wanted and (self.lacks("events") or self.lacks(capability)):
@@ -167,7 +170,7 @@ class ManagerMachine(ManagerBlame):
         computed = case.request.num_computed_tokens
         shown = "".join(f", {option}={value!r}" for option, value in options.items())
         with_hits = f", {tokens}, {found.spec[0]!r}" if found is not None else ""
-        at = f"  [num_computed_tokens={computed}]" if computed else ""
+        at = f"  [num_computed_tokens={computed!r}]" if computed else ""
         released = self.giving_back(name, computed)
         allocated = self.call(
             f"manager.allocate_slots({name}, {new!r}{with_hits}{shown}){at}",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from kvproof.spec.declarations import ExtraKey, Request
 
 from ..deviation import attempt
@@ -139,11 +141,11 @@ class ManagerBlame(Machine):
 
     def giving_back(self, name: str, computed: Any) -> tuple[str, ...]:
         """The clauses by which a live request's next call gives pages back (MAN-8, MAN-13)."""
-        if not self.cases[name].live or not isinstance(computed, int):
+        if not self.cases[name].live or not isinstance(computed, int | np.integer):
             return ()
         labels = []
         for group, held in zip(self.world.groups, self.held(name), strict=True):
-            if group.gives_back and any(held[: group.first_place(computed)]):
+            if group.gives_back and any(held[: group.first_place(int(computed))]):
                 labels.append("MAN-13" if group.keeps_states else "MAN-8")
         return tuple(dict.fromkeys(labels))
 

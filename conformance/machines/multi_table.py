@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from ..levels import LEVELS
 from ..properties import start, step
+from ..spelling import NUMBERS, OBJECTS
 from .base import Side
 from .draws import NO_INTS, Drawing, likely, one_of
-from .table_base import BAD_ROWS, bad_page_lists, page_ids, shaped
+from .table_base import BAD_ROWS, bad_page_lists, page_ids
 from .table_steps import ROWS, TableSteps
 
 __all__ = ["MultiTable"]
@@ -45,14 +46,15 @@ class MultiTable(TableSteps):
     @step("TAB-2")
     def set_row(self, data: Drawing) -> None:
         """Adds pages to a row of every group, or replaces the row."""
-        row, shape = self.some_row(data), shaped(data, self.lacks("iterables"))
+        row, spelling = self.some_row(data), self.spelling(data, NUMBERS)
+        outer = self.spelling(data, OBJECTS)
         method = one_of(data, ["append_row", "add_row"])
         room = self.rooms(row) if method == "append_row" else [3] * len(self.spec.tables)
         room = [min(most, int(t.max_num_pages_per_req)) for most, t in zip(room, self.spec.tables, strict=True)]
         lists = self.lists_for(data, room)
         self.change(
-            f"table.{method}({lists}, {row})",
-            lambda side: getattr(side.table, method)([shape(pages) for pages in lists], row),
+            f"table.{method}({outer.source(lists, spelling.source)}, {row!r})",
+            lambda side: getattr(side.table, method)(outer.of(map(spelling.of, lists)), row),
             "TAB-2",
             ROWS,
         )
@@ -66,10 +68,14 @@ class MultiTable(TableSteps):
         for row in rows:
             lists.append(self.lists_for(data, room[row]))
             room[row] = [most - len(pages) for most, pages in zip(room[row], lists[-1], strict=True)]
-        shape = shaped(data, self.lacks("iterables"))
+        spelling, inner = self.spelling(data, NUMBERS), self.spelling(data, NUMBERS)
+        outer, middle = self.spelling(data, OBJECTS), self.spelling(data, OBJECTS)
+        given = outer.source(lists, lambda groups: middle.source(groups, inner.source))
         self.change(
-            f"table.append_rows_batch({lists}, {rows})",
-            lambda side: side.table.append_rows_batch(lists, shape(rows)),
+            f"table.append_rows_batch({given}, {spelling.source(rows)})",
+            lambda side: side.table.append_rows_batch(
+                outer.of(middle.of(map(inner.of, groups)) for groups in lists), spelling.of(rows)
+            ),
             "TAB-2",
             ROWS,
         )

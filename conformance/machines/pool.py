@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from kvproof.spec.hashing import PageHash
 
 from ..properties import start, step
+from ..spelling import NUMBERS, OBJECTS
 from .base import Side
-from .draws import Drawing, one_of, rarely, some, spread, whole
-from .pool_base import names
+from .draws import Drawing, one_of, rarely, some, whole
 from .pool_faults import PoolFaults
 from .pool_state import page_list
 
@@ -66,10 +66,10 @@ class Pool(PoolFaults):
         """Touches held pages, cached free pages and the null page, several groups at once, pages repeatedly."""
         options = [*(page for page in self.owned if self.count(page) or self.hashed(page)), 0]
         groups = data.draw(st.lists(st.lists(st.sampled_from(options), max_size=3), max_size=3))
-        shape = spread(data, self.lacks("iterables"))
+        spelling = self.spelling(data, OBJECTS)
         self.call(
-            f"pool.touch({names(groups)})",
-            lambda side: side.pool.touch(shape([shape(self.pages_of(side, group)) for group in groups])),
+            f"pool.touch({spelling.source(groups, spelling.source)})",
+            lambda side: side.pool.touch(spelling.of(spelling.of(self.pages_of(side, group)) for group in groups)),
             "POOL-6",
             charge=dict.fromkeys(_COUNTS, "POOL-6"),
         )
@@ -79,11 +79,11 @@ class Pool(PoolFaults):
         """Frees pages, each at most as often as it is held, null pages among them."""
         mentions = [page for page in self.owned for _ in range(self.count(page))]
         freed = some(data, [*mentions, 0], most=5, least=1)
-        shape = spread(data, self.lacks("iterables"))
+        spelling = self.spelling(data, OBJECTS)
         bare = any(page and not self.hashed(page) for page in freed)
         self.call(
-            f"pool.free_pages({names(freed)})",
-            lambda side: side.pool.free_pages(shape(self.pages_of(side, freed))),
+            f"pool.free_pages({spelling.source(freed)})",
+            lambda side: side.pool.free_pages(spelling.of(self.pages_of(side, freed))),
             "POOL-5",
             charge=dict.fromkeys(("not in the queue exactly while at 0", *_HASHES), "POOL-5")
             | {"free pages": "POOL-13" if self.unhashed_first and bare else self.in_order()},
@@ -109,6 +109,7 @@ class Pool(PoolFaults):
         """Drops the hashes of some pages, held or free, hashed or not; or every hash, if no page is in use."""
         hashed = [page for page in self.owned if self.hashed(page)]
         evicted = some(data, [*hashed, *self.owned, 0], most=3, least=1)
+        spelling = self.spelling(data, NUMBERS)
         if one_of(data, [False, False, True]) or not self.offers("pool", "evict_pages"):
             held = [page for page in self.owned for _ in range(self.count(page))]
             all_go: bool = one_of(data, [True, False])
@@ -119,8 +120,8 @@ class Pool(PoolFaults):
             )
         else:
             self.call(
-                f"pool.evict_pages({evicted})",
-                lambda side: side.pool.evict_pages(evicted),
+                f"pool.evict_pages({spelling.source(evicted)})",
+                lambda side: side.pool.evict_pages(spelling.of(evicted)),
                 "POOL-11",
                 charge=dict.fromkeys((*_COUNTS, *_HASHES), "POOL-11"),
             )

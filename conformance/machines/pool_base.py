@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import ExtraKey, Request
 from kvproof.spec.hashing import PageHash, hash_request_tokens
 
+from ..spelling import Spelling, request_as, request_source
 from .base import Machine, Side
 from .draws import EXTRA_KEYS, Drawing, one_of, rarely, some
 from .manager_fields import pin_fields
@@ -35,6 +36,7 @@ def names(value: object) -> str:
 class Caching:
     """The arguments of one ``cache_full_pages``, pages by id."""
 
+    spelling: Spelling
     tokens: tuple[int, ...]
     extra_keys: tuple[ExtraKey, ...]
     pages: list[Any]
@@ -48,7 +50,7 @@ class Caching:
     def line(self) -> str:
         """The call as a report shows it."""
         hashes = ", ".join(f"<{_key_name(place, key)}>" for place, key in enumerate(self.page_hashes))
-        request = f"Request('r', {list(self.tokens)}" + (f", {self.extra_keys})" if self.extra_keys else ")")
+        request = request_source(self.spelling, "r", self.tokens, self.extra_keys)
         return (
             f"pool.cache_full_pages({request}, {names(self.pages)}, [{hashes}], {self.num_cached_pages!r}, "
             f"{self.num_full_pages!r}, page_size={self.page_size!r}, kv_cache_group_id={self.kv_cache_group_id!r})"
@@ -166,6 +168,7 @@ class PoolMachine(Machine):
         after = [one_of(data, self.owned)] if rarely(data) else []
         keys = self.keys_of(tokens, extra_keys, size)
         return Caching(
+            self.token_spelling(data),
             tokens, extra_keys, before + behind + after, keys[: data.draw(st.integers(0, len(keys)))], first, full,
             size, one_of(data, [0] if self.lacks("groups") else [0, 0, 0, 1]),
         )  # fmt: skip
@@ -191,7 +194,7 @@ class PoolMachine(Machine):
         self.call(
             call.line,
             lambda side: side.pool.cache_full_pages(
-                Request("r", call.tokens, call.extra_keys),
+                request_as(call.spelling, "r", call.tokens, call.extra_keys),
                 self.pages_of(side, call.pages),
                 [self.key_of(side, key) for key in call.page_hashes],
                 call.num_cached_pages,

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
 from ..properties import start, step
+from ..spelling import OBJECTS
 from .base import Side
-from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of, some, spread
+from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of, some
 from .pins import BAD_TIMES, PINNED, PRIORITIES
 from .pool import Pool
 from .pool_base import OTHER, STRANGER, names
@@ -61,10 +62,10 @@ class PoolPins(Pool):
         if len(self.pinned) > 2:
             self.unpin(data)
         groups = data.draw(st.lists(st.lists(st.sampled_from([*self.cached(), 0]), max_size=3), min_size=1, max_size=2))
-        shape = spread(data)
+        spelling = self.spelling(data, OBJECTS)
         pinned = self.call(
-            f"pool.pin({groups})",
-            lambda side: side.pool.pin(shape([shape(self.pages_of(side, group)) for group in groups])),
+            f"pool.pin({spelling.source(groups, spelling.source)})",
+            lambda side: side.pool.pin(spelling.of(spelling.of(self.pages_of(side, group)) for group in groups)),
             "PIN-1",
             charge=dict.fromkeys(_COUNTS, "PIN-1"),
         )
@@ -75,10 +76,10 @@ class PoolPins(Pool):
     def unpin(self, data: Drawing) -> None:
         """Unpins pages, each at most as often as it is pinned, null pages among them."""
         unpinned = some(data, [*self.pinned, 0], most=4, least=1)
-        shape = spread(data)
+        spelling = self.spelling(data, OBJECTS)
         self.call(
-            f"pool.unpin([{unpinned}])",
-            lambda side: side.pool.unpin(shape([shape(self.pages_of(side, unpinned))])),
+            f"pool.unpin({spelling.source([unpinned], spelling.source)})",
+            lambda side: side.pool.unpin(spelling.of([spelling.of(self.pages_of(side, unpinned))])),
             "PIN-1",
             charge=dict.fromkeys(_COUNTS, "PIN-1") | ({"free pages": "PIN-2"} if self.ranks_any() else {}),
         )
@@ -91,10 +92,10 @@ class PoolPins(Pool):
         ranked = some(data, [*self.cached(), 0], most=3, least=1)
         priority = one_of(data, PRIORITIES)
         end = self.now + one_of(data, [1, 2, 0.5]) if one_of(data, [True, False]) else None
-        shape = spread(data)
+        spelling = self.spelling(data, OBJECTS)
         self.call(
-            f"pool.set_priority({ranked}, {priority}, expires_at={end})",
-            lambda side: side.pool.set_priority(shape(self.pages_of(side, ranked)), priority, end),
+            f"pool.set_priority({spelling.source(ranked)}, {priority}, expires_at={end})",
+            lambda side: side.pool.set_priority(spelling.of(self.pages_of(side, ranked)), priority, end),
             "PIN-2",
             charge=_RANKED,
         )

@@ -5,8 +5,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ..properties import start, step
+from ..spelling import OBJECTS
 from .base import Field, Machine, Side
-from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of, rarely, some, spread, whole
+from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of, rarely, some, whole
 
 __all__ = ["Queue"]
 
@@ -95,11 +96,11 @@ class Queue(Machine):
     def add_several(self, data: Drawing) -> None:
         """Puts pages behind the last, or before the first where the queue can; none is no error."""
         given = some(data, self.outside, most=4)
-        shape = spread(data, self.lacks("iterables"))
+        spelling = self.spelling(data, OBJECTS)
         method = one_of(data, ["append_n", "prepend_n"] if self.offers("queue", "prepend_n") else ["append_n"])
         self.call(
-            f"queue.{method}({given})",
-            lambda side: getattr(side.queue, method)(shape([side.pages[page] for page in given])),
+            f"queue.{method}({spelling.source(given)})",
+            lambda side: getattr(side.queue, method)(spelling.of(side.pages[page] for page in given)),
             "POOL-3",
             charge={"queue": "POOL-13" if method == "prepend_n" else "POOL-3"},
         )

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import Request
-
 from ..properties import start, step
+from ..spelling import request_as, request_source
 from .arrays import FINE_BITS, Near, worst
 from .base import Both, Nothing, Side
 from .draws import Drawing, one_of
@@ -134,8 +133,9 @@ class Serving(ServingMachine):
         if one_of(data, [False, False, True]):
             place = data.draw(st.integers(0, length - 1))
             tokens[place] = 1 - tokens[place]
-        served = Served(Request(name, tokens))
-        self.calls.append(f"{name} = Request({name!r}, {tokens})")
+        made = self.token_spelling(data), name, tokens
+        served = Served(request_as(*made))
+        self.calls.append(f"{name} = {request_source(*made)}")
         found = self.call(
             f"manager.get_computed_pages({name})",
             lambda side: side.manager.get_computed_pages(served.request),

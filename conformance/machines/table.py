@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from ..levels import LEVELS
 from ..properties import start, step
+from ..spelling import NUMBERS, OBJECTS
 from .base import Side
 from .draws import Drawing, one_of, some
-from .table_base import page_ids, shaped
+from .table_base import page_ids
 from .table_faults import TableFaults
 from .table_steps import ROWS
 
@@ -44,9 +45,12 @@ class Table(TableFaults):
     def append_row(self, data: Drawing) -> None:
         """Adds pages behind those of a row; none is no error."""
         row = self.some_row(data)
-        pages, shape = page_ids(data, self.room(0, row)), shaped(data, self.lacks("iterables"))
+        pages, spelling = page_ids(data, self.room(0, row)), self.spelling(data, NUMBERS)
         self.change(
-            f"table.append_row({pages}, {row})", lambda side: side.table.append_row(shape(pages), row), "TAB-2", ROWS
+            f"table.append_row({spelling.source(pages)}, {row!r})",
+            lambda side: side.table.append_row(spelling.of(pages), row),
+            "TAB-2",
+            ROWS,
         )
 
     @step("TAB-2")
@@ -54,8 +58,13 @@ class Table(TableFaults):
         """Replaces a row by a shorter or longer one."""
         row = self.some_row(data)
         pages = page_ids(data, self.spec.table.max_num_pages_per_req)
-        shape = shaped(data, self.lacks("iterables"))
-        self.change(f"table.add_row({pages}, {row})", lambda side: side.table.add_row(shape(pages), row), "TAB-2", ROWS)
+        spelling = self.spelling(data, NUMBERS)
+        self.change(
+            f"table.add_row({spelling.source(pages)}, {row!r})",
+            lambda side: side.table.add_row(spelling.of(pages), row),
+            "TAB-2",
+            ROWS,
+        )
 
     @step("TAB-2", when=lambda self: self.offers("table", "append_rows_batch"))
     def append_rows_batch(self, data: Drawing) -> None:
@@ -66,11 +75,15 @@ class Table(TableFaults):
         for row in rows:
             lists.append(page_ids(data, room[row]))
             room[row] -= len(lists[-1])
-        plain = self.lacks("iterables")
-        shape, inner = shaped(data, plain), shaped(data, plain)
+        spelling, inner = self.spelling(data, NUMBERS), self.spelling(data, NUMBERS)
+        outer = self.spelling(data, OBJECTS)
+        is_even = len(set(map(len, lists))) == 1 and one_of(data, [False, True])  # then an array is one `[m, k]`
+        source = inner.source(lists) if is_even else outer.source(lists, inner.source)
         self.change(
-            f"table.append_rows_batch({lists}, {rows})",
-            lambda side: side.table.append_rows_batch([inner(pages) for pages in lists], shape(rows)),
+            f"table.append_rows_batch({source}, {spelling.source(rows)})",
+            lambda side: side.table.append_rows_batch(
+                inner.of(lists) if is_even else outer.of(map(inner.of, lists)), spelling.of(rows)
+            ),
             "TAB-2",
             ROWS,
         )
@@ -94,10 +107,10 @@ class Table(TableFaults):
         rows = [row for row in range(self.num_rows) if self.counts[0][row]]
         tokens = data.draw(st.lists(st.sampled_from(rows), max_size=min(self.max_tokens, 5))) if rows else []
         places = [data.draw(st.integers(0, self.counts[0][row] * size - 1)) for row in tokens]
-        shape = shaped(data)
+        spelling = self.spelling(data, NUMBERS)
         self.read(
-            f"table.slot_mapping({tokens}, {places}, {size})",
-            lambda side: side.table.slot_mapping(shape(tokens), shape(places), size),
+            f"table.slot_mapping({spelling.source(tokens)}, {spelling.source(places)}, {size})",
+            lambda side: side.table.slot_mapping(spelling.of(tokens), spelling.of(places), size),
             "TAB-7",
             _array,
         )
@@ -113,10 +126,11 @@ class Table(TableFaults):
             starts.append(first)
             lengths.append(data.draw(st.integers(0, min(self.counts[0][row] * size - first, left))))
             left -= lengths[-1]
-        shape = shaped(data)
+        spelling = self.spelling(data, NUMBERS)
+        given = ", ".join(map(spelling.source, (rows, starts, lengths)))
         self.read(
-            f"table.update_slices({rows}, {starts}, {lengths}, {size})",
-            lambda side: side.table.update_slices(shape(rows), shape(starts), shape(lengths), size),
+            f"table.update_slices({given}, {size})",
+            lambda side: side.table.update_slices(*map(spelling.of, (rows, starts, lengths)), size),
             "TAB-7",
             _array,
         )

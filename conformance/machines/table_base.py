@@ -1,7 +1,7 @@
 """What the table machines share: what page tables show, on the host and on the device, and how versions grow."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ..deviation import attempt
 from .base import Both, Field, Machine, Side, same
-from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
+from .draws import NO_INTS, NO_LISTS, Drawing, likely, whole
 
-__all__ = ["BAD_ROWS", "PAGE_IDS", "TableMachine", "bad_page_lists", "page_ids", "shaped"]
+__all__ = ["BAD_ROWS", "PAGE_IDS", "TableMachine", "bad_page_lists", "page_ids"]
 
 PAGE_IDS = (1, 2, 3, 4, 0, 2**31 - 1)
 """Page ids that are drawn; an int32 holds no larger one."""
@@ -26,22 +26,6 @@ Rows = tuple[str, list[list[int]]]
 def page_ids(data: Drawing, most: int) -> list[int]:
     """Draws a page list that fits into ``most`` entries."""
     return data.draw(st.lists(st.sampled_from(PAGE_IDS), max_size=max(min(most, 3), 0)))
-
-
-def shaped(data: Drawing, plain: bool = False) -> Callable[[Sequence[int]], Any]:
-    """Draws a shape for a list of numbers: a list, a tuple, an iterator, or an integer array; ``plain``: a list."""
-    if plain:
-        return list
-    shapes: list[Callable[[Sequence[int]], Any]] = [list, tuple, iter, _int32, _int64]
-    return one_of(data, shapes)
-
-
-def _int32(values: Sequence[int]) -> Any:
-    return np.array(values, np.int32)
-
-
-def _int64(values: Sequence[int]) -> Any:
-    return np.array(values, np.int64)
 
 
 def bad_page_lists(good: list[int]) -> list[Any]:
@@ -154,9 +138,9 @@ class TableMachine(Machine):
         """How many pages fit into a row beside those it names."""
         return int(self.spec.tables[group].max_num_pages_per_req) - self.counts[group][row]
 
-    def some_row(self, data: Drawing) -> int:
+    def some_row(self, data: Drawing) -> Any:
         """Draws a row."""
-        return data.draw(st.integers(0, self.num_rows - 1))
+        return whole(data, 0, self.num_rows - 1)
 
     def bad_row(self, data: Drawing) -> Any:
         """Draws what is no row."""

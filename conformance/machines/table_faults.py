@@ -49,7 +49,7 @@ class TableFaults(TableSteps):
         method = one_of(data, ["append_row", "append_row", "add_row"])
         if one_of(data, [False, True]) and self.room(0, row):
             full = [1] * self.room(0, row)
-            self.change(f"table.append_row({full}, {row})", lambda side: side.table.append_row(full, row), "TAB-2")
+            self.change(f"table.append_row({full}, {row!r})", lambda side: side.table.append_row(full, row), "TAB-2")
         room = self.room(0, row) if method == "append_row" else int(self.spec.table.max_num_pages_per_req)
         too_many: list[int] = [1] * (room + data.draw(st.integers(1, 2)))
         good = page_ids(data, room - 1)
@@ -58,8 +58,11 @@ class TableFaults(TableSteps):
         pages, where = likely(data, often, seldom)
         if where is row and room == 0 and pages is not too_many:
             pages = too_many
+        spelling = self.spelling_of_fault(data, pages)
         self.change(
-            f"table.{method}({pages!r}, {where!r})", lambda side: getattr(side.table, method)(pages, where), "TAB-2"
+            f"table.{method}({spelling.source(pages) if spelling else repr(pages)}, {where!r})",
+            lambda side: getattr(side.table, method)(spelling.of(pages) if spelling else pages, where),
+            "TAB-2",
         )
 
     def batch_badly(self, data: Drawing) -> None:

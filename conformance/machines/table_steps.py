@@ -23,7 +23,7 @@ class TableSteps(TableMachine):
         method = one_of(data, ["move_row", "swap_row"])
         src, tgt = self.some_row(data), self.some_row(data)
         self.change(
-            f"table.{method}({src}, {tgt})", lambda side: getattr(side.table, method)(src, tgt), "TAB-3", _MOVED
+            f"table.{method}({src!r}, {tgt!r})", lambda side: getattr(side.table, method)(src, tgt), "TAB-3", _MOVED
         )
 
     @step()
@@ -31,7 +31,7 @@ class TableSteps(TableMachine):
         """Empties a row, or everything, on host and device."""
         if one_of(data, [True, True, False]) and self.offers("table", "clear_row"):
             row = self.some_row(data)
-            self.change(f"table.clear_row({row})", lambda side: side.table.clear_row(row), "TAB-1")
+            self.change(f"table.clear_row({row!r})", lambda side: side.table.clear_row(row), "TAB-1")
         else:
             self.clear_all()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ..backends import Backend
 from ..levels import LEVELS
 from ..properties import start, step
+from ..spelling import NUMBERS, Spelling
 from .arrays import FINE_BITS, Array, Near, exact, signed, worst
 from .base import Both, Machine, Side
 from .cache_base import rounding
@@ -85,14 +86,15 @@ class ViewMachine(Machine):
             steps.append(([data.draw(st.integers(0, room - count)) for count in new], new))
         return steps
 
-    def built(self, steps: list[tuple[list[int], list[int]]]) -> Both:
-        """The metadata of a step, on both sides; of several pools one behind the other."""
+    def built(self, steps: list[tuple[list[int], list[int]]], spelling: Spelling) -> Both:
+        """The metadata of a step, on both sides, its numbers spelled; of several pools one behind the other."""
 
         def act(side: Side) -> Any:
-            parts = [side.builder.build(table, *step) for table, step in zip(side.tables, steps, strict=True)]
+            given = [list(map(spelling.of, step)) for step in steps]
+            parts = [side.builder.build(table, *step) for table, step in zip(side.tables, given, strict=True)]
             return parts[0] if len(parts) == 1 else side.names.get("RaggedPagesMetadata").stack(parts)
 
-        shown = ", ".join(f"{computed} + {new}" for computed, new in steps)
+        shown = ", ".join(" + ".join(map(spelling.source, step)) for step in steps)
         return self.call(f"step = builder.build(table, {shown})", act, "TAB-7", self.described)
 
     def described(self, metadata: Any, _: Side) -> object:
@@ -152,7 +154,7 @@ class ViewMachine(Machine):
     def write(self, data: Drawing) -> Both:
         """Writes a step's tokens through the view; returns the step's metadata."""
         steps, seed = self.draw_step(data), data.draw(st.integers(0, 99))
-        step = self.built(steps)
+        step = self.built(steps, self.spelling(data, NUMBERS))
         keys, values = self.new_tokens(seed)
         self.note(steps, keys, values)
         flat = one_of(data, [True, False])

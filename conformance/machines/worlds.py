@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from ..backends import Backend
+from ..spelling import TOKENS, Spelling
 from .draws import token_lists
 
 __all__ = ["ATTENTION", "KINDS", "STATES", "Group", "World", "worlds"]
@@ -32,6 +33,9 @@ ATTENTION = ("full", "window", "chunk", "mla")
 
 STATES = ("state", "aligned")
 """The kinds that keep a state (MAN-13)."""
+
+_SPELLINGS: tuple[tuple[Spelling, ...], ...] = ((Spelling.INT32,), (Spelling.INT32,), (Spelling.LIST,), TOKENS)
+"""How engines spell the tokens of their requests: all alike as a rule, and often as a list."""
 
 _MOST_LENGTH = 14
 _MOST_FEWER = 16
@@ -120,6 +124,7 @@ class World:
         alphabet: the tokens of prompts.
         text: tokens of the longest prompt; others begin like it.
         probing: whether every waiting request is looked up after every change, where anything can be found.
+        spellings: how the tokens of requests are handed over: each request's in one of these ways.
     """
 
     num_pages: int
@@ -131,6 +136,7 @@ class World:
     alphabet: tuple[int, int] = (0, 1)
     text: tuple[int, ...] = ()
     probing: bool = False
+    spellings: tuple[Spelling, ...] = TOKENS[:1]
 
     def within(self, names: Backend) -> "World":
         """The same, or what comes next to it that a backend takes.
@@ -182,6 +188,7 @@ class World:
     def simpler(self) -> Iterator["World"]:
         """Worlds that a shorter counterexample may do with: with less in them, or smaller."""
         plain: dict[str, Any] = {"probing": False, "use_eagle": False, "options": {}, "text": (), "alphabet": (0, 1)}
+        plain["spellings"] = TOKENS[:1]
         for name, value in plain.items():
             if getattr(self, name) != value:
                 yield replace(self, **{name: value})
@@ -254,4 +261,5 @@ def worlds(
         alphabet,
         text,
         serves_hits and draw(st.sampled_from([False] * (3 if ample else 1) + [True])),
+        draw(st.sampled_from(_SPELLINGS)),
     )

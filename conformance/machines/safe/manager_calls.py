@@ -113,7 +113,7 @@ class ManagerCalls(ManagerModel):
         options = {option: value for option, value in options.items() if self.takes(option)}
         hits, tokens = found.spec if found is not None else ([[] for _ in self.world.groups], 0)
         computed = int(case.request.num_computed_tokens)
-        promised = computed + tokens + new
+        promised = computed + tokens + int(new)
         if case.live and not max(case.least, case.given if self.world.has_states else 0) <= computed <= case.slots:
             raise Nothing  # made again, where that is bad input
         slots = min(promised + options.get("num_lookahead_tokens", 0), self.max_model_len)
@@ -121,10 +121,10 @@ class ManagerCalls(ManagerModel):
         wanted = demand(self.world.groups, self.lists, name, hits, computed, promised, slots)
         more = "".join(f", {option}={value!r}" for option, value in options.items())
         with_hits = f", {tokens}, <pages {hits}>" if found is not None else ""
-        at = f"  [num_computed_tokens={computed}]" if computed else ""
+        at = f"  [num_computed_tokens={case.request.num_computed_tokens!r}]" if computed else ""
         given = (tokens, found.backend[0]) if found is not None else ()
         answer = self.try_out(
-            f"manager.allocate_slots({name}, {new}{with_hits}{more}){at}",
+            f"manager.allocate_slots({name}, {new!r}{with_hits}{more}){at}",
             "MAN-2",
             lambda side: side.manager.allocate_slots(case.request, new, *given, **options),
             lambda pages: None if pages is None else showing.ids_of(pages),

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import Request
 
 from ...properties import start, step
+from ...spelling import OBJECTS, request_as, request_source
 from ..base import Nothing
-from ..draws import EXTRA_KEYS, NO_INTS, NO_LISTS, Drawing, likely, one_of, rarely, some, spread, whole
+from ..draws import EXTRA_KEYS, NO_INTS, NO_LISTS, Drawing, likely, one_of, rarely, some, whole
 from ..ghost import Content
 from .pool_model import Key, PoolModel
 
@@ -67,9 +68,12 @@ class SafePool(PoolModel):
         groups = data.draw(st.lists(st.lists(st.sampled_from(options), max_size=3), max_size=3))
         if not {page for group in groups for page in group} <= set(options):
             raise Nothing
-        shape = spread(data, self.lacks("iterables"))
-        line = f"pool.touch({groups})"
-        self.ask(line, "POOL-6", lambda side: side.pool.touch(shape([shape(self.views(group)) for group in groups])))
+        spelling = self.spelling(data, OBJECTS)
+        self.ask(
+            f"pool.touch({spelling.source(groups, spelling.source)})",
+            "POOL-6",
+            lambda side: side.pool.touch(spelling.of(spelling.of(self.views(group)) for group in groups)),
+        )
         for page in (page for group in groups for page in group if page):
             self.counts[page] += 1
         self.settle("POOL-6")
@@ -79,9 +83,9 @@ class SafePool(PoolModel):
         """Frees pages, each at most as often as it is held, null pages among them."""
         mentions = [page for page, count in self.counts.items() for _ in range(count)]
         freed = some(data, [*mentions, 0], most=5, least=1)
-        shape = spread(data, self.lacks("iterables"))
-        line = f"pool.free_pages({freed})"
-        self.ask(line, "POOL-5", lambda side: side.pool.free_pages(shape(self.views(freed))))
+        spelling = self.spelling(data, OBJECTS)
+        line = f"pool.free_pages({spelling.source(freed)})"
+        self.ask(line, "POOL-5", lambda side: side.pool.free_pages(spelling.of(self.views(freed))))
         for page in freed:
             if page:
                 self.counts[page] -= 1
@@ -110,9 +114,10 @@ class SafePool(PoolModel):
         end = len(before) + len(fresh)
         tokens = tokens[: end * self.page_size + data.draw(st.integers(0, 1))]
         contents = [self.ghost.full(group, place, tokens, extra_keys) for place in range(end)]
-        request = Request("r", tokens, extra_keys)
+        made = self.token_spelling(data), "r", tokens, extra_keys
+        request = request_as(*made)
         self.ask(
-            f"pool.cache_full_pages(Request('r', {tokens}, {extra_keys}), {before + fresh}, [], {len(before)}, {end}, "
+            f"pool.cache_full_pages({request_source(*made)}, {before + fresh}, [], {len(before)}, {end}, "
             f"page_size={self.page_size}, kv_cache_group_id={group})",
             "POOL-7",
             lambda side: side.pool.cache_full_pages(
