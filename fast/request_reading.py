@@ -76,7 +76,7 @@ def plain_tokens(request: EngineRequest | None, start: int, stop: int) -> bytes 
     if type(tokens) is _ARRAY:
         if tokens.dtype is not _TOKEN or tokens.shape != (num_tokens,):
             return None
-        part: NDArray[np.int32] = tokens[start:stop]
+        part: NDArray[np.integer[Any]] = tokens[start:stop]
         return part.tobytes()
     if (type(tokens) is not list and not isinstance(tokens, Sequence)) or len(tokens) != num_tokens:
         return None

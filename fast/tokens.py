@@ -14,7 +14,7 @@ from .arguments import plain_cells, refusal, shown
 
 __all__ = ["NO_TOKENS", "TokenBytes", "listed_bytes", "token_bytes", "token_view"]
 
-Tokens = Sequence[int] | NDArray[np.int32]
+Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
 TokenBytes = bytes | memoryview
 """4 bytes a token, little-endian; a view is of single bytes."""

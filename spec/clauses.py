@@ -29,7 +29,8 @@ _SENTENCES = {
     "R1": "Bad input (wrong type, negative or out-of-range value, a page not owned, a full row, a reused id) "
     "is refused before anything changes, with a message that names the argument and its value: TypeError for a "
     "wrong type, IndexError for a page, row or group that does not exist, ValueError for all else. A bool is no "
-    "int; numpy integers are ints.",
+    "int; numpy integers are ints; a list of ints may come as any iterable, an array of any integer type and strides "
+    "among them.",
     "R2": "What a page is said to hold is what it holds: a hit returns only pages whose content is the request's "
     "own prefix, whatever hash function is used, and a page that one request may still write is held by no other.",
     # -- Page pool --------------------------------------------------------------------------------

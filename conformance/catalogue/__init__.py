@@ -29,6 +29,7 @@ from . import (
     ownership,
     publishing,
     queue_and_pool,
+    spellings,
     swaps,
     tables,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "ownership",
     "publishing",
     "queue_and_pool",
+    "spellings",
     "swaps",
     "tables",
 ]

@@ -70,11 +70,14 @@ class MultiTable(TableSteps):
             room[row] = [most - len(pages) for most, pages in zip(room[row], lists[-1], strict=True)]
         spelling, inner = self.spelling(data, NUMBERS), self.spelling(data, NUMBERS)
         outer, middle = self.spelling(data, OBJECTS), self.spelling(data, OBJECTS)
+        is_even = len({len(pages) for groups in lists for pages in groups}) == 1 and one_of(data, [False, True])
         given = outer.source(lists, lambda groups: middle.source(groups, inner.source))
+        given = inner.source(lists) if is_even else given  # an array is one `[m, groups, k]`
         self.change(
             f"table.append_rows_batch({given}, {spelling.source(rows)})",
             lambda side: side.table.append_rows_batch(
-                outer.of(middle.of(map(inner.of, groups)) for groups in lists), spelling.of(rows)
+                inner.of(lists) if is_even else outer.of(middle.of(map(inner.of, groups)) for groups in lists),
+                spelling.of(rows),
             ),
             "TAB-2",
             ROWS,

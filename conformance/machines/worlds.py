@@ -34,7 +34,7 @@ ATTENTION = ("full", "window", "chunk", "mla")
 STATES = ("state", "aligned")
 """The kinds that keep a state (MAN-13)."""
 
-_SPELLINGS: tuple[tuple[Spelling, ...], ...] = ((Spelling.INT32,), (Spelling.INT32,), (Spelling.LIST,), TOKENS)
+_SPELLINGS: tuple[tuple[Spelling, ...], ...] = (TOKENS[:1], TOKENS[:1], (Spelling.LIST,), TOKENS, TOKENS)
 """How engines spell the tokens of their requests: all alike as a rule, and often as a list."""
 
 _MOST_LENGTH = 14

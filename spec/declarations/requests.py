@@ -44,8 +44,11 @@ class EngineRequest(Protocol):
         ...
 
     @property
-    def all_token_ids(self) -> Sequence[int] | NDArray[np.int32]:
-        """Prompt and accepted output tokens, `i32[num_tokens]` or a sequence of ints. An array costs less."""
+    def all_token_ids(self) -> Sequence[int] | NDArray[np.integer[Any]]:
+        """Prompt and accepted output tokens: a sequence of ints, or an integer array `[num_tokens]`.
+
+        A contiguous int32 array costs least.
+        """
         ...
 
     @property
