@@ -1,5 +1,6 @@
 """Faults of attention: wrong keys, wrong heads, dead slots that are read, empty rows, arguments not refused."""
 
+import inspect
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .device_patching import edited, with_function, with_kernels
-from .registry import seeded
+from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
@@ -318,6 +319,44 @@ def scale_missing_when_read(fast: ModuleType) -> SimpleNamespace:
         return attend_unscaled
 
     return with_function(fast, "ragged_paged_attention", build)
+
+
+def _without_chunks(fast: ModuleType, change: Callable[[dict[str, Any]], dict[str, Any]]) -> SimpleNamespace:
+    """A backend whose attention knows no chunks, and changes its options."""
+
+    def build(attend: Attend) -> Attend:
+        signature = inspect.signature(attend)
+        known = [parameter for parameter in signature.parameters.values() if parameter.name != "chunk"]
+
+        def attend_without(*arguments: Any, **options: Any) -> Any:
+            return attend(*arguments, **change(options))
+
+        attend_without.__signature__ = signature.replace(parameters=known)  # type: ignore[attr-defined]
+        return attend_without
+
+    return with_function(fast, "ragged_paged_attention", build)
+
+
+@seeded(FORESEEN, "ATT-1", "attention", also=("ATT-6",))
+def query_scale_applied_twice(fast: ModuleType) -> SimpleNamespace:
+    """Queries are multiplied by their scale, and so are the scores; nothing else is wrong, and chunks are unknown."""
+
+    def change(options: dict[str, Any]) -> dict[str, Any]:
+        scale = options.get("q_scale")
+        return options | {"q_scale": scale * scale} if isinstance(scale, float) and scale > 0 else options
+
+    return _without_chunks(fast, change)
+
+
+@seeded(FORESEEN, "ATT-6", "attention", also=("ATT-1",))
+def query_scale_ignored(fast: ModuleType) -> SimpleNamespace:
+    """The scale of queries is checked and then left out, by a backend that knows no chunks."""
+
+    def change(options: dict[str, Any]) -> dict[str, Any]:
+        scale = options.get("q_scale")
+        return options | {"q_scale": None} if isinstance(scale, float) and scale > 0 else options
+
+    return _without_chunks(fast, change)
 
 
 @seeded(24, "ATT-5", "attention", also=("ATT-1", "ATT-3"), setups=("plain",))

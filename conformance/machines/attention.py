@@ -1,9 +1,10 @@
 """The attention machines: ragged batches over poisoned pages, held against the specification's dense float64."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from hypothesis import strategies as st
 
 from ..levels import LEVELS
 from ..properties import start, step
@@ -12,7 +13,7 @@ from .attention_blame import blame
 from .attention_faults import AttentionFaults
 from .base import Side
 from .draws import Drawing, one_of
-from .ragged import COMMON, LATENT, LIMITS, NARROW, SETUPS, Batch, Setup
+from .ragged import BASES, COMMON, LATENT, LIMITS, MOST_OPTIONS, NARROW, OPTIONS, SETUPS, Batch, Setup, name_with
 from .ragged_draws import draw_batch
 
 __all__ = ["WRITTEN", "Attention", "Latents", "Limits", "RaggedMachine"]
@@ -31,12 +32,16 @@ class RaggedMachine(AttentionFaults):
     Attributes:
         known: the setups that are drawn; a program is compiled for each.
         few: how many of them in a run of the usual length.
+        bases: what options are added to, the first of these setups that the backend takes.
+        base: its name; "" if there is none.
+        options: the options that the backend takes.
         setups: the names of those that the backend takes.
         written: the names of those whose batches it also writes in the call that attends.
     """
 
     known: ClassVar[Mapping[str, Setup]] = COMMON
     few: ClassVar[int] = 4
+    bases: ClassVar[tuple[str, ...]] = ()
 
     @start()
     def construct(self) -> None:
@@ -46,6 +51,9 @@ class RaggedMachine(AttentionFaults):
         self.written = [name for name in written if self.taken("fused_ragged_paged_attention", SETUPS[name])]
         simple = [name for name in _SIMPLE if self.taken("ragged_paged_attention", SETUPS[name])]
         self.simplest = simple[0] if simple else ""
+        bases = [base for base in self.bases if self.taken(BASES[base].function, BASES[base])]
+        self.base = bases[0] if bases else ""
+        self.options = [option for option in OPTIONS if self.base and self.takes_options([option])]
 
     def drawn(self) -> Mapping[str, Setup]:
         """The setups that are drawn, if the backend takes them; more of few options if it says what it takes."""
@@ -57,6 +65,11 @@ class RaggedMachine(AttentionFaults):
         if not self.offered(function) or (setup.layout.scaled and not self.offered("ScaledPages")):
             return False
         names = self.backend.names
+        keywords = [*setup.keywords, *(["sinks"] if setup.sinks else [])]
+        lacking = {f"{function}({keyword})" for keyword in keywords if not names.accepts(function, keyword)}
+        if lacking:
+            self.session.lacks |= lacking
+            return False
         return not names.offers("kvproof_takes_setup") or bool(names.get("kvproof_takes_setup")(function, setup))
 
     def offered(self, name: str) -> bool:
@@ -68,7 +81,7 @@ class RaggedMachine(AttentionFaults):
     @step("ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-6", weight=4, when=lambda self: self.setups)
     def attend(self, data: Drawing) -> None:
         """Ragged rows, causal or not, windows, chunks, caps, sinks and scales; NaN wherever nothing may be read."""
-        batch = draw_batch(data, self.session.one_of_few("setup", one_of(data, self.setups), self.few))
+        batch = draw_batch(data, self.some_setup(data))
         clean = self.harmless()
         arguments = batch.arguments(clean)
         both = self.call(
@@ -78,6 +91,31 @@ class RaggedMachine(AttentionFaults):
             _shape,
         )
         self.judge(batch, both.spec, both.backend, arguments[-5])
+
+    def takes_options(self, options: Sequence[str], function: str = "") -> bool:
+        """Whether the backend takes some options together, in the function that attends or in another."""
+        setup = SETUPS.get(name_with(self.base, options))
+        return setup is not None and self.taken(function or setup.function, setup)
+
+    def some_setup(self, data: Drawing) -> str:
+        """Draws a setup that the backend takes: one of those known, or one with a few options."""
+        if not self.options or one_of(data, [True, False]):
+            return str(self.session.one_of_few("setup", one_of(data, self.setups), self.few))
+        return name_with(self.base, one_of(data, self.shares(data)))
+
+    def shares(self, data: Drawing) -> list[list[str]]:
+        """All options, shared out in an order that is drawn once in a run: one by itself, the others by a few.
+
+        So each is in one program of every run, whatever other options the backend lacks.
+        """
+        order = list(self.session.one_of_few("options", tuple(data.draw(st.permutations(self.options))), 1))
+        shares = [order[:1]]
+        for option in order[1:]:
+            if len(shares) > 1 and len(shares[-1]) < MOST_OPTIONS and self.takes_options([*shares[-1], option]):
+                shares[-1].append(option)
+            else:
+                shares.append([option])
+        return shares
 
     def function(self, batch: Batch) -> str:
         """How a report calls the function that attends."""
@@ -150,17 +188,27 @@ class Attention(RaggedMachine):
     capability = "kernels"
     needs = ("ragged_paged_attention",)
     examples, num_steps = 24, 12
+    bases = ("plain", "rows")
 
     def can_fuse(self) -> bool:
         """Whether a batch can be written by the call that attends."""
         return bool(self.written)
+
+    def some_written(self, data: Drawing) -> str:
+        """Draws a setup whose batches are written as well: one of those known, or one with options, once in a run."""
+        with_options: bool = one_of(data, [False, False, True])
+        if self.options and with_options:
+            share: tuple[str, ...] = self.session.one_of_few("fused", tuple(one_of(data, self.shares(data))), 1)
+            if self.takes_options(share, "fused_ragged_paged_attention"):
+                return name_with(self.base, share)
+        return one_of(data, self.written)
 
     @step(
         "ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "CACHE-2", "CACHE-3", "CACHE-4", weight=3, when=can_fuse
     )
     def attend_fused(self, data: Drawing) -> None:
         """Writes the query tokens and attends in one call: what one row writes another may read."""
-        batch = draw_batch(data, one_of(data, self.written), writes=True)
+        batch = draw_batch(data, self.some_written(data), writes=True)
         self.layout = batch.kind.layout
         clean = self.harmless()
         queries, _, *rest = batch.arguments(clean)
@@ -207,6 +255,7 @@ class Latents(RaggedMachine):
     needs = ("mla_paged_attention",)
     examples, num_steps = 12, 10
     known = LATENT
+    bases = ("latent",)
 
 
 def _listed(words: list[str]) -> str:

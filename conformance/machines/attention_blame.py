@@ -6,15 +6,12 @@ from typing import Any
 import numpy as np
 
 from ..deviation import attempt
-from .arrays import Array, Near, worst
+from .arrays import SLIGHT, Array, Near, worst
 from .ragged import Batch
 
 __all__ = ["blame"]
 
 Call = Callable[[list[Any], dict[str, Any]], Any]
-
-_SLIGHT = 64
-"""So many times the tolerance are a matter of rounding (ATT-6); what is further off reads other keys (ATT-1)."""
 
 
 def blame(
@@ -43,7 +40,7 @@ def blame(
     error = abs(float(seen[place]) - float(near.right[place]))
     if np.isnan(error):
         return "ATT-1"
-    if error <= _SLIGHT * float(near.tolerance[place]) or _scales_are_missing(batch, call):
+    if error <= SLIGHT * float(near.tolerance[place]) or _scales_are_missing(batch, call):
         return "ATT-6"
     return "ATT-1"
 

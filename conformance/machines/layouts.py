@@ -36,7 +36,7 @@ class Layout:
         num_pages: pages.
         scaled: whether each slot has scales of its own, beside the pages.
         as_bits: whether the pages are an array of unsigned integers.
-        scales: what keys and values are divided by, for all slots.
+        scales: what keys and values are divided by, for all slots; None for the one that is not named.
     """
 
     version: str = "v3"
@@ -47,7 +47,7 @@ class Layout:
     num_pages: int = 12
     scaled: bool = False
     as_bits: bool = False
-    scales: tuple[float, float] | None = None
+    scales: tuple[float | None, float | None] = (None, None)
 
     @property
     def packing(self) -> int:
@@ -99,9 +99,15 @@ class Layout:
     def options(self) -> dict[str, Any]:
         """The keywords that say what the numbers of a cache stand for."""
         named: dict[str, Any] = {"kv_dtype": self.dtype} if self.as_bits else {}
-        if self.scales is not None:
-            named |= dict(zip(("k_scale", "v_scale"), self.scales, strict=True))
+        named |= {
+            name: scale for name, scale in zip(("k_scale", "v_scale"), self.scales, strict=True) if scale is not None
+        }
         return named
+
+    @property
+    def divisors(self) -> Array:
+        """What keys and values are divided by, f32[2]."""
+        return np.array([scale or 1.0 for scale in self.scales], np.float32)
 
     @property
     def update(self) -> str:
@@ -142,7 +148,7 @@ class Layout:
             keys: `[n, heads, D]`.
             values: `[n, heads, Dv]`.
         """
-        scales = np.tile(np.array(self.scales or (1.0, 1.0), np.float32), (len(slots), self.heads))
+        scales = np.tile(self.divisors, (len(slots), self.heads))
         if self.scaled:
             greatest = np.stack([np.abs(keys).max(-1), np.abs(values).max(-1)], -1).reshape(len(slots), 2 * self.heads)
             scales = np.where(greatest > 0, greatest / self.largest, 1.0).astype(np.float32)
@@ -178,7 +184,7 @@ class Layout:
 
     def scales_of(self, pages: Any, slots: Any = slice(None)) -> Array:
         """The scales of every slot, or of some, `[slots, 2 * heads]`: its own, or those of all."""
-        every = np.tile(np.array(self.scales or (1.0, 1.0), np.float32), (self.num_slots, self.heads))
+        every = np.tile(self.divisors, (self.num_slots, self.heads))
         if self.scaled:
             every = np.asarray(pages[1]).reshape(self.num_slots, 2 * self.heads)
         scales: Array = every[slots]

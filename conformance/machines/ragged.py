@@ -3,8 +3,10 @@
 A batch is told in a line, from which its arrays are made again: ``Batch(...).arguments()``.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,20 @@ from .arrays import FINE_BITS, Array, poisoned, signed
 from .layouts import LatentLayout, Layout
 
 __all__ = [
+    "BASES",
     "COMMON",
     "GPU_INTERPRETED",
     "INTERPRETED",
     "LATENT",
     "LIMITS",
+    "MOST_OPTIONS",
     "NARROW",
     "NULL",
+    "OPTIONS",
     "SETUPS",
     "Batch",
     "Setup",
+    "name_with",
     "sinks_of",
 ]
 
@@ -175,6 +181,23 @@ GPU_INTERPRETED = {
 }
 """A shape that kernels for a GPU's tensor cores take."""
 
+_VALUES: dict[str, Any] = {
+    "scale": 0.3,
+    "window": 3,
+    "chunk": 5,
+    "soft_cap": 2.0,
+    "q_scale": 0.5,
+    "causal": False,
+}
+
+_OF_LATENTS = ("window", "soft_cap", "causal")
+"""The options that attention over latents has, beside the scale, which it must be given."""
+
+
+def _with_option(name: str, value: object, setup: Setup) -> Setup:
+    return replace(setup, options={**setup.options, name: value})
+
+
 NARROW = {
     "rows": Setup(Layout("v2")),
     "rows, window": Setup(Layout("v2", page_size=3, num_pages=16), options={"window": 3}),
@@ -183,8 +206,54 @@ NARROW = {
 }
 """What is drawn beside the others for a backend that says what it takes: few options, plain types."""
 
-SETUPS: dict[str, Setup] = {**COMMON, **LIMITS, **LATENT, **INTERPRETED, **GPU_INTERPRETED, **NARROW}
-"""All setups by name. Each costs a program for each attention, a second or two: so there are few."""
+OPTIONS: dict[str, Callable[[Setup], Setup]] = {
+    **{name: functools.partial(_with_option, name, value) for name, value in _VALUES.items()},
+    "sinks": lambda setup: replace(setup, sinks=True),
+    "k_scale": lambda setup: replace(setup, layout=replace(setup.layout, scales=(0.5, setup.layout.scales[1]))),
+    "v_scale": lambda setup: replace(setup, layout=replace(setup.layout, scales=(setup.layout.scales[0], 2.0))),
+    "v_head_dim": lambda setup: replace(setup, layout=replace(setup.layout, dims=(setup.layout.dims[0], 8))),
+}
+"""Every option of attention, as what it makes of a setup without it."""
+
+BASES = {
+    "plain": Setup(Layout()),
+    "rows": Setup(Layout("v2")),
+    "latent": Setup(LatentLayout("v2", dims=(28, 20)), options={"scale": 0.25}),
+}
+"""Setups with no options but those that a call must have; some are added to them."""
+
+MOST_OPTIONS = 3
+"""So many options are added to one of these at most."""
+
+
+def name_with(base: str, options: Iterable[str]) -> str:
+    """The name of a setup of `BASES` with options."""
+    return f"{base} with {', '.join(sorted(options))}"
+
+
+def _with_options() -> dict[str, Setup]:
+    """Every setup of `BASES` with up to `MOST_OPTIONS` options, by its name."""
+    made = {}
+    for base, count in product(BASES, range(1, MOST_OPTIONS + 1)):
+        known = _OF_LATENTS if BASES[base].is_latent else OPTIONS
+        for chosen in combinations(known, count):
+            setup = BASES[base]
+            for option in chosen:
+                setup = OPTIONS[option](setup)
+            made[name_with(base, chosen)] = setup
+    return made
+
+
+SETUPS: dict[str, Setup] = {
+    **COMMON,
+    **LIMITS,
+    **LATENT,
+    **INTERPRETED,
+    **GPU_INTERPRETED,
+    **NARROW,
+    **_with_options(),
+}
+"""All setups by name. Each costs a program for each attention, a second or two: so few are drawn in a run."""
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,8 @@ DEVICE_WITNESSES: dict[str, Callable[[Any], object]] = {
     "scale_of_the_padded_head": functools.partial(attended, one("uneven", 1, 3, (1, 2))),
     "page_ids_are_clipped": lambda names: refused(names, page_table=np.full((4, 6), -1, np.int32)),
     "lengths_of_64_bits": lambda names: refused(names, kv_lens=np.array([3, 0, 0, 0], np.int64)),
+    "query_scale_applied_twice": functools.partial(attended, one("plain with q_scale", 1, 3, (1,))),
+    "query_scale_ignored": functools.partial(attended, one("plain with q_scale", 1, 3, (1,))),
     "scale_missing_when_read": functools.partial(attended, one("wide", 1, 3, (65540, 65541, 65542))),
     "written_request_by_request": functools.partial(fused, Batch("plain", (1, 4), (5, 4), ((2, 3), (2,)), (0, 0))),
     "pages_not_waited_for": functools.partial(minded, attends),

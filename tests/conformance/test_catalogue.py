@@ -60,7 +60,8 @@ def machine_for(bug: SeededBug) -> type[Machine]:
     if not bug.setups:
         return machine
     assert issubclass(machine, RaggedMachine)
-    return type(machine.__name__, (machine,), {"known": {name: machine.known[name] for name in bug.setups}})
+    known = {name: machine.known[name] for name in bug.setups}
+    return type(machine.__name__, (machine,), {"known": known, "bases": ()})
 
 
 @pytest.mark.parametrize("bug", BUGS)
