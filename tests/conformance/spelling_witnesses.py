@@ -36,7 +36,7 @@ def wide_rows_read_as_narrow(names: Any) -> object:
 
 def strided_pages_read_as_contiguous(names: Any) -> object:
     table = names.PageTable(1, 2, 4)
-    table.add_row(Spelling.COLUMN64.of([7, 8]), 0)
+    table.add_row(Spelling.COLUMN64.of([7, 9]), 0)
     return table.get_cpu_tensor().tolist()
 
 

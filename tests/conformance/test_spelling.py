@@ -23,12 +23,8 @@ numbers = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4)
 def alike(one: Any, other: Any) -> bool:
     """Whether two arguments are the same to whoever reads them, whatever lies between the entries of an array."""
     if isinstance(one, np.ndarray):
-        return (one.dtype, one.shape, one.strides, one.tolist()) == (
-            other.dtype,
-            other.shape,
-            other.strides,
-            other.tolist(),
-        )
+        same = one.dtype == other.dtype and one.tolist() == other.tolist()
+        return bool(same and one.flags.c_contiguous == other.flags.c_contiguous)
     return type(one) is type(other) and list(one) == list(other)
 
 
