@@ -44,7 +44,7 @@ def read_dtype(name: str, value: object) -> np.dtype[Any]:
     if isinstance(value, str):
         dtype = _SPELLINGS.get(value)
     elif value is not None:
-        with contextlib.suppress(TypeError):  # then it is none
+        with contextlib.suppress(TypeError, ValueError):  # then it is none
             dtype = np.dtype(value)  # type: ignore[call-overload]
     if dtype is None or dtype not in _CODE_OF:
         raise refusal(TypeError, "R1", f"{name}={value!r} must be one of {', '.join(CODES)}")

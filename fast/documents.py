@@ -67,7 +67,7 @@ def fields_of(kind: str, data: object, names: tuple[str, ...]) -> dict[str, Any]
     """
     if not isinstance(data, Mapping):
         raise refusal(TypeError, "R1", f"data={type(data).__name__} must be a mapping")
-    if data.get("format") != FORMAT or isinstance(data.get("format"), bool) or data.get("kind") != kind:
+    if type(data.get("format")) is not int or data["format"] != FORMAT or data.get("kind") != kind:
         raise damaged("data", f"must be of format {FORMAT} and kind {kind!r}")
     return _members(kind, {key: value for key, value in data.items() if key not in ("format", "kind")}, names)
 
@@ -113,30 +113,36 @@ def _on_host(array: jax.Array | NDArray[Any]) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def array_of(name: str, value: object) -> NDArray[Any]:
+def array_of(name: str, value: object, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
     """Reads an array, read-only. O(size).
+
+    Args:
+        name: where it stands, for messages.
+        value: what stands there.
+        dtype: what it must be; None: any that a cache has, or int32.
 
     Raises:
         ValueError: it is none, or its data do not have the size that its shape says (SEC-3).
     """
     parts = _members(name, value, ("dtype", "shape", "data"))
     shape = parts["shape"]
-    if not isinstance(parts["dtype"], str) or parts["dtype"] not in _DTYPES:
-        raise damaged(f"{name}.dtype", f"must be one of {sorted(_DTYPES)}")
+    allowed = _DTYPES if dtype is None else {dtype.name: dtype}
+    if not isinstance(parts["dtype"], str) or parts["dtype"] not in allowed:
+        raise damaged(f"{name}.dtype", f"must be one of {sorted(allowed)}")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise damaged(f"{name}.shape", "must be a list of integers of at least 0")
-    if len(shape) > _MOST_AXES or max(shape, default=0) >= _BEYOND:
-        raise damaged(f"{name}.shape", f"must have at most {_MOST_AXES} axes, each below {_BEYOND}")
+    if len(shape) > _MOST_AXES or prod(size or 1 for size in shape) >= _BEYOND:
+        raise damaged(f"{name}.shape", f"must have at most {_MOST_AXES} axes, of fewer than {_BEYOND} entries together")
     if not isinstance(parts["data"], str):
         raise damaged(f"{name}.data", "must be base64")
     try:
         data = base64.b64decode(parts["data"], validate=True)
     except (binascii.Error, ValueError):
         raise damaged(f"{name}.data", "must be base64") from None
-    dtype = _DTYPES[parts["dtype"]]
-    if len(data) != prod(shape) * dtype.itemsize:
-        raise damaged(f"{name}.data", f"has {len(data)} bytes for {dtype}{list(shape)}")
-    return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)
+    own = allowed[parts["dtype"]]
+    if len(data) != prod(shape) * own.itemsize:
+        raise damaged(f"{name}.data", f"has {len(data)} bytes for {own}{list(shape)}")
+    return np.frombuffer(data, own.newbyteorder("<")).astype(own, copy=False).reshape(shape)
 
 
 def pages_to_json(kv_pages: jax.Array | ScaledPages, kv_dtype: np.dtype[Any]) -> dict[str, Any]:
@@ -170,7 +176,7 @@ def pages_of(name: str, value: object, kv_dtype: np.dtype[Any], stored: np.dtype
     """
     if isinstance(value, Mapping) and "values" in value:
         parts = _members(name, value, ("values", "scales"))
-        scales: Any = array_of(f"{name}.scales", parts["scales"])
+        scales: Any = array_of(f"{name}.scales", parts["scales"], np.dtype(np.float32))
         values: Any = _stored(f"{name}.values", parts["values"], kv_dtype, stored)
         return ScaledPages(values, scales)
     return _stored(name, value, kv_dtype, stored)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .arguments import index, integer, listed, refusal
 from .documents import array_of, array_to_json, document, fields_of, parsed
@@ -28,6 +29,7 @@ _ARRAYS = (
     "request_distribution",
     "num_kv_update_slices",
 )
+_INT32 = np.dtype(np.int32)
 _STATIC = ("version", "num_slices_per_kv_cache_update_page", "page_size", "prefill_chunk_size")
 
 
@@ -197,7 +199,7 @@ class RaggedPagesMetadata:
         """
         fields = fields_of("RaggedPagesMetadata", data, (*_ARRAYS, *_STATIC))
         arrays = {
-            name: None if fields[name] is None and place > 3 else jnp.array(array_of(name, fields[name]))
+            name: None if fields[name] is None and place > 3 else jnp.array(array_of(name, fields[name], _INT32))
             for place, name in enumerate(_ARRAYS)
         }
         slices = fields["num_slices_per_kv_cache_update_page"]

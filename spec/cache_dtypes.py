@@ -98,7 +98,7 @@ def read_dtype(name: str, value: object) -> np.dtype[Any]:
     elif value is not None:
         try:
             dtype: np.dtype[Any] | None = np.dtype(value)  # type: ignore[call-overload]
-        except TypeError:
+        except (TypeError, ValueError):  # the latter of a dict
             dtype = None
         if dtype is not None and dtype in CODES.values():
             return dtype

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 FORMAT = 1
-_MOST_AXES, _BEYOND = 8, 2**40  # no cache has so many axes, nor an axis of such a size
+_MOST_AXES, _BEYOND = 8, 2**40  # no cache has so many axes, nor so many entries, axes without any counted as one
 _DTYPES = {dtype.name: dtype for dtype in (*CODES.values(), np.dtype(np.int32))}
 
 
@@ -128,8 +128,8 @@ def array_from_json(name: str, value: object, dtype: np.dtype[Any] | None = None
     shape = fields["shape"]
     if not isinstance(shape, list) or len(shape) > _MOST_AXES:
         raise refusal(ValueError, "SEC-3", f"{name}.shape must be a list of at most {_MOST_AXES} sizes")
-    if not all(type(size) is int and 0 <= size < _BEYOND for size in shape):
-        raise refusal(ValueError, "SEC-3", f"{name}.shape must hold sizes in [0, 2**40)")
+    if not all(type(size) is int and size >= 0 for size in shape) or prod(max(size, 1) for size in shape) >= _BEYOND:
+        raise refusal(ValueError, "SEC-3", f"{name}.shape must hold sizes of at least 0, fewer than 2**40 entries")
     try:
         data = base64.b64decode(fields["data"], validate=True)
     except (binascii.Error, TypeError, ValueError):

@@ -114,10 +114,14 @@ def read_text(name: str, value: object) -> str:
 
 def read_digest(name: str, value: object) -> bytes:
     """Reads bytes, which stand as hexadecimal digits."""
+    text = read_text(name, value)
     try:
-        return bytes.fromhex(read_text(name, value))
+        digest = bytes.fromhex(text)
     except ValueError:
         raise damaged(name, "must be hexadecimal digits") from None
+    if digest.hex() != text:
+        raise damaged(name, "must be hexadecimal digits, lower-case and without spaces")
+    return digest
 
 
 def read_time(name: str, value: object) -> float | None:

@@ -35,7 +35,7 @@ ODD: tuple[Any, ...] = (
         "AA",
         "\ud800",
     ),
-    *([], [0], [[]], {}, {"kind": "x"}),
+    *([], [0], [[]], {}, {"kind": "x"}, "int32", "float32"),
 )
 """What seldom stands where it is put."""
 
