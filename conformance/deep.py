@@ -204,5 +204,7 @@ def _together(before: MachineReport, report: MachineReport) -> MachineReport:
         undeclared=sorted({*before.undeclared, *report.undeclared}),
         seconds=before.seconds + report.seconds,
         ended=before.ended and report.ended,
+        hits=before.hits + report.hits,
+        unrepeated=before.unrepeated or report.unrepeated,
         scripts=[*before.scripts, *report.scripts],
     )

@@ -45,6 +45,7 @@ def machine_line(machine: MachineReport) -> str:
             f"{machine.name}: {machine.examples} sequences, {machine.steps} steps, {machine.wasted} of them wasted, "
             f"{machine.seconds:.1f} s" + (f"; {machine.note}" if machine.note else "")
         )
+        line += f"; {machine.hits} hits" if "MAN-1" in machine.clauses else ""
     if machine.lacks:
         line += f"; not offered: {', '.join(machine.lacks)}"
     if machine.deviations:
@@ -70,15 +71,24 @@ def print_report(report: Report, console: Console, xfails: Xfails) -> None:
             clause,
             escape(short(CLAUSES[clause].sentence)),
             str(report.tried(clause)),
-            f"[{_STYLES[verdict]}]{verdict}[/]",
+            f"[{_STYLES[verdict]}]{verdict}[/]{_hits(report, clause)}",
         )
     console.print(table)
     for machine in report.machines:
         for found in machine.deviations:
             print_deviation(found, machine.name, console, xfails)
+    for machine in report.machines:
+        if machine.unrepeated:
+            line = f"not deterministic, seen by machine {machine.name}: {machine.unrepeated}"
+            console.print(f"\n{visible(line)}", markup=False, highlight=False, soft_wrap=True)
     named = {"expected": "expected to deviate"}
     told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
     console.print(f"\n{len(report.clauses)} clauses: {', '.join(told)}", markup=False, highlight=False)
+
+
+def _hits(report: Report, clause: str) -> str:
+    """How many hits the machines saw, for the clause about them."""
+    return f", {report.hits} hits seen" if clause == "MAN-1" and report.tried(clause) else ""
 
 
 def print_deviation(found: Deviation, machine: str, console: Console, xfails: Xfails) -> None:

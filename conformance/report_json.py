@@ -81,6 +81,8 @@ def machine_json(machine: MachineReport) -> dict[str, Any]:
         "seconds": round(machine.seconds, 3),
         "ended": machine.ended,
         "note": machine.note,
+        "hits": machine.hits,
+        "unrepeated": machine.unrepeated,
         "tried": dict(sorted(machine.tried.items())),
         "deviations": [deviation_json(found) for found in machine.deviations],
     }
@@ -124,6 +126,8 @@ def machine_from_json(document: Mapping[str, Any]) -> MachineReport:
         level="safe" if _field(document, "level", str) == "safe" else "exact",
         ended=_field(document, "ended", bool),
         note=_field(document, "note", str),
+        hits=_field({"hits": 0, **document}, "hits", int),  # states of deep runs of before have neither
+        unrepeated=_field({"unrepeated": "", **document}, "unrepeated", str),
     )
 
 

@@ -1,5 +1,6 @@
 """Runs the machines against a backend, and says for each clause what came of it."""
 
+import math
 import tempfile
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import TypedDict, Unpack
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, configuration
-from hypothesis.errors import Flaky, HypothesisException
+from hypothesis.errors import HypothesisException
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvproof.spec.clauses import CLAUSES
@@ -22,25 +23,34 @@ from .emitting import Script
 from .levels import Level
 from .machines import EVERY_MACHINE, MACHINES, Machine
 from .properties import clauses_of_machine
+from .seeded_draws import seeded_draws
 from .session import EnoughError, Session
-from .shortening import shorten
+from .shortening import make_again, shorten
 from .step_timeout import Board, Watch
 from .verdicts import MachineReport, Report, Verdict
 
 __all__ = ["MachineReport", "Report", "Search", "Verdict", "check", "machines_for", "run", "run_machine"]
+
+SHRINKING = 3.0
+"""Steps for making one counterexample shorter, in multiples of those that a machine takes by default."""
+
+GOING_ON = 12.0
+"""Steps after which a machine does not go on after another deviation, in the same unit."""
 
 _SHORT_STEPS = 8
 
 _SOON = 5.0
 """Seconds: where a step takes longer until it is stopped, the calls before it are left as many as they are."""
 
-_TRIES = 12
-"""So many stopped steps are worth the time for making the calls before one fewer."""
+_STOPPED_STEPS = 100
+"""So many steps are taken to make the calls before one that does not return fewer: many of them do not return."""
 
 
 class Search(TypedDict, total=False):
     """How machines search; `run_machine` says what each option means."""
 
+    shrinking: float
+    going_on: float
     shrink_seconds: float
     level: Level
     seconds: float
@@ -113,18 +123,14 @@ def run_machine(
     seed: int,
     clauses: Iterable[str] = CLAUSES,
     examples: int | None = None,
-    shrink_seconds: float = 8.0,
-    level: Level = "exact",
-    seconds: float = 0.0,
-    effort: float = 1.0,
-    step_timeout: float = 0.0,
-    found_by: str = "",
     board: Board | None = None,
+    **search: Unpack[Search],
 ) -> MachineReport:
     """Runs one machine.
 
     After a deviation it goes on without the clause that deviates, so that one deviation does not hide the others:
-    until nothing new is found, or the time for that is over.
+    until nothing new is found, or enough steps were taken. What a seed finds depends on no clock, unless limits of
+    time are given or a step takes too long; the report notes where such a limit ended something.
 
     Args:
         machine: the machine.
@@ -132,49 +138,96 @@ def run_machine(
         seed: the seed of what is drawn; the same seed makes the same calls.
         clauses: the labels of the clauses to look at.
         examples: sequences of calls; None for as many as the machine has by default, times ``effort``.
-        shrink_seconds: how long each counterexample may be made shorter, and half of that again.
-        level: the level at which it compares.
-        seconds: how long after its beginning the machine may go on after a deviation; 0 to stop at the first.
-        effort: see ``examples``.
-        step_timeout: how long a step may take; 0 for as long as it likes. What takes longer ends the machine, if
-            this runs in the main thread and the call runs Python.
-        found_by: the command that runs it, for tests made of the deviations; "" to make none.
         board: where to show what is called, for who ends the process if the call does not run Python.
+        search: how it searches; what is left out is as a default check has it, but that the first deviation ends it.
+            ``effort``: see ``examples``.
+            ``shrinking``: steps that may be taken to make one counterexample shorter, in multiples of those that the
+            machine takes by default.
+            ``going_on``: steps after which it does not go on after another deviation, in the same unit.
+            ``level``: the level at which it compares.
+            ``shrink_seconds``: a limit of time for making one counterexample shorter; none by default.
+            ``seconds``: a limit of time after which it does not go on after another deviation; 0, the default, to
+            stop at the first one.
+            ``step_timeout``: seconds that a step may take; 0, the default, for as long as it likes. What takes longer
+            ends the machine, if this runs in the main thread and the call runs Python.
+            ``found_by``: the command that runs it, for tests made of the deviations; "", the default, to make none.
 
     Raises:
         BackendError: what the backend says to lack is unknown.
     """
     looked_at = frozenset(clauses)
     checked = clauses_of_machine(machine) & looked_at
+    level = search.get("level", "exact")
     missing = machine.missing(backend)
     if missing:
         return MachineReport(machine.name, checked, missing=missing, level=level)
-    count = max(round(machine.examples * effort), 1) if examples is None else examples
-    started = time.monotonic()
+    count = max(round(machine.examples * search.get("effort", 1.0)), 1) if examples is None else examples
+    budget = _Budget(machine, search)
     known: set[str] = set()
     rounds: list[Session] = []
     scripts: list[Script | None] = []
-    watch = Watch(step_timeout, board)
+    watch = Watch(search.get("step_timeout", 0.0), board)
     with _no_traces(), watch.watching():
         while True:
             few = max(count / machine.examples, 1.0)
-            session = Session(backend, looked_at - known, shrink_seconds, few, level, known, watch=watch)
+            session = Session(backend, looked_at - known, few, level, known, watch=watch)
             rounds.append(session)
             bound: type[Machine] = type(machine.__name__, (machine,), {"session": session})
             _explore(bound, session, seed, count)
             if watch.hung:
                 _shorten_stopped(bound, session)
                 break
-            shorten(bound, session, 1.5 * shrink_seconds)
+            budget.taken += session.steps
+            budget.taken += shorten(bound, session, budget.shrinking, budget.shrink_seconds)
             if session.shortest is None:
+                make_again(bound, session)
                 break
             known.add(session.shortest.clause)
+            found_by = search.get("found_by", "")
             scripts += [_script(bound, session.shortest, found_by)] if found_by else []
-            if time.monotonic() > started + seconds or known >= checked:
+            if known >= checked or budget.is_spent():
                 break
-    merged = _merged(machine.name, checked, rounds, time.monotonic() - started)
-    first = rounds[0].first_at - started if rounds[0].deviations else 0.0
-    return replace(merged, scripts=[script for script in scripts if script is not None], seconds_to_first=first)
+    merged = _merged(machine.name, checked, rounds, time.monotonic() - budget.started)
+    first = rounds[0].first_at - budget.started if rounds[0].deviations else 0.0
+    notes = [note for note in (merged.note, budget.note) if note]
+    made = [script for script in scripts if script is not None]
+    return replace(merged, scripts=made, seconds_to_first=first, note="; ".join(notes))
+
+
+class _Budget:
+    """How many steps one machine may take, and limits of time, if any were given.
+
+    Args:
+        machine: the machine.
+        search: how it searches.
+
+    Attributes:
+        started: when it began, by the monotonic clock.
+        taken: the steps taken so far.
+        shrinking: the steps that may be taken to make one counterexample shorter.
+        shrink_seconds: the limit of time for that.
+        note: says that the search ended before nothing new was found; "" if it did not.
+    """
+
+    def __init__(self, machine: type[Machine], search: Search) -> None:
+        self.started = time.monotonic()
+        self.taken = 0
+        usual = machine.examples * machine.num_steps
+        self.shrinking = round(usual * search.get("shrinking", SHRINKING))
+        self.shrink_seconds = search.get("shrink_seconds", math.inf)
+        self._going_on = usual * search.get("going_on", GOING_ON)
+        self._seconds = search.get("seconds", 0.0)
+        self.note = ""
+
+    def is_spent(self) -> bool:
+        """Whether the machine does not go on after a deviation."""
+        if time.monotonic() > self.started + self._seconds:
+            self.note = f"did not go on after {self._seconds:g} s" if self._seconds else ""
+            return True
+        if self.taken > self._going_on:
+            self.note = f"did not go on after {self.taken} steps"
+            return True
+        return False
 
 
 def _script(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
@@ -190,7 +243,7 @@ def _shorten_stopped(machine: type[Machine], session: Session) -> None:
     soon = max(1.0, 10 * watch.longest)
     if soon <= _SOON:
         watch.seconds = min(watch.limit, soon)
-        shorten(machine, session, _TRIES * watch.seconds)
+        shorten(machine, session, _STOPPED_STEPS)
 
 
 def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: float) -> MachineReport:
@@ -213,9 +266,11 @@ def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: 
         deviations=sorted(shortest.values(), key=lambda found: found.size),
         undeclared=sorted(set().union(*(session.undeclared for session in rounds))),
         seconds=seconds,
+        hits=sum(session.hits for session in rounds),
+        unrepeated=next((session.unrepeated for session in rounds if session.unrepeated), ""),
         level=rounds[-1].level,
         ended=rounds[-1].shortest is None and not rounds[-1].watch.hung,
-        note=rounds[-1].watch.note or rounds[0].note,
+        note=rounds[-1].watch.note or next((session.note for session in rounds if session.note), ""),
     )
 
 
@@ -229,15 +284,16 @@ def _explore(machine: type[Machine], session: Session, seed: int, examples: int)
     if walk is not None:
         walk(examples)
         return
-    for count, steps in (
-        (examples // 3, min(_SHORT_STEPS, machine.num_steps)),
-        (examples - examples // 3, machine.num_steps),
+    short = examples // 3
+    for part, (count, steps) in enumerate(
+        ((short, min(_SHORT_STEPS, machine.num_steps)), (examples - short, machine.num_steps))
     ):
         if count and session.shortest is None:
-            _draw(machine, session, seed, count, steps)
+            with seeded_draws(seed, part) as draws:
+                _draw(machine, session, draws, seed, count, steps)
 
 
-def _draw(machine: type[Machine], session: Session, seed: int, examples: int, steps: int) -> None:
+def _draw(machine: type[Machine], session: Session, draws: str, seed: int, examples: int, steps: int) -> None:
     bound = hypothesis.seed(seed)(machine)
     settings = hypothesis.settings(
         max_examples=examples,
@@ -249,13 +305,14 @@ def _draw(machine: type[Machine], session: Session, seed: int, examples: int, st
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
         print_blob=False,
+        backend=draws,
     )
     try:
         run_state_machine_as_test(bound, settings=settings)
     except (Deviation, EnoughError):
         pass  # the session has it
-    except (Flaky, HypothesisException, BaseExceptionGroup):
-        # A backend need not be deterministic, and then Hypothesis cannot repeat what it saw; we saw it.
+    except (HypothesisException, BaseExceptionGroup):
+        # Hypothesis takes the steps of a deviation again, which the session ends before the first one.
         if session.shortest is None:
             raise
 

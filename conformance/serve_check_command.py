@@ -46,8 +46,8 @@ exit status: 0 no deviation; 1 the backend deviates; 2 could not run
 
 _DEVICES = "--xla_force_host_platform_device_count=8"
 
-_SECONDS = 30.0
-"""So long a schedule that goes wrong is made shorter."""
+_TRIES = 100
+"""So many schedules are tried to make one that goes wrong shorter."""
 
 
 _Rooms = tuple[list[int], list[int]]
@@ -120,7 +120,7 @@ def _run(args: argparse.Namespace) -> int:
         if trial.fault is not None:
             wrong = seed + len(trials) - 1
             with Console(stderr=True).status("making the schedule shorter ..."):
-                trials[-1] = shortened(model, make, schedule, trial, _SECONDS)[1]
+                trials[-1] = shortened(model, make, schedule, trial, _TRIES)[1]
             break
     report = _report(args, seed, trials)
     _tell(report, trials[-1], wrong, console)

@@ -16,9 +16,12 @@ __all__ = ["EnoughError", "Session", "TracedStep"]
 
 T = TypeVar("T")
 
+_SAMPLED = 8
+"""One in so many examples is made again where nothing deviates, to see whether it ends alike."""
+
 
 class EnoughError(BaseException):
-    """Ends a run from inside: the time for making a counterexample shorter is over.
+    """Ends a run from inside: a deviation was found, or there were enough tries to make one shorter.
 
     No `Exception`, so that Hypothesis lets it pass like an interrupt.
     """
@@ -31,13 +34,14 @@ class Session:
         backend: the backend.
         clauses: the labels of the clauses that are compared. An example that deviates by another clause ends
             there without a verdict, since what follows would compare unlike states.
-        shrink_seconds: how long a counterexample may be made shorter after it was found.
         effort: how many times as long as by default the machine runs.
         level: how strict the comparison is.
         known: the labels of clauses that the backend is known to break. What they refuse is not called: the backend
             would not refuse it, and nothing could be compared any more.
         watch: stops steps that take too long; None for steps that take as long as they like.
         kept: the first few things of each kind, where they were drawn by another session; see `one_of_few`.
+        repeats: whether the steps of another session are taken again: they count nothing, and a deviation among
+            them does not end the run.
 
     Attributes:
         examples: sequences of calls begun.
@@ -47,7 +51,10 @@ class Session:
         deviations: for each clause that the backend was seen to break, the shortest deviation.
         first_at: when the first deviation was seen, by the monotonic clock.
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
+        hits: look-ups that found a cached prefix.
         undeclared: (property, clause) compared though the property does not declare the clause.
+        samples: some of the sequences of calls, to be made again: the steps, and the calls with what came of them.
+        unrepeated: how calls ended otherwise when they were made again; "" if they did not.
         note: what else there is to say of the search, such as how much of a small world was seen.
     """
 
@@ -55,36 +62,38 @@ class Session:
         self,
         backend: Backend,
         clauses: Iterable[str],
-        shrink_seconds: float,
         effort: float = 1.0,
         level: Level = "exact",
         known: Iterable[str] = (),
         kept: Mapping[str, Sequence[Any]] | None = None,
         watch: Watch | None = None,
+        repeats: bool = False,
     ) -> None:
         self.backend = backend
         self.level = level
         self.known = frozenset(known)
         self.watch = watch or Watch()
         self.clauses = frozenset(clauses)
-        self.shrink_seconds = shrink_seconds
         self.effort = effort
         self.examples = 0
         self.steps = 0
         self.wasted = 0
         self.tried: Counter[str] = Counter()
+        self.hits = 0
         self.deviations: dict[str, Deviation] = {}
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
         self.note = ""
-        self._deadline: float | None = None
+        self.samples: list[tuple[tuple[TracedStep, ...], tuple[str, ...]]] = []
+        self.unrepeated = ""
         self.first_at = 0.0
+        self._repeats = repeats
         self.kept: dict[str, list[Any]] = {kind: list(few) for kind, few in (kept or {}).items()}
 
     def again(self, backend: Backend) -> "Session":
         """A session in which steps of this one can be taken again, on the same backend by another `Backend`."""
         more = self.effort, self.level, self.known, self.kept
-        return Session(backend, self.clauses, self.shrink_seconds, *more, watch=self.watch)
+        return Session(backend, self.clauses, *more, watch=self.watch, repeats=True)
 
     def refuses(self, clause: str) -> bool:
         """Whether a call is made that a clause refuses: not if nothing of what comes of it is looked at."""
@@ -96,11 +105,22 @@ class Session:
         return min(self.deviations.values(), key=lambda deviation: deviation.size, default=None)
 
     def begin_example(self) -> None:
-        """Counts an example, or ends the run when shrinking has had its time."""
-        if self._deadline is None:
-            self.examples += 1
-        elif monotonic() > self._deadline:
+        """Counts an example, or ends the run where a deviation was found: Hypothesis would take its steps again."""
+        if self._repeats:
+            return
+        if self.deviations:
             raise EnoughError
+        self.examples += 1
+
+    def end_example(self, steps: Sequence[TracedStep], calls: Sequence[str]) -> None:
+        """Keeps every so many examples as samples.
+
+        Args:
+            steps: the steps of the example.
+            calls: its calls, each with what came of it.
+        """
+        if not self._repeats and not self.deviations and self.examples % _SAMPLED == 0:
+            self.samples.append((tuple(steps), tuple(calls)))
 
     def one_of_few(self, kind: str, drawn: T, most: int) -> T:
         """One of the first few things of a kind that were drawn in this run: ``drawn``, or another in its place.
@@ -118,22 +138,17 @@ class Session:
         found: T = drawn if drawn in kept else kept[crc32(repr(drawn).encode()) % len(kept)]
         return found
 
-    def grant(self, seconds: float) -> None:
-        """Grants more time, from now on, to make a counterexample shorter."""
-        self._deadline = monotonic() + seconds
-
     def end_step(self, name: str, declared: Iterable[str], compared: set[str], wasted: bool) -> None:
-        """Counts a step; steps made to shorten a counterexample are repetitions and count nothing."""
+        """Counts a step; repetitions count nothing."""
         self.undeclared |= {(name, clause) for clause in compared.difference(declared)}
-        if self._deadline is None:
+        if not self._repeats and not self.deviations:
             self.steps += 1
             self.wasted += wasted
             self.tried.update(compared)
 
     def record(self, deviation: Deviation) -> None:
         """Keeps a deviation if it is the shortest of its clause."""
-        if self._deadline is None:
-            self.grant(self.shrink_seconds)
+        if not self.deviations:
             self.first_at = monotonic()
         known = self.deviations.get(deviation.clause)
         if known is None or deviation.size < known.size:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -17,9 +18,10 @@ from .backends import Backend
 from .deviation import Deviation
 from .machines import Machine
 from .machines.base import SPEC
+from .machines.draws import UnrepeatableError
 from .session import EnoughError, Session, TracedStep
 
-__all__ = ["shorten"]
+__all__ = ["make_again", "shorten"]
 
 _MOST_NUMBER = 8
 """Draws are changed into numbers below this one as well, where a sequence becomes shorter by it."""
@@ -32,20 +34,26 @@ _MANY = 12
 Steps = tuple[TracedStep, ...]
 
 
-def shorten(machine: type[Machine], session: Session, seconds: float) -> None:
+def shorten(machine: type[Machine], session: Session, steps: int, seconds: float = inf) -> int:
     """Shortens the session's shortest deviation; the session keeps what is shorter.
 
     Args:
         machine: the machine, bound to the session.
         session: what the machine found.
-        seconds: how long it may take.
+        steps: how many steps may be taken for it, about.
+        seconds: a limit of time; where it ends the search, the session notes that.
+
+    Returns:
+        How many steps were taken.
     """
     found = session.shortest
-    if found is not None:
-        shortening = _Shortening(machine, session, found, monotonic() + seconds)
-        with suppress(EnoughError):
-            shortening.run()
-        session.deviations[found.clause] = shortening.found
+    if found is None:
+        return 0
+    shortening = _Shortening(machine, session, found, steps, seconds)
+    with suppress(EnoughError):
+        shortening.run()
+    session.deviations[found.clause] = shortening.found
+    return shortening.steps
 
 
 class _Shortening:
@@ -55,24 +63,32 @@ class _Shortening:
         machine: the machine, bound to its session.
         session: the session.
         found: the deviation.
-        end: when to stop.
+        most: after how many steps to stop.
+        seconds: after how many seconds to stop.
 
     Attributes:
         found: the shortest deviation so far.
+        steps: steps taken.
     """
 
-    def __init__(self, machine: type[Machine], session: Session, found: Deviation, end: float) -> None:
+    def __init__(self, machine: type[Machine], session: Session, found: Deviation, most: int, seconds: float) -> None:
         def on(backend: Backend) -> type[Machine]:
             return type(machine.__name__, (machine,), {"session": session.again(backend)})
 
         self._machine = on(session.backend)
         self._alone = on(Backend(SPEC.name, SPEC.holder, session.backend.lacks)) if not machine.missing(SPEC) else None
         self._session = session
-        self._end = end
+        self._most, self._seconds, self._end = most, seconds, monotonic() + seconds
         self.found = found
+        self.steps = 0
 
     def run(self) -> None:
-        """Looks until nothing is found any more."""
+        """Looks until nothing is found any more; where the same steps do not deviate again, it does not look."""
+        again = self._repeat(self._machine, self.found.trace)
+        if again is None or again.clause != self.found.clause:
+            said = "did not deviate" if again is None else f"deviated from {again.clause}"
+            self._session.unrepeated = f"the calls that broke {self.found.clause} {said} when they were made again"
+            return
         before = None
         while before != (self.found.size, self.found.trace):
             before = self.found.size, self.found.trace
@@ -137,8 +153,7 @@ class _Shortening:
             while drawn < len(self._drawn(place)):
                 value = self._drawn(place)[drawn]
                 if not any(self._keep(self._with_draw(place, drawn, simpler)) for simpler in _simpler(value)):
-                    others = [*range(value + 1, _MOST_NUMBER), None] if type(value) is int else []
-                    _ = any(self._keep(self._with_draw(place, drawn, other), shorter=True) for other in others)
+                    _ = any(self._keep(self._with_draw(place, drawn, other), shorter=True) for other in _others(value))
                     drawn += 1
 
     def _drawn(self, place: int) -> list[Any]:
@@ -160,11 +175,14 @@ class _Shortening:
             longer: whether there may be more text, for as many calls.
         """
         if monotonic() > self._end:
+            self._session.note = f"a counterexample was made shorter for {self._seconds:g} s, not to the end"
             raise EnoughError
-        hurried = len(steps) > _MANY and _repeat(self._machine, steps, hurrying=True)
+        if self.steps >= self._most:
+            raise EnoughError
+        hurried = len(steps) > _MANY and self._repeat(self._machine, steps, hurrying=True)
         if len(steps) > _MANY and (not hurried or hurried.clause != self.found.clause):
             return False
-        taken = _repeat(self._machine, steps)
+        taken = self._repeat(self._machine, steps)
         if taken is None or taken.clause != self.found.clause:
             self._note(taken)
             return False
@@ -186,30 +204,49 @@ class _Shortening:
 
     def _makes_sense(self, taken: Deviation) -> bool:
         """Whether the specification does not deviate from itself in the same steps."""
-        return self._alone is None or _repeat(self._alone, taken.trace) is None
+        return self._alone is None or self._repeat(self._alone, taken.trace) is None
+
+    def _repeat(self, machine: type[Machine], steps: Steps, hurrying: bool = False) -> Deviation | None:
+        """Takes steps again.
+
+        Args:
+            machine: the machine.
+            steps: the steps.
+            hurrying: whether states are compared in the last step only, which takes a third of the time.
+
+        Returns:
+            The deviation that they end in; None if they end in none.
+        """
+        self.steps += len(steps)
+        taken = machine()
+        try:
+            for place, step in enumerate(steps):
+                taken.hurrying = hurrying and place < len(steps) - 1
+                taken.repeat_step(step)
+        except Deviation as found:
+            return found
+        except Exception:  # steps that build on one that was left out may be impossible, in any way
+            return None
+        return None
 
 
-def _repeat(machine: type[Machine], steps: Steps, hurrying: bool = False) -> Deviation | None:
-    """Takes steps again.
+def make_again(machine: type[Machine], session: Session) -> None:
+    """Makes the session's samples again, and notes where a call ends otherwise than it did.
 
     Args:
-        machine: the machine.
-        steps: the steps.
-        hurrying: whether states are compared in the last step only, which takes a third of the time.
-
-    Returns:
-        The deviation that they end in; None if they end in none.
+        machine: the machine, bound to the session; its calls say what the backend answered.
+        session: what the machine did.
     """
-    taken = machine()
-    try:
-        for place, step in enumerate(steps):
-            taken.hurrying = hurrying and place < len(steps) - 1
-            taken.repeat_step(step)
-    except Deviation as found:
-        return found
-    except Exception:  # steps that build on one that was left out may be impossible, in any way
-        return None
-    return None
+    repeating = type(machine.__name__, (machine,), {"session": session.again(session.backend)})
+    for steps, calls in session.samples:
+        taken = repeating()
+        with suppress(Deviation, UnrepeatableError, EnoughError):
+            for step in steps:
+                taken.repeat_step(step)
+        for before, now in zip(calls, taken.calls, strict=False):
+            if before != now:
+                session.unrepeated = f"{before}, and when all calls were made again: {now}"
+                return
 
 
 def _rank(found: Deviation) -> tuple[Any, ...]:
@@ -235,14 +272,22 @@ def _simpler(value: Any) -> Iterator[Any]:
     """What is simpler than something that was drawn, the simplest first; nothing for what cannot be made simpler."""
     if value is True:
         yield False
-    elif type(value) is int and value > 0:
-        yield from dict.fromkeys((0, value // 2, value - 1))
+    elif type(value) is int and value:
+        step = 1 if value > 0 else -1
+        yield from dict.fromkeys((0, step * (abs(value) // 2), value - step))
     elif type(value) in (list, tuple):
         yield from _shorter(value)
     elif type(value) is dict:
         yield from ({name: kept for name, kept in value.items() if name != left_out} for left_out in value)
     elif hasattr(value, "simpler"):
         yield from value.simpler()
+
+
+def _others(value: Any) -> list[Any]:
+    """What may be tried in the place of a number that cannot be made simpler: larger small ones, and none at all."""
+    if type(value) is not int:
+        return []
+    return [*range(max(value + 1, -_MOST_NUMBER), _MOST_NUMBER), None]
 
 
 def _shorter(values: Any) -> Iterator[Any]:

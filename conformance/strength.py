@@ -130,9 +130,9 @@ def find_bug(name: str, seed: int) -> Finding:
     caught: list[tuple[Deviation, MachineReport]] = []
     order = [bug.machine, *(other for other in MACHINES if other != bug.machine)]
     for machine in order:
-        reports.append(_run(bug, machine, seed, 0.0))
+        reports.append(_run(bug, machine, seed, first=True))
         if reports[-1].deviations and not _caught(reports[-1], bug):
-            reports.append(_run(bug, machine, seed, _PROFILE.seconds))  # goes on behind what it came upon first
+            reports.append(_run(bug, machine, seed, first=False))  # goes on behind what it came upon first
         caught += _caught(reports[-1], bug)
         if caught:
             break
@@ -140,7 +140,7 @@ def find_bug(name: str, seed: int) -> Finding:
     examples = sum(report.examples for report in reports)
     if caught and min(found.num_calls for found, _ in caught) > _SHORT:
         for world in (world for world in MACHINES if world.startswith("small-") and world != bug.machine):
-            reports.append(_run(bug, world, seed, 0.0))
+            reports.append(_run(bug, world, seed, first=True))
             caught += _caught(reports[-1], bug)
     seconds = sum(report.seconds for report in reports)
     if not caught:
@@ -154,8 +154,7 @@ def _caught(report: MachineReport, bug: SeededBug) -> list[tuple[Deviation, Mach
     return [(found, report) for found in report.deviations if found.clause in bug.clauses]
 
 
-def _run(bug: SeededBug, machine: str, seed: int, seconds: float) -> MachineReport:
-    """Runs one machine on a seeded bug; ``seconds`` is how long it goes on after a deviation."""
+def _run(bug: SeededBug, machine: str, seed: int, first: bool) -> MachineReport:
+    """Runs one machine on a seeded bug; ``first``: whether the first deviation ends it."""
     backend: Any = load_backend(f"kvproof.conformance.catalogue:{bug.name}")
-    shrink_seconds = _PROFILE.shrink_seconds
-    return run_machine(MACHINES[machine], backend, seed, shrink_seconds=shrink_seconds, seconds=seconds)
+    return run_machine(MACHINES[machine], backend, seed, **_PROFILE.search(first))

@@ -35,6 +35,9 @@ class MachineReport:
         deviations: the shortest deviation found for each clause, the shortest of all first.
         undeclared: (property, clause) compared though not declared; empty unless the suite has a fault.
         seconds: how long it took.
+        hits: look-ups of requests that found a cached prefix.
+        unrepeated: how calls ended otherwise when they were made again, the backend being not deterministic; "" if
+            none was seen to.
         seconds_to_first: after how long it saw its first deviation; 0.0 if it saw none.
         level: the level at which it compared.
         ended: whether it came to its end: after a deviation it does if it goes on without the clause that deviates.
@@ -58,6 +61,8 @@ class MachineReport:
     note: str = ""
     scripts: list[Script] = field(default_factory=list)
     seconds_to_first: float = 0.0
+    hits: int = 0
+    unrepeated: str = ""
 
     def decides(self, clause: str) -> bool:
         """Whether it compared enough by a clause to say that the backend conforms, having seen no deviation from it."""
@@ -96,6 +101,11 @@ class Report:
     def tried(self, clause: str) -> int:
         """In how many steps a clause was compared."""
         return sum(machine.tried[clause] for machine in self.machines)
+
+    @property
+    def hits(self) -> int:
+        """How many look-ups of requests found a cached prefix."""
+        return sum(machine.hits for machine in self.machines)
 
     def verdict(self, clause: str) -> Verdict:
         """What came of one clause.

@@ -29,8 +29,6 @@ from .text import body_of
 
 __all__ = ["repeat", "script_of"]
 
-_REPEAT_SECONDS = 60.0
-
 
 def script_of(machine: type[Machine], found: Deviation, found_by: str = "") -> Script | None:
     """A deviation as a test that stands alone.
@@ -219,7 +217,7 @@ def repeat(
     Raises:
         AssertionError: the backend breaks the clause; with the calls, what was expected and what was observed.
     """
-    session = Session(load_backend(backend, without), {*clauses, clause}, _REPEAT_SECONDS, known=known, kept=kept)
+    session = Session(load_backend(backend, without), {*clauses, clause}, known=known, kept=kept, repeats=True)
     bound = type(machine, (EVERY_MACHINE[machine],), {"session": session})
     taken = bound()
     try:

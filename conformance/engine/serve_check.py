@@ -1,6 +1,5 @@
 """Drives the engine through a schedule and holds what comes out; makes a schedule that goes wrong short."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -200,24 +199,25 @@ def _brief(error: Exception) -> str:
 
 
 def shortened(
-    model: tuple[ModelConfig, Params], make: Make, schedule: Schedule, trial: Trial, seconds: float
+    model: tuple[ModelConfig, Params], make: Make, schedule: Schedule, trial: Trial, tries: int
 ) -> tuple[Schedule, Trial]:
-    """A schedule as short as it gets in some time that breaks the same clause, and what came of it.
+    """A schedule as short as it gets in some tries that breaks the same clause, and what came of it.
 
     Args:
         model: the model.
         make: makes engines.
         schedule: a schedule that goes wrong.
         trial: what came of it.
-        seconds: how long it may take.
+        tries: how many schedules may be tried.
     """
     assert trial.fault is not None
-    end, going_on = time.monotonic() + seconds, True
+    going_on = True
     while going_on:
         going_on = False
         for shorter in _shorter(schedule):
-            if time.monotonic() > end:
+            if not tries:
                 return schedule, trial
+            tries -= 1
             tried = check_schedule(model, make, shorter)
             if tried.fault is not None and tried.fault.clause == trial.fault.clause:
                 schedule, trial, going_on = shorter, tried, True

@@ -93,7 +93,7 @@ class Walk:
         session: Session,
         most_states: int,
     ) -> None:
-        trial = Session(session.backend, session.clauses, float("inf"), known=session.known, watch=session.watch)
+        trial = Session(session.backend, session.clauses, known=session.known, watch=session.watch, repeats=True)
         self._trying: type[SmallWorld] = type(world.__name__, (world,), {"session": trial})
         self._telling: type[SmallWorld] = type(world.__name__, (world,), {"session": session})
         self._session, self._trial = session, trial
@@ -120,7 +120,7 @@ class Walk:
                     if not node.left:
                         self._leave(node)
             self.walked.closed = not self._waiting
-        except EnoughError:  # a call did not return, or the session's time for shorter counterexamples is over
+        except EnoughError:  # a call did not return
             for found in self._trial.deviations.values():
                 self._session.record(found)
         self._session.lacks |= self._trial.lacks

@@ -55,6 +55,7 @@ class Machine(RuleBasedStateMachine):
         always: the clauses that the machine checks after every step, whatever the step is.
         levels: the levels at which it runs; at both, if what it compares depends on no eviction policy.
         capability: what the whole machine is about, by a name of `capabilities`; "" if no backend may lack it.
+        shows_answers: whether its calls are noted with what the backend answered, not with what it must answer.
         session: what its examples share.
         spec: the specification's side.
         backend: the backend's side.
@@ -69,6 +70,7 @@ class Machine(RuleBasedStateMachine):
     always: ClassVar[frozenset[str]] = frozenset({"R1"})
     levels: ClassVar[frozenset[Level]] = frozenset({"exact"})
     capability: ClassVar[str] = ""
+    shows_answers: ClassVar[bool] = False
     session: ClassVar[Session]
 
     def __init__(self) -> None:
@@ -86,6 +88,11 @@ class Machine(RuleBasedStateMachine):
         self._trace: list[TracedStep] = []
         self._operating = False
         self.hurrying = False
+
+    def teardown(self) -> None:
+        """Ends an example."""
+        if self.shows_answers:
+            self.session.end_example(self._trace, self.calls)
 
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:

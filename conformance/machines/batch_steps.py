@@ -159,6 +159,8 @@ class BatchSteps(GroupSteps):
             self.cases[name].request.num_computed_tokens = self.cases[name].told = asked.computed[place]
             if granted.backend.granted[place]:
                 self.grant(name, asked.computed[place], 0, asked.new[place], asked.lookahead[place])
+            else:
+                self.write(name, asked.computed[place])
 
     def draw_step(self, data: Drawing) -> Step:
         """Draws a step of live requests, now and then of none; first those that came to an end make room for others."""

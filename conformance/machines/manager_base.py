@@ -138,6 +138,7 @@ class ManagerMachine(ManagerBlame):
             also=("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9"), *self.of_states),
         )
         if not found.refused and found.spec[1]:
+            self.session.hits += 1
             self.judge(case, found)
         case.found = found
         return found
@@ -183,10 +184,13 @@ class ManagerMachine(ManagerBlame):
             lambda expected, observed: self.blame_allocation(name, expected, observed, released),
             also=(*self.of_states, *released),
         )
-        if not allocated.refused and allocated.spec is not None:
+        if allocated.refused:
+            return allocated
+        if allocated.spec is not None:
             self.grant(name, int(computed), int(tokens), int(new), options.get("num_lookahead_tokens", 0))
-        if not allocated.refused:
-            case.told = int(computed)
+        elif case.live:
+            self.write(name, int(computed))  # the drafts that were accepted are, with new slots or without
+        case.told = int(computed)
         return allocated
 
     def takes(self, option: str) -> bool:

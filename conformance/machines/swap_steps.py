@@ -114,6 +114,11 @@ class SwapSteps(GroupSteps):
             raise Nothing
         super().bring(name, *args)
 
+    def some_case(self, data: Drawing) -> str:
+        """See `Admission.some_case`: a call with one fault for a request that is swapped out would have two."""
+        here = [name for name in self.cases if name not in self.away]
+        return one_of(data, here) if here else self.arrived(data)
+
     def free_request(self, name: str, written: int | None) -> None:
         """See `Endings.free_request`: what is swapped out is forgotten."""
         super().free_request(name, written)
@@ -138,6 +143,7 @@ class SwapSteps(GroupSteps):
         if not case.live or computed > case.request.num_tokens:
             raise Nothing
         case.request.num_computed_tokens = computed
+        self.write(name, computed)  # drafts may have been accepted
         plan = self.plan(f"manager.swap_out({name})  [num_computed_tokens={computed}]", "swap_out", case.request)
         if plan.refused or plan.spec is None:
             return

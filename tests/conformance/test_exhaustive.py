@@ -44,7 +44,7 @@ TINY: list[tuple[type[SmallWorld], int]] = [(Pools, 4), (Managers, 3), (Tables, 
 
 def bound(world: type[SmallWorld]) -> type[SmallWorld]:
     """A world in which the specification is held against itself."""
-    return type(world.__name__, (world,), {"session": Session(SPEC, CLAUSES, float("inf"))})
+    return type(world.__name__, (world,), {"session": Session(SPEC, CLAUSES, repeats=True)})
 
 
 def reach(world: type[SmallWorld], path: tuple[Way, ...]) -> SmallWorld:
@@ -84,7 +84,7 @@ def test_states_taken_for_one_are_one(world: type[SmallWorld], most_calls: int) 
     What a move leads to depends on its place in the list alone: a walk knows moves by it, whatever names things have.
     """
     nearest, futures = every_sequence(bound(world), most_calls)
-    walk = Walk(bound(world), Session(SPEC, CLAUSES, float("inf")), 120)
+    walk = Walk(bound(world), Session(SPEC, CLAUSES, repeats=True), 120)
     walked = walk.run()
     assert walked.closed or walked.distance >= most_calls
     found = walk.distances()

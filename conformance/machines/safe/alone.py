@@ -27,6 +27,7 @@ class Alone(Machine):
     """
 
     levels: ClassVar[frozenset[Level]] = frozenset({"safe"})
+    shows_answers = True
 
     def __init__(self) -> None:
         super().__init__()

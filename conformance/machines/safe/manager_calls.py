@@ -53,6 +53,7 @@ class ManagerCalls(ManagerModel):
         if length == 0:
             self.hold("MAN-1", not any(map(any, pages)), "no pages with a hit of 0 tokens", said)
         else:
+            self.session.hits += 1
             for label in ("R2", "HASH-2", *(("MAN-6",) if case.earlier else ())):
                 self.compared(label)
             wrong = self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
@@ -164,6 +165,7 @@ class ManagerCalls(ManagerModel):
     def judge_none(self, name: str, wanted: Demand, computed: int) -> None:
         """Without slots nothing changes, but for the pages that are given back (MAN-2)."""
         if self.cases[name].live:
+            self.write(name, computed)  # the drafts that were accepted are, with new slots or without
             before, self.reached[name] = self.lists, computed
             self.lists = before | {name: wanted.kept}
         was: Any = self.known.get("cached pages", [])

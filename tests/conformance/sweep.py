@@ -1,0 +1,64 @@
+"""Runs machines over many seeds on a backend of ours: what it finds is a fault of the backend or of the suite.
+
+No test, as 200 seeds of every machine take hours. It is run by hand; a seed that finds something becomes a test in
+``test_sweep.py``::
+
+    python -m tests.conformance.sweep kvproof.fast --seeds 0 200
+    python -m tests.conformance.sweep kvproof.spec --machines safe-manager,safe-groups --seeds 0 200
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+
+from kvproof.conformance.backends import load_backend
+from kvproof.conformance.levels import Level
+from kvproof.conformance.machines import MACHINES, TOGETHER
+from kvproof.conformance.runner import run_machine
+
+QUICK = tuple(name for name in MACHINES if name not in TOGETHER | {"engine"})
+"""The machines that compile no device functions: each takes some seconds a seed."""
+
+
+def sweep(backend: str, names: Iterable[str], seeds: range) -> Iterator[tuple[str, int, str]]:
+    """Runs each machine with each seed, at the level that it is made for; all machines before the next seed.
+
+    Args:
+        backend: the backend's name.
+        names: the machines.
+        seeds: the seeds.
+
+    Yields:
+        For each run the machine, the seed, and what it found: the first deviation with its calls, or the traceback of
+        what it ended in; "" for nothing.
+    """
+    loaded = load_backend(backend)
+    for seed in seeds:
+        for name in names:
+            machine = MACHINES[name]
+            level: Level = "exact" if "exact" in machine.levels else "safe"
+            try:
+                report = run_machine(machine, loaded, seed, shrinking=0.5, level=level)
+            except Exception:  # the sweep goes on, and tells
+                yield name, seed, traceback.format_exc()
+            else:
+                yield name, seed, "\n".join("\n".join((str(found), *found.calls)) for found in report.deviations[:1])
+
+
+def main() -> int:
+    """Prints a line for each run, and what it found; returns 1 if anything was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", help="such as kvproof.fast")
+    parser.add_argument("--machines", default=",".join(QUICK), help="their names (default: all that compile nothing)")
+    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 200), metavar=("FIRST", "END"))
+    given = parser.parse_args()
+    failed = False
+    for name, seed, found in sweep(given.backend, given.machines.split(","), range(*given.seeds)):
+        failed |= bool(found)
+        print(f"{name} {seed} {'found' if found else 'ok'}", *found.splitlines(), sep="\n    ", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
