@@ -279,6 +279,8 @@ class CacheManager(SwapManager):
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
         """Gives a request's pages back, the last page first, so that a prefix outlives what follows it (MAN-5).
 
+        They keep their hashes until they are taken for something else, so that the same prompt hits them (HIT-1).
+
         Args:
             request: the request. One that is swapped out is forgotten (SWAP-1), any other that is not live passed over.
             num_written: tokens whose K/V have been written or will be, where the request goes before its last

@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from .patching import with_coordinator, with_manager, with_pool
-from .registry import seeded
+from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
@@ -87,6 +87,37 @@ def one_tier_survives_the_reset(fast: ModuleType) -> SimpleNamespace:
         self._keys = keys
 
     return with_pool(fast, _clear=clear)
+
+
+# -- What is never found ---------------------------------------------------------------------------
+
+
+@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",))
+def published_only_when_asked(fast: ModuleType) -> SimpleNamespace:
+    """Every allocation delays its pages, so that they are published where `cache_pages` is called, and else never."""
+
+    def allocate_slots(self: Any, *args: Any, delay_cache_pages: Any = False, **options: Any) -> Any:
+        delay = True if delay_cache_pages is False else delay_cache_pages
+        return fast.CacheManager.allocate_slots(self, *args, delay_cache_pages=delay, **options)
+
+    return with_manager(fast, allocate_slots=allocate_slots)
+
+
+@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",))
+def forgotten_when_freed(fast: ModuleType) -> SimpleNamespace:
+    """A request's pages lose their hashes when it is freed, though nobody needs the room."""
+
+    def free(self: Any, request: Any, num_written: Any = None) -> Any:
+        if _slot(self, request) < 0:
+            return fast.CacheManager.free(self, request, num_written)
+        held = self.get_page_ids(request.request_id)
+        holders = fast.CacheManager.free(self, request, num_written)
+        if _slot(self, request) < 0:
+            free = {int(page.page_id) for page in self.page_pool.free_page_queue.get_all_free_pages()}
+            self.page_pool.evict_pages(sorted(free.intersection(page for pages in held for page in pages)))
+        return holders
+
+    return with_manager(fast, free=free)
 
 
 # -- Counts that are wrong after a failure --------------------------------------------------------

@@ -28,6 +28,7 @@ class Case:
         written: tokens that its pages hold, or will when the steps so far are dispatched.
         computed: computed tokens at the last call that gave slots, those found then included.
         told: what the request itself said at the last call.
+        published: tokens up to which its full pages are published (MAN-3).
         void: whether it holds a page whose content was withdrawn, and should have been scheduled anew (MAN-4).
         found: the last look-up's result.
         earlier: what the id stood for before: tokens and extra keys.
@@ -41,6 +42,7 @@ class Case:
     written: int = 0
     computed: int = 0
     told: int = 0
+    published: int = 0
     void: bool = False
     found: Both | None = None
     earlier: list[tuple[list[int], tuple[ExtraKey, ...]]] = field(default_factory=list)

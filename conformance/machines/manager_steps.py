@@ -53,6 +53,34 @@ class ManagerSteps(ManagerFaults):
         self.bring(third, [*[other] * size, *rest, one])
         self.look_up(third)
 
+    @step("HIT-1", "MAN-3", "MAN-5", when=lambda self: len(self.names_of(live=True)) < len(IDS))
+    def come_again(self, data: Drawing) -> None:
+        """A request is served at once and goes; its tokens and one more hit what it left, nobody coming between."""
+        name = self.arrived(data)
+        self.admit_with(name, self.cases[name].request.num_tokens)
+        if not self.cases[name].live:
+            raise Nothing  # there was no room for it
+        self.free_request(name, None)
+        case = self.cases[name]
+        self.bring(
+            name, [*case.tokens, one_of(data, self.world.alphabet)][: self.max_model_len], case.request.extra_keys
+        )
+        self.hit_again(name)
+
+    @operation
+    def hit_again(self, name: str) -> None:
+        """Looks up a request that comes again: it hits as many tokens as the specification finds."""
+        case = self.cases[name]
+        if case.live:
+            raise Nothing
+        self.call(
+            f"manager.get_computed_pages({name})",
+            lambda side: side.manager.get_computed_pages(case.request),
+            "HIT-1",
+            lambda found, _: int(found[1]),
+            alone=True,
+        )
+
     # -- Requests run ---------------------------------------------------------------------------------------
 
     def unfinished_any(self) -> bool:

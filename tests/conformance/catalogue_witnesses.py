@@ -311,6 +311,21 @@ def program_for_each_count(names: Any) -> object:
     return len(compiled) <= 4
 
 
+def published_only_when_asked(names: Any) -> object:
+    manager = manager_of(names)
+    served(manager, "a", [1, 2, 3, 4])
+    return found(manager, Request("b", [1, 2, 3, 4, 5]))
+
+
+def forgotten_when_freed(names: Any) -> object:
+    manager = manager_of(names)
+    request = Request("a", [1, 2, 3, 4])
+    manager.allocate_slots(request, 4)
+    live = found(manager, Request("b", [1, 2, 3, 4, 5]))
+    manager.free(request)
+    return live, found(manager, Request("b", [1, 2, 3, 4, 5]))
+
+
 WITNESSES: dict[str, Callable[[Any], object]] = {
     witness.__name__: witness
     for witness in (
@@ -345,6 +360,8 @@ WITNESSES: dict[str, Callable[[Any], object]] = {
         stale_ids_after_move,
         host_change_leaks_into_commit,
         program_for_each_count,
+        published_only_when_asked,
+        forgotten_when_freed,
     )
 }
 """The witness of each seeded bug, by the bug's name."""

@@ -222,7 +222,7 @@ def test_numbers_far_from_zero_are_made_simpler_one_by_one() -> None:
 
     class Far(Machine):
         name = "far"
-        examples = 4
+        examples = 40
 
         @start()
         def construct(self) -> None:

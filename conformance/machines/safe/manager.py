@@ -85,6 +85,7 @@ class Serving(Scenes):
         self.write(name, count)
         line = f"manager.cache_pages({name}, {count})"
         self.ask(line, "MAN-3", lambda side: side.manager.cache_pages(case.request, count))
+        case.published = max(case.published, min(count, case.request.num_tokens))
         self.settle("MAN-3")
 
     def takes_pages_late(self) -> bool:
@@ -172,6 +173,7 @@ class Serving(Scenes):
             self.unchanged("POOL-9", "a reset that did nothing")
             return
         self.ghost.contents.clear()
+        self.kept.clear()
         self.settle("POOL-9")
         if self.resident is not None:
             self.hold("POOL-9", not self.resident, "no cached page", f"cached pages {self.resident}")

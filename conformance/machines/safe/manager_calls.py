@@ -59,6 +59,7 @@ class ManagerCalls(ManagerModel):
             wrong = self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
             if wrong:
                 self.differ(wrong, "pages that hold the request's own prefix, at most all but its last token", said)
+        self.judge_again(case, length, said)
         longest = self.longest(case)
         eagle = self.own("MAN-9") if self.world.eagle_groups else ()
         labels = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
@@ -67,6 +68,22 @@ class ManagerCalls(ManagerModel):
         if longest is not None and length != longest:
             label = labels[0] if length < longest else "MAN-1"
             self.hold(label, False, f"{longest} tokens, the longest prefix that is resident", said)
+
+    def judge_again(self, case: Case, length: int, said: str) -> None:
+        """Holds a hit against what was served just before, whether or not anything shows what is resident (HIT-1)."""
+        if self.caching and self.kept and case.request.sampling_params.prompt_logprobs is None:
+            least = self.ghost.longest(self.world, self.kept, case.tokens, case.request.extra_keys)
+            if least:
+                expected = f"{least} tokens or more: pages {sorted(self.kept)} were published, and none was taken since"
+                self.hold("HIT-1", length >= least, expected, said)
+
+    def keep(self, name: str) -> None:
+        """Notes what a request that is freed now leaves to be found: pages of groups that keep all of a prefix."""
+        case = self.cases[name]
+        whole = [group for group in self.world.groups if group.kind in ("full", "mla")]
+        if self.caching and not case.void and len(whole) == len(self.world.groups):
+            for group, pages in zip(self.world.groups, self.held(name), strict=True):
+                self.kept |= set(pages[: case.published // group.page_size]) - self.hidden
 
     def longest(self, case: Case) -> int | None:
         """How many tokens a request must hit; None where nothing shows what is resident."""
@@ -204,8 +221,11 @@ class ManagerCalls(ManagerModel):
                     taken.append(page)
                     if not own:
                         self.fresh.add(page)
+        if self.fresh:
+            self.kept.clear()
+            self.hidden -= self.fresh
         if not case.live:
-            case.given = case.slots = 0
+            case.given = case.slots = case.published = 0
             case.hits = case.written = case.computed = found
             case.void, case.live = False, True
         case.given = max(case.given, promised)
@@ -231,6 +251,7 @@ class ManagerCalls(ManagerModel):
             self.differ("R2", f"{name} reads its own pages", f"others at (group, place) {wrong} of {self.lists[name]}")
         if not delayed:
             self.write(name, promised)
+            case.published = max(case.published, min(promised, case.request.num_tokens))
         case.computed = start
 
     def judge_new(self, name: str, given: Lists) -> None:
@@ -280,6 +301,10 @@ class ManagerCalls(ManagerModel):
         }
         if case.live and not case.void:
             self.write(name, case.given if written is None else min(written, case.given))
+        if written is not None:
+            self.kept.clear()
+        elif case.live:
+            self.keep(name)
         was_live, case.live = case.live, False
         answer = self.ask(
             f"manager.free({name}{told})",

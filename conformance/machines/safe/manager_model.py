@@ -29,6 +29,8 @@ class ManagerModel(Alone, Admission):
         reached: for each live request its computed tokens at the last call for it, hits included (MAN-8).
         writers: the request that was given a page last, as the object that plays it.
         fresh: the pages that the last call handed out.
+        kept: full pages of requests that were freed, published and written, no page being taken since (HIT-1).
+        hidden: the held pages that lost their hash to a call; they are found no more.
     """
 
     needs: ClassVar[tuple[str, ...]] = (
@@ -38,7 +40,7 @@ class ManagerModel(Alone, Admission):
         "CacheManager.free",
         "CacheManager.get_page_ids",
     )
-    always = frozenset({"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-10", "MAN-3"})
+    always = frozenset({"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-10", "MAN-3", "HIT-1"})
     ghost: Contents
 
     def build_managers(self, world: World) -> None:
@@ -53,6 +55,8 @@ class ManagerModel(Alone, Admission):
         self.reached: dict[str, int] = {}
         self.writers: dict[int, Case] = {}
         self.fresh: set[int] = set()
+        self.kept: set[int] = set()
+        self.hidden: set[int] = set()
         wanted = {"hash_seed": b"kvproof", **world.options}
         self.options = {name: value for name, value in wanted.items() if takes_parameter(made, name)}
         flags = (world.caching, True) if world.use_eagle else (world.caching,)

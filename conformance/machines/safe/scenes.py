@@ -51,10 +51,39 @@ class Scenes(ManagerFaults):
         """Drops the hashes of some pages; nothing else changes."""
         before = [] if self.resident is None else self.resident
         self.ask(f"manager.page_pool.evict_pages({evicted})", "POOL-11", lambda side: side.pool.evict_pages(evicted))
+        self.hidden |= set(evicted)
+        self.kept -= self.hidden
         self.settle("POOL-11")
         right = [page for page in before if page not in evicted]
         if self.resident is not None:
             self.hold("POOL-11", self.resident == right, f"cached pages {right}", f"{self.resident}")
+
+    @step("HIT-1", "MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come, weight=2)
+    def come_again(self, data: Drawing) -> None:
+        """A request is served and goes; one with its tokens, and more, hits what it left, nobody coming between."""
+        name = one_of(data, self.unused())
+        self.arrive_like(data, name)
+        tokens = self.cases[name].tokens
+        self.admit_with(name, data.draw(st.integers(1, len(tokens))))
+        while self.cases[name].live and self.cases[name].given < len(tokens):
+            before = self.cases[name].given
+            self.continue_with(name, before, len(tokens) - before)
+            if self.cases[name].given == before:
+                break
+        if self.cases[name].live:
+            self.free_request(name)
+            self.leave(name, EngineRequestStatus.FINISHED)
+        keys = self.cases[name].request.extra_keys
+        more = [one_of(data, self.world.alphabet) for _ in range(data.draw(st.integers(0, 2)))]
+        other = one_of(data, self.unused())
+        self.bring(other, [*tokens, *more][: self.max_model_len], keys)
+        self.look_up(other)
+
+    def arrive_like(self, data: Drawing, name: str) -> None:
+        """A request comes with tokens of its own, or those of an earlier one."""
+        earlier = [case.tokens for case in self.cases.values()]
+        tokens = one_of(data, [self.some_tokens(data), *earlier])
+        self.bring(name, tokens, one_of(data, self.extra_keys))
 
     @step("MAN-1", "HASH-2", "MAN-6", when=lambda self: self.cases and self.can_come())
     def begin_in_the_middle(self, data: Drawing) -> None:
