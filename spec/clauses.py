@@ -84,9 +84,9 @@ _SENTENCES = {
     "needs none; null pages alone are no hit. It changes nothing in the pool. Nothing is hit with caching off or "
     "when prompt log-probabilities are asked for.",
     "HIT-1": "What was served is found again: once a request was computed, its pages published (MAN-3), and it was "
-    "freed with all that was promised written, the same tokens with the same extra keys hit every full page of it that full "
-    "attention and MLA keep, for as long as no page was taken, no hash was dropped by a call, and nothing was "
-    "withdrawn (MAN-4). Groups that need only part of a prefix may keep fewer pages, and a hit across all groups "
+    "freed with all that was promised written, the same tokens with the same extra keys hit every full page of it "
+    "that full attention and MLA keep, for as long as no page was taken, no hash was dropped by a call, and nothing "
+    "was withdrawn (MAN-4). Groups that need only part of a prefix may keep fewer pages, and a hit across all groups "
     "is then as long as what they kept serves.",
     "MAN-2": "allocate_slots needs room for computed + new tokens and for look-ahead cut at max_model_len; computed "
     "+ new above max_model_len is refused. It returns just the new pages, or None if the free pages don't "

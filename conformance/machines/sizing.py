@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ..levels import LEVELS
 from ..properties import start, step
-from .base import Machine, Side
+from .base import Machine, Nothing, Side
 from .draws import Drawing, likely, one_of
 from .layouts import Layout
 
@@ -114,7 +114,11 @@ class Sizing(Machine):
                 (one_of(data, [16, 1, 0]), data.draw(st.integers(1, 9)), one_of(data, _SIZES), one_of(data, _DTYPES)),
             ),
         ]
-        name, arguments = one_of(data, [call for call in numbers if self.backend.names.offers(call[0])] or numbers)
+        offered = [call for call in numbers if self.backend.names.offers(call[0])]
+        if not offered:
+            self.session.lacks.add("get_page_size_bytes")
+            raise Nothing
+        name, arguments = one_of(data, offered)
         self.call(f"{name}{arguments}", lambda side: side.names.get(name)(*arguments), "CACHE-1", lambda n, _: int(n))
 
     @step("CACHE-1", "CACHE-4")

@@ -176,9 +176,7 @@ def test_a_walk_says_how_far_it_came() -> None:
     ],
 )
 def test_a_shallow_fault_is_found_in_the_fewest_calls(bug: str, machine: str, most_calls: int) -> None:
-    found = run_machine(
-        MACHINES[machine], load_backend(f"kvproof.conformance.catalogue:{bug}"), 0, examples=60, shrink_seconds=1
-    )
+    found = run_machine(MACHINES[machine], load_backend(f"kvproof.conformance.catalogue:{bug}"), 0, examples=60)
     shortest = found.deviations[0]
     assert shortest.num_calls <= most_calls, shortest.calls
     assert all((shortest.before, shortest.after, shortest.observed_after))
