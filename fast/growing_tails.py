@@ -1,4 +1,4 @@
-"""POOL-7, MAN-3: what a live request publishes behind the end of a leaf, kept beside the leaf until somebody looks.
+"""POOL-7, MAN-3: what a live request publishes behind the end of a run, kept beside the run until somebody looks.
 
 A request that decodes fills page after page, and each lengthens the same run: the one that holds its page before. Where
 what it published at admission, or since, ends a run, that run is the request's to lengthen, as long as nobody else
@@ -45,7 +45,7 @@ class GrowingTail:
         self.run: Run | None = None
 
     def begin(self, run: Run) -> None:
-        """Makes a leaf, whose last page is the one that the request published last, the request's to lengthen."""
+        """Makes a run, whose last page is the one that the request published last, the request's to lengthen."""
         run.tail = self
         self.run = run
         self._group.num_tail_runs[self._slot] = run.number

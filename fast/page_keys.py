@@ -33,22 +33,18 @@ def page_key(hash_function: HashFunction, none_hash: bytes, run: Run, place: int
 
 
 def _digest(hash_function: HashFunction, none_hash: bytes, run: Run, place: int) -> bytes:
-    chain: list[Run] = []
-    above: Run | None = run
-    while above is not None and above.parent is not None:
-        if above is not run and len(above.digests or ()) == len(above.pages):
-            break
-        chain.append(above)
-        above = above.parent
-    digest = above.digests[-1] if above is not None and above.digests else none_hash
-    known: list[bytes] = []
-    for step in reversed(chain):
+    chain = [(run, place)]  # runs and the last place wanted of each
+    while not run.digests and (above := run.parent) is not None and above.parent is not None:
+        run, place = above, run.start - 1 - above.start
+        chain.append((run, place))
+    digest = none_hash
+    for step, last in reversed(chain):
         known = step.digests = step.digests or []
-        digest = known[-1] if known else digest
-        for inner in range(len(known), place + 1 if step is run else len(step.pages)):
-            digest = page_digest(hash_function, digest, step.extra, step.page_tokens(inner))
-            known.append(digest)
-    return known[place]
+        for inner in range(len(known), last + 1):
+            before = known[-1] if known else digest
+            known.append(page_digest(hash_function, before, step.extra, step.page_tokens(inner)))
+        digest = known[last]
+    return digest
 
 
 class KeyStretch(NamedTuple):

@@ -1,24 +1,30 @@
 """The index of cached pages: a tree of runs, compared token by token on contiguous memory.
 
 A node is a *run*: pages that follow each other, their tokens in one buffer, their ids in one array. A look-up
-walks from run to run by the first page's bytes and compares each run with the request in one memory comparison;
-no digest is computed, so that a false hit is impossible by construction (R2). Splitting a run where two prefixes
-part, cutting its tail when its last pages are evicted, and appending to a leaf are cheap; a page evicted from the
-middle leaves a hole (id 0), which the same content fills again. Pages of equal content beyond the first stand
-aside, in the order in which they were cached, and move up when the first goes (POOL-7).
+compares each run with the request in one memory comparison; no digest is computed, so that a false hit is impossible
+by construction (R2). Where prefixes part, one of them goes on in the run and the others *branch off*: a run has its
+branches by the place at which they leave it, found there by their first page's bytes. So a run is never split, and a
+look-up takes a step for each branch that it turns into, not for those that it passes. Cutting a run's tail when its
+last pages are evicted, and appending to it, are cheap; a page evicted from the middle leaves a hole (id 0), which the
+same content fills again. Pages of equal content beyond the first stand aside, in the order in which they were cached,
+and move up when the first goes (POOL-7).
+
+Where a run has been cut down to a place where others branch off, the newest of these is *joined* to it: what follows
+at a run's end is always part of the run. So the number of runs depends on what is cached, not on what was.
 
 Pages that different extra keys touch lie in different runs (HASH-2): a run carries the encoding of its extra
 keys, and the key by which a parent finds it begins with that encoding.
 
-A *lone page*, a leaf of one page without extra keys, has no run of its own: its id stands among the children of the
+A *lone page*, a branch of one page without extra keys, has no run of its own: its id stands among the branches of the
 run above it, under its tokens, which are the only object that it costs (beside a run of one page a quarter of the
 time to forget, and half of the bytes). It gets a run when a page comes behind it or beside it.
 
-Costs: a look-up takes one dict step and one comparison a run, publishing on a leaf O(pages), evicting a run's
-tail O(pages), anything else O(pages of the run).
+Costs: a look-up takes one dict step and one comparison for each branch that it follows; publishing and evicting are
+O(pages), and so is joining, amortised to a logarithm: of two runs the smaller is gone through.
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .extra_keys import ExtraSegment
+from .joining import join
 from .runs import Run, RunTree, common_pages
 from .tokens import TokenBytes
 
@@ -96,8 +103,9 @@ class PrefixIndex:
         # its own page, or a duplicate of it, which stands in the same run at the same place
         is_in_place = self._depth_of[given] == np.arange(count)
         good[:count] = (found != 0) & (self._run_of[given] == self._run_of[found]) & is_in_place
-        if count and int(found[-1]) in self._lone:  # beside it others may stand alone, below the same run
-            good[count - 1] = given[-1] == found[-1]
+        if self._lone:  # beside a page others may stand alone, below the same run
+            for place in (good[:count] & (given != found)).nonzero()[0].tolist():
+                good[place] = int(given[place]) not in self._lone and int(found[place]) not in self._lone
         return good
 
     def walk(
@@ -117,32 +125,35 @@ class PrefixIndex:
         """
         found, is_whole = bytearray(), True
         size = tree.page_bytes
-        children = tree.root.children
-        depth = 0
+        run, depth = tree.root, 0
         for last, extra, _ in segments:
             end = last if last < limit else limit
             while depth < end:
-                if children is None:
+                branches = run.children if extra == run.extra else run.others
+                siblings = None if branches is None else branches.get(depth)
+                if siblings is None:
                     return found, is_whole
                 offset = depth * size
-                child = children.get(extra + tokens[offset : offset + size])
+                child = siblings.get(extra + tokens[offset : offset + size])
                 if type(child) is not Run:
                     if child:
                         found += array("i", (child,))
                     return found, is_whole
-                if child.tail is not None:
-                    child.tail.settle()
-                pages = child.pages
-                depth += len(pages)
-                if child.holes:
+                run = child
+                if run.tail is not None:
+                    run.tail.settle()
+                if run.holes:
                     is_whole = False
-                if depth > end or not child.tokens.startswith(tokens[offset : depth * size]):
-                    count = common_pages(child, 0, tokens, offset, len(pages) - max(depth - end, 0))
-                    if count < len(pages):
-                        found += pages[:count]
-                        return found, is_whole
-                found += pages
-                children = child.children
+                pages = run.pages
+                count = length = len(pages)
+                if depth + count > end:
+                    count = end - depth
+                if run.num_agreed and run.parts_again(tokens, offset, count):
+                    count = run.num_agreed
+                elif not run.tokens.startswith(tokens[offset : offset + count * size]):
+                    count = run.num_agreed = common_pages(run, 0, tokens, offset, count)
+                found += pages if count == length else pages[:count]
+                depth += count
         return found, is_whole
 
     # -- Publishing -------------------------------------------------------------------------------
@@ -166,17 +177,15 @@ class PrefixIndex:
             start: the place of the first of them in the request.
             after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
         """
-        if not after:
-            run = tree.root
-        else:
-            run = self._run_at(after) if after in self._lone else self._runs[self.run_cell[after]]
         size = tree.page_bytes
-        depth = start
         end = start + len(pages)
         is_whole = np.count_nonzero(pages) == len(pages)
         while not is_whole and end > start and not pages[end - 1 - start]:
             end -= 1
-        place = 0
+        if end == start:
+            return
+        run = self._run_at(after) if after else tree.root
+        depth, place = start, 0
         while depth < end:
             if run.tail is not None:
                 run.tail.leave()
@@ -184,39 +193,37 @@ class PrefixIndex:
             if last <= depth:
                 place += 1
                 continue
-            offset = (depth - start) * size
             stop = last if last < end else end
-            run_end = run.start + len(run.pages)
-            if depth < run_end:
-                inner = depth - run.start
-                count = 0
-                if run.extra == extra:
-                    count = common_pages(run, inner, tokens, offset, min(run_end, stop) - depth)
-                if count:
+            text = tokens[(depth - start) * size : (stop - start) * size]
+            first = text[:size]
+            is_alike = run.extra == extra
+            goes_on = is_alike and run.parent is not None
+            inner, length = depth - run.start, len(run.pages)
+            if goes_on and inner < length:
+                goes_on = run.tokens.startswith(first, inner * size)
+                if goes_on:
+                    count = common_pages(run, inner, text, 0, min(length - inner, stop - depth))
                     self._occupy(run, inner, pages[depth - start : depth - start + count])
                     depth += count
-                if depth < end and depth < run_end:
-                    run = self._split(run, depth - run.start)
-                continue
-            is_leaf = run.children is None and run.parent is not None and run.extra == extra
-            if not is_leaf:
-                key = extra + tokens[offset : offset + size]
-                child = run.children.get(key) if run.children else None
+                    continue
+            if not goes_on:
+                key = extra + first
+                branches = run.children if is_alike else run.others
+                child = branches[depth].get(key) if branches and depth in branches else None
                 if child is not None:
                     run = child if isinstance(child, Run) else self._run_at(child)
                     continue
                 if depth + 1 == end and not extra:
-                    self._add_lone(run, int(pages[depth - start]), key)
+                    self._add_lone(run, depth, key, int(pages[depth - start]))
                     return
-            own, text = pages[depth - start : stop - start], tokens[offset : (stop - start) * size]
+            own = pages[depth - start : stop - start]
             ids = array("i", own.astype(np.int32).tobytes())
-            if is_leaf:
+            if goes_on:
                 run.lengthen(text)
                 run.pages += ids
             else:
                 kept = bytes(text) if len(ids) == 1 else bytearray(text)
-                run = Run(tree, 0, run, key, extra, extra_keys, depth, kept, ids)
-                self._number(run)
+                run = self._add_run(Run(tree, 0, run, key, extra, extra_keys, depth, kept, ids))
             places = np.arange(depth, stop, dtype=np.uint32)
             if not is_whole:
                 held = own.nonzero()[0]
@@ -226,13 +233,12 @@ class PrefixIndex:
             self._depth_of[own] = places
             depth = stop
 
-    def _add_lone(self, parent: Run, page: int, key: bytes) -> None:
-        if parent.children is None:
-            parent.children = {}
-        parent.children[key] = page
+    def _add_lone(self, parent: Run, place: int, key: bytes, page: int) -> None:
+        """Enters a lone page that branches off a run at a place, under a key that has its own or no place there."""
+        parent.attach(place, b"", key, page)
         self._lone[page] = key
         self.run_cell[page] = parent.number
-        self._depth_cell[page] = parent.start + len(parent.pages)
+        self._depth_cell[page] = place
 
     def _lone_run(self, page: int) -> Run:
         """A lone page as a run that stands nowhere, for those who look or are about to put it there."""
@@ -240,17 +246,16 @@ class PrefixIndex:
         return Run(parent.tree, -page, parent, key, b"", None, self._depth_cell[page], key, array("i", (page,)))
 
     def _run_at(self, page: int) -> Run:
-        """The run in which a cached page stands; a lone one gets its own."""
+        """The run in which a cached page stands; a lone one gets its own, and has more in it before the call ends."""
         if page not in self._lone:
             return self._runs[self.run_cell[page]]
-        run = self._lone_run(page)
+        run = self._add_run(self._lone_run(page))
         del self._lone[page]
-        self._number(run)
         self.run_cell[page] = run.number
         return run
 
     def publish_next(self, page: int, after: int, depth: int, tokens: TokenBytes, extra: bytes) -> bool:
-        """The usual case of `publish`: one page behind the last page of a leaf, in O(1).
+        """The usual case of `publish`: one page behind the last page of a run, in O(1).
 
         Args:
             page: the page.
@@ -267,7 +272,7 @@ class PrefixIndex:
         if run.tail is not None:
             run.tail.leave()
         pages = run.pages
-        if run.children is not None or pages[-1] != after or run.extra != extra:
+        if run.parent is None or pages[-1] != after or run.extra != extra:
             return False
         run.lengthen(tokens)
         pages.append(page)
@@ -275,11 +280,10 @@ class PrefixIndex:
         self._depth_cell[page] = depth
         return True
 
-    def leaf_behind(self, page: int) -> Run | None:
-        """The run whose last page is ``page``, if it is a leaf that is nobody's to lengthen; else None."""
-        number = self.run_cell[page]
-        run = self._runs[number]
-        is_free = number and run.children is None and run.tail is None and run.pages[-1] == page
+    def run_behind(self, page: int) -> Run | None:
+        """The run whose last page is ``page``, if it has several and is nobody's to lengthen; else None."""
+        run = self._runs[self.run_cell[page]]
+        is_free = len(run.pages) > 1 and run.tail is None and run.pages[-1] == page
         return run if is_free else None
 
     def leave_tails(self) -> None:
@@ -315,71 +319,47 @@ class PrefixIndex:
             else:
                 if run.duplicates is None:
                     run.duplicates = {}
-                run.duplicates.setdefault(run.start + place, []).append(page)
+                run.duplicates.setdefault(run.start + place, OrderedDict())[page] = None
+                run.num_attached += 1
             self.run_cell[page] = run.number
             self._depth_cell[page] = run.start + place
 
-    def _number(self, run: Run) -> None:
-        """Puts a run into the list of runs, and among the children of its parent."""
+    def _add_run(self, run: Run) -> Run:
+        """Puts a run into the list of runs, and among the branches of its parent."""
         if self._spare:
             run.number = self._spare.pop()
             self._runs[run.number] = run
         else:
             run.number = len(self._runs)
             self._runs.append(run)
-        parent = run.parent
-        assert parent is not None
-        if parent.children is None:
-            parent.children = {}
-        parent.children[run.key] = run
-
-    def _split(self, run: Run, inner: int) -> Run:
-        """Cuts a run before its page ``inner``, which is not its first: the pages before go to a new run above it."""
-        parent = run.parent
-        assert parent is not None
-        size = run.tree.page_bytes
-        tokens, first = run.tokens[: inner * size], run.pages[:inner]
-        head = Run(run.tree, 0, parent, run.key, run.extra, run.extra_keys, run.start, tokens, first)
-        self._number(head)
-        head.digests = run.digests and run.digests[:inner]
-        run.keep(inner, len(run.pages))
-        run.parent = head
-        run.key = run.extra + bytes(run.tokens[:size])
-        run.start += inner
-        head.children = {run.key: run}
-        moved = np.frombuffer(head.pages, np.int32)
-        if run.holes:
-            head.holes = head.pages.count(0)
-            run.holes -= head.holes
-            moved = moved[moved != 0]
-        self._run_of[moved] = head.number
-        if run.duplicates:
-            above = {depth: pages for depth, pages in run.duplicates.items() if depth < run.start}
-            below = {depth: pages for depth, pages in run.duplicates.items() if depth >= run.start}
-            head.duplicates, run.duplicates = above or None, below or None
-            for pages in above.values():
-                for page in pages:
-                    self.run_cell[page] = head.number
-        return head
+        assert run.parent is not None
+        run.parent.attach(run.start, run.extra, run.key, run)
+        return run
 
     # -- Evicting ---------------------------------------------------------------------------------
 
     def evict_one(self, page: int) -> None:
-        """Takes a cached page out. O(1) at the end of a leaf."""
+        """Takes a cached page out. O(1), and what joining costs."""
         cell = self.run_cell
         run = self._runs[cell[page]]
         cell[page] = 0
         key = self._lone.pop(page, None) if self._lone else None
         if key is not None:
-            self._remove_child(run, key)
+            branches: Any = run.others if run.extra else run.children
+            siblings = branches[self._depth_cell[page]]
+            if len(siblings) > 1:  # `Run.detach` without its call; nothing is laid bare
+                del siblings[key]
+                run.num_attached -= 1
+            else:
+                run.detach(self._depth_cell[page], b"", key)
+                self._tidy(run)
             return
         if run.tail is not None:
             run.tail.leave()
         pages = run.pages
-        if run.children is not None or run.duplicates is not None or run.holes or pages[-1] != page:
+        if run.num_attached or run.holes or len(pages) < 3 or pages[-1] != page:
             self._evict_page(run, page)
-        elif len(pages) == 1:
-            self._remove_leaf(run)
+            self._tidy(run)
         else:  # `Run.cut` of one page: without its call a twelfth of what taking an evicting page costs is saved
             tokens: Any = run.tokens
             pages.pop()
@@ -388,9 +368,9 @@ class PrefixIndex:
                 del run.digests[len(pages) :]
 
     def evict(self, pages: NDArray[np.int64]) -> int:
-        """Takes the cached ones of distinct pages out; returns how many. O(pages) for the tails of leaves.
+        """Takes the cached ones of distinct pages out; returns how many. O(pages), and what joining costs.
 
-        Pages of one run that stand together, in whatever order, go together.
+        Pages of one run that stand together at its end go together, where the run has nothing else there.
         """
         numbers = self._run_of[pages]
         num_cached = int(np.count_nonzero(numbers))
@@ -400,6 +380,7 @@ class PrefixIndex:
         number_of, page_of = numbers.data, pages.data
         backwards = pages[::-1].astype(np.int32).tobytes()
         runs, lone, end = self._runs, self._lone, len(pages)
+        changed: dict[Run, None] = {}  # they are tidied when all pages are out: until then ``numbers`` stay theirs
         start = 0
         while start < end:
             number = number_of[start]
@@ -407,23 +388,25 @@ class PrefixIndex:
                 start += 1
                 continue
             run = runs[number]
-            if lone:
-                key = lone.pop(page_of[start], None)
-                if key is not None:
-                    self._remove_child(run, key)
-                    start += 1
-                    continue
+            if lone and page_of[start] in lone:
+                self._evict_page(run, page_of[start])
+                if run.holes or len(run.pages) == 1:
+                    changed[run] = None
+                start += 1
+                continue
             if run.tail is not None:
                 run.tail.leave()
             length, left = len(run.pages), end - start
             count = length if length < left else left
-            is_whole = run.children is None and run.duplicates is None and not run.holes
+            is_whole = not run.num_attached and not run.holes
             # mostly the whole run, or as much of its end as there are pages, the last one first
             if is_whole and backwards[4 * (left - count) : 4 * left] == run.pages[-count:].tobytes():
                 if count < length:
                     run.cut(count)
                 else:
-                    self._remove_leaf(run)
+                    run = self._remove(run)
+                if run.holes or len(run.pages) == 1:
+                    changed[run] = None
                 start += count
                 continue
             own = numbers[start : start + count] == number
@@ -431,66 +414,88 @@ class PrefixIndex:
                 count = int(own.argmin())
             some = pages[start : start + count]
             # as many distinct pages as there are places from the lowest on: exactly the run's tail, in any order
-            if is_whole and int(self._depth_of[some].min()) == run.start + length - count:
-                self._cut_tail(run, count)
+            if is_whole:
+                is_tail = int(self._depth_of[some].min()) == run.end - count
+            else:  # a lone page may be among them
+                is_tail = backwards[4 * (left - count) : 4 * left] == run.pages[-count:].tobytes()
+                is_tail = is_tail and run.is_plain_end(count)
+            if is_tail and count < len(run.pages):
+                run.cut(count)
+            elif is_tail:
+                run = self._remove(run)
             else:
                 for page in some.tolist():
                     self._evict_page(run, page)
+            changed[run] = None
             start += count
+        for run in changed:
+            self._tidy(run)
         return num_cached
 
     def _evict_page(self, run: Run, page: int) -> None:
-        key = self._lone.pop(page, None)
-        if key is not None:  # below pages of the run that go as well
-            self._remove_child(run, key)
-            return
+        """Takes out a page of a run, or a lone one below it; the run is to be tidied."""
         depth = self._depth_cell[page]
+        key = self._lone.pop(page, None) if self._lone else None
+        if key is not None:
+            run.detach(depth, b"", key)
+            return
         place = depth - run.start
         if run.duplicates and depth in run.duplicates:
             others = run.duplicates[depth]
             if run.pages[place] == page:
-                run.pages[place] = others.pop(0)
+                run.pages[place], _ = others.popitem(last=False)
             else:
-                others.remove(page)
+                del others[page]
+            run.num_attached -= 1
             if not others:
                 del run.duplicates[depth]
                 run.duplicates = run.duplicates or None
             return
         run.pages[place] = 0
         run.holes += 1
-        self._trim(run)
 
-    def _trim(self, run: Run) -> None:
-        """Cuts the holes at the end of a run, if it is a leaf."""
-        if run.children is None and run.parent is not None and run.pages[-1] == 0:
-            count = 1
-            while count < len(run.pages) and run.pages[-1 - count] == 0:
-                count += 1
-            run.holes -= count
-            self._cut_tail(run, count)
-
-    def _cut_tail(self, run: Run, count: int) -> None:
-        """Cuts the last pages of a leaf; where none is left the run goes, and the holes laid bare above it."""
-        if count < len(run.pages):
-            run.cut(count)
-        else:
-            self._remove_leaf(run)
-
-    def _remove_leaf(self, run: Run) -> None:
+    def _remove(self, run: Run) -> Run:
+        """Takes a run out, which has no branches; returns the one above it."""
         parent = run.parent
         assert parent is not None
         self._runs[run.number] = _GONE
         self._spare.append(run.number)
-        self._remove_child(parent, run.key)
+        parent.detach(run.start, run.extra, run.key)
+        return parent
 
-    def _remove_child(self, parent: Run, key: bytes) -> None:
-        children = parent.children
-        assert children is not None
-        del children[key]
-        if not children:
-            parent.children = None
-            if parent.holes:
-                self._trim(parent)
+    def _tidy(self, run: Run) -> None:
+        """Has a run that lost pages or branches end where it should, and joins what follows there.
+
+        Holes at its end that nothing follows are cut; where nothing is left it goes, and the run above it is tidied. A
+        page that is left alone becomes a lone page.
+        """
+        if self._runs[run.number] is not run:
+            return  # it has gone since, or is part of another
+        while run.parent is not None and not run.pages[-1]:
+            dead = run.num_dead()
+            if dead < len(run.pages):
+                run.holes -= dead
+                run.cut(dead)
+                break
+            run = self._remove(run)
+        if run.parent is None:
+            return
+        while run.children is not None and run.start + len(run.pages) in run.children:
+            run = self._join(run, *run.take_newest(run.end))
+        if len(run.pages) == 1 and not run.num_attached and not run.extra:
+            self._add_lone(self._remove(run), run.start, run.key, run.pages[0])
+
+    def _join(self, head: Run, key: bytes, child: Run | int) -> Run:
+        """Makes what branched off at a run's end, under a key, a part of the run; returns the run that holds both."""
+        if isinstance(child, int):
+            del self._lone[child]
+            head.lengthen(key)  # the page's tokens: a lone page has no extra keys, and so the run has none
+            head.pages.append(child)
+            return head
+        kept, gone = join(head, child, self.run_cell)
+        self._runs[gone.number] = _GONE
+        self._spare.append(gone.number)
+        return kept
 
     def reset(self) -> None:
         """Forgets every page. O(pages), in one fill, and O(runs and lone pages): none is left to the collector."""
@@ -498,13 +503,19 @@ class PrefixIndex:
         self._run_of.fill(0)
         self._lone.clear()
         for run in self._runs:
-            run.children = None  # a run and those below it name each other
+            run.children = run.others = None  # a run and those below it name each other
+            run.num_attached = 0
         self._spare = []
         self._runs = [_GONE, *(tree.root for tree in self._trees.values())]
         for number, run in enumerate(self._runs):
             run.number = number
 
     # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs there are, beside the roots; lone pages have none."""
+        return len(self._runs) - 1 - len(self._spare) - len(self._trees)
 
     def cached(self, pages: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.bool_]:
         """Whether each of ``pages`` is cached, `bool[len(pages)]`."""
@@ -538,7 +549,7 @@ class PrefixIndex:
                 for place, page in enumerate(run.pages):
                     if page:
                         yield run, place, [page, *(run.duplicates or {}).get(run.start + place, ())]
-                for child in (run.children or {}).values():
+                for _, _, child in run.branches():
                     if isinstance(child, Run):
                         waiting.append(child)
                     else:
@@ -560,13 +571,13 @@ class PrefixIndex:
                 run.check()
                 numbers.append(run.number)
                 assert self._runs[run.number] is run, f"POOL-7: number of {run}"
-                for key, child in (run.children or {}).items():
+                for place, key, child in run.branches():
                     if isinstance(child, Run):
                         waiting.append(child)
                         continue
                     assert child not in seen, f"POOL-8: page {child} stands twice"
                     lone[child] = key
-                    seen[child] = (run.number, run.start + len(run.pages))
+                    seen[child] = (run.number, place)
         noted = sorted(self._lone)
         assert lone == self._lone, f"POOL-7: lone pages {sorted(lone)}, noted {noted}, or their keys differ"
         for run, place, pages in self.places():
@@ -575,6 +586,7 @@ class PrefixIndex:
                     assert page not in seen, f"POOL-8: page {page} stands twice"
                     seen[page] = (run.number, run.start + place)
         assert len(self._runs) == 1 + len(numbers) + len(self._spare), f"runs {len(self._runs)}, spare {self._spare}"
+        assert all(self._runs[number] is _GONE for number in self._spare), f"a spare number in use: {self._spare}"
         for page in range(len(self.run_cell)):
             number = self.run_cell[page]
             expected = (number, self._depth_cell[page]) if number else None

@@ -121,9 +121,9 @@ class Publisher:
         # the pages of a tail are read off the request's row, which has them as long as none is given back
         if self._pool.keeps_keys or group.rule.gives_back:
             return
-        leaf = self._pool.index.leaf_behind(group.page_at(slot, group.num_published[slot] - 1))
-        if leaf is not None:
-            group.tails[slot].begin(leaf)
+        run = self._pool.index.run_behind(group.page_at(slot, group.num_published[slot] - 1))
+        if run is not None:
+            group.tails[slot].begin(run)
 
     def publish(self, slot: int, new: Publishing) -> None:
         """Publishes what was read of one group (MAN-3)."""

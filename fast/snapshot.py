@@ -125,7 +125,7 @@ def _contents(pool: PagePool) -> tuple[list[list[Any]], list[list[int]]]:
         path: list[tuple[Run, int]] = []
         while run.parent is not None and (run.number, place) not in told:
             path.append((run, place))
-            run, place = (run, place - 1) if place else (run.parent, len(run.parent.pages) - 1)
+            run, place = (run, place - 1) if place else (run.parent, run.start - 1 - run.parent.start)
         last = -1 if run.parent is None else told[run.number, place]
         for run, place in reversed(path):
             content = last, run.page_tokens(place), run.extra

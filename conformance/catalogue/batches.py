@@ -78,7 +78,7 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
 
         def begin_tail(group: Any, slot: int) -> None:
             page = group.page_at(slot, group.num_published[slot] - 1)
-            leaf = index.leaf_behind(page) if page and not group.rule.has_states else None
+            leaf = index.run_behind(page) if page and not group.rule.has_states else None
             if leaf is not None and not self.page_pool.keeps_keys:
                 group.tails[slot].begin(leaf)
 

@@ -1,8 +1,8 @@
 """POOL-7, POOL-8, MAN-1, MAN-2, R2: fast's index of cached pages against a dict of whole prefixes."""
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ POISON = -1
 """A token that no request has."""
 
 SITUATIONS = (
+    "branch amid a run",
     "bulk eviction from the front",
     "bulk eviction of a tail",
     "duplicate",
@@ -37,7 +38,7 @@ SITUATIONS = (
     "eviction of a duplicate",
     "eviction through two runs",
     "hit",
-    "hit behind a split",
+    "hit behind a branch",
     "hole",
     "hole filled again",
     "hole walked over",
@@ -45,14 +46,17 @@ SITUATIONS = (
     "lone page",
     "lone page evicted",
     "lone page given a run",
+    "lone page joined",
     "no quick way",
     "null page published over",
     "publishing behind a cached page",
     "quick way",
     "reset",
+    "run joined to a branch of its own",
+    "run joined to the one above",
     "run number used again",
+    "run that becomes a lone page",
     "several extra segments",
-    "split",
     "two groups",
     "two page sizes",
 )
@@ -108,16 +112,16 @@ class World:
     # -- Steps ------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        before, lone = self._shape(), self._lone()
-        [self.publish, self.publish, self.evict, self.evict_one, self.look, self.look][self.source.randrange(6)]()
+        before, lone, cached = self._shape(), self._lone(), set(self.cached())
+        acts = [self.publish, self.publish, self.evict, self.evict_one, self.look, self.look]
+        act = self.source.choice(acts)
+        act()
         if self.source.random() < 0.01:
             self.index.reset()
             self.model.clear()
             self.happened["reset"] += 1
         self._note(before)
-        self.happened["lone page"] += len(self._lone() - lone) > 0
-        self.happened["lone page given a run"] += any(self.index.run_cell[page] for page in lone - self._lone())
-        self.happened["lone page evicted"] += any(not self.index.run_cell[page] for page in lone - self._lone())
+        self._note_lone(lone, cached, act in (self.evict, self.evict_one))
         self.verify()
 
     def publish(self) -> None:
@@ -206,7 +210,7 @@ class World:
         assert self.index.match(tree, data, segments, limit).tolist() == hits, "MAN-1"
         self.happened["hit"] += bool(hits)
         self.happened["hit on a lone page"] += bool(hits) and hits[-1] in self._lone()
-        self.happened["hit behind a split"] += self._runs_of(hits) > 1
+        self.happened["hit behind a branch"] += self._runs_of(hits) > 1
         self.happened["hole walked over"] += any(prefix in self.model for prefix in prefixes[len(hits) : limit])
         asked = [
             self.source.choice(self.model.get(prefix, [self.source.randrange(self.num_pages)]))
@@ -227,8 +231,9 @@ class World:
         return set(self.index._lone)
 
     def verify(self) -> None:
-        """The index says what the model says, and agrees with itself."""
+        """The index says what the model says, agrees with itself, and has no more runs than that takes."""
         self.index.check()
+        assert sum(1 for _ in self._runs()) + len(self._lone()) == _num_ends(self.model), "runs"
         assert {_prefix(run, place): pages for run, place, pages in self.index.places()} == self.model, "POOL-7"
         everything = np.arange(self.num_pages)
         assert np.flatnonzero(self.index.cached(everything)).tolist() == sorted(self.cached()), "POOL-8"
@@ -243,17 +248,32 @@ class World:
                 waiting = [self.index.tree(group, size).root]
                 while waiting:
                     run = waiting.pop()
-                    waiting += [child for child in (run.children or {}).values() if isinstance(child, Run)]
+                    waiting += [child for _, _, child in run.branches() if isinstance(child, Run)]
                     if run.parent is not None:
                         yield run
+
+    def _note_lone(self, lone: set[int], cached: set[int], evicts: bool) -> None:
+        left = {page for page in lone - self._lone() if self.index.run_cell[page]}
+        self.happened["lone page"] += len(self._lone() - lone) > 0
+        self.happened["lone page given a run"] += bool(left) and not evicts
+        self.happened["lone page joined"] += bool(left) and evicts
+        self.happened["lone page evicted"] += any(not self.index.run_cell[page] for page in lone - self._lone())
+        self.happened["run that becomes a lone page"] += bool((self._lone() - lone) & cached)
 
     def _shape(self) -> dict[int, tuple[Run, int]]:
         return {run.number: (run, run.start) for run in self._runs()}
 
     def _note(self, before: dict[int, tuple[Run, int]]) -> None:
         after = self._shape()
-        moved = [number for number in before.keys() & after.keys() if before[number][0] is after[number][0]]
-        self.happened["split"] += any(before[number][1] < after[number][1] for number in moved)
+        same = [number for number in before.keys() & after.keys() if before[number][0] is after[number][0]]
+        self.happened["branch amid a run"] += any(
+            place < run.end for run, _ in after.values() for place, _, _ in run.branches()
+        )
+        self.happened["run joined to a branch of its own"] += any(before[at][1] > after[at][1] for at in same)
+        self.happened["run joined to the one above"] += any(
+            number not in after and bool(run.pages[0]) and self.index.run_cell[run.pages[0]] in same
+            for number, (run, _) in before.items()
+        )
         self.happened["eviction through two runs"] += any(
             number not in after and run.parent is not None and run.parent.number in before.keys() - after.keys()
             for number, (run, _) in before.items()
@@ -266,6 +286,17 @@ class World:
         self.happened["hole"] += any(run.holes for run, _ in after.values())
         self.happened["two groups"] += len({prefix[0] for prefix in self.model}) == 2
         self.happened["two page sizes"] += len({prefix[1] for prefix in self.model}) == 2
+
+
+def _num_ends(model: Iterable[Prefix]) -> int:
+    """How many of the pages that are cached, and of those before them, have none of the same extra keys behind them."""
+    known = {(*prefix[:2], prefix[2][: end + 1]) for prefix in model for end in range(len(prefix[2]))}
+    followed = {
+        (group, size, pages[:-1])
+        for group, size, pages in known
+        if len(pages) > 1 and pages[-1][1] == pages[-2][1]  # the same extra keys
+    }
+    return len(known - followed)
 
 
 def _below(prefix: Prefix, other: Prefix) -> bool:
@@ -281,8 +312,8 @@ def _prefix(run: Run, place: int) -> Prefix:
     while above is not None:
         own = [np.frombuffer(above.page_tokens(inner), "<i4").tolist() for inner in range(count)]
         pages = [(tuple(values), above.extra_keys) for values in own] + pages
+        count = above.start - above.parent.start if above.parent is not None else 0
         above = above.parent
-        count = len(above.pages) if above is not None else 0
     return run.tree.group_id, size, tuple(pages)
 
 
@@ -313,7 +344,7 @@ def test_pool_7_every_situation_arises() -> None:
 
 
 class Damaged(NamedTuple):
-    """An index that is about to be damaged, and its three runs."""
+    """An index that is about to be damaged, and its three runs, of which two branch off the upper one."""
 
     tree: PrefixIndex
     upper: Run
@@ -322,7 +353,7 @@ class Damaged(NamedTuple):
 
 
 def _world_to_damage() -> Damaged:
-    """A run of three pages with a hole and a duplicate, two runs of two pages below it, and page 8, which is alone."""
+    """A run of five pages with a hole and a duplicate; two runs of two pages that leave it amid, and page 8, alone."""
     index = PrefixIndex(16)
     tree = index.tree(0, 1)
     plain: tuple[ExtraSegment, ...] = tuple(extra_segments((), 1))
@@ -333,8 +364,9 @@ def _world_to_damage() -> Damaged:
     publish([0, 0, 0, 1, 1], [1, 2, 3, 4, 10])
     publish([0, 0, 0, 0, 0], [5, 0, 0, 6, 7])
     publish([0, 0, 0, 2], [0, 0, 0, 8])
+    publish([0, 0, 0, 3, 3], [0, 0, 0, 12, 13])
     index.evict(np.array([2]))
-    upper, left, right = (index.place(page) for page in (1, 4, 6))
+    upper, left, right = (index.place(page) for page in (1, 12, 6))
     assert upper
     assert left
     assert right
@@ -351,39 +383,46 @@ DAMAGES: dict[str, Callable[[Damaged], object]] = {
     "holes miscounted": lambda at: setattr(at.upper, "holes", 0),
     "a hole not counted": lambda at: at.upper.pages.__setitem__(0, 0),
     "a hole at the end of a leaf": lambda at: _hole_at_end(at.tree, at.right),
-    "a duplicate of a hole": lambda at: setattr(at.upper, "duplicates", {1: [5]}),
-    "no pages of a duplicate": lambda at: setattr(at.upper, "duplicates", {0: []}),
+    "a duplicate of a hole": lambda at: setattr(at.upper, "duplicates", {1: OrderedDict({5: None})}),
+    "no pages of a duplicate": lambda at: setattr(at.upper, "duplicates", {0: OrderedDict()}),
     "an empty dict of duplicates": lambda at: setattr(at.left, "duplicates", {}),
     "a duplicate lost": lambda at: setattr(at.upper, "duplicates", None),
     "an empty dict of children": lambda at: setattr(at.left, "children", {}),
-    "a child lost": lambda at: at.upper.children and at.upper.children.pop(at.left.key),
+    "an empty dict of branches at a place": lambda at: at.upper.children and at.upper.children.update({2: {}}),
+    "branches of other extra keys": lambda at: _make_others(at.upper),
+    "a branch lost": lambda at: _siblings(at).pop(at.right.key),
+    "a branch at the end": lambda at: at.upper.attach(5, b"", b"4567", 11),
+    "a branch of the run's own content": lambda at: at.upper.attach(3, b"", at.upper.page_tokens(3), 11),
+    "attached miscounted": lambda at: setattr(at.upper, "num_attached", 3),
+    "a lone page with a run": lambda at: at.right.cut(1),
     "a wrong key": lambda at: setattr(at.left, "key", b"1234"),
     "a wrong parent": lambda at: setattr(at.left, "parent", at.right),
     "a wrong start": lambda at: setattr(at.left, "start", 2),
     "more digests than pages": lambda at: setattr(at.left, "digests", [b""] * (len(at.left.pages) + 1)),
     "a wrong number": lambda at: setattr(at.left, "number", at.right.number),
     "a run cell of nobody": lambda at: at.tree.run_cell.__setitem__(9, at.left.number),
-    "a run cell cleared": lambda at: at.tree.run_cell.__setitem__(4, 0),
-    "another run's cell": lambda at: at.tree.run_cell.__setitem__(4, at.right.number),
+    "a run cell cleared": lambda at: at.tree.run_cell.__setitem__(12, 0),
+    "another run's cell": lambda at: at.tree.run_cell.__setitem__(12, at.right.number),
     "a lone page's key lost": lambda at: at.tree._lone.pop(8),
     "another key of a lone page": lambda at: at.tree._lone.__setitem__(8, b"1234"),
-    "a lone page in a run": lambda at: at.tree._lone.__setitem__(4, b"1234"),
-    "another page alone": lambda at: _children(at.upper).__setitem__(_lone_key(at), 9),
-    "a lone page elsewhere": lambda at: _children(at.left).__setitem__(_lone_key(at), 8),
-    "a lone page twice": lambda at: _children(at.upper).__setitem__(b"1234", 8),
+    "a lone page in a run": lambda at: at.tree._lone.__setitem__(12, b"1234"),
+    "another page alone": lambda at: _siblings(at).__setitem__(at.tree._lone[8], 9),
+    "a lone page elsewhere": lambda at: at.left.attach(4, b"", at.tree._lone[8], 8),
+    "a lone page twice": lambda at: at.upper.attach(3, b"", b"1234", 8),
     "another depth of a lone page": lambda at: at.tree._depth_cell.__setitem__(8, 2),
-    "another depth": lambda at: at.tree._depth_cell.__setitem__(4, 2),
+    "another depth": lambda at: at.tree._depth_cell.__setitem__(12, 2),
     "a spare number too many": lambda at: at.tree._spare.append(1),
 }
 
 
-def _lone_key(at: Damaged) -> bytes:
-    return at.tree._lone[8]
+def _siblings(at: Damaged) -> dict[bytes, Run | int]:
+    """What leaves the upper run."""
+    assert at.upper.children
+    return at.upper.children[3]
 
 
-def _children(run: Run) -> dict[bytes, Run | int]:
-    run.children = run.children or {}
-    return run.children
+def _make_others(run: Run) -> None:
+    run.children, run.others = None, run.children
 
 
 def _hole_at_end(index: PrefixIndex, run: Run) -> None:
