@@ -127,7 +127,8 @@ def _next_pages(
         return None  # a first page has none before it
     if group.rule.gives_back and np.count_nonzero(first <= group.rule.first_place(computed[places])):
         return None  # the page before is about to be given back
-    if pool.num_withdrawals and np.count_nonzero(coordinator.live.withdrawals[slots] != pool.num_withdrawals):
+    live = coordinator.live
+    if (pool.num_withdrawals or live.any_withdrawn) and (live.withdrawals[slots] != pool.num_withdrawals).any():
         return None  # the page before may have lost its hash since
     after = group.cells[group.origins[slots] + (first - 1)]
     if pool.index.num_cached(after) < len(after):
@@ -138,7 +139,7 @@ def _next_pages(
         if any(len(segments[slot]) > 1 for slot in by_slot):
             return None
         extra = [segments[slot][0].extra for slot in by_slot]
-    requests, size = coordinator.live.requests, group.page_size
+    requests, size = live.requests, group.page_size
     tokens: list[bytes] = []
     for slot, begin in zip(by_slot, (first * size).tolist(), strict=True):
         text = plain_tokens(requests[slot], begin, begin + size)

@@ -98,7 +98,7 @@ class CacheManager(SwapManager):
         except AttributeError:
             request_id, computed = read_request_id(request), attribute(request, "num_computed_tokens")
         if type(request_id) is not str:
-            read_request_id(request)
+            request_id = read_id(request_id, "request.request_id")
         live = self._live
         slot = live.slot_of.get(request_id, -1)
         if type(computed) is not int or computed < 0:
@@ -183,11 +183,11 @@ class CacheManager(SwapManager):
         if promised > self.max_model_len:
             raise too_long(promised, self.max_model_len)
         slots = min(promised + lookahead, self.max_model_len)
-        pages = coordinator.admit(request, tokens, segments, hits, promised, slots, delay)
+        pages = coordinator.admit(request, request_id, tokens, segments, hits, promised, slots, delay)
         if pages is None:
             return None
         if self._known.get(request_id) is not request:
-            self._remember(request)
+            self._remember(request, request_id)
         if self.enable_caching:
             self._num_requests += 1
             self._queried_tokens += num_tokens
@@ -287,14 +287,14 @@ class CacheManager(SwapManager):
         Returns:
             The ids of the other live requests that hold a withdrawn page, in the order of their admission, and of
             those that are on their way to or from host memory with one: what they computed from it is void, they
-            are to be freed and scheduled anew. Empty for None.
-            O(pages), and O(pages of all live requests) where something is withdrawn.
+            are to be freed and scheduled anew. Empty for None. O(pages); where another request holds a withdrawn
+            page, O(live requests) besides, in array operations.
         """
         written = None if num_written is None else integer("num_written", num_written)
         live, request_id = self._live, read_request_id(request)
         slot = live.slot_of.get(request_id, -1)
         if slot < 0 or live.requests[slot] is not request:
-            self._abandon(request)
+            self._abandon(request, request_id)
             return []
         if request_id in self._known:
             self._given_back[request_id] = live.num_promised[slot]

@@ -156,6 +156,7 @@ class CacheCoordinator:
     def admit(
         self,
         request: EngineRequest,
+        request_id: str,
         tokens: TokenBytes,
         segments: Sequence[Sequence[ExtraSegment]],
         hits: Hits,
@@ -167,6 +168,7 @@ class CacheCoordinator:
 
         Args:
             request: the request.
+            request_id: its id.
             tokens: its token bytes.
             segments: its extra keys over its pages, for each group.
             hits: what was found, checked.
@@ -191,7 +193,7 @@ class CacheCoordinator:
             if end > first and group.rule.publishes:
                 places = first, int(pages[-1]) if first else 0, end
                 publishings.append(publisher.read_group(group, own, request, tokens, places, (found, promised)))
-        slot = live.admit(request, segments, hits, wanted)
+        slot = live.admit(request, request_id, segments, hits, wanted)
         self.save_new_computed_pages(hits)
         new = self.allocate_new_pages(slot, wanted, found)
         live.num_computed[slot] = found
@@ -326,10 +328,9 @@ class CacheCoordinator:
 
     def note_copy(self, group: CacheGroup, slot: int, computed: int, page: int) -> None:
         """Notes that a state is to be copied onto its request's new page before the step (MAN-13)."""
-        request = self.live.requests[slot]
-        if computed and request is not None:
+        if computed:
             source = group.page_at(slot, group.rule.first_place(computed))
-            self.copies.append((request.request_id, PageCopy(group.group_id, source, page)))
+            self.copies.append((self.live.ids[slot], PageCopy(group.group_id, source, page)))
 
     def cache_pages(self, request: EngineRequest, slot: int, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3)."""
@@ -341,23 +342,38 @@ class CacheCoordinator:
 
     def free(self, slot: int, request_id: str, num_written: int | None) -> list[str]:
         """Gives a request's pages back and withdraws what was not written; returns who holds that (MAN-4, MAN-5)."""
-        pool, withdrawn = self.page_pool, []
-        if num_written is not None:
-            for group in self.groups:
-                if group.rule.publishes:
-                    first = max(group.num_hits[slot], num_written // group.page_size)
-                    pages = group.pages(slot)[first : group.num_published[slot]]
-                    withdrawn.append(pages[pages != 0])
-        held = [group.last_first(slot) for group in self.groups]
-        lost = np.concatenate(withdrawn) if withdrawn else _NO_PAGES
-        self.live.dismiss(slot, request_id)
+        pool, live, held = self.page_pool, self.live, []
+        for group in self.groups:
+            held.append(group.last_first(slot))
+        lost, holders = (_NO_PAGES, None) if num_written is None else self._unwritten(slot, num_written)
+        live.dismiss(slot)
         if self.copies:
             self.copies = [noted for noted in self.copies if noted[0] != request_id]
         if len(lost):
-            pool.withdraw(lost)
+            pool.forget_hashes(lost)
         for pages in held:
             pool.release(pages)
-        return self.live.holders(lost) + self.swapped.holders(lost) if len(lost) else []
+        return [] if holders is None else live.withdraw(holders) + self.swapped.withdraw(lost)
+
+    def _unwritten(self, slot: int, num_written: int) -> tuple[NDArray[np.int64], set[int] | None]:
+        """What a request published and will not be written, and the slots of the others that hold some of it.
+
+        None in place of the slots: nobody else holds any of it, no copy either. That is told by the counts
+        alone; else the lists are looked at, in array operations, until as many as the counts tell have been found.
+        """
+        withdrawn, holders, is_shared = [_NO_PAGES], {slot}, False
+        for group in self.groups:
+            if group.rule.publishes:
+                first = max(group.num_hits[slot], num_written // group.page_size)
+                pages = group.pages_between(slot, first, max(first, group.num_published[slot]))
+                withdrawn.append(pages[pages != 0])
+                counts = self.page_pool.unpinned_counts(pages)
+                for place in (counts > 1).nonzero()[0].tolist():
+                    is_shared, page = True, pages.item(place)
+                    known = [other for other in holders if group.page_at(other, first + place) == page]
+                    if len(known) < counts[place]:  # else those that hold the page before have this one, too
+                        holders.update(group.holders(first + place, page).tolist())
+        return np.concatenate(withdrawn), holders - {slot} if is_shared else None
 
     # -- Looking ----------------------------------------------------------------------------------
 

@@ -150,6 +150,11 @@ class HeldPages(CachedPages):
         self.clock = clock + count
         return ids
 
+    def unpinned_counts(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The reference counts of some pages, their pins left out. O(pages)."""
+        counts = self._count_of[pages].astype(np.int64)
+        return counts - self._pins.counts()[pages] if self._pins.num_pinned else counts
+
     def hold(self, pages: NDArray[np.int64]) -> None:
         """`PagePool.touch` for distinct pages that are held or cached. O(pages)."""
         counts = self._count_of[pages]
@@ -197,6 +202,10 @@ class HeldPages(CachedPages):
         """
         if (self.index.cached(pages) & (self._count_of[pages] > 0)).any():
             self.num_withdrawals += 1
+        self.forget_hashes(pages)
+
+    def forget_hashes(self, pages: NDArray[np.int64]) -> None:
+        """`withdraw` for pages whose holders the caller knows and tells."""
         self._pins.forget_salts(pages)
         self._forget(pages)
 

@@ -5,7 +5,7 @@ and written through memoryviews of the columns (half of numpy's price); whole co
 requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class LiveRequests:
     """The live requests of one manager, their pages included. It trusts its caller.
 
     Args:
-        groups: the cache groups, whose rows grow with the columns.
+        groups: the cache groups, whose lists grow with the columns.
 
     Attributes:
         slot_of: each live request's slot, by id, in the order of admission.
@@ -60,7 +60,10 @@ class LiveRequests:
         computed: computed tokens at the last call, at admission those that were hit, `i64[capacity]` (MAN-8).
         needs_at: a step whose slots are fewer needs no page, `i64[capacity]`; 0 where nobody has worked it out yet.
         due_at: a step that promises fewer tokens fills no page and gives none back, `i64[capacity]`; 0 likewise.
-        withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`.
+        withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`; -1
+            where that page may have been withdrawn since.
+        any_withdrawn: whether there ever was such a -1.
+        ids: the id of each slot's request, as it was read at its admission; "" in a free one.
         last_slots: the slots that a batched step named last; likewise:
         last_rows: the rows of page tables.
         num_promised: ``promised``, for scalar access; likewise:
@@ -75,8 +78,12 @@ class LiveRequests:
         "_columns",
         "_free",
         "_groups",
+        "_num_admitted",
+        "_numbers",
+        "any_withdrawn",
         "computed",
         "due_at",
+        "ids",
         "is_live",
         "last_rows",
         "last_slots",
@@ -96,6 +103,11 @@ class LiveRequests:
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:
         self._groups = groups
+        self.any_withdrawn = False
+        self.ids: list[str] = []
+        self._numbers: list[int] = []
+        """How many requests had been admitted before each slot's."""
+        self._num_admitted = 0
         self.slot_of: dict[str, int] = {}
         self.requests: list[EngineRequest | None] = []
         self._free: list[int] = []
@@ -120,6 +132,8 @@ class LiveRequests:
         self.num_withdrawals = self.withdrawals.data
         self.slots[old:] = _NO_REQUEST
         self.computed[old:] = _NO_REQUEST + 1
+        self.ids += [""] * (capacity - len(self.ids))
+        self._numbers += [0] * (capacity - len(self._numbers))
         self.requests += more
         for slot in range(old, capacity):
             heappush(self._free, slot)
@@ -127,6 +141,7 @@ class LiveRequests:
     def admit(
         self,
         request: EngineRequest,
+        request_id: str,
         segments: Sequence[Sequence[ExtraSegment]],
         pages: Sequence[NDArray[np.int64]],
         wanted: Sequence[Wanted] = (),
@@ -137,6 +152,7 @@ class LiveRequests:
 
         Args:
             request: the request.
+            request_id: its id.
             segments: its extra keys over its pages, for each group.
             pages: its first pages, for each group, all of them cached.
             wanted: the pages that are about to be taken for it, for which its lists get room.
@@ -155,34 +171,38 @@ class LiveRequests:
                 group.close_list(slot)
             raise
         heappop(self._free)
-        self._seat(request, slot)
+        self._seat(request, request_id, slot)
         return slot
 
-    def _seat(self, request: EngineRequest, slot: int) -> None:
+    def _seat(self, request: EngineRequest, request_id: str, slot: int) -> None:
         self.num_needs_at[slot] = self.num_due_at[slot] = 0
         self.requests[slot] = request
+        self.ids[slot] = request_id
+        self._numbers[slot] = self._num_admitted
+        self._num_admitted += 1
         self.is_live[slot] = True
-        self.slot_of[request.request_id] = slot
+        self.slot_of[request_id] = slot
 
-    def restore(self, live: Sequence[tuple[EngineRequest, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
+    def restore(self, live: Sequence[tuple[EngineRequest, str, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
         """Gives requests slots where there are none yet; see `admit` (MAN-14).
 
         Args:
-            live: in the order of admission, each request with its slot and its extra keys over its pages.
+            live: in the order of admission, each request with its id, its slot and its extra keys over its pages.
         """
-        while max((slot for _, slot, _ in live), default=0) >= len(self.requests):
+        while max((slot for _, _, slot, _ in live), default=0) >= len(self.requests):
             self._resize(2 * len(self.requests))
         no_pages = np.empty(0, np.int64)
-        for request, slot, segments in live:
-            self._seat(request, slot)
+        for request, request_id, slot, segments in live:
+            self._seat(request, request_id, slot)
             for group, own in zip(self._groups, segments, strict=True):
                 group.admit(slot, own, no_pages)
         self._free = (~self.is_live).nonzero()[0].tolist()  # in order, and so a heap
 
-    def dismiss(self, slot: int, request_id: str) -> None:
+    def dismiss(self, slot: int) -> None:
         """Frees a slot. O(log capacity)."""
-        del self.slot_of[request_id]
+        del self.slot_of[self.ids[slot]]
         self.requests[slot] = None
+        self.ids[slot] = ""
         self.is_live[slot] = False
         for group in self._groups:
             if group.num_tail_runs[slot]:
@@ -192,13 +212,13 @@ class LiveRequests:
         self.num_computed[slot] = _NO_REQUEST + 1
         heappush(self._free, slot)
 
-    def holders(self, pages: NDArray[np.int64]) -> list[str]:
-        """The ids of the live requests that hold any of ``pages``, in the order of admission. O(pages held)."""
-        return [
-            request_id
-            for request_id, slot in self.slot_of.items()
-            if any(np.isin(group.held(slot), pages).any() for group in self._groups)
-        ]
+    def withdraw(self, holders: Iterable[int]) -> list[str]:
+        """Notes that requests hold pages that were withdrawn; returns their ids in the order of admission (MAN-4)."""
+        slots = sorted(holders, key=self._numbers.__getitem__)
+        for slot in slots:
+            self.num_withdrawals[slot] = -1
+            self.any_withdrawn = True
+        return [self.ids[slot] for slot in slots]
 
     def state(self, request_id: str) -> str:
         """One request's columns and rows, as a failing check shows them."""

@@ -220,6 +220,13 @@ class PageLists:
         at = self.num_origins[slot] + place
         return self.cell[at] if at >= self.num_begins[slot] else 0
 
+    def holders(self, place: int, page: int) -> NDArray[np.int64]:
+        """The slots of the lists that have a page in a place, `i64[holders]`. O(slots), in array operations."""
+        at = self.origins + place
+        slots = ((self.lengths > place) & (at >= self.begins)).nonzero()[0]
+        holders: NDArray[np.int64] = slots[self.cells[at[slots]] == page]
+        return holders
+
     def pages(self, slot: int) -> NDArray[np.int64]:
         """A list, null pages as 0, `i64[num_pages]`; its own copy."""
         return self.pages_between(slot, 0, self.num_pages[slot])

@@ -152,15 +152,15 @@ class PrefixManager:
         if not self.enable_caching or (params is not None and params.prompt_logprobs is not None):
             return coordinator.nothing, 0
         if self._known.get(request_id) is not request:
-            self._remember(request)
+            self._remember(request, request_id)
         most = len(tokens) // 4 - 1
         hits, length = coordinator.find_longest_cache_hit(tokens, segments, most if most > 0 else 0)
         return coordinator.cache_pages_of(hits), length
 
-    def _remember(self, request: EngineRequest) -> None:
+    def _remember(self, request: EngineRequest, request_id: str) -> None:
         """Notes a request that is not known; what was noted of another object of its id is dropped (MAN-6)."""
-        self._given_back.pop(request.request_id, None)
-        self._known[request.request_id] = request
+        self._given_back.pop(request_id, None)
+        self._known[request_id] = request
 
     # -- Forgetting -------------------------------------------------------------------------------
 

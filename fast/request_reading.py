@@ -28,22 +28,26 @@ _TOKEN = np.dtype("<i4")
 """The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
 
 
-def read_id(request_id: object) -> str:
-    """Reads the id of a request that was given alone (R1)."""
+def read_id(request_id: object, name: str = "request_id") -> str:
+    """Reads the id of a request (R1): the text of it, where it is of a class derived from ``str``.
+
+    A call reads each request's id once and works with the text from then on, so that nothing that the engine wrote runs
+    amid its changes and can raise there.
+    """
+    if type(request_id) is str:
+        return request_id
     if not isinstance(request_id, str):
-        raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
-    return request_id
+        raise refusal(TypeError, "R1", f"{name}={request_id!r} must be a str")
+    return str.__str__(request_id)
 
 
 def read_request_id(request: EngineRequest) -> str:
-    """Reads a request's id (R1)."""
+    """Reads a request's id (R1); see `read_id`."""
     try:
         request_id = request.request_id
     except AttributeError:
         request_id = attribute(request, "request_id")
-    if type(request_id) is not str and not isinstance(request_id, str):
-        raise refusal(TypeError, "R1", f"request.request_id={request_id!r} must be a str")
-    return request_id
+    return request_id if type(request_id) is str else read_id(request_id, "request.request_id")
 
 
 def another(request: EngineRequest) -> Exception:
@@ -106,7 +110,7 @@ def read_prompt(request: EngineRequest) -> tuple[str, memoryview, Any, Any]:
             attribute(request, name)  # refuses the one that is missing
         raise
     if type(request_id) is not str:
-        read_request_id(request)
+        request_id = read_id(request_id, "request.request_id")
     if (
         type(tokens) is _ARRAY
         and tokens.dtype is _TOKEN

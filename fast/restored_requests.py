@@ -42,6 +42,7 @@ class _Live(NamedTuple):
 
     part: Part
     request: EngineRequest
+    request_id: str
     slot: int
     promised: int
     slots: int
@@ -65,11 +66,11 @@ def restore_requests(manager: "PrefixManager", part: Part, objects: Mapping[str,
     """
     live, groups, pool = manager._live, manager.coordinator.groups, manager.page_pool
     given = [_read(item, objects, groups, manager) for item in part.items()]
-    for name, values in (("ids", [own.request.request_id for own in given]), ("slots", [own.slot for own in given])):
+    for name, values in (("ids", [own.request_id for own in given]), ("slots", [own.slot for own in given])):
         if len(set(values)) < len(values):
             raise part.damaged(f"must have different {name}")
     segments = [manager.coordinator.segments_of(attribute(own.request, "extra_keys")) for own in given]
-    live.restore([(own.request, own.slot, layout) for own, layout in zip(given, segments, strict=True)])
+    live.restore([(own.request, own.request_id, own.slot, layout) for own, layout in zip(given, segments, strict=True)])
     counts = np.zeros(pool.num_pages, np.int64)
     for own in given:
         slot, tokens = own.slot, read_tokens(own.request)
@@ -92,9 +93,10 @@ def _read(
     part: Part, objects: Mapping[str, EngineRequest], groups: Sequence[CacheGroup], manager: "PrefixManager"
 ) -> _Live:
     members = part.members(("id", "slot", "num_promised", "num_slots", "num_computed", "groups"))
-    request = objects.get(members["id"].text())
+    request_id = members["id"].text()
+    request = objects.get(request_id)
     if request is None:
-        raise members["id"].damaged(f"is {members['id'].value!r}, a request that was not given")
+        raise members["id"].damaged(f"is {request_id!r}, a request that was not given")
     most = manager.max_model_len
     slots = members["num_slots"].integer(1, most + 1)
     promised = members["num_promised"].integer(1, slots + 1)
@@ -110,7 +112,7 @@ def _read(
         raise part.damaged("must have hit the full pages of one number of tokens in every group, all computed")
     # each live request ends with a page that no other one ends with, and takes the lowest free slot
     slot = members["slot"].integer(below=manager.num_pages if groups else _MOST_SLOTS)
-    return _Live(part, request, slot, promised, slots, computed, rows)
+    return _Live(part, request, request_id, slot, promised, slots, computed, rows)
 
 
 def _read_row(part: Part, group: CacheGroup, counts: tuple[int, int, int], manager: "PrefixManager") -> _Row:

@@ -33,7 +33,7 @@ def check_rows(
     for request_id, slot in live.slot_of.items():
         state = live.state(request_id)
         request = live.requests[slot]
-        assert request is not None and request.request_id == request_id, f"MAN-6: {state}"  # noqa: PT018
+        assert request is not None and live.ids[slot] == request_id, f"MAN-6: {state}"  # noqa: PT018
         assert live.is_live[slot], state
         assert live.num_computed[slot] <= live.num_slots[slot] <= max_model_len, f"MAN-8: {state}"
         assert live.num_promised[slot] <= live.num_slots[slot], f"MAN-2: {state}"

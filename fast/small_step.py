@@ -187,7 +187,7 @@ def _read_fills(
     """The pages to be published, and when the requests fill one again; None: more than a page each, or an unusual."""
     pool, live = coordinator.page_pool, coordinator.live
     doers, reached = asked.requests[doing].tolist(), asked.promised[doing].tolist()
-    if pool.num_withdrawals:
+    if pool.num_withdrawals or live.any_withdrawn:
         seen = [live.num_withdrawals[slot] for slot in doers]
         if seen.count(pool.num_withdrawals) < len(seen):
             return None

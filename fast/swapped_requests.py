@@ -64,6 +64,7 @@ class Swapped:
 
     Attributes:
         request: the engine's object.
+        request_id: its id, as it was read when it went.
         tokens: the bytes of its computed tokens.
         extra: its extra keys, laid out over single tokens; of use for comparing only.
         segments: its extra keys over its pages, for each group.
@@ -73,11 +74,22 @@ class Swapped:
         is_received: whether its pages come from elsewhere, places in which then stand for host pages.
     """
 
-    __slots__ = ("extra", "first_places", "host_pages", "is_received", "request", "segments", "swap_id", "tokens")
+    __slots__ = (
+        "extra",
+        "first_places",
+        "host_pages",
+        "is_received",
+        "request",
+        "request_id",
+        "segments",
+        "swap_id",
+        "tokens",
+    )
 
     def __init__(
         self,
         request: EngineRequest,
+        request_id: str,
         tokens: bytes,
         extra: Sequence[ExtraSegment],
         segments: Sequence[Sequence[ExtraSegment]],
@@ -86,6 +98,7 @@ class Swapped:
         is_received: bool = False,
     ) -> None:
         self.request = request
+        self.request_id = request_id
         self.tokens = tokens
         self.extra = extra
         self.segments = segments
@@ -108,7 +121,7 @@ class Flight:
         is_out: whether they leave the device.
         pages: the device pages that are held for them: the request's list in each group, null pages as 0.
         fresh: on the way back, the same lists with 0 for pages that were hit.
-        num_withdrawals: the pool's count when the hits were found (see `LiveRequests.withdrawals`).
+        num_withdrawals: the pool's count when the hits were found, or -1 (see `LiveRequests.withdrawals`).
     """
 
     __slots__ = ("fresh", "is_out", "num_withdrawals", "pages", "swapped")
@@ -158,7 +171,7 @@ class SwappedRequests:
 
     def is_wanted(self, swapped: Swapped) -> bool:
         """Whether a request was not freed since it went."""
-        return self.by_id.get(swapped.request.request_id) is swapped
+        return self.by_id.get(swapped.request_id) is swapped
 
     def free_host_pages(self, swapped: Swapped) -> None:
         """Gives back the host pages of a request."""
@@ -180,15 +193,21 @@ class SwappedRequests:
         swapped = self.by_id.get(request.request_id)
         return swapped is not None and swapped.request is not request
 
-    def holders(self, pages: NDArray[np.int64]) -> list[str]:
-        """The requests on their way that hold any of ``pages``, in the order of their plans (MAN-4)."""
-        return [
-            flight.swapped.request.request_id
+    def withdraw(self, pages: NDArray[np.int64]) -> list[str]:
+        """Notes that pages were withdrawn; returns the requests on their way that hold any, by their plans (MAN-4).
+
+        O(pages on their way).
+        """
+        flights = [
+            flight
             for flight in self.flights.values()
             if self.is_wanted(flight.swapped)
             and not flight.swapped.is_received
             and any(np.isin(own, pages).any() for own in flight.pages)
         ]
+        for flight in flights:
+            flight.num_withdrawals = -1
+        return [flight.swapped.request_id for flight in flights]
 
     def check(self) -> None:
         """Verifies that host pages, requests and plans agree.
@@ -201,7 +220,7 @@ class SwappedRequests:
         swapped_out = [swapped for swapped in every.values() if not swapped.is_received]
         self.host.check([page for swapped in swapped_out for own in swapped.host_pages for page in own.tolist()])
         for request_id, swapped in self.by_id.items():
-            assert swapped.request.request_id == request_id, f"MAN-6: {request_id!r} changed its id"
+            assert swapped.request_id == request_id, f"MAN-6: {swapped.request_id!r} is noted as {request_id!r}"
             assert swapped.swap_id < 0 or self.flights[swapped.swap_id].swapped is swapped, (
                 f"SWAP-1: {request_id!r} waits for swap {swapped.swap_id}"
             )

@@ -45,6 +45,7 @@ class SwapManager(PrefixManager):
                 MAN-13).
         """
         slot = self._require_live(request)
+        request_id = self._live.ids[slot]
         tokens = bytes(read_tokens(request))
         extra = extra_segments(attribute(request, "extra_keys"), 1)
         coordinator, swapped = self.coordinator, self.coordinator.swapped
@@ -64,13 +65,15 @@ class SwapManager(PrefixManager):
         if sum(end - first for first, end in bounds) > swapped.host.num_free:
             return None
         host_pages = [swapped.host.take(end - first) for first, end in bounds]
-        going = Swapped(request, tokens[: 4 * computed], extra, segments, [first for first, _ in bounds], host_pages)
-        swapped.by_id[request.request_id] = going
+        going = Swapped(
+            request, request_id, tokens[: 4 * computed], extra, segments, [first for first, _ in bounds], host_pages
+        )
+        swapped.by_id[request_id] = going
         number = swapped.begin(Flight(going, True, pages))
-        coordinator.live.dismiss(slot, request.request_id)
-        coordinator.copies = [noted for noted in coordinator.copies if noted[0] != request.request_id]
+        coordinator.live.dismiss(slot)
+        coordinator.copies = [noted for noted in coordinator.copies if noted[0] != request_id]
         needed = [own[first:end] for own, (first, end) in zip(pages, bounds, strict=True)]
-        return SwapPlan(number, request.request_id, "out", computed, self._copies(going, needed))
+        return SwapPlan(number, request_id, "out", computed, self._copies(going, needed))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
         """Plans how a request comes back from host memory: what is still cached is hit, the rest is copied.
@@ -138,7 +141,7 @@ class SwapManager(PrefixManager):
         ends = np.cumsum(lengths)
         block = [np.arange(end - length, end) for end, length in zip(ends.tolist(), lengths, strict=True)]
         segments = coordinator.segments_of(request.extra_keys)
-        coming = Swapped(request, tokens[: 4 * count], extra, segments, firsts, block, is_received=True)
+        coming = Swapped(request, request_id, tokens[: 4 * count], extra, segments, firsts, block, is_received=True)
         plan = self._plan_in(coming)
         if plan is not None:
             swapped.by_id[request_id] = coming
@@ -163,7 +166,7 @@ class SwapManager(PrefixManager):
             pages.append(new + np.concatenate([np.zeros(first, np.int64), own]))
         number = coordinator.swapped.begin(Flight(coming, False, pages, fresh, pool.num_withdrawals))
         copied = [own[first:] for own, first in zip(fresh, coming.first_places, strict=True)]
-        return SwapPlan(number, coming.request.request_id, "in", coming.num_tokens, self._copies(coming, copied))
+        return SwapPlan(number, coming.request_id, "in", coming.num_tokens, self._copies(coming, copied))
 
     def _cached(self, coming: Swapped, number: int) -> NDArray[np.int64]:
         """For each place of a group that was copied the page that is cached for it, 0 where none is."""
@@ -231,7 +234,7 @@ class SwapManager(PrefixManager):
             texts.append(comes.tokens[: ends[-1] * group.tree.page_bytes])
             # a hash function that fails does so before anything changed (R1)
             keys.append(pool.keys_to_be(group.tree, texts[-1], segments) if ends[-1] else None)
-        del self.coordinator.swapped.by_id[comes.request.request_id]
+        del self.coordinator.swapped.by_id[comes.request_id]
         if not comes.is_received:
             self._resume(flight, ends)
         for number, group in enumerate(groups):
@@ -243,7 +246,7 @@ class SwapManager(PrefixManager):
     def _resume(self, flight: Flight, ends: list[int]) -> None:
         """Makes a request live with the pages that came back, so many of each group published."""
         comes, live = flight.swapped, self.coordinator.live
-        slot = live.admit(comes.request, comes.segments, flight.pages)
+        slot = live.admit(comes.request, comes.request_id, comes.segments, flight.pages)
         live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = comes.num_tokens
         live.num_withdrawals[slot] = flight.num_withdrawals
         for number, group in enumerate(self.coordinator.groups):
@@ -251,15 +254,15 @@ class SwapManager(PrefixManager):
             if group.rule.gives_back:
                 group.num_given_back[slot] = comes.first_places[number]
 
-    def _abandon(self, request: EngineRequest) -> None:
+    def _abandon(self, request: EngineRequest, request_id: str) -> None:
         """Forgets a request in host memory; copies under way keep its pages until their fence."""
         swapped = self.coordinator.swapped
-        going = swapped.by_id.get(request.request_id)
+        going = swapped.by_id.get(request_id)
         if going is None or going.request is not request:
             return
-        del swapped.by_id[request.request_id]
-        if request.request_id in self._known and not going.is_received:
-            self._given_back[request.request_id] = going.num_tokens
+        del swapped.by_id[request_id]
+        if request_id in self._known and not going.is_received:
+            self._given_back[request_id] = going.num_tokens
         if going.swap_id < 0:
             swapped.free_host_pages(going)
 

@@ -70,10 +70,10 @@ def lora_ignored(fast: ModuleType) -> SimpleNamespace:
 def generated_pages_without_keys(fast: ModuleType) -> SimpleNamespace:
     """Pages that fill up with generated tokens are hashed without the request's extra keys (EasyDeL)."""
 
-    def admit(self: Any, request: Any, tokens: bytes, *args: Any) -> Any:
-        pages = fast.CacheCoordinator.admit(self, request, tokens, *args)
+    def admit(self: Any, request: Any, request_id: str, tokens: bytes, *args: Any) -> Any:
+        pages = fast.CacheCoordinator.admit(self, request, request_id, tokens, *args)
         if pages is not None:
-            slot = self.live.slot_of[request.request_id]
+            slot = self.live.slot_of[request_id]
             for group in self.groups:
                 prompt = len(tokens) // 4 // group.rule.page_size
                 own = group.segments[slot]

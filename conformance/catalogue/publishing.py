@@ -74,6 +74,26 @@ def unwritten_pages_stay_cached(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, free=free)
 
 
+@seeded(FORESEEN, "MAN-4", "manager")
+def holders_of_the_last_page_only(fast: ModuleType) -> SimpleNamespace:
+    """Who holds what is withdrawn is looked up at its last page: those who hit only the pages before are not told of.
+
+    Whoever keeps the holders of pages in an index has to keep those of every page.
+    """
+
+    def free(self: Any, request: Any, num_written: Any = None) -> Any:
+        slot = _slot(self, request)
+        lists = []
+        if slot >= 0 and self.coordinator.live.requests[slot] is request:
+            lists = [group.pages(slot)[: group.num_published[slot]] for group in self.coordinator.groups]
+        holders = fast.CacheManager.free(self, request, num_written)
+        last = {pages.item(-1) for pages in lists if pages.size}
+        away = self.coordinator.swapped.by_id
+        return [name for name in holders if name in away or any(last & set(held) for held in self.get_page_ids(name))]
+
+    return with_manager(fast, free=free)
+
+
 @seeded(25, "POOL-9", "pool")
 def one_tier_survives_the_reset(fast: ModuleType) -> SimpleNamespace:
     """After a reset prefixes are forgotten in one place and still found in the other (vLLM 57727).
@@ -127,12 +147,10 @@ def forgotten_when_freed(fast: ModuleType) -> SimpleNamespace:
 def count_of_a_failed_allocation_stays(fast: ModuleType) -> SimpleNamespace:
     """Pages of a request that found no room count as cached, and are not published once it has slots (vLLM 18957)."""
 
-    def admit(
-        self: Any, request: Any, tokens: bytes, segments: Any, hits: Any, promised: int, slots: int, delay: bool
-    ) -> Any:
-        admit_right = fast.CacheCoordinator.admit
-        name, known = request.request_id, len(tokens) // 4
-        pages = admit_right(self, request, tokens, segments, hits, promised, slots, delay or name in self.counted)
+    def admit(self: Any, request: Any, name: str, tokens: bytes, *args: Any) -> Any:
+        (*rest, promised, slots, delay), known = args, len(tokens) // 4
+        later = delay or name in self.counted
+        pages = fast.CacheCoordinator.admit(self, request, name, tokens, *rest, promised, slots, later)
         if pages is None:
             self.counted[name] = max(min(promised, known), self.counted.get(name, 0))
         elif name in self.counted:
@@ -161,14 +179,11 @@ def resumed_before_its_hit_is_counted(fast: ModuleType) -> SimpleNamespace:
         fast.CacheManager.__init__(self, *args, **options)
         self.coordinator.__class__ = type("Coordinator", (type(self.coordinator),), {"resumes": False, "admit": admit})
 
-    def admit(
-        self: Any, request: Any, tokens: bytes, segments: Any, hits: Any, promised: int, slots: int, delay: bool
-    ) -> Any:
+    def admit(self: Any, request: Any, *args: Any) -> Any:
+        *rest, hits, promised, slots, delay = args
         found = len(hits[0]) * self.groups[0].rule.page_size if self.resumes and hits else 0
-        right = fast.CacheCoordinator.admit
-        return right(
-            self, request, tokens, segments, hits, max(promised - found, found), max(slots - found, found), delay
-        )
+        counted = max(promised - found, found), max(slots - found, found)
+        return fast.CacheCoordinator.admit(self, request, *rest, hits, *counted, delay)
 
     return with_manager(fast, __init__=build, resumable=cached_property(_new_list), allocate_slots=allocate_slots)
 

@@ -77,11 +77,11 @@ def host_freed_before_the_fence(fast: ModuleType) -> SimpleNamespace:
 def aborted_on_the_host(fast: ModuleType) -> SimpleNamespace:
     """A request that is aborted while it is swapped out keeps its host pages for ever."""
 
-    def _abandon(self: Any, request: Any) -> None:
-        swapped = self.coordinator.swapped.by_id.get(request.request_id)
+    def _abandon(self: Any, request: Any, request_id: str) -> None:
+        swapped = self.coordinator.swapped.by_id.get(request_id)
         if swapped is not None and swapped.request is request and swapped.swap_id < 0:
             swapped.host_pages = [own[:0] for own in swapped.host_pages]
-        fast.CacheManager._abandon(self, request)
+        fast.CacheManager._abandon(self, request, request_id)
 
     return with_manager(fast, _abandon=_abandon)
 

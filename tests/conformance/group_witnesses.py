@@ -293,6 +293,15 @@ def unwritten_pages_stay_cached(names: Any) -> object:
     return found(manager, Request("b", [1, 2, 3]))
 
 
+def holders_of_the_last_page_only(names: Any) -> object:
+    manager = manager_of(names)
+    going, staying = Request("a", [1, 2, 3, 4]), Request("b", [1, 2, 5])
+    manager.allocate_slots(going, 4)
+    pages, hits = manager.get_computed_pages(staying)
+    manager.allocate_slots(staying, 3 - hits, hits, pages)
+    return manager.free(going, 0)
+
+
 def one_tier_survives_the_reset(names: Any) -> object:
     pool, (pages,) = caching_pool(names, [1, 2])
     key = pages[0].page_hash.page_hash
@@ -381,6 +390,7 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
         common_if_held_as_often,
         dropped_hash_comes_back,
         unwritten_pages_stay_cached,
+        holders_of_the_last_page_only,
         one_tier_survives_the_reset,
         count_of_a_failed_allocation_stays,
         resumed_before_its_hit_is_counted,

@@ -29,17 +29,17 @@ BOUNDS = {
     "a2: take one page, evicting": (5, 176),
     "b: take 1,000 pages, free them": (31, 438),
     "b2: take 1,000 pages, evicting": (38, 888),
-    "c: step of 256 requests, 16 fill a page, 16 take one": (228, 6025),
-    "c: step of 1,024 requests, 64 fill a page, 64 take one": (347, 7033),
+    "c: step of 256 requests, 16 fill a page, 16 take one": (213, 6028),
+    "c: step of 1,024 requests, 64 fill a page, 64 take one": (348, 7083),
     "c: step of 256 requests, all of them amid a page": (21, 394),
-    "c: step of 256 requests that list their tokens, 16 fill a page, 16 take one": (340, 7225),
+    "c: step of 256 requests that list their tokens, 16 fill a page, 16 take one": (325, 7228),
     "single decode call, amid a page": (2, 172),
-    "single decode call, a page filled": (36, 863),
-    "single decode call, a page taken": (24, 627),
+    "single decode call, a page filled": (38, 897),
+    "single decode call, a page taken": (24, 648),
     "e: look up 2,048 pages": (20, 419),
     "e: look up 2,048 pages, the tokens in a list": (32, 515),
-    "e2: look up, admit, free 2,048 pages": (108, 2156),
-    "f: look up, admit, free 128 pages, 32 of them new": (166, 3523),
+    "e2: look up, admit, free 2,048 pages": (111, 2302),
+    "f: look up, admit, free 128 pages, 32 of them new": (172, 3720),
     "g: 256 rows get a page each, arrays": (33, 393),
     "g: 256 rows get a page each, nested lists": (46, 508),
     "g: commit these 256 cells": (15, 304),
@@ -107,9 +107,18 @@ def prompt(length: int, name: int = 0, *, listed: bool = False) -> Any:
 
 
 def step(
-    running: int, at_ends: int, context: int = 512, num_pages: int | None = None, *, listed: bool = False
+    running: int,
+    at_ends: int,
+    context: int = 512,
+    num_pages: int | None = None,
+    *,
+    listed: bool = False,
+    withdrawn: bool = False,
 ) -> Scene:
-    """A batched decode step; in each, so many requests fill a page and so many take one."""
+    """A batched decode step; in each, so many requests fill a page and so many take one.
+
+    With ``withdrawn`` another request has gone before its step was dispatched.
+    """
     assert running % 16 == 0
     manager = manager_of(num_pages or running * (context // PAGE_SIZE + 4))
     requests = []
@@ -118,6 +127,10 @@ def step(
         ahead = number % 16 if number < 16 * at_ends else 3 + number % 8
         requests.append(prompt(context + ahead, number, listed=listed))
         assert manager.allocate_slots(requests[-1], context + ahead) is not None
+    if withdrawn:
+        going = prompt(40, running)
+        manager.allocate_slots(going, 40)
+        manager.free(going, num_written=0)
     slots = np.array([manager.slot_of(request.request_id) for request in requests])
     computed = np.array([request.num_tokens for request in requests]) - 1
 
@@ -207,6 +220,28 @@ def life_cycle(num_pages: int) -> Scene:
     return Scene(life, arrive)
 
 
+def hang_up(num_live: int, *, sharers: int) -> Scene:
+    """A request goes before its step was dispatched, beside so many others; so many of them hit what it promised."""
+    manager = manager_of(10 * num_live + 1_000)
+    for number in range(num_live):
+        manager.allocate_slots(prompt(40, number + 2), 40)
+    going: list[Any] = []
+
+    def come() -> None:
+        for request in going[1:]:
+            manager.free(request)
+        going[:] = [prompt(40, 1) for _ in range(1 + sharers)]
+        for name, request in enumerate(going):
+            request.request_id = f"going {name}"
+            pages, hit = manager.get_computed_pages(request)
+            assert manager.allocate_slots(request, 40 - hit, hit, pages) is not None
+
+    def leave() -> None:
+        assert len(manager.free(going[0], num_written=0)) == sharers
+
+    return Scene(leave, come)
+
+
 # -- The table ------------------------------------------------------------------------------------
 
 
@@ -294,6 +329,18 @@ def test_pages_cost_array_work_only(make: Callable[[int], Scene], few: int, many
     """How many pages or rows there are shows in the arrays' lengths, but for the one page in 64 that is sampled."""
     for less, more, per_sample in zip(make(few).counts(), make(many).counts(), PER_SAMPLE, strict=True):
         assert more <= less + per_sample * (1 + (many - few) // 64)
+
+
+@pytest.mark.parametrize("sharers", [0, 1, 3])
+def test_who_goes_before_its_step_costs_what_it_withdraws(sharers: int) -> None:
+    """MAN-4: whoever else is live; those who hold what is withdrawn are found by array work."""
+    assert hang_up(20, sharers=sharers).counts() == hang_up(2_000, sharers=sharers).counts()
+
+
+def test_a_step_costs_no_more_after_another_request_has_withdrawn_its_pages() -> None:
+    """MAN-4, MAN-11: what others published stands where it stood, and is not looked up again."""
+    for at_ends in (16, 128):
+        assert step(256, at_ends, withdrawn=True).counts() == step(256, at_ends).counts()
 
 
 @pytest.mark.parametrize("at_ends", [0, 2], ids=["none at a page's end", "two at a page's end"])
