@@ -9,7 +9,8 @@ kernels of its own (`tpu`, and `gpu` for Hopper) gets these, anything else the p
 
 from .attention import fused_ragged_paged_attention, ragged_paged_attention
 from .cache_update import kv_cache_update
-from .gpu.hopper import KernelsUnavailable
+from .choices import KernelsUnavailable, Served
+from .explanation import explain
 from .layout import CacheLayout, layout_of, pack_rows, unpack_keys, unpack_values
 from .mla import mla_cache_update, mla_paged_attention
 from .options import AttentionOptions, MlaOptions
@@ -26,8 +27,10 @@ __all__ = [
     "KernelsUnavailable",
     "MlaOptions",
     "ScaledPages",
+    "Served",
     "copy_pages",
     "empty_table",
+    "explain",
     "export_pages",
     "fused_ragged_paged_attention",
     "kv_cache_update",

@@ -164,7 +164,7 @@ def batch(kv_lens: Any, page_table: Any, cu_q_lens: Any, num_seqs: Any, page_siz
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`.
-        num_seqs: `i32[1]`.
+        num_seqs: `i32[1]`, or `i32[S]`, of which the first counts.
         page_size: slots of a page.
     """
     integers("page_table", page_table, (None, None), "[S, pages_per_seq]")
@@ -175,7 +175,9 @@ def batch(kv_lens: Any, page_table: Any, cu_q_lens: Any, num_seqs: Any, page_siz
         raise ValueError(f"page_table.shape={tuple(page_table.shape)} names 2^31 tokens or more a row [R1]")
     integers("kv_lens", kv_lens, (rows,), f"[{rows}], as the page table has rows")
     integers("cu_q_lens", cu_q_lens, (rows + 1,), f"[{rows + 1}], one more than the page table's rows")
-    integers("num_seqs", num_seqs, (1,), "[1]")
+    integers("num_seqs", num_seqs, (None,), f"[1] or [{rows}]")
+    if num_seqs.shape[0] not in (1, rows):
+        raise ValueError(f"num_seqs.shape={tuple(num_seqs.shape)} must be [1] or [{rows}] [R1]")
 
 
 def pair(names: tuple[str, str], first: Any, second: Any, dims: int, legends: tuple[str, str]) -> None:

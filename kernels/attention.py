@@ -5,7 +5,7 @@ padded), Hq query heads, H KV heads, D the size of keys, Dv that of values. Quer
 kv_len - q_len + t.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from . import arguments
 from .arguments import Array
 from .cache_update import check_new_rows, check_scales, encode, write_rows
+from .choices import taken
+from .dispatch import Like, by_platform, likes
 from .dynamic_checks import check_batch, check_slots, written_slots
 from .layout import CacheLayout, layout_of
 from .options import AttentionOptions
@@ -246,11 +248,47 @@ def _update_and_attend(
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1]
+    num_seqs: jax.Array,  # i32[1] or i32[S]
     sinks: jax.Array | None,  # f32[Hq]
     options: AttentionOptions,
     k_scale: float | None,
     v_scale: float | None,
+) -> tuple[jax.Array, Any]:
+    done: tuple[jax.Array, Any] = by_platform(
+        "fused_ragged_paged_attention",
+        _update_and_attend_on,
+        kv_pages,
+        queries,
+        keys,
+        values,
+        kv_lens,
+        page_table,
+        cu_q_lens,
+        num_seqs,
+        sinks,
+        results=(Like(len(jax.tree.leaves(kv_pages)), options.layout.v_head_dim), likes(kv_pages)),
+        options=options,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+    return done
+
+
+def _update_and_attend_on(
+    kv_pages: Any,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    kv_lens: jax.Array,
+    page_table: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    sinks: jax.Array | None,
+    *,
+    options: AttentionOptions,
+    k_scale: float | None,
+    v_scale: float | None,
+    platform: str | None,
 ) -> tuple[jax.Array, Any]:
     """All rows are written before any is read: the pages that attention gets are those that the update gave (ATT-5)."""
     tokens = queries.shape[0]
@@ -258,8 +296,9 @@ def _update_and_attend(
     batch = ragged(kv_lens, cu_q_lens, num_seqs, tokens, page_size * page_table.shape[1])
     slots = slots_of_tokens(batch, page_table, tokens, num_pages, page_size)
     rows = encode(kv_pages, keys, values, options.kv_dtype, options.layout, k_scale, v_scale)
-    written = write_rows(kv_pages, rows, slots)
-    return _attend(queries, written, kv_lens, page_table, cu_q_lens, num_seqs, sinks, options), written
+    written = write_rows(kv_pages, rows, slots, platform=platform)
+    lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
+    return _attend_on(queries, written, *lengths, sinks, options=options, platform=platform), written
 
 
 @partial(jax.jit, static_argnames="options")
@@ -269,28 +308,54 @@ def _attend(
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1]
+    num_seqs: jax.Array,  # i32[1] or i32[S]
     sinks: jax.Array | None,  # f32[Hq]
     options: AttentionOptions,
 ) -> jax.Array:
-    """Attention by the platform's own kernel where it has one that takes the call."""
-    # Imported where they are needed: most processes never compile for a TPU or a GPU.
-    from .gpu import attention as gpu
-    from .gpu import hopper
-    from .gpu.support import unsupported as unsupported_on_gpu
-    from .tpu import attention as tpu
-    from .tpu.support import unsupported as unsupported_on_tpu
-
-    def over_numbers(attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        return lambda q, pages, *rest: attend(q, from_bits(pages, options.kv_dtype), *rest, options=options)
-
-    default = partial(xla.attend, options=options)
-    args = (queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs, sinks)
-    numbers = jax.eval_shape(lambda pages: jax.tree.map(partial(from_bits, dtype=options.kv_dtype), pages), kv_pages)
-    kernels: dict[str, Callable[..., jax.Array]] = {}
-    if unsupported_on_tpu(options, queries, numbers, page_table) is None:
-        kernels["tpu"] = over_numbers(tpu.attend)
-    if hopper.serves() and unsupported_on_gpu(options, queries, numbers, page_table) is None:
-        kernels["cuda"] = over_numbers(gpu.attend)
-    out: jax.Array = jax.lax.platform_dependent(*args, default=default, **kernels) if kernels else default(*args)
+    out: jax.Array = by_platform(
+        "ragged_paged_attention",
+        _attend_on,
+        queries,
+        kv_pages,
+        kv_lens,
+        page_table,
+        cu_q_lens,
+        num_seqs,
+        sinks,
+        results=Like(0, options.layout.v_head_dim),
+        options=options,
+    )
     return out
+
+
+def _attend_on(
+    queries: jax.Array,
+    kv_pages: Any,
+    kv_lens: jax.Array,
+    page_table: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    sinks: jax.Array | None,
+    *,
+    options: AttentionOptions,
+    platform: str | None,
+) -> jax.Array:
+    """Attention by the platform's own kernels where it has some that take the call."""
+    numbers = jax.tree.map(partial(from_bits, dtype=options.kv_dtype), kv_pages)
+    batch = (kv_lens, page_table, cu_q_lens, num_seqs[:1], sinks)
+    if platform == "tpu":
+        # Imported where they are needed: most processes never compile for a TPU or a GPU.
+        from .tpu import attention as tpu
+        from .tpu.support import unsupported as unsupported_on_tpu
+
+        if taken("ragged_attention", unsupported_on_tpu(options, queries, numbers, page_table)):
+            return tpu.attend(queries, numbers, *batch, options=options)
+    if platform == "cuda":
+        from .gpu import attention as gpu
+        from .gpu import hopper
+        from .gpu.support import unsupported as unsupported_on_gpu
+
+        reason = hopper.unavailable() or unsupported_on_gpu(options, queries, numbers, page_table)
+        if taken("paged_decode and paged_prefill", reason, warn=hopper.in_sight()):
+            return gpu.attend(queries, numbers, *batch, options=options)
+    return xla.attend(queries, kv_pages, *batch, options=options)

@@ -4,7 +4,6 @@ Rows are made ready first, packed, scaled and rounded, in plain JAX: O(T). Movin
 platform may have a kernel for.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,8 @@ import jax.numpy as jnp
 
 from . import arguments
 from .arguments import Array
+from .choices import taken
+from .dispatch import by_platform, likes
 from .dynamic_checks import check_slices, check_slots
 from .layout import CacheLayout, layout_of, pack_rows
 from .storage import ScaledPages, divided, page_values, quantise, saturated, to_bits, value_dtype
@@ -128,8 +129,37 @@ def _update(
     k_scale: float | None,
     v_scale: float | None,
 ) -> Any:
+    return by_platform(
+        "kv_cache_update",
+        _update_on,
+        kv_pages,
+        keys,
+        values,
+        slot_mapping,
+        num_slices,
+        results=likes(kv_pages),
+        dtype=dtype,
+        layout=layout,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def _update_on(
+    kv_pages: Any,
+    keys: jax.Array,
+    values: jax.Array,
+    slot_mapping: jax.Array,
+    num_slices: jax.Array | None,
+    *,
+    dtype: Any,
+    layout: CacheLayout,
+    k_scale: float | None,
+    v_scale: float | None,
+    platform: str | None,
+) -> Any:
     rows = encode(kv_pages, keys, values, dtype, layout, k_scale, v_scale)
-    return write_rows(kv_pages, rows, slot_mapping, num_slices)
+    return write_rows(kv_pages, rows, slot_mapping, num_slices, platform=platform)
 
 
 def encode(
@@ -162,7 +192,7 @@ def encode(
         return to_bits(pack_rows(keys, values, layout, dtype), stored)
     keys, k_scales = quantise(keys, dtype)
     values, v_scales = quantise(values, dtype)
-    scales = jnp.stack([k_scales, v_scales], axis=-1).reshape(keys.shape[0], -1)
+    scales = jnp.stack([k_scales, v_scales], axis=-1).reshape(keys.shape[0], 2 * layout.num_kv_heads)
     return ScaledPages(to_bits(pack_rows(keys, values, layout, dtype), stored), scales)
 
 
@@ -175,6 +205,8 @@ def write_rows(
     rows: Any,
     slot_mapping: jax.Array,  # i32[T] or i32[3, n]
     num_slices: jax.Array | None = None,  # i32[1]
+    *,
+    platform: str | None,
 ) -> Any:
     """Moves rows into slots, array by array, by the platform's own kernel where it has one (CACHE-3). O(T).
 
@@ -183,43 +215,40 @@ def write_rows(
         rows: `[T, *row]` of the same dtype, in the same structure.
         slot_mapping: slots or slices.
         num_slices: `i32[1]` with slices.
+        platform: what this is traced for (`dispatch.by_platform`).
 
     Returns:
         The pages.
     """
-    return jax.tree.map(lambda pages, new: _write(pages, new, slot_mapping, num_slices), kv_pages, rows)
+    mapping = (slot_mapping,) if num_slices is None else (slot_mapping, num_slices)
+    return jax.tree.map(lambda pages, new: _write(pages, new, mapping, platform), kv_pages, rows)
 
 
 def _write(
     pages: jax.Array,  # [P, page, *row]
     rows: jax.Array,  # [T, *row]
-    slot_mapping: jax.Array,  # i32[T] or i32[3, n]
-    num_slices: jax.Array | None,  # i32[1]
+    mapping: tuple[jax.Array, ...],  # i32[T]; or i32[3, n] and i32[1]
+    platform: str | None,
 ) -> jax.Array:
-    # Imported where it is needed: most processes never compile for a TPU.
-    from .gpu import hopper
-    from .tpu import update as tpu
+    if platform == "tpu":
+        # Imported where it is needed: most processes never compile for a TPU.
+        from .tpu import update as tpu
 
-    kernels: dict[str, Callable[..., jax.Array]] = {}
-    if tpu.unsupported(pages) is None:
-        kernels["tpu"] = tpu.update if num_slices is None else tpu.update_slices
-    else:
-        kernels["tpu"] = tpu.scatter if num_slices is None else xla.update
-    if hopper.in_sight():
-        kernels["cuda"] = _gpu_update(pages, num_slices is not None)
-    args = (pages, rows, slot_mapping) if num_slices is None else (pages, rows, slot_mapping, num_slices)
-    written: jax.Array = jax.lax.platform_dependent(*args, default=xla.update, **kernels)
-    return written
+        reason = tpu.unsupported(pages, mapping[0])
+        # Of 8 bits XLA rewrites the whole cache; else its scatter is no worse than what it stands in for.
+        if taken("kv_update", reason, warn=pages.dtype.itemsize == 1):
+            return (tpu.update if len(mapping) == 1 else tpu.update_slices)(pages, rows, *mapping)
+        return tpu.scatter(pages, rows, *mapping) if len(mapping) == 1 else xla.update(pages, rows, *mapping)
+    if platform == "cuda":
+        from .gpu import hopper
 
+        reason = hopper.unavailable()
+        if reason is None:
+            # It needs more than what is installed with JAX for CPUs.
+            from .gpu import update as gpu
 
-def _gpu_update(pages: jax.Array, by_slices: bool) -> Callable[..., jax.Array]:
-    """What writes rows on the GPU that is traced for: the kernel, or XLA in the way that is best on any GPU."""
-    from .gpu import hopper
-
-    if hopper.serves():
-        # It needs more than what is installed with JAX for CPUs.
-        from .gpu import update as gpu
-
-        if gpu.unsupported(pages) is None:
-            return gpu.update_slices if by_slices else gpu.update
-    return partial(xla.update, distinct=True)
+            reason = gpu.unsupported(pages)
+        if taken("kv_update", reason, warn=hopper.in_sight()):
+            return (gpu.update if len(mapping) == 1 else gpu.update_slices)(pages, rows, *mapping)
+        return xla.update(pages, rows, *mapping, distinct=True)
+    return xla.update(pages, rows, *mapping)

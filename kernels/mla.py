@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from . import arguments
 from .arguments import Array
 from .cache_update import write_rows
+from .choices import taken
+from .dispatch import Like, by_platform
 from .dynamic_checks import check_batch, check_slices, check_slots
 from .options import MlaOptions
 from .storage import ScaledPages, from_bits, saturated, to_bits, value_dtype
@@ -154,13 +156,28 @@ def _update(
     num_slices: jax.Array | None,  # i32[1]
     options: MlaOptions,
 ) -> jax.Array:
+    arrays = (latent_pages, latents, rotary, slot_mapping, num_slices)
+    written: jax.Array = by_platform("mla_cache_update", _update_on, *arrays, results=Like(0), options=options)
+    return written
+
+
+def _update_on(
+    latent_pages: jax.Array,
+    latents: jax.Array,
+    rotary: jax.Array,
+    slot_mapping: jax.Array,
+    num_slices: jax.Array | None,
+    *,
+    options: MlaOptions,
+    platform: str | None,
+) -> jax.Array:
     widths = (options.rotary_start, options.width - options.rotary_start)
     parts = [
         jnp.pad(saturated(part, options.kv_dtype), ((0, 0), (0, width - part.shape[1])))
         for part, width in zip((latents, rotary), widths, strict=True)
     ]
     rows = to_bits(jnp.concatenate(parts, axis=1), latent_pages.dtype)
-    written: jax.Array = write_rows(latent_pages, rows, slot_mapping, num_slices)
+    written: jax.Array = write_rows(latent_pages, rows, slot_mapping, num_slices, platform=platform)
     return written
 
 
@@ -172,23 +189,33 @@ def _attend(
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1]
+    num_seqs: jax.Array,  # i32[1] or i32[S]
     options: MlaOptions,
 ) -> jax.Array:
-    """Attention by the platform's own kernel where it has one that takes the call."""
-    # Imported where it is needed: most processes never compile for a TPU.
-    from .tpu import mla as tpu
-
-    def kernel(queries: jax.Array, rotary_queries: jax.Array, pages: jax.Array, *rest: jax.Array) -> jax.Array:
-        numbers = from_bits(pages, options.kv_dtype)
-        return tpu.attend(queries, rotary_queries, numbers, *rest, options=options)
-
-    default = partial(xla.attend, options=options)
-    args = (queries, rotary_queries, latent_pages, kv_lens, page_table, cu_q_lens, num_seqs)
-    numbers = jax.eval_shape(partial(from_bits, dtype=options.kv_dtype), latent_pages)
-    out: jax.Array
-    if tpu.unsupported(queries, numbers) is not None:
-        out = default(*args)
-    else:
-        out = jax.lax.platform_dependent(*args, tpu=kernel, default=default)
+    arrays = (queries, rotary_queries, latent_pages, kv_lens, page_table, cu_q_lens, num_seqs)
+    out: jax.Array = by_platform("mla_paged_attention", _attend_on, *arrays, results=Like(0), options=options)
     return out
+
+
+def _attend_on(
+    queries: jax.Array,
+    rotary_queries: jax.Array,
+    latent_pages: jax.Array,
+    kv_lens: jax.Array,
+    page_table: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    *,
+    options: MlaOptions,
+    platform: str | None,
+) -> jax.Array:
+    """Attention by the platform's own kernel where it has one that takes the call."""
+    batch = (kv_lens, page_table, cu_q_lens, num_seqs[:1])
+    if platform == "tpu":
+        # Imported where it is needed: most processes never compile for a TPU.
+        from .tpu import mla as tpu
+
+        numbers = from_bits(latent_pages, options.kv_dtype)
+        if taken("mla_attention", tpu.unsupported(queries, numbers, page_table)):
+            return tpu.attend(queries, rotary_queries, numbers, *batch, options=options)
+    return xla.attend(queries, rotary_queries, latent_pages, *batch, options=options)

@@ -1,7 +1,5 @@
 """Copying pages onto pages: what the manager's copy orders ask for (MAN-13)."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +7,8 @@ import numpy as np
 
 from . import arguments
 from .arguments import Array
+from .choices import taken
+from .dispatch import by_platform, likes
 from .dynamic_checks import check_copies
 from .xla import copy as xla
 
@@ -72,25 +72,30 @@ def _copy(
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
 ) -> Any:
-    return jax.tree.map(lambda array: _copy_array(array, sources, destinations), pages)
+    return by_platform("copy_pages", _copy_on, pages, sources, destinations, results=likes(pages))
+
+
+def _copy_on(
+    pages: Any,
+    sources: jax.Array,
+    destinations: jax.Array,
+    *,
+    platform: str | None,
+) -> Any:
+    return jax.tree.map(lambda array: _copy_array(array, sources, destinations, platform), pages)
 
 
 def _copy_array(
     pages: jax.Array,  # [P, ...]
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
+    platform: str | None,
 ) -> jax.Array:
     """By the platform's own kernel where it has one that takes the call."""
-    # Imported where it is needed: most processes never compile for a TPU.
-    from .gpu import hopper
-    from .tpu import copy as tpu
+    if platform == "tpu":
+        # Imported where it is needed: most processes never compile for a TPU.
+        from .tpu import copy as tpu
 
-    kernels: dict[str, Callable[..., jax.Array]] = {}
-    if tpu.unsupported(pages) is None:
-        kernels["tpu"] = tpu.copy_pages
-    if hopper.in_sight():
-        kernels["cuda"] = partial(xla.copy, distinct=True)
-    if not kernels:
-        return xla.copy(pages, sources, destinations)
-    copied: jax.Array = jax.lax.platform_dependent(pages, sources, destinations, default=xla.copy, **kernels)
-    return copied
+        if taken("copy_pages", tpu.unsupported(pages, sources), warn=False):
+            return tpu.copy_pages(pages, sources, destinations)
+    return xla.copy(pages, sources, destinations, distinct=platform == "cuda")

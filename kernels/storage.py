@@ -141,6 +141,7 @@ def raw(array: jax.Array) -> jax.Array:
 
     XLA on CPU moves such floats through wider ones, which changes the bits of NaN; bits are moved as they are.
     """
+    array = jnp.asarray(array)  # NumPy's, where nothing is traced
     if array.dtype not in KV_DTYPES:
         return array
     return to_bits(array, storage_dtype(array.dtype, "cpu"))

@@ -1,6 +1,5 @@
 """Decode on a GPU: sequences with one query each, their keys split over blocks of threads, parts put together."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from ..dispatch import kernel_output
 from ..options import AttentionOptions
 from ..score_units import exponent_unit, sinks_as_scores
 from .geometry import CONSUMERS, ROWS, Geometry, itemsize_of
@@ -17,8 +17,6 @@ from .products import Warpgroup, commit
 from .walk import LOWEST, THREAD, Sums, attend_item
 
 __all__ = ["Parts", "combine", "decode_parts"]
-
-_shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
 
 class Parts(NamedTuple):
@@ -63,9 +61,9 @@ def decode_parts(
     heads = geometry.layout.num_kv_heads
     num_parts = items.shape[1] * heads * CONSUMERS
     out_type = (
-        _shape((num_parts, geometry.copied_rows, geometry.layout.v_head_dim), jnp.float32),
-        _shape((num_parts, ROWS), jnp.float32),
-        _shape((num_parts, ROWS), jnp.float32),
+        kernel_output((num_parts, geometry.copied_rows, geometry.layout.v_head_dim), jnp.float32),
+        kernel_output((num_parts, ROWS), jnp.float32),
+        kernel_output((num_parts, ROWS), jnp.float32),
     )
     group = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
 

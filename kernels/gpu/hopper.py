@@ -8,22 +8,16 @@ A program is lowered for a platform, ``cuda``, and not for a generation; so that
 | else, CUDA devices of this process | the kernels where all of them are Hoppers |
 | neither | XLA: a program that is exported for ``cuda`` where no GPU is, for one |
 
-JAX lowers no such kernel into a program for several platforms at once (its `mpmd_map` refuses, whatever branch of
-`platform_dependent` it stands in): export those where no GPU is in sight, or while an abstract mesh of another
-platform's devices is in use.
-
-Where the kernels could be expected and don't serve, XLA does, and a `KernelsUnavailable` says why: once in a process
-for each reason.
+Where GPUs are in sight and the kernels don't serve, a `KernelsUnavailable` says why (`choices`).
 """
 
 import re
-import warnings
 from importlib import import_module
 from typing import Any
 
 import jax
 
-__all__ = ["KernelsUnavailable", "in_sight", "serves"]
+__all__ = ["in_sight", "unavailable"]
 
 _CAPABILITY = "9.0"
 """What CUDA calls Hopper."""
@@ -33,28 +27,25 @@ _KINDS = re.compile(r"\bG?H(20|100|200|800)\b")
 
 _MOSAIC = "jax.experimental.pallas.mosaic_gpu"
 
-_said: set[str] = set()
-
-
-class KernelsUnavailable(UserWarning):
-    """The kernels for Hopper were not used on a GPU; XLA's programs were."""
-
 
 def in_sight() -> bool:
     """Whether what is traced now may come to run on a GPU, of whatever kind. O(devices)."""
     return bool(_kinds())
 
 
-def serves() -> bool:
-    """Whether kernels for Hopper can be part of what is traced now; warns once where a GPU gets none. O(devices)."""
+def unavailable() -> str | None:
+    """Why kernels for Hopper can't be part of what is traced now, or None when they can. O(devices)."""
     kinds = _kinds()
     if not kinds:
-        return False
-    reason = _reason(kinds)
-    if reason is not None and reason not in _said:
-        warnings.warn(f"kvproof's GPU kernels are not used, XLA serves: {reason}", KernelsUnavailable, stacklevel=2)
-        _said.add(reason)
-    return reason is None
+        return "no GPU is in sight where this is lowered"
+    others = sorted(kind for kind, is_hopper in kinds.items() if not is_hopper)
+    if others:
+        return f"they are for Hopper (compute capability {_CAPABILITY}), not for {', '.join(others)}"
+    try:
+        import_module(_MOSAIC)
+    except ImportError as error:
+        return f"{_MOSAIC} can't be imported: {error}"
+    return None
 
 
 def _kinds() -> dict[str, bool]:
@@ -75,15 +66,3 @@ def _cuda_devices() -> list[Any]:
         return list(jax.local_devices(backend="cuda"))
     except RuntimeError:
         return []
-
-
-def _reason(kinds: dict[str, bool]) -> str | None:
-    """Why the kernels can't be used for such devices, or None."""
-    others = sorted(kind for kind, is_hopper in kinds.items() if not is_hopper)
-    if others:
-        return f"they are for Hopper (compute capability {_CAPABILITY}), not for {', '.join(others)}"
-    try:
-        import_module(_MOSAIC)
-    except ImportError as error:
-        return f"{_MOSAIC} can't be imported: {error}"
-    return None

@@ -1,6 +1,5 @@
 """Prefill on a GPU: sequences with several queries, in blocks of query rows that read all of their keys."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from ..dispatch import kernel_output
 from ..options import AttentionOptions
 from ..score_units import exponent_unit, sinks_as_scores
 from .geometry import CONSUMERS, ROWS, Geometry, itemsize_of
@@ -18,8 +18,6 @@ from .schedule import Blocks
 from .walk import LOWEST, THREAD, Sums, attend_item
 
 __all__ = ["prefill"]
-
-_shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
 
 def prefill(
@@ -86,7 +84,7 @@ def prefill(
     done: jax.Array = launch(
         body,
         geometry,
-        _shape((count * heads, CONSUMERS * ROWS, v_dim), geometry.dtype),
+        kernel_output((count * heads, CONSUMERS * ROWS, v_dim), geometry.dtype),
         {"block": count, "head": heads},
         *inputs,
         name="paged_prefill",

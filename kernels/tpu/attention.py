@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from ..choices import taken
 from ..masks import first_key
 from ..options import AttentionOptions
 from ..ragged import clean_table, misses_pages
@@ -49,7 +50,8 @@ def attend(
     if 0 in (num_tokens, *page_table.shape):
         return jnp.zeros((num_tokens, num_heads, options.layout.v_head_dim), queries.dtype)
     token = jnp.arange(num_tokens, dtype=jnp.int32)[:, None, None]
-    decodes = decode.unsupported(options, queries, kv_pages, page_table) is None
+    reason = decode.unsupported(options, queries, kv_pages, page_table)
+    decodes = taken("paged_decode", reason, warn=False)
     table = clean_table(page_table, kv_pages.shape[0])
     decoded = jnp.int32(0)
     if decodes:

@@ -8,27 +8,28 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..dispatch import kernel_output
 from .in_flight import COPIED, copy_all
+from .scalar_memory import too_many_scalars
 
 __all__ = ["copy_pages", "unsupported"]
 
 Ref = Any
 Interpret = bool | pltpu.InterpretParams
 
-_shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
-
-def unsupported(pages: jax.Array) -> str | None:
+def unsupported(pages: jax.Array, sources: jax.Array) -> str | None:
     """Why these pages can't be copied whole by the copy engines, or None when they can.
 
     Args:
         pages: `[P, ...]`.
+        sources: `i32[n]`; there are as many destinations.
     """
     if pages.dtype.name not in COPIED:
         return f"{pages.dtype=}: no kernel takes it"
     if pages.ndim < 3:
         return f"{pages.ndim=}: several pages share a tile of the last two axes"
-    return None
+    return too_many_scalars(sources, sources)
 
 
 def copy_pages(
@@ -61,7 +62,7 @@ def copy_pages(
             out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
             scratch_shapes=[pltpu.SemaphoreType.DMA(())],
         ),
-        out_shape=_shape(pages.shape, pages.dtype),
+        out_shape=kernel_output(pages.shape, pages.dtype),
         input_output_aliases={2: 0},
         name="copy_pages",
         interpret=interpret,

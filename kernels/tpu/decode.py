@@ -6,13 +6,13 @@ general kernel (`prefill`) does the others.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..dispatch import kernel_output
 from ..layout import LANES, CacheLayout
 from ..masks import first_key
 from ..options import AttentionOptions
@@ -24,8 +24,6 @@ from .decode_plan import DecodePlan, plan, unsupported
 __all__ = ["decode", "unsupported"]
 
 Interpret = bool | pltpu.InterpretParams
-
-_shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
 
 def decode(
@@ -86,7 +84,7 @@ def decode(
                 pltpu.SemaphoreType.DMA((work.blocks.buffers,)),
             ],
         ),
-        out_shape=_shape((work.steps * work.rows, *state), queries.dtype),
+        out_shape=kernel_output((work.steps * work.rows, *state), queries.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), disable_bounds_checks=True, vmem_limit_bytes=work.vmem_bytes
         ),

@@ -14,6 +14,7 @@ that doesn't exist the first page is copied, so that the bytes to wait for are t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import lcm
 from typing import Any
@@ -23,12 +24,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..dispatch import kernel_output
 from ..layout import round_up
 from ..masks import first_key
 from ..options import AnyOptions
 from ..ragged import clean_table, misses_pages
 from .mla_kernel import LANES, kernel
 from .mla_work import BUFFERS, Blocks, Refs
+from .scalar_memory import too_many_scalars
 
 __all__ = ["attend", "unsupported"]
 
@@ -37,21 +40,25 @@ Interpret = bool | pltpu.InterpretParams
 BLOCK = 512
 """Keys of a block, where pages and tables allow: 0.6 MiB of a cache with 640 bfloat16 numbers a token."""
 
+_shape: Callable[..., Any] = jax.ShapeDtypeStruct
+
 ROWS = 512
 """Rows of a block of queries when a sequence has many: what one copy of a block of keys is used for."""
 
 VMEM_BYTES = 48 * 2**20
 """What the compiler may use; v5p and 7x have 64 MiB."""
 
-_shape: Callable[..., Any] = jax.ShapeDtypeStruct
+SPILLED_BYTES = 18 * 2**20
+"""What of it is left to the compiler: products of float32 take several copies of their operands."""
 
 
-def unsupported(queries: jax.Array, latent_pages: jax.Array) -> str | None:
-    """Why the kernel can't do this call, or None when it can.
+def unsupported(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array) -> str | None:
+    """Why the kernel can't do this call, or None when it can. O(1).
 
     Args:
         queries: `[T, Hq, R]`.
         latent_pages: `[P, page, W]`.
+        page_table: `i32[S, pages_per_seq]`.
     """
     page = latent_pages.shape[1]
     tile = 32 // latent_pages.dtype.itemsize
@@ -64,7 +71,12 @@ def unsupported(queries: jax.Array, latent_pages: jax.Array) -> str | None:
         return f"page_size={page} must be a multiple of {tile} for {latent_pages.dtype}: pages are whole tiles"
     if lcm(page, LANES) > 2 * BLOCK:
         return f"page_size={page}: a block would have {lcm(page, LANES)} keys"
-    return None
+    num_seqs, pages_per_seq = page_table.shape
+    lengths, table = _shape((num_seqs + 1,), jnp.int32), _shape((num_seqs * pages_per_seq,), jnp.int32)
+    needed = vmem_bytes(mixed_blocks(queries, latent_pages, page_table, BLOCK), queries, latent_pages)
+    if needed > VMEM_BYTES - SPILLED_BYTES:
+        return f"the blocks take {needed} bytes of VMEM, more than {VMEM_BYTES - SPILLED_BYTES}"
+    return too_many_scalars(lengths, lengths, table)
 
 
 def attend(
@@ -98,7 +110,8 @@ def attend(
         `[T, Hq, R]`, the dtype of the queries; zeros in rows of no sequence, and in rows with nothing to read.
     """
     num_tokens, num_heads, latent_dim = queries.shape
-    latent, heads = round_up(latent_dim, LANES), round_up(num_heads, 32 // queries.dtype.itemsize)
+    mixed = mixed_blocks(queries, latent_pages, page_table, block)
+    decoding, latent, heads = replace(mixed, tokens=1), mixed.latent, mixed.heads
     width = latent_pages.shape[2]
     if 0 in (num_tokens, page_table.size):
         return jnp.zeros_like(queries)
@@ -109,15 +122,11 @@ def attend(
         ],
         axis=2,
     )
-    page, pages_per_seq = latent_pages.shape[1], page_table.shape[1]
-    pages = pages_per_block(page, pages_per_seq, block)
-    decoding = Blocks(1, pages, page, heads, latent, pages_per_seq)
-    mixed = Blocks(min(max(ROWS // heads, 1), num_tokens), pages, page, heads, latent, pages_per_seq)
     seqs = jnp.clip(num_seqs[0], 0, kv_lens.shape[0])
     single = leading_single(cu_q_lens, seqs)
     table = clean_table(page_table, latent_pages.shape[0])
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
-    missing = misses_pages(table, first_key(kv_lens - q_lens, options), kv_lens, page)
+    missing = misses_pages(table, first_key(kv_lens - q_lens, options), kv_lens, mixed.page)
     holes = jnp.any(missing & (jnp.arange(missing.shape[0], dtype=jnp.int32) < seqs)).astype(jnp.int32)
     shared = (kv_lens, cu_q_lens, table.reshape(-1), query_rows, latent_pages)
     call = partial(_call, options=options, interpret=interpret)
@@ -125,6 +134,23 @@ def attend(
     out = call(jnp.stack([jnp.zeros_like(single), single, holes]), *shared, out, blocks=decoding)
     out = call(jnp.stack([single, seqs, holes]), *shared, out, blocks=mixed)
     return out[:, :num_heads, :latent_dim]
+
+
+def mixed_blocks(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array, block: int) -> Blocks:
+    """How sequences of any number of query tokens are cut: the larger blocks of the two calls. O(1)."""
+    num_tokens, num_heads, latent_dim = queries.shape
+    latent, heads = round_up(latent_dim, LANES), round_up(num_heads, 32 // queries.dtype.itemsize)
+    page, pages_per_seq = latent_pages.shape[1], page_table.shape[1]
+    tokens = max(min(ROWS // heads, num_tokens), 1)
+    return Blocks(tokens, pages_per_block(page, pages_per_seq, block), page, heads, latent, pages_per_seq)
+
+
+def vmem_bytes(blocks: Blocks, queries: jax.Array, latent_pages: jax.Array) -> int:
+    """What a call needs: its buffers, its sums, and a block of scores as products, powers and weights. O(1)."""
+    width = latent_pages.shape[2]
+    keys = BUFFERS * blocks.keys * width * latent_pages.dtype.itemsize
+    row = (BUFFERS * width + 2 * blocks.latent) * queries.dtype.itemsize + 4 * (2 * LANES + 2 * blocks.latent)
+    return keys + blocks.rows * (row + 3 * 4 * blocks.keys)
 
 
 def pages_per_block(page: int, pages_per_seq: int, block: int) -> int:
@@ -177,7 +203,7 @@ def _call(
                 pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
-        out_shape=_shape(out.shape, out.dtype),
+        out_shape=kernel_output(out.shape, out.dtype),
         input_output_aliases={6: 0},
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
         name="mla_decode" if blocks.tokens == 1 else "mla_attention",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..dispatch import kernel_output
 from ..layout import LANES
 from ..options import AttentionOptions
 from ..score_units import sinks_as_scores
@@ -22,8 +23,6 @@ from .prefill_schedule import make_schedule
 __all__ = ["prefill"]
 
 Interpret = bool | pltpu.InterpretParams
-
-_shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
 
 def prefill(
@@ -91,7 +90,7 @@ def prefill(
             out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
             scratch_shapes=scratch_of(geometry, kv_pages.dtype),
         ),
-        out_shape=_shape(token_shape(geometry, num_tokens, geometry.value_tiles), geometry.query_dtype),
+        out_shape=kernel_output(token_shape(geometry, num_tokens, geometry.value_tiles), geometry.query_dtype),
         compiler_params=pltpu.CompilerParams(disable_bounds_checks=True, vmem_limit_bytes=VMEM_BYTES),
         name="ragged_attention",
         interpret=interpret,

@@ -17,8 +17,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..dispatch import kernel_output
 from ..slots import is_slice, is_slot
 from .in_flight import COPIED, copy_all
+from .scalar_memory import too_many_scalars
 
 __all__ = ["scatter", "unsupported", "update", "update_slices"]
 
@@ -30,10 +32,8 @@ _SUBLANES = 8
 
 _WORD_BYTES = 4
 
-_shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
-
-def unsupported(kv_pages: jax.Array) -> str | None:
+def unsupported(kv_pages: jax.Array, mapping: jax.Array) -> str | None:
     """Why these pages can't be updated by copies, or None when they can.
 
     XLA gives an array whose last axes don't fill tiles another layout than kernels take, so that the cache would be
@@ -41,6 +41,7 @@ def unsupported(kv_pages: jax.Array) -> str | None:
 
     Args:
         kv_pages: `[P, page, ...]`.
+        mapping: `i32[T]` slots or `i32[3, n]` slices.
     """
     if kv_pages.dtype.name not in COPIED:
         return f"{kv_pages.dtype=}: no kernel takes it"
@@ -50,7 +51,7 @@ def unsupported(kv_pages: jax.Array) -> str | None:
     whole = rows % _SUBLANES == 0 or (rows.bit_count() == 1 and rows * itemsize >= _WORD_BYTES)
     if not whole:
         return f"slots of {rows} rows of {kv_pages.dtype} don't fill tiles"
-    return None
+    return too_many_scalars(mapping)
 
 
 def scatter(
@@ -135,7 +136,7 @@ def _call(
             out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
             scratch_shapes=[pltpu.SemaphoreType.DMA(())],
         ),
-        out_shape=_shape(kv_pages.shape, kv_pages.dtype),
+        out_shape=kernel_output(kv_pages.shape, kv_pages.dtype),
         input_output_aliases={len(scalars) + 1: 0},
         name="kv_update",
         interpret=interpret,

@@ -54,7 +54,7 @@ def export(
 ) -> jax.Array:
     """Pages by id, `[n, page, ...]`, with zeros from the given number of slots on. O(n pages)."""
     found = raw(pages).at[page_ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    live = jnp.arange(pages.shape[1])[None, :] < num_slots[:, None]
+    live = jnp.arange(pages.shape[1], dtype=jnp.int32)[None, :] < num_slots[:, None]
     live = live.reshape(*live.shape, *(1 for _ in pages.shape[2:]))
     return as_before(jnp.where(live, found, jnp.zeros((), found.dtype)), pages)
 

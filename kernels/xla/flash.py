@@ -81,6 +81,8 @@ def attend_ragged(
         `[T, H, G, Dv]` in the queries' dtype; rows of no sequence, and rows that read nothing, are zeros.
     """
     tokens = queries.shape[0]
+    if tokens == 0:
+        return jnp.zeros((*queries.shape[:3], cache.v_dim), queries.dtype)
     block = min(QUERY_BLOCK, tokens)
     # With a block of room at the end the slices below are never moved to fit in.
     queries = jnp.pad(queries, ((0, block), (0, 0), (0, 0), (0, 0)))

@@ -136,7 +136,7 @@ def _hopper() -> Any:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError:
         return "JAX sees no CUDA device"
-    return devices[0] if hopper.serves() else f"the kernels don't serve on {devices[0].device_kind}"
+    return hopper.unavailable() or devices[0]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Who serves on a GPU: kernels where it is a Hopper, else XLA, which is said once; no other platform sees any of it."""
 
-import warnings
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from kvproof.kernels import ragged_paged_attention
+from kvproof.kernels import KernelsUnavailable, choices, explain, ragged_paged_attention
 from kvproof.kernels.gpu import hopper
 from kvproof.kernels.xla import update as xla
 
@@ -25,7 +24,7 @@ TAKEN = ["update", "update_of_slices"]
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """No reason was given before, and none is known to those that come later."""
-    monkeypatch.setattr(hopper, "_said", set())
+    monkeypatch.setattr(choices, "_said", set())
 
 
 def traced(name: str, kind: str | None) -> Any:
@@ -35,10 +34,6 @@ def traced(name: str, kind: str | None) -> Any:
         return jax.jit(function).trace(*arguments)
     with on_gpu(kind):
         return jax.jit(function).trace(*arguments)
-
-
-def all_traced(kind: str) -> list[Any]:
-    return [traced(name, kind) for name in TAKEN]
 
 
 def text(program: Any, *platforms: str) -> str:
@@ -66,54 +61,62 @@ def test_a_mapped_update_is_xlas(name: str) -> None:
         one = jax.jit(jax.vmap(function, in_axes=(0, *(None for _ in others)))).trace(pages, *arguments[1:])
     for program in (every, one):
         assert program.out_info.shape == pages.shape
-        for platform in ("cuda", "cpu"):
-            assert CALL not in text(program, platform)
+        assert CALL not in text(program, "cpu")
+        with choices.listening() as told:
+            assert CALL not in text(program, "cuda")
+        assert [said.reason for said in told] == ["no kernel is mapped by jax.vmap"]
 
 
-def test_attention_is_traced_with_kernels_for_hoppers_only() -> None:
-    """Lowering it takes seconds, and is for those who compile it. Of float16 there is no kernel for TPUs."""
+def test_attention_is_by_kernels_for_hoppers_only() -> None:
+    """Lowering it takes seconds, and is for those who compile it."""
     pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
     arguments = (array((T, 32, D), jnp.float16), array((P, PAGE, 2 * H, D), jnp.float16), *LENGTHS)
-    attend = jax.jit(ragged_paged_attention)
-    assert "'cuda'" not in str(attend.trace(*arguments).jaxpr)
+    (said,) = explain(ragged_paged_attention, *arguments, platform="cuda")
+    assert "no GPU is in sight" in str(said)
     with on_gpu(HOPPERS[0]):
-        assert "'cuda'" in str(attend.trace(*arguments).jaxpr)
+        (said,) = explain(ragged_paged_attention, *arguments, platform="cuda")
+    assert said.runs
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_nothing_changes_where_no_gpu_is_in_sight(name: str) -> None:
-    """No warning, no Mosaic, and no branch that a GPU would take: another platform's program stays as it is."""
+    """No warning and no Mosaic, alone or in a program for several platforms."""
     program = traced(name, None)
     assert CALL not in text(program, "cuda")
-    assert "cuda" not in str(program.jaxpr)
     assert CALL not in text(program, "cpu", "cuda")
 
 
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_program_for_several_platforms_has_the_kernels_of_each(name: str) -> None:
+    pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
+    program = text(traced(name, HOPPERS[0]), "cpu", "tpu", "cuda")
+    assert CALL in program
+    assert "tpu_custom_call" in program
+
+
 def test_what_is_not_a_hopper_is_served_by_xla_which_is_said_once() -> None:
-    with pytest.warns(
-        hopper.KernelsUnavailable, match=r"XLA serves: they are for Hopper .* not for NVIDIA A100"
-    ) as told:
-        programs = all_traced("NVIDIA A100 of a test")
+    programs = [traced(name, "NVIDIA A100 of a test") for name in TAKEN]
+    with pytest.warns(KernelsUnavailable, match=r"XLA serves: they are for Hopper .* not for NVIDIA A100") as told:
+        texts = [text(program, "cuda") for program in programs]
     assert len(told) == 1
-    assert not any(CALL in text(program, "cuda") for program in programs)
+    assert not any(CALL in each for each in texts)
 
 
 def test_what_can_not_be_imported_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "_MOSAIC", "kvproof.kernels.gpu.nothing")
-    with pytest.warns(hopper.KernelsUnavailable, match="can't be imported: No module named") as told:
-        programs = all_traced("NVIDIA H100 of a test")
+    programs = [traced(name, "NVIDIA H100 of a test") for name in TAKEN]
+    with pytest.warns(KernelsUnavailable, match="can't be imported: No module named") as told:
+        texts = [text(program, "cuda") for program in programs]
     assert len(told) == 1
-    assert not any(CALL in text(program, "cuda") for program in programs)
+    assert not any(CALL in each for each in texts)
 
 
 @pytest.mark.parametrize("kind", HOPPERS + OTHERS)
 def test_a_kind_is_known_by_its_name(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "_MOSAIC", "json")
-    with on_gpu(kind), warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with on_gpu(kind):
         assert hopper.in_sight()
-        assert hopper.serves() is (kind in HOPPERS)
-    assert bool(told) is (kind in OTHERS)
+        assert (hopper.unavailable() is None) is (kind in HOPPERS)
 
 
 class Device:
@@ -132,12 +135,10 @@ def test_devices_that_are_here_are_asked(
     """All of them must be Hoppers; their names don't count."""
     monkeypatch.setattr(hopper, "_MOSAIC", "json")
     monkeypatch.setattr(hopper, "_cuda_devices", lambda: [Device(f"some {c}", c) for c in capabilities])
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        assert hopper.in_sight()
-        assert hopper.serves() is served
-        with on_gpu("some 9.0"):
-            assert hopper.serves() is ("9.0" in capabilities)
+    assert hopper.in_sight()
+    assert (hopper.unavailable() is None) is served
+    with on_gpu("some 9.0"):
+        assert (hopper.unavailable() is None) is ("9.0" in capabilities)
 
 
 def test_a_mesh_of_another_platform_hides_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +147,7 @@ def test_a_mesh_of_another_platform_hides_gpus(monkeypatch: pytest.MonkeyPatch) 
     cpu = AbstractDevice(platform="cpu", device_kind="cpu", num_cores=None)
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=cpu)):
         assert not hopper.in_sight()
-        assert not hopper.serves()
+        assert "no GPU is in sight" in str(hopper.unavailable())
 
 
 def test_distinct_slots_are_written_like_others() -> None:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof.kernels.layout import CacheLayout
-from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.options import AttentionOptions, MlaOptions
 from kvproof.kernels.tpu import mla, mla_kernel, mla_work
 
+from . import aot
 from .interpreting import MODES, Interpreted, Mode, Outcome
 from .reference import Batch, Mask, assert_close, dense_attention, make_latent_batch
 
@@ -166,10 +167,37 @@ def test_a_block_of_queries_reads_the_blocks_of_its_mask(mask: Mask, first: int,
 
 def test_what_the_kernel_leaves_to_others() -> None:
     def reason(page: int, dtype: Any, cache: Any) -> str:
-        return str(mla.unsupported(jnp.zeros((1, 2, 128), dtype), jnp.zeros((2, page, 256), cache)))
+        table = jnp.zeros((2, 4), jnp.int32)
+        return str(mla.unsupported(jnp.zeros((1, 2, 128), dtype), jnp.zeros((2, page, 256), cache), table))
 
     assert reason(16, jnp.bfloat16, jnp.bfloat16) == "None"
     assert reason(32, jnp.bfloat16, jnp.float8_e4m3fn) == "None"
     assert "must be a multiple of 16" in reason(8, jnp.bfloat16, jnp.bfloat16)
     assert "float16" in reason(16, jnp.float16, jnp.float16)
     assert "keys" in reason(16 * 131, jnp.bfloat16, jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("heads", "latent", "table", "dtype", "reason"),
+    [
+        (128, 512, (256, 900), jnp.bfloat16, None),
+        (128, 512, (256, 2048), jnp.bfloat16, "scalars"),
+        (128, 1024, (8, 64), jnp.float32, None),
+        (128, 1536, (8, 64), jnp.float32, "VMEM"),
+    ],
+)
+def test_what_is_too_large_is_left_to_xla_before_a_compiler_refuses_it(
+    heads: int, latent: int, table: tuple[int, int], dtype: Any, reason: str | None
+) -> None:
+    """What is taken compiles; beside it stands what would not."""
+    i32: Any = partial(aot.shape, dtype=jnp.int32)
+    queries: Any = aot.shape((64, heads, latent), dtype)
+    pages: Any = aot.shape((1000, 16, latent + 128), dtype)
+    why = mla.unsupported(queries, pages, i32(table))
+    assert (why is None) if reason is None else (reason in str(why))
+    if why is not None:
+        return
+    aot.require()
+    options = MlaOptions(latent, 64, jnp.dtype(dtype), 0.1)
+    rest = (aot.shape((64, heads, 64), dtype), pages, i32(table[:1]), i32(table), i32((table[0] + 1,)), i32((1,)))
+    assert aot.kernels_in(aot.compile_for("v5e", partial(mla.attend, options=options), queries, *rest)) == 2

@@ -92,15 +92,24 @@ def test_nothing_to_do_changes_nothing() -> None:
 
 
 def test_pages_whose_slots_share_tiles_are_left_to_others() -> None:
-    assert update.unsupported(jnp.zeros((2, 2, 2, 128))) is None
-    assert "tile" in str(update.unsupported(jnp.zeros((2, 2, 128))))
-    assert "10 rows" in str(update.unsupported(jnp.zeros((2, 2, 10, 128))))
-    assert "2 rows of int8" in str(update.unsupported(jnp.zeros((2, 2, 2, 128), jnp.int8)))
-    assert update.unsupported(jnp.zeros((2, 2, 1, 4, 128), jnp.int8)) is None
-    assert "float16" in str(update.unsupported(jnp.zeros((2, 2, 2, 128), jnp.float16)))
-    assert copy.unsupported(jnp.zeros((2, 2, 128))) is None
-    assert "float16" in str(copy.unsupported(jnp.zeros((2, 2, 128), jnp.float16)))
-    assert "tile" in str(copy.unsupported(jnp.zeros((2, 128))))
+    few, many = jnp.zeros(9, jnp.int32), jnp.zeros(10**6, jnp.int32)
+
+    def of_update(*shape: int, dtype: Any = jnp.float32, slots: Any = few) -> str:
+        return str(update.unsupported(jnp.zeros(shape, dtype), slots))
+
+    assert of_update(2, 2, 2, 128) == "None"
+    assert "tile" in of_update(2, 2, 128)
+    assert "10 rows" in of_update(2, 2, 10, 128)
+    assert "2 rows of int8" in of_update(2, 2, 2, 128, dtype=jnp.int8)
+    assert of_update(2, 2, 1, 4, 128, dtype=jnp.int8) == "None"
+    assert "float16" in of_update(2, 2, 2, 128, dtype=jnp.float16)
+    assert "scalars" in of_update(2, 2, 2, 128, slots=many)
+    assert "scalars" in of_update(2, 2, 2, 128, slots=jnp.zeros((3, 65536), jnp.int32))
+    assert of_update(2, 2, 2, 128, slots=jnp.zeros((3, 60000), jnp.int32)) == "None"
+    assert copy.unsupported(jnp.zeros((2, 2, 128)), few) is None
+    assert "float16" in str(copy.unsupported(jnp.zeros((2, 2, 128), jnp.float16), few))
+    assert "tile" in str(copy.unsupported(jnp.zeros((2, 128)), few))
+    assert "scalars" in str(copy.unsupported(jnp.zeros((2, 2, 128)), many))
 
 
 def _seeded() -> dict[str, Outcome]:

@@ -1,0 +1,117 @@
+"""Which kernel runs, or why none: what the dispatch says of each kernel when it traces a call for a platform.
+
+The one place where a kernel is taken or left is `taken`: whoever compiles is warned, whoever asks (`explain`) is told.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+__all__ = ["Call", "KernelsUnavailable", "Served", "asked_of", "listening", "taken", "without_kernels"]
+
+
+class KernelsUnavailable(UserWarning):
+    """No kernel takes a call on a TPU or a GPU; XLA's program, which may be far slower, was compiled for it."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is said of a kernel for a call.
+
+    Attributes:
+        function: the public function that was called.
+        kernel: the kernel's name, as profilers show it.
+        reason: why it does not run: another kernel does its work, or XLA; None: it runs.
+    """
+
+    function: str
+    kernel: str
+    reason: str | None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the kernel runs."""
+        return self.reason is None
+
+    def __str__(self) -> str:
+        """One line to read."""
+        return f"{self.function}: {self.kernel} {'runs' if self.runs else f'does not run: {self.reason}'}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that is being traced.
+
+    Attributes:
+        function: the public function.
+        platform: for which platform.
+    """
+
+    function: str
+    platform: str | None
+
+
+_call: ContextVar[Call] = ContextVar("_call")
+_barred: ContextVar[str | None] = ContextVar("_barred", default=None)
+_listener: ContextVar[list[Served] | None] = ContextVar("_listener", default=None)
+
+_said: set[str] = set()
+"""What whoever compiles was warned of."""
+
+_DEVICES = {"tpu": "TPU", "cuda": "GPU"}
+
+
+def taken(kernel: str, reason: str | None, *, warn: bool = True) -> bool:
+    """Whether a kernel is taken for its part of the call that is being traced. O(1).
+
+    Args:
+        kernel: its name.
+        reason: why it can't be, or None.
+        warn: whether it is worth a warning where it isn't.
+    """
+    call, reason = _call.get(), _barred.get() or reason
+    told = _listener.get()
+    if told is not None:
+        told.append(Served(call.function, kernel, reason))
+    elif reason is not None and warn and reason not in _said:
+        _said.add(reason)
+        device = _DEVICES[call.platform or ""]
+        warnings.warn(
+            f"kvproof's {device} kernels are not used for {call.function}, XLA serves: {reason}",
+            KernelsUnavailable,
+            stacklevel=2,
+        )
+    return reason is None
+
+
+@contextmanager
+def asked_of(call: Call) -> Iterator[None]:
+    """Meanwhile this call is what is traced."""
+    token = _call.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(token)
+
+
+@contextmanager
+def without_kernels(reason: str) -> Iterator[None]:
+    """Meanwhile no kernel is taken."""
+    token = _barred.set(reason)
+    try:
+        yield
+    finally:
+        _barred.reset(token)
+
+
+@contextmanager
+def listening() -> Iterator[list[Served]]:
+    """What is said of kernels meanwhile, in its order; nobody is warned."""
+    told: list[Served] = []
+    token = _listener.set(told)
+    try:
+        yield told
+    finally:
+        _listener.reset(token)
