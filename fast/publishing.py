@@ -1,6 +1,10 @@
 """MAN-3: publishing the pages that a request fills, so that they can be found.
 
 What publishing takes is read before a call changes anything (R1), tokens and keys included; so it is two steps.
+
+Read are the tokens of the pages that are published now. That those of earlier pages are still the same is left to the
+engine (MAN-6): comparing them would cost each page filled a look-up of its request's whole prefix, and could not tell
+of tokens amid the last page, which are kept nowhere.
 """
 
 from collections.abc import Sequence

@@ -148,9 +148,9 @@ class CacheManager(SwapManager):
         for place, request in enumerate(requests):
             demand = self._read_demand(request, new[place], lookahead[place], computed=computed[place])
             if tables is not None:
-                held = [len(pages) for pages in self.coordinator.get_pages(request.request_id)]
+                held = [len(pages) for pages in self.coordinator.get_pages(demand.request_id)]
                 lacking = self.coordinator.get_num_new_places(
-                    request.request_id, demand.promised, demand.slots, demand.hits
+                    demand.request_id, demand.promised, demand.slots, demand.hits
                 )
                 require_room(tables, row_ids[place], held, lacking)
             demands.append(demand)
@@ -201,7 +201,8 @@ class CacheManager(SwapManager):
         tokens = read_tokens(request)
         chains = self._chains(request, tokens)
         self._swapped.require_none(request)
-        live = self._live.get(request.request_id)
+        request_id = request_id_of(request)
+        live = self._live.get(request_id)
         has_states = any(rules.holds_states for rules in self.coordinator.rules)
         hits = read_hits(self.coordinator, request, live is not None, found, given, chains)
         if computed is None:
@@ -216,11 +217,11 @@ class CacheManager(SwapManager):
                 f"computed + num_new_tokens={promised} tokens exceed max_model_len={self.max_model_len}",
             )
         slots = min(promised + lookahead, self.max_model_len)
-        return Demand(request, live, len(tokens), chains, computed, found, hits, promised, slots)
+        return Demand(request, request_id, live, len(tokens), chains, computed, found, hits, promised, slots)
 
     def _meet(self, demand: Demand) -> list[list[CachePage]] | None:
         """Gives back what a request no longer needs, then takes what it asks for, or nothing if that is too much."""
-        request_id, live = demand.request.request_id, demand.live
+        request_id, live = demand.request_id, demand.live
         if live is not None:
             live.num_computed = demand.computed  # also if there is no room: what is given back is not computed again
             self.coordinator.remove_skipped_pages(request_id, demand.computed)
@@ -236,17 +237,17 @@ class CacheManager(SwapManager):
 
     def _admit(self, demand: Demand) -> Live:
         """Makes a request live, in the lowest slot that is free (MAN-11), with its hits."""
-        request_id = demand.request.request_id
+        request_id = demand.request_id
         self._live[request_id] = Live(demand.request, self._lowest_free_slot(), num_computed=demand.found)
-        self._remember(demand.request)
-        self._count_admission(demand.request, demand.num_tokens, demand.found)
+        self._remember(demand.request, request_id)
+        self._count_admission(request_id, demand.num_tokens, demand.found)
         self.coordinator.save_new_computed_pages(request_id, demand.hits)
         return self._live[request_id]
 
     def _publish(self, demand: Demand) -> None:
         """Publishes the full pages up to what a met demand promised, as far as the tokens are known (MAN-3)."""
         bound = min(demand.promised, demand.num_tokens)
-        self.coordinator.cache_pages(demand.request.request_id, demand.chains, bound)
+        self.coordinator.cache_pages(demand.request_id, demand.chains, bound)
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3).
@@ -268,7 +269,7 @@ class CacheManager(SwapManager):
                 "MAN-3",
                 f"num_computed_tokens={count}: the request was given slots for {live.num_promised}",
             )
-        self.coordinator.cache_pages(request.request_id, chains, min(count, len(tokens)))
+        self.coordinator.cache_pages(request_id_of(request), chains, min(count, len(tokens)))
 
     def take_page_copies(self) -> list[PageCopy]:
         """The copies of states noted since the last call, in order: they are to be run before the step (MAN-13)."""
@@ -292,28 +293,30 @@ class CacheManager(SwapManager):
             computed from it is void, they are to be freed and scheduled anew. Empty for None.
         """
         written = None if num_written is None else integer("num_written", num_written)
-        live = self._live.get(request_id_of(request))
+        request_id = request_id_of(request)
+        live = self._live.get(request_id)
         if live is None or live.request is not request:
-            self._abandon(request)
+            self._abandon(request, request_id)
             return []
-        withdrawn = [] if written is None else self.coordinator.withdraw(request.request_id, written)
-        del self._live[request.request_id]
-        if request.request_id in self._known:
-            self._given_back[request.request_id] = live.num_promised
-        self.coordinator.free(request.request_id)
+        withdrawn = [] if written is None else self.coordinator.withdraw(request_id, written)
+        del self._live[request_id]
+        if request_id in self._known:
+            self._given_back[request_id] = live.num_promised
+        self.coordinator.free(request_id)
         lost = set(withdrawn)
         holders = [
-            request_id
-            for request_id in self._live
-            if not lost.isdisjoint(page for pages in self.coordinator.get_pages(request_id) for page in pages)
+            other
+            for other in self._live
+            if not lost.isdisjoint(page for pages in self.coordinator.get_pages(other) for page in pages)
         ]
         return holders + self._swapped.holders_of(withdrawn)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the keys computed for a request: when it is finished, not when it is preempted."""
-        self._known.pop(request_id_of(request), None)
-        self._given_back.pop(request.request_id, None)
-        self._keys.drop(request.request_id)
+        request_id = request_id_of(request)
+        self._known.pop(request_id, None)
+        self._given_back.pop(request_id, None)
+        self._keys.drop(request_id)
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -342,7 +345,7 @@ class CacheManager(SwapManager):
         running = [request_id for request_id, live in self._live.items() if is_running(live.request)]
         if count != len(running):
             return [0 for _ in self.kv_cache_groups]
-        return self.coordinator.get_num_common_prefix_pages(request.request_id, running)
+        return self.coordinator.get_num_common_prefix_pages(request_id_of(request), running)
 
     # -- Snapshots --------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ _SENTENCES = {
     "is refused before anything changes, with a message that names the argument and its value: TypeError for a "
     "wrong type, IndexError for a page, row or group that does not exist, ValueError for all else. A bool is no "
     "int; numpy integers are ints; a list of ints may come as any iterable, an array of any integer type and strides "
-    "among them.",
+    "among them. Where an exception from outside (a signal, MemoryError) breaks a call off, its change may be half "
+    "made: who catches it goes on only if check() holds, else from the last snapshot or with a new object.",
     "R2": "What a page is said to hold is what it holds: a hit returns only pages whose content is the request's "
     "own prefix, whatever hash function is used, and a page that one request may still write is held by no other.",
     # -- Page pool --------------------------------------------------------------------------------
@@ -102,7 +103,8 @@ _SENTENCES = {
     "MAN-5": "free gives a request's pages back group by group, tail first; a request freed already, or never "
     "admitted, is a no-op.",
     "MAN-6": "A request id that comes back with other tokens or extra keys never hits the old one's pages; an id "
-    "is live for one request object at a time, and while it is live its tokens and extra keys only grow.",
+    "is live for one request object at a time. While it is live its tokens and extra keys only grow, which is for the "
+    "caller to keep: a backend may refuse other tokens or extra keys than it was shown before, and need not look.",
     "MAN-7": "Groups are of full attention, sliding window, chunked local attention, MLA or state (Mamba), in any "
     "mix and number, each with a page size of its own, which governs its hashes.",
     "MAN-8": "Each allocate_slots first gives back, tail first, the pages that lie wholly before what the mask of "

@@ -18,6 +18,7 @@ class Demand:
 
     Attributes:
         request: the request.
+        request_id: its id.
         live: what is known of it; None at its admission.
         num_tokens: its known tokens.
         chains: the keys of its full pages.
@@ -29,6 +30,7 @@ class Demand:
     """
 
     request: EngineRequest
+    request_id: str
     live: Live | None
     num_tokens: int
     chains: Chains

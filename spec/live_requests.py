@@ -30,7 +30,9 @@ class Live:
 def request_id_of(request: EngineRequest) -> str:
     """Reads the id of a request, and that it has all that is read of one (R1).
 
-    Any text is an id; it is hostile, and every message shows it by repr (SEC-4).
+    Any text is an id; it is hostile, and every message shows it by repr (SEC-4). Of a class derived from ``str`` the
+    text counts. What changes a manager works with what was read before its first change, so that nothing that the
+    engine wrote runs amid the changes and can raise there.
     """
     for name in (
         "all_token_ids",
@@ -44,7 +46,7 @@ def request_id_of(request: EngineRequest) -> str:
     request_id = attribute(request, "request_id")
     if not isinstance(request_id, str):
         raise refusal(TypeError, "R1", f"request.request_id={request_id!r} must be a str")
-    return request_id
+    return str.__str__(request_id)
 
 
 def read_tokens(request: EngineRequest) -> list[int]:

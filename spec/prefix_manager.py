@@ -9,7 +9,7 @@ from .cache_pages import CachePages
 from .coordinator import Chains, get_kv_cache_coordinator
 from .declarations import CacheCounters, CacheEvent, CacheGroupSpec, EngineRequest, HashFunction
 from .hashing import PageHash, hash_request_tokens, request_extra_keys, sha256
-from .live_requests import Live, read_tokens
+from .live_requests import Live, read_tokens, request_id_of
 from .pages import CachePage
 from .request_keys import RequestKeys
 from .swapped_requests import SwappedRequests
@@ -147,26 +147,27 @@ class PrefixManager:
         wants_logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         if not self.enable_caching or wants_logprobs:
             return self.create_empty_page_list(), 0
-        self._remember(request)
+        self._remember(request, request_id_of(request))
         pages, found = self.coordinator.find_longest_cache_hit(chains, len(tokens) - 1)
         return CachePages(pages), found
 
     def _chains(self, request: EngineRequest, tokens: list[int]) -> Chains:
         """The keys of a request's full pages for each page size; none with caching off (R1, HASH-3, MAN-6)."""
         extra_keys = request_extra_keys(request)
-        live = self._live.get(request.request_id)
-        swapped = self._swapped.by_id.get(request.request_id)
+        request_id = request_id_of(request)
+        live = self._live.get(request_id)
+        swapped = self._swapped.by_id.get(request_id)
         if any(known is not None and known.request is not request for known in (live, swapped)):
             raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
         if not self.enable_caching:
             return {}
-        return self._keys.chains(request.request_id, tokens, extra_keys, live is not None)
+        return self._keys.chains(request_id, tokens, extra_keys, live is not None)
 
-    def _remember(self, request: EngineRequest) -> None:
+    def _remember(self, request: EngineRequest, request_id: str) -> None:
         """Notes a request until its keys are dropped; another one of its id is forgotten (MAN-6)."""
-        if self._known.get(request.request_id) is not request:
-            self._given_back.pop(request.request_id, None)
-        self._known[request.request_id] = request
+        if self._known.get(request_id) is not request:
+            self._given_back.pop(request_id, None)
+        self._known[request_id] = request
 
     def _find_prefix(self, request: EngineRequest, num_tokens: int | None) -> tuple[list[list[CachePage]], int]:
         """The longest cached prefix of a request for its own sake: all of its tokens, no Eagle page after it."""
@@ -265,7 +266,7 @@ class PrefixManager:
             reuse_gaps=pool.reuse_gaps,
         )
 
-    def _count_admission(self, request: EngineRequest, num_tokens: int, found: int) -> None:
+    def _count_admission(self, request_id: str, num_tokens: int, found: int) -> None:
         """Counts a request that was just admitted, and whether it had been preempted (MAN-12)."""
         counted = self._counted
         if self.enable_caching:
@@ -275,10 +276,10 @@ class PrefixManager:
                 queried_tokens=counted.queried_tokens + num_tokens,
                 hit_tokens=counted.hit_tokens + found,
             )
-        if request.request_id in self._given_back:
+        if request_id in self._given_back:
             counted = replace(
                 counted,
                 preemptions=counted.preemptions + 1,
-                preempted_tokens=counted.preempted_tokens + self._given_back.pop(request.request_id),
+                preempted_tokens=counted.preempted_tokens + self._given_back.pop(request_id),
             )
         self._counted = counted

@@ -50,8 +50,10 @@ class RequestKeys:
             is_live: whether it is live.
 
         Raises:
-            ValueError: the request is live and its tokens or extra keys are no longer those of its keys. Finding
-                that costs O(tokens) a call: a backend may leave it to its caller.
+            ValueError: the request is live and its tokens or extra keys are no longer those of its keys (MAN-6). A
+                backend may leave that to its caller: finding it costs O(tokens) a call, and finds only tokens that
+                were shown before. What was computed from others is published under the tokens that the request has
+                when a page is full.
         """
         keys = self._keys.get(request_id)
         if keys is None or keys.extra_keys != extra_keys or keys.tokens != tokens[: len(keys.tokens)]:

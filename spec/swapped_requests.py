@@ -7,6 +7,7 @@ from itertools import islice
 
 from .arguments import integer, refusal
 from .declarations import EngineRequest, ExtraKey
+from .live_requests import request_id_of
 from .pages import CachePage
 
 __all__ = ["Flight", "Swapped", "SwappedRequests"]
@@ -18,6 +19,7 @@ class Swapped:
 
     Attributes:
         request: the engine's object.
+        request_id: its id, as it was read when it went.
         tokens: its computed tokens, which the host pages hold.
         extra_keys: its extra keys.
         host_pages: for each group the host page of each place that was copied.
@@ -26,6 +28,7 @@ class Swapped:
     """
 
     request: EngineRequest
+    request_id: str
     tokens: tuple[int, ...]
     extra_keys: tuple[ExtraKey, ...]
     host_pages: list[dict[int, int]]
@@ -109,7 +112,7 @@ class SwappedRequests:
 
     def require_none(self, request: EngineRequest) -> None:
         """Refuses a request that is swapped out: it is to be swapped in or freed first; and another one of its id."""
-        swapped = self.by_id.get(request.request_id)
+        swapped = self.by_id.get(request_id_of(request))
         if swapped is not None and swapped.request is not request:
             raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
         if swapped is not None:
@@ -117,7 +120,7 @@ class SwappedRequests:
 
     def require(self, request: EngineRequest) -> Swapped:
         """What is known of a request that is swapped out, no copies of its being under way."""
-        swapped = self.by_id.get(request.request_id)
+        swapped = self.by_id.get(request_id_of(request))
         if swapped is None or swapped.request is not request:
             raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is not swapped out")
         if swapped.swap_id is not None:
@@ -129,9 +132,9 @@ class SwappedRequests:
     def holders_of(self, pages: Sequence[CachePage]) -> list[str]:
         """The requests on their way that hold any of some pages, in the order of their plans (MAN-4)."""
         return [
-            flight.swapped.request.request_id
+            flight.swapped.request_id
             for flight in self.flights.values()
-            if self.by_id.get(flight.swapped.request.request_id) is flight.swapped
+            if self.by_id.get(flight.swapped.request_id) is flight.swapped
             and not flight.swapped.is_received
             and any(page in pages for own in flight.pages for page in own)
         ]
@@ -148,7 +151,7 @@ class SwappedRequests:
         assert sorted(used) == sorted(self._used), f"SWAP-1: host pages {used} in use, noted {sorted(self._used)}"
         assert all(page < self.num_host_pages for page in used), f"SWAP-1: of {self.num_host_pages} host pages {used}"
         for request_id, swapped in self.by_id.items():
-            assert swapped.request.request_id == request_id, f"MAN-6: {request_id!r} changed its id"
+            assert swapped.request_id == request_id, f"MAN-6: {swapped.request_id!r} is noted as {request_id!r}"
             assert swapped.swap_id is None or self.flights[swapped.swap_id].swapped is swapped, (
                 f"SWAP-1: {request_id!r} waits for swap {swapped.swap_id}"
             )

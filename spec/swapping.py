@@ -59,17 +59,18 @@ class SwapManager(PrefixManager):
                 "SWAP-1",
                 f"request.num_computed_tokens={computed} must be in [1, {len(tokens)}] to be copied",
             )
-        pages = self.coordinator.get_pages(request.request_id)
+        request_id = request_id_of(request)
+        pages = self.coordinator.get_pages(request_id)
         places = [list(_needed(rules, computed)) for rules in self.coordinator.rules]
         if sum(map(len, places)) > self._swapped.num_free:
             return None
         host = [dict(zip(own, self._swapped.take(len(own)), strict=True)) for own in places]
-        swapped = Swapped(request, tuple(tokens[:computed]), extra_keys, host)
-        self._swapped.by_id[request.request_id] = swapped
+        swapped = Swapped(request, request_id, tuple(tokens[:computed]), extra_keys, host)
+        self._swapped.by_id[request_id] = swapped
         swap_id = self._swapped.begin(Flight(swapped, True, pages, []))
-        del self._live[request.request_id]
-        self.coordinator.forget(request.request_id)
-        return SwapPlan(swap_id, request.request_id, "out", computed, self._copies(swapped, pages, places))
+        del self._live[request_id]
+        self.coordinator.forget(request_id)
+        return SwapPlan(swap_id, request_id, "out", computed, self._copies(swapped, pages, places))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
         """Plans how a request that is swapped out comes back: what of it is still cached is hit, the rest is copied.
@@ -120,7 +121,8 @@ class SwapManager(PrefixManager):
         extra_keys = request_extra_keys(request)
         count = integer("num_tokens", num_tokens, minimum=1)
         self._swapped.require_none(request)
-        if request.request_id in self._live:
+        request_id = request_id_of(request)
+        if request_id in self._live:
             raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is live")
         if count > min(len(tokens), self.max_model_len):
             raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: the request can have {len(tokens)} tokens")
@@ -130,10 +132,10 @@ class SwapManager(PrefixManager):
             raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: a group's pages are never cached")
         numbers = numbers_from()
         block = [{place: next(numbers) for place in _needed(rules, count)} for rules in self.coordinator.rules]
-        received = Swapped(request, tuple(tokens[:count]), extra_keys, block, is_received=True)
+        received = Swapped(request, request_id, tuple(tokens[:count]), extra_keys, block, is_received=True)
         plan = self._plan_in(received)
         if plan is not None:
-            self._swapped.by_id[request.request_id] = received
+            self._swapped.by_id[request_id] = received
         return plan
 
     def _plan_in(self, swapped: Swapped) -> SwapPlan | None:
@@ -161,7 +163,7 @@ class SwapManager(PrefixManager):
             length = rules.num_places(computed, computed)
             pages.append([given.get(place, self.page_pool.null_page) for place in range(length)])
         swap_id = self._swapped.begin(Flight(swapped, False, pages, copied))
-        return SwapPlan(swap_id, swapped.request.request_id, "in", computed, self._copies(swapped, pages, copied))
+        return SwapPlan(swap_id, swapped.request_id, "in", computed, self._copies(swapped, pages, copied))
 
     def swap_done(self, swap_id: int) -> None:
         """The fence: the copies of a plan have ended, or nothing dispatched from now on can overtake them.
@@ -184,7 +186,7 @@ class SwapManager(PrefixManager):
         chains = [self._chain(swapped, rules) for rules in self.coordinator.rules]  # before anything changes (R1)
         del self._swapped.flights[number]
         swapped.swap_id = None
-        request_id = swapped.request.request_id
+        request_id = swapped.request_id
         is_wanted = self._swapped.by_id.get(request_id) is swapped
         if is_wanted and not flight.is_out:
             del self._swapped.by_id[request_id]
@@ -199,13 +201,14 @@ class SwapManager(PrefixManager):
 
     def _resume(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
         """Makes a request live with the pages that came back."""
-        request, computed = flight.swapped.request, len(flight.swapped.tokens)
-        self._live[request.request_id] = Live(request, self._lowest_free_slot(), computed, computed, computed)
+        request, request_id = flight.swapped.request, flight.swapped.request_id
+        computed = len(flight.swapped.tokens)
+        self._live[request_id] = Live(request, self._lowest_free_slot(), computed, computed, computed)
         held = []
         for rules, pages, chain in zip(self.coordinator.rules, flight.pages, chains, strict=True):
             states = {len(pages) - 1: computed} if rules.copies_states else {}
             held.append(GroupPages(pages, len(chain), len(chain), states))  # all is written, and never withdrawn
-        self.coordinator.held[request.request_id] = held
+        self.coordinator.held[request_id] = held
 
     def _publish_copied(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
         """Publishes the full ones of the pages that came to the device (MAN-3)."""
@@ -241,14 +244,14 @@ class SwapManager(PrefixManager):
             for place in own
         )
 
-    def _abandon(self, request: EngineRequest) -> None:
+    def _abandon(self, request: EngineRequest, request_id: str) -> None:
         """Forgets a request that is swapped out: its host pages are free, at the fence if copies are under way."""
-        swapped = self._swapped.by_id.get(request.request_id)
+        swapped = self._swapped.by_id.get(request_id)
         if swapped is None or swapped.request is not request:
             return
-        del self._swapped.by_id[request.request_id]
-        if request.request_id in self._known and not swapped.is_received:
-            self._given_back[request.request_id] = len(swapped.tokens)
+        del self._swapped.by_id[request_id]
+        if request_id in self._known and not swapped.is_received:
+            self._given_back[request_id] = len(swapped.tokens)
         if swapped.swap_id is None:
             self._swapped.give_back(swapped)
 

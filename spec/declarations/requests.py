@@ -35,7 +35,8 @@ class EngineRequest(Protocol):
     """What the cache reads of an engine's request. It never writes to one.
 
     While a request is live (between its first ``allocate_slots`` and its ``free``) one object stands for it,
-    and its tokens and extra keys only grow (MAN-6).
+    and its tokens and extra keys only grow (MAN-6). The engine sees to that: pages are published under the tokens that
+    a request has when they are full, so that after a change others would hit what was computed from the old tokens.
     """
 
     @property

@@ -60,7 +60,6 @@ def _share(manager: Any) -> None:
 
 MANAGER: dict[str, tuple[Callable[[Any], object], str]] = {
     "a damaged pool": (lambda manager: setattr(manager.page_pool.null_page, "_ref_cnt", 1), "POOL-1"),
-    "an id that changed": (lambda manager: setattr(manager._live["a"].request, "request_id", "c"), "MAN-6"),
     "pages of nobody": (lambda manager: manager._live.pop("b"), "MAN-5"),
     "two requests in a slot": (_set("b", None, "slot", 0), "MAN-11"),
     "computed tokens without slots": (_set("a", None, "num_computed", 7), "MAN-8"),
