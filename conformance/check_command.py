@@ -146,6 +146,7 @@ def _go_deep(deep: DeepRun, backend: Backend, console: Console) -> None:
             for failure in new:
                 line = f"  {failure.clause}, by machine {failure.machine}: {failure.command}"
                 console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(f"ended after {deep.rounds} rounds, by --hours {hours:g} or --first", highlight=False)
     except KeyboardInterrupt:
         console.print(f"interrupted; {deep.rounds} rounds have ended", highlight=False)
 

@@ -129,13 +129,16 @@ def test_a_pool_that_guards_nothing_is_charged() -> None:
 # -- What is not shown ------------------------------------------------------------------------------
 
 
-def test_where_nothing_shows_what_is_resident_it_is_not_guessed() -> None:
+@pytest.mark.parametrize("finds", [True, False])
+def test_where_nothing_shows_what_is_resident_what_was_just_served_is_found(finds: bool) -> None:
+    """HIT-1: beyond that nothing is guessed."""
+
     class Silent(radix.CacheManager):
         resident_page_ids = property()
 
         def get_computed_pages(self, request: Any) -> tuple[radix.CachePages, int]:
-            super().get_computed_pages(request)
-            return radix.CachePages([[]]), 0
+            found = super().get_computed_pages(request)
+            return found if finds else (radix.CachePages([[]]), 0)
 
         def reset_prefix_cache(self) -> bool:
             if not self.usage:
@@ -144,8 +147,9 @@ def test_where_nothing_shows_what_is_resident_it_is_not_guessed() -> None:
             return not self.usage
 
     names = SimpleNamespace(CacheManager=Silent, CachePages=radix.CachePages, kvproof_lacks=radix.kvproof_lacks)
-    found = held("safe-manager", Backend("silent", names), examples=10)
-    assert not found.deviations
+    found = held("safe-manager", Backend("silent", names), examples=24)
+    assert [deviation.clause for deviation in found.deviations] == ([] if finds else ["HIT-1"])
+    assert bool(found.hits) == finds
     assert "what shows which pages are cached" in found.lacks
 
 

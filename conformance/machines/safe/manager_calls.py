@@ -59,7 +59,6 @@ class ManagerCalls(ManagerModel):
             wrong = self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
             if wrong:
                 self.differ(wrong, "pages that hold the request's own prefix, at most all but its last token", said)
-        self.judge_again(case, length, said)
         longest = self.longest(case)
         eagle = self.own("MAN-9") if self.world.eagle_groups else ()
         labels = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
@@ -68,6 +67,7 @@ class ManagerCalls(ManagerModel):
         if longest is not None and length != longest:
             label = labels[0] if length < longest else "MAN-1"
             self.hold(label, False, f"{longest} tokens, the longest prefix that is resident", said)
+        self.judge_again(case, length, said)
 
     def judge_again(self, case: Case, length: int, said: str) -> None:
         """Holds a hit against what was served just before, whether or not anything shows what is resident (HIT-1)."""

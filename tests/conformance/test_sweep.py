@@ -1,0 +1,65 @@
+"""Holes of the suite that `sweep` found on backends of ours, and a few of its runs."""
+
+import pytest
+
+import kvproof.spec
+from kvproof.conformance.backends import Backend
+from kvproof.conformance.deviation import TracedStep
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.draws import Drawing
+from kvproof.conformance.machines.swap import Swap
+from kvproof.conformance.machines.worlds import Group, World
+from kvproof.conformance.session import Session
+from kvproof.spec import CLAUSES
+
+from .sweep import QUICK, sweep
+
+
+def swap_machine() -> Swap:
+    """The machine on the specification, with three pages of two tokens."""
+    bound = type("Swap", (Swap,), {"session": Session(Backend("spec", kvproof.spec), CLAUSES)})
+    machine = bound()
+    world = World(4, (Group("full", 2),), 12, options={"num_host_pages": 12})
+    machine.repeat_step(TracedStep("construct", {"world": world, "restoring": False}))
+    return machine
+
+
+def operate(machine: Swap, name: str, *arguments: object) -> None:
+    machine.repeat_step(TracedStep(name, (*arguments, {}), is_operation=True))
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["and asks for slots that there are not", "and goes"])
+def test_accepted_drafts_are_known_without_new_slots(asks: bool) -> None:
+    """R2: what a request has computed comes back with it, drafts included, though no call has given slots since."""
+    machine = swap_machine()
+    operate(machine, "bring", "a", [0, 0])
+    operate(machine, "admit_with", "a", 2)
+    operate(machine, "grow", "a", [0])
+    operate(machine, "continue_with", "a", 2, 3)  # one token, and two drafts
+    operate(machine, "grow", "a", [1, 1])
+    if asks:
+        operate(machine, "continue_with", "a", 5, 3)
+        assert machine.calls[-1].endswith("# None")
+    operate(machine, "go_out", "a", 5)
+    for act in ("end_copies", "come_in", "end_copies"):
+        operate(machine, act, *([max(machine.flights)] if act == "end_copies" else ["a"]))
+    assert machine.cases["a"].live
+
+
+def test_a_call_has_one_fault() -> None:
+    """R1: which of two faults a refusal names is said nowhere; a request that is swapped out is one already."""
+    machine = swap_machine()
+    operate(machine, "bring", "a", [0, 0])
+    operate(machine, "admit_with", "a", 2)
+    operate(machine, "go_out", "a", 2)
+    operate(machine, "bring", "b", [0, 0])
+    assert {machine.some_case(Drawing(None, (draw,))) for draw in range(4)} == {"b"}
+
+
+@pytest.mark.parametrize("name", ["swap", "safe-manager", "safe-groups"])
+def test_a_backend_of_ours_conforms(name: str) -> None:
+    assert [found for *_, found in sweep("kvproof.fast", [name], range(100, 101))] == [""]
+
+
+def test_the_sweep_names_machines_that_there_are() -> None:
+    assert set(QUICK) < set(MACHINES)
