@@ -18,7 +18,7 @@ from .sweep import QUICK, sweep
 def swap_machine() -> Swap:
     """The machine on the specification, with three pages of two tokens."""
     bound = type("Swap", (Swap,), {"session": Session(Backend("spec", kvproof.spec), CLAUSES)})
-    machine = bound()
+    machine: Swap = bound()
     world = World(4, (Group("full", 2),), 12, options={"num_host_pages": 12})
     machine.repeat_step(TracedStep("construct", {"world": world, "restoring": False}))
     return machine
