@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .capabilities import CAPABILITIES, unknown_capabilities
+from .raising import IN_THE_CALL, Ending, frames, prints_apart
 
 __all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_parameter"]
 
@@ -118,14 +119,19 @@ def load_backend(name: str = DEFAULT_BACKEND, without: Iterable[str] = ()) -> Ba
         raise BackendError(f"backend {name!r} must be named as module or module:attribute")
     _find_in_current_folder(module_name.partition(".")[0])
     try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module runs any code while it is imported
+        with prints_apart():
+            module = importlib.import_module(module_name)
+    except Ending:
+        raise
+    except BaseException as error:  # a module runs any code while it is imported
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise BackendError(
                 f"backend {name} cannot be imported: {_not_found(module_name, str(error.name))}"
             ) from error
         reason = " ".join(str(error).split()) or "no message"
-        raise BackendError(f"backend {name} cannot be imported: {type(error).__name__}: {reason}") from error
+        where = [f" (raised at {frame})" for frame in frames(error)[-1:] if frame != IN_THE_CALL]
+        said = f"{type(error).__name__}: {reason}{''.join(where)}"
+        raise BackendError(f"backend {name} cannot be imported: {said}") from error
     holder = Backend(module_name, module).get(attribute) if colon else module
     return Backend(name, holder, frozenset(without))
 

@@ -20,6 +20,7 @@ from .deviation import SpecificationError
 from .emitting import EmitError, write_test
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from .junit import junit_xml
+from .raising import Interrupted, prints_apart
 from .redacting import redacted
 from .redaction import Redaction
 from .report import machine_line, print_report
@@ -111,8 +112,19 @@ def _run(options: Options) -> int:
         return _tell(options, deep.report(backend.name, lacks), console)
     console.print(f"seed {seed}", highlight=False)
     report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks)
-    report.machines.extend(_reports(options, backend, seed, console))
-    return _tell(options, report, console)
+    interrupted = False
+    try:
+        for found in _reports(options, backend, seed, console):
+            report.machines.append(found)
+    except Interrupted as end:
+        interrupted = True
+        for found in end.reports:
+            report.machines.append(found)
+            console.print(machine_line(found), markup=False, highlight=False, soft_wrap=True)
+    status = _tell(options, report, console)
+    if interrupted:
+        print("kvproof check: interrupted; the verdicts are on what was compared up to there", file=sys.stderr)
+    return COULD_NOT_RUN if interrupted and status == FINE else status
 
 
 def _reports(options: Options, backend: Backend, seed: int, console: Console) -> Iterator[MachineReport]:
@@ -120,7 +132,7 @@ def _reports(options: Options, backend: Backend, seed: int, console: Console) ->
     progress = Console(stderr=True)
     with closing(_found(options, backend, seed)) as found:
         for machine in options.machines:
-            with progress.status(f"{machine.name} ..."):
+            with progress.status(f"{machine.name} ..."), prints_apart():
                 report = next(found)
             console.print(machine_line(report), markup=False, highlight=False, soft_wrap=True)
             yield report

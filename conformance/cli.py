@@ -5,14 +5,12 @@ import importlib
 import importlib.util
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from kvproof import __version__
 
 from .exit_status import COULD_NOT_RUN
+from .raising import interruptible
 
 __all__ = ["main"]
 
@@ -69,29 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else COULD_NOT_RUN
     try:
-        with _terminated_as_interrupted():
+        with interruptible(signal.SIGINT, signal.SIGTERM):  # the processes that a command has started end with it
             status: int = parsed.func(parsed)
     except KeyboardInterrupt:
         print(f"kvproof {command}: interrupted", file=sys.stderr)
         return COULD_NOT_RUN
     return status
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Within, SIGTERM interrupts as ^C does: the processes that a command has started end with it."""
-    if threading.current_thread() is not threading.main_thread():  # only that one is told of signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:

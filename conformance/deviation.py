@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .raising import Ending
+
 __all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep", "attempt", "is_call"]
 
 REFUSALS = (TypeError, ValueError, IndexError)
@@ -48,7 +50,12 @@ class Deviation(Exception):
         after: the specification's observable state after it.
         trace: the steps that made the calls, so that they can be taken again.
         observed_after: the backend's observable state after it.
+
+    Attributes:
+        raised: where the backend raised, frame by frame, if that is how it deviates; see `raising.frames`.
     """
+
+    raised: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -68,12 +75,14 @@ class Deviation(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after, self.trace
-        return type(self), (*kept, self.observed_after)
+        return type(self), (*kept, self.observed_after), {"raised": self.raised}
 
     def without_trace(self) -> "Deviation":
         """The same without its steps, which may hold anything."""
         kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after
-        return Deviation(*kept, observed_after=self.observed_after)
+        found = Deviation(*kept, observed_after=self.observed_after)
+        found.raised = self.raised
+        return found
 
     @property
     def num_calls(self) -> int:
@@ -101,7 +110,7 @@ class Outcome:
     """
 
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def __str__(self) -> str:
         if self.error is None:
@@ -114,5 +123,7 @@ def attempt(act: Callable[[], Any]) -> Outcome:
     """Makes a call and catches whatever it raises: a backend may raise anything, and that is a verdict."""
     try:
         return Outcome(value=act())
-    except Exception as error:
+    except Ending:
+        raise
+    except BaseException as error:
         return Outcome(error=error)

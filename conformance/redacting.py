@@ -63,7 +63,7 @@ def _deviation(found: Deviation, line: Callable[[str], str], redaction: Redactio
     def state(shown: dict[str, str]) -> dict[str, str]:
         return {name: _redact(text, redaction, name in _KEY_FIELDS) for name, text in shown.items()}
 
-    return Deviation(
+    made = Deviation(
         found.clause,
         value(found.expected),
         value(found.observed),
@@ -72,6 +72,8 @@ def _deviation(found: Deviation, line: Callable[[str], str], redaction: Redactio
         state(found.after),
         observed_after=state(found.observed_after),
     )
+    made.raised = found.raised
+    return made
 
 
 def _redact(text: str, redaction: Redaction, lists: bool) -> str:

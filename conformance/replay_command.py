@@ -14,6 +14,7 @@ from .backends import DEFAULT_BACKEND, Backend, BackendError, load_backend
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from .log import log_command
 from .log.reading import is_log
+from .raising import prints_apart
 from .replay import Replay
 from .replay_engine import DeviationError, Engine
 from .replay_groups import GroupsError, copies_states, read_groups
@@ -158,14 +159,16 @@ def run(args: argparse.Namespace) -> int:
         return log_command.run(args)
     args.backend = args.backend or DEFAULT_BACKEND
     try:
-        job = _prepare(args)
+        with prints_apart():
+            job = _prepare(args)
     except (_BadInputError, BackendError, GroupsError, TraceError) as error:
         return _could_not_run(str(error))
     except DeviationError as error:  # it could not even be built
         _print_plain(deviation_text(error, args.backend))
         return DEVIATES
     replay = Replay(job.engine, job.sizes, job.trace)
-    deviation = _serve(replay, job)
+    with prints_apart():
+        deviation = _serve(replay, job)
     Console().print(report_table(replay.report, args.backend, job.sizes, lockstep=args.lockstep))
     if deviation is not None:
         _print_plain(deviation_text(deviation, args.backend))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import PageCopy, Request
 
 from .backends import Backend
+from .raising import Ending, frames
 from .replay_groups import copies_states
 from .replay_sizes import LOOKAHEAD, Sizes
 
@@ -45,8 +46,13 @@ class DeviationError(Exception):
         self.call, self.request_id, self.expected, self.observed = call, request_id, expected, observed
         self.step = 0
 
+    @property
+    def raised(self) -> tuple[str, ...]:
+        """Where the backend raised, frame by frame; empty if it raised nothing."""
+        return () if self.__cause__ is None else frames(self.__cause__)
 
-def described(error: Exception) -> str:
+
+def described(error: BaseException) -> str:
     """An error as one line: its type and the first line of its message."""
     first_line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
@@ -111,9 +117,9 @@ class Engine:
             self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)
             # no slot mappings are made here: the most tokens of a step are as good as any number
             self.tables = tables_class(sizes.most_live, length, length, sizes.page_sizes)
-        except MemoryError:
+        except (MemoryError, Ending):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise DeviationError("CacheManager, MultiGroupPageTable", None, "both built", described(error)) from error
         self._compile_commits(sizes)
         self.num_groups = len(sizes.groups)
@@ -171,7 +177,9 @@ class Engine:
                 if pages is None:
                     break
                 grant(pages)
-        except Exception as error:
+        except Ending:
+            raise
+        except BaseException as error:
             place = len(granted)
             call, request_id = self.advance_call(num_new_tokens[place]), requests[place].request_id
             raise DeviationError(call, request_id, "pages or None", described(error)) from error
@@ -349,7 +357,9 @@ class Engine:
         start = perf_counter_ns()
         try:
             yield
-        except Exception as error:
+        except Ending:
+            raise
+        except BaseException as error:
             raise DeviationError(call, request_id, "no error", described(error)) from error
         if part is not None:
             self.timings.add(part, perf_counter_ns() - start)

@@ -134,15 +134,18 @@ def _page_size(sizes: Sizes) -> int | None:
 
 
 def deviation_text(deviation: DeviationError, backend_name: str) -> str:
-    """The verdict on a backend that deviates, in four lines."""
+    """The verdict on a backend that deviates, in four lines and one for each frame of what it raised."""
     when = f"in step {deviation.step:,}" if deviation.step else "before the first step"
     whose = "" if deviation.request_id is None else f", {deviation.request_id}"
-    return (
-        f"{backend_name} deviates {when}{whose}\n"
-        f"  call      {deviation.call}\n"
-        f"  expected  {deviation.expected}\n"
-        f"  observed  {deviation.observed}"
-    )
+    raised = ["  raised, the innermost frame last", *(f"    {frame}" for frame in deviation.raised)]
+    lines = [
+        f"{backend_name} deviates {when}{whose}",
+        f"  call      {deviation.call}",
+        f"  expected  {deviation.expected}",
+        f"  observed  {deviation.observed}",
+        *(raised if deviation.raised else []),
+    ]
+    return "\n".join(lines)
 
 
 def report_json(
@@ -151,7 +154,7 @@ def report_json(
     """A report for a file: what was run, the verdict, the counts. Arguments as for `report_table`."""
     verdict = None
     if deviation is not None:
-        names = ("step", "request_id", "call", "expected", "observed")
+        names = ("step", "request_id", "call", "expected", "observed", "raised")
         verdict = {name: getattr(deviation, name) for name in names}
     return {
         "kvproof": "replay report",

@@ -117,6 +117,8 @@ def verdict_lines(found: Deviation) -> list[str]:
         f"  observed    {found.observed}",
         f"  {last}",
         *(f"    {call}" for call in found.calls),
+        *(["  raised, the innermost frame last"] if found.raised else []),
+        *(f"    {frame}" for frame in found.raised),
         *_states(found),
     ]
     return list(map(visible, lines))

@@ -100,6 +100,7 @@ def deviation_json(found: Deviation) -> dict[str, Any]:
         "before": found.before,
         "after": found.after,
         "observed_after": found.observed_after,
+        "raised": list(found.raised),
     }
 
 
@@ -137,7 +138,9 @@ def _deviation_from(document: Any) -> Deviation:
     texts = [_field(document, name, str) for name in ("clause", "expected", "observed")]
     states = [_table(document, name, str) for name in ("before", "after", "observed_after")]
     calls = tuple(_list(document, "calls"))
-    return Deviation(texts[0], texts[1], texts[2], calls, states[0], states[1], observed_after=states[2])
+    found = Deviation(texts[0], texts[1], texts[2], calls, states[0], states[1], observed_after=states[2])
+    found.raised = tuple(_list(document, "raised"))
+    return found
 
 
 def _field(document: Mapping[str, Any], name: str, kind: Any) -> Any:

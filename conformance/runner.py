@@ -1,10 +1,11 @@
 """Runs the machines against a backend, and says for each clause what came of it."""
 
 import math
+import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from .emitting import Script
 from .levels import Level
 from .machines import EVERY_MACHINE, MACHINES, Machine
 from .properties import clauses_of_machine
+from .raising import Interrupted, interruptible
 from .seeded_draws import seeded_draws
 from .session import EnoughError, Session
 from .shortening import make_again, shorten
@@ -154,6 +156,7 @@ def run_machine(
 
     Raises:
         BackendError: what the backend says to lack is unknown.
+        Interrupted: by a signal; its ``reports`` hold what was found up to there.
     """
     looked_at = frozenset(clauses)
     checked = clauses_of_machine(machine) & looked_at
@@ -167,7 +170,16 @@ def run_machine(
     rounds: list[Session] = []
     scripts: list[Script | None] = []
     watch = Watch(search.get("step_timeout", 0.0), board)
-    with _no_traces(), watch.watching():
+
+    def report(note: str = "") -> MachineReport:
+        merged = _merged(machine.name, checked, rounds, time.monotonic() - budget.started)
+        first = rounds[0].first_at - budget.started if rounds[0].deviations else 0.0
+        notes = [part for part in (merged.note, budget.note, note) if part]
+        made = [script for script in scripts if script is not None]
+        ended = merged.ended and not note
+        return replace(merged, scripts=made, seconds_to_first=first, ended=ended, note="; ".join(notes))
+
+    with _no_traces(), watch.watching(), interruptible(signal.SIGINT), _telling(rounds, report):
         while True:
             few = max(count / machine.examples, 1.0)
             session = Session(backend, looked_at - known, few, level, known, watch=watch)
@@ -187,11 +199,17 @@ def run_machine(
             scripts += [_script(bound, session.shortest, found_by)] if found_by else []
             if known >= checked or budget.is_spent():
                 break
-    merged = _merged(machine.name, checked, rounds, time.monotonic() - budget.started)
-    first = rounds[0].first_at - budget.started if rounds[0].deviations else 0.0
-    notes = [note for note in (merged.note, budget.note) if note]
-    made = [script for script in scripts if script is not None]
-    return replace(merged, scripts=made, seconds_to_first=first, note="; ".join(notes))
+    return report()
+
+
+@contextmanager
+def _telling(rounds: list[Session], report: Callable[[str], MachineReport]) -> Iterator[None]:
+    """Within, whoever interrupts the machine is told what it has found so far."""
+    try:
+        yield
+    except Interrupted as end:
+        end.reports += [report("interrupted")] if rounds else []
+        raise
 
 
 class _Budget:

@@ -10,6 +10,7 @@ from zlib import crc32
 from .backends import Backend
 from .deviation import Deviation, TracedStep
 from .levels import Level
+from .raising import Ending
 from .step_timeout import Watch
 
 __all__ = ["EnoughError", "Session", "TracedStep"]
@@ -20,11 +21,8 @@ _SAMPLED = 8
 """One in so many examples is made again where nothing deviates, to see whether it ends alike."""
 
 
-class EnoughError(BaseException):
-    """Ends a run from inside: a deviation was found, or there were enough tries to make one shorter.
-
-    No `Exception`, so that Hypothesis lets it pass like an interrupt.
-    """
+class EnoughError(Ending):
+    """Ends a run from inside: a deviation was found, or there were enough tries to make one shorter."""
 
 
 class Session:

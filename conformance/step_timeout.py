@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
+from .raising import Ending, is_deaf
+
 __all__ = ["BOARD_SIZE", "Board", "InFlight", "NoAnswer", "Watch", "no_answer"]
 
 BOARD_SIZE = 1 << 16
@@ -26,12 +28,9 @@ _CALLS_AT = _HEAD_AT + _HEAD_SIZE
 _AGAIN = 1.0
 """Seconds after which a call is interrupted again: code may catch whatever is raised in it."""
 
-_DEAF = frozenset({"gc_callback", "__del__"})
-"""Functions in which Python ignores what is raised, and says so; the call is interrupted a second later."""
 
-
-class NoAnswer(BaseException):
-    """Ends a call whose time is over. No `Exception`, so that a backend that catches those does not catch it."""
+class NoAnswer(Ending):
+    """Ends a call whose time is over."""
 
 
 def no_answer(seconds: float, at_first: float) -> str:
@@ -208,7 +207,7 @@ class Watch:
         return bool(self.note)
 
     def _ring(self, _: int, frame: FrameType | None) -> None:
-        if self._depth and (frame is None or frame.f_code.co_name not in _DEAF):
+        if self._depth and not is_deaf(frame):  # where it is, the call is interrupted a second later
             self._rang = True
             raise NoAnswer
 

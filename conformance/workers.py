@@ -6,6 +6,8 @@ called is read off its board, and another process goes on with the other machine
 
 import atexit
 import ctypes
+import os
+import signal
 import time
 import traceback
 from collections import deque
@@ -19,6 +21,7 @@ from .backends import BackendError, load_backend
 from .deviation import Deviation, SpecificationError
 from .machines import EVERY_MACHINE, TOGETHER
 from .properties import clauses_of_machine
+from .raising import Interrupted, interruptible
 from .runner import MachineReport, Search, run_machine
 from .step_timeout import BOARD_SIZE, Board, InFlight, no_answer
 
@@ -26,6 +29,9 @@ __all__ = ["Task", "WorkerError", "run_in_workers"]
 
 _LOOK_AGAIN = 0.5
 """Seconds between two looks at the boards."""
+
+_PATIENCE = 3.0
+"""Seconds that a process has to tell what it has found when it is interrupted."""
 
 _GRACE = 1.5
 """Seconds beyond its time after which a step is not expected any more to be ended from inside."""
@@ -74,11 +80,13 @@ def run_in_workers(task: Task, machines: Sequence[str], jobs: int) -> Generator[
         BackendError: a process could not load the backend.
         SpecificationError: the specification is wrong.
         WorkerError: a process failed, and no call of the backend was in flight.
+        Interrupted: by a signal; its ``reports`` hold what was found up to there and not yet told.
     """
     together = [name for name in machines if name in TOGETHER]
     waiting = deque([together] if together else [])
     waiting.extend([name] for name in machines if name not in TOGETHER)
     found: dict[str, MachineReport] = {}
+    told: set[str] = set()
     workers: list[_Worker] = []
     try:
         for name in machines:
@@ -96,6 +104,11 @@ def run_in_workers(task: Task, machines: Sequence[str], jobs: int) -> Generator[
                     worker.stop()
                     waiting.extendleft([worker.names] if worker.names else [])
             yield found[name]
+            told.add(name)
+    except Interrupted as end:
+        found |= {report.name: report for worker in workers for report in worker.so_far()}
+        end.reports += [found[name] for name in machines if name in found and name not in told]
+        raise
     finally:
         for worker in workers:
             worker.stop()
@@ -184,6 +197,20 @@ class _Worker:
             )
         ]
 
+    def so_far(self) -> list[MachineReport]:
+        """What the process has found up to now, its machine being interrupted."""
+        if not self.names or not self._process.is_alive():
+            return []
+        self._process.terminate()
+        reports = []
+        try:
+            while self._connection.poll(_PATIENCE):
+                report = self._connection.recv()
+                reports += [report] if isinstance(report, MachineReport) else []
+        except (EOFError, OSError):  # it has ended, as it should
+            return reports
+        return reports
+
     def stop(self) -> None:
         """Ends the process, in any case."""
         atexit.unregister(self._process.kill)
@@ -195,21 +222,32 @@ class _Worker:
 def _serve(task: Task, connection: "Connection[Any, Any]", memory: Any) -> None:
     """What the process does: it runs the machines that it is given, until it is given none."""
     board = Board(memory)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # ^C reaches all processes of a terminal; who started this one sees to it
+    os.dup2(2, 1)  # what a backend prints goes where errors go: the report stays readable
     try:
-        backend = load_backend(task.backend, task.without)
-        while True:
-            for name in connection.recv():
-                machine = EVERY_MACHINE[name]
-                report = run_machine(
-                    machine, backend, task.seed, task.clauses, task.examples, board=board, **task.search
-                )
-                connection.send(_without_steps(report))
+        with interruptible(signal.SIGTERM):
+            _run_machines(task, connection, board)
     except (BackendError, SpecificationError) as error:
         connection.send(error)
-    except (EOFError, KeyboardInterrupt):
+    except Interrupted as end:
+        for report in end.reports:
+            connection.send(_without_steps(report))
+    except EOFError:
         return
-    except Exception:
+    except BaseException:
         connection.send(WorkerError(traceback.format_exc()))
+
+
+def _run_machines(task: Task, connection: "Connection[Any, Any]", board: Board) -> None:
+    """Runs what is asked for, until nothing is any more."""
+    backend = load_backend(task.backend, task.without)
+    while True:
+        for name in connection.recv():
+            machine = EVERY_MACHINE[name]
+            found = run_machine(machine, backend, task.seed, task.clauses, task.examples, board=board, **task.search)
+            connection.send(_without_steps(found))
 
 
 def _without_steps(report: MachineReport) -> MachineReport:

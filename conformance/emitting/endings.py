@@ -37,7 +37,7 @@ class Last:
     expected: Any = None
     refusal: Exception | None = None
     observed: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
     text: str = ""
 
 

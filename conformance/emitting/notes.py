@@ -259,7 +259,7 @@ class Notes:
         statement = self.add(f"{text}({', '.join(shown)})", name=_word(called), idle=reads, inline=builds)
         try:
             value = called(*(real for real, _ in given), **{name: real for name, (real, _) in named.items()})
-        except Exception as error:
+        except BaseException as error:
             statement.refused = type(error).__name__
             raise
         statement.value = value
@@ -273,7 +273,7 @@ class Notes:
         self.statements.append(statement)
         try:
             setattr(owner, name, real)
-        except Exception as error:
+        except BaseException as error:
             statement.refused = type(error).__name__
             raise
 

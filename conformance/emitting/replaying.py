@@ -98,7 +98,7 @@ class _Noting(Machine):
                         return given
                     self.last.text = self.notes.text_of_result(given)
                     self.last.observed = self.notes.strip(given)
-            except Exception as error:
+            except BaseException as error:
                 self.last.error = error
                 raise
             return self.last.observed

@@ -23,11 +23,13 @@ class Fault(NamedTuple):
         clause: the clause that it breaks.
         expected: what must be.
         observed: what is.
+        raised: where the engine raised, frame by frame, if that is what is wrong.
     """
 
     clause: str
     expected: str
     observed: str
+    raised: tuple[str, ...] = ()
 
 
 def plan_fault(engine: Engine, plans: Sequence[Plan]) -> Fault | None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..raising import Ending, frames
 from .config import ModelConfig
 from .dense import dense_logits, tolerance
 from .judging import Fault, output_fault, plan_fault, told
@@ -137,11 +138,13 @@ class _Driver:
             )
         except ValueError as error:
             if not str(error).endswith("[ENG-2]"):
-                raise _WrongError(Fault("R1", "the request to be taken", _brief(error))) from error
+                raise _WrongError(Fault("R1", "the request to be taken", _brief(error), frames(error))) from error
             self._trial.refused += 1
             self._trial.lines[-1] += "  # refused: it can never fit the pool"
-        except Exception as error:
-            raise _WrongError(Fault("R1", "the request to be taken", _brief(error))) from error
+        except Ending:
+            raise
+        except BaseException as error:
+            raise _WrongError(Fault("R1", "the request to be taken", _brief(error), frames(error))) from error
         else:
             self._trial.requests += 1
             self._served[action.name] = Served(list(action.prompt), action.sampling)
@@ -190,11 +193,13 @@ class _Driver:
     def _called(self, clause: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Exception as error:
-            raise _WrongError(Fault(clause, "no error", _brief(error))) from error
+        except Ending:
+            raise
+        except BaseException as error:
+            raise _WrongError(Fault(clause, "no error", _brief(error), frames(error))) from error
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

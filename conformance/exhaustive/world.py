@@ -154,11 +154,11 @@ class SmallWorld(Machine):
         if self._care is COMPARING:
             super().compare_states(*args, **options)
 
-    def differ(self, clause: str, expected: str, observed: str) -> NoReturn:
+    def differ(self, clause: str, expected: str, observed: str, error: BaseException | None = None) -> NoReturn:
         """Ends the way: the backend breaks a clause, which is a verdict if the clause is looked at."""
         if clause not in self.session.clauses:
             raise UndecidedError(clause)
-        super().differ(clause, expected, observed)
+        super().differ(clause, expected, observed, error)
 
 
 @functools.cache

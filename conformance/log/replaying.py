@@ -166,7 +166,8 @@ class Run:
     def _operation(self, operation: Operation) -> Replayed:
         (answer,) = self.player.call(operation)
         if answer.error is not None and answer.error not in ("TypeError", "ValueError", "IndexError"):
-            raise UnplayableError(f"operation {operation.number} can't be made: {answer.error}")
+            where = f", raised at {answer.raised[-1]}" if answer.raised else ""
+            raise UnplayableError(f"operation {operation.number} can't be made: {answer.error}{where}")
         self.operations += 1
         things = self.player.sides[0].things
         thing = things[operation.target]

@@ -1,12 +1,13 @@
 """One implementation that makes the calls of a log: the specification, or a backend."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import Request
 
+from ..raising import Ending, frames
 from .calls import CALLS, PROPERTIES, Call
 from .entries import Made, Operation
 from .states import page_views, read_state
@@ -33,12 +34,19 @@ class Answer:
         error: the kind of error that it raised; None if it returned.
         message: the error's message.
         returned: what it returned.
+        raised: where it raised an error without a clause's label, frame by frame.
     """
 
     value: Any = None
     error: str | None = None
     message: str = ""
     returned: Any = None
+    raised: tuple[str, ...] = ()
+
+    @property
+    def labelled(self) -> bool:
+        """Whether its message ends with a clause's label: of the others nobody knows what stands in them (SEC-2)."""
+        return " ".join(self.message.split()).endswith(f"[{self.clause}]")
 
     @property
     def clause(self) -> str:
@@ -48,9 +56,7 @@ class Answer:
     def __str__(self) -> str:
         if self.error is None:
             return repr(self.value)
-        message = " ".join(self.message.split())
-        labelled = message.endswith(f"[{self.clause}]")  # of others' messages nobody knows what stands in them (SEC-2)
-        return f"raised {self.error}" + (f": {message}" if labelled else "")
+        return f"raised {self.error}" + (f": {' '.join(self.message.split())}" if self.labelled else "")
 
 
 @dataclass
@@ -107,8 +113,11 @@ class Side:
         try:
             returned = self._act(thing, call, operation)
             value = result(call.result, returned, self._keys)
-        except Exception as error:  # a backend may raise anything
-            return Answer(error=kind_of(error), message=str(error))
+        except Ending:
+            raise
+        except BaseException as error:  # a backend may raise anything
+            answer = Answer(error=kind_of(error), message=str(error))
+            return answer if answer.labelled else replace(answer, raised=frames(error))
         if call.result == "hit":
             self._hits[operation.arguments["request"]["r"]] = returned[0]
         return Answer(value, returned=returned)

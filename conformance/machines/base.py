@@ -17,6 +17,7 @@ from ..contrast import beside, contrast, shown
 from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
 from ..levels import Level
 from ..properties import clauses_of_step, steps_of
+from ..raising import frames
 from ..session import EnoughError, Session, TracedStep
 from ..spelling import LISTED, TOKENS, WIDE, Spelling
 from ..step_timeout import NoAnswer
@@ -223,7 +224,7 @@ class Machine(RuleBasedStateMachine):
             outcome = attempt(lambda: act(self.backend))
         self._compared.add(clause)
         if outcome.error is not None:
-            self.differ(clause, "an object", str(outcome))
+            self.differ(clause, "an object", str(outcome), outcome.error)
         self.backend.put(outcome.value)
 
     def watch(self, *fields: Field) -> None:
@@ -312,10 +313,10 @@ class Machine(RuleBasedStateMachine):
             elif not alone or not self.session.clauses.isdisjoint({clause, *also}):
                 self._compared |= {clause, *also}
                 if observed.error is not None:
-                    self.differ(clause, shown(plain.value), str(observed))
+                    self.differ(clause, shown(plain.value), str(observed), observed.error)
                 seen = attempt(lambda: normal(observed.value, self.backend))
                 if seen.error is not None:
-                    self.differ(clause, shown(plain.value), f"a result that cannot be read: {shown(seen)}")
+                    self.differ(clause, shown(plain.value), f"a result that cannot be read: {shown(seen)}", seen.error)
                 if not equal(plain.value, seen.value):
                     where = clause if blame is None else blame(plain.value, seen.value)
                     self.differ(where, *contrast(plain.value, seen.value))
@@ -335,9 +336,9 @@ class Machine(RuleBasedStateMachine):
         if self.session.level == "safe" or "R1" not in self.session.clauses:
             return
         if not isinstance(observed.error, kind):
-            self.differ("R1", str(expected), str(observed))
+            self.differ("R1", str(expected), str(observed), observed.error)
         if not str(observed.error).strip():
-            self.differ("R1", str(expected), f"{observed}, without a message")
+            self.differ("R1", str(expected), f"{observed}, without a message", observed.error)
 
     # -- State --------------------------------------------------------------------------------------
 
@@ -348,7 +349,7 @@ class Machine(RuleBasedStateMachine):
             outcome = attempt(read)
         if outcome.error is not None or not equal(expected, outcome.value):
             right, seen = contrast(expected, outcome if outcome.error else outcome.value)
-            self.differ(clause, f"{what}: {right}", seen)
+            self.differ(clause, f"{what}: {right}", seen, outcome.error)
 
     def compared(self, clause: str) -> None:
         """Notes that this step compares something by a clause."""
@@ -379,11 +380,18 @@ class Machine(RuleBasedStateMachine):
                 self._wrong_before.add(shows.name)  # whatever is called next is not to blame
                 continue
             right, seen = contrast(expected, outcome if outcome.error else outcome.value)
-            self.differ(clause, f"{shows.name} = {right}", f"{shows.name} = {seen}")
+            self.differ(clause, f"{shows.name} = {right}", f"{shows.name} = {seen}", outcome.error)
         self._before = self._after
 
-    def differ(self, clause: str, expected: str, observed: str) -> NoReturn:
-        """Ends the example: the backend breaks a clause, which is a verdict if the clause is looked at."""
+    def differ(self, clause: str, expected: str, observed: str, error: BaseException | None = None) -> NoReturn:
+        """Ends the example: the backend breaks a clause, which is a verdict if the clause is looked at.
+
+        Args:
+            clause: the clause's label.
+            expected: what is right.
+            observed: what the backend did.
+            error: what it raised, if that is what is wrong.
+        """
         self._compared.add(clause)
         if clause not in self.session.clauses:
             raise _Undecided
@@ -391,6 +399,7 @@ class Machine(RuleBasedStateMachine):
         before, after, observed_after = self._states()
         calls, trace = tuple(self.calls), tuple(self._trace)
         found = Deviation(clause, expected, observed, calls, before, after, trace, observed_after)
+        found.raised = () if error is None else frames(error)
         self.session.record(found)
         raise found
 
@@ -422,7 +431,7 @@ def _has(backend: Backend, name: str) -> bool:
     return hasattr(backend.get(first), path[0])
 
 
-def _is_refusal(error: Exception) -> bool:
+def _is_refusal(error: BaseException) -> bool:
     """Whether the specification raised an error on purpose: one of the three kinds, with a clause's label."""
     message = str(error)
     return isinstance(error, REFUSALS) and message.endswith(f"[{clause_of_message(message)}]")

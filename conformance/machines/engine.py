@@ -187,7 +187,7 @@ class EngineMachine(Machine):
         self.calls.extend(notes)
         self.compared("ENG-2")
         for fault in faults:
-            self.differ(*fault)
+            self.differ(fault.clause, fault.expected, fault.observed)
         for output in made.backend:
             self.judge(output)
         self.hold_unfinished("ENG-2")
@@ -200,7 +200,7 @@ class EngineMachine(Machine):
         self.compared("ENG-1")
         fault = output_fault(output, asked.sampling, dense(self.kit, tokens), lambda: bound(self.kit, tokens))
         if fault is not None:
-            self.differ(*fault)
+            self.differ(fault.clause, fault.expected, fault.observed)
         if output.token is None:
             return
         asked.tokens.append(output.token)

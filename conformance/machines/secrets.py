@@ -95,7 +95,7 @@ class Secrets(Machine):
             nonlocal refusing
             try:
                 result = act(side)
-            except Exception as error:
+            except BaseException as error:
                 if side is self.spec:
                     refusing = clause_of_message(str(error))
                 else:

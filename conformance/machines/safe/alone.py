@@ -42,7 +42,7 @@ class Alone(Machine):
             outcome = attempt(lambda: act(self.backend))
         self.compared(clause)
         if outcome.error is not None:
-            self.differ(clause, "an object", str(outcome))
+            self.differ(clause, "an object", str(outcome), outcome.error)
         self.backend.put(outcome.value)
 
     def try_out(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Outcome:
@@ -64,11 +64,13 @@ class Alone(Machine):
             outcome = attempt(lambda: act(self.backend))
         if outcome.error is not None:
             self.calls[-1] = f"{line}  # {type(outcome.error).__name__}"
+            if not isinstance(outcome.error, Exception):  # which would end the engine
+                self.differ(clause, "an answer or a refusal", str(outcome), outcome.error)
             return outcome
         seen = attempt(lambda: read(outcome.value))
         self.calls[-1] = f"{line}  # {shown(seen.value) if seen.error is None else shown(outcome.value)}"
         if seen.error is not None:
-            self.differ(clause, "an answer that can be read", f"{shown(outcome.value)}: {seen}")
+            self.differ(clause, "an answer that can be read", f"{shown(outcome.value)}: {seen}", seen.error)
         return seen
 
     def ask(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Any:
@@ -76,7 +78,7 @@ class Alone(Machine):
         outcome = self.try_out(line, clause, act, read)
         self.compared(clause)
         if outcome.error is not None:
-            self.differ(clause, "an answer: nothing is wrong with the call", str(outcome))
+            self.differ(clause, "an answer: nothing is wrong with the call", str(outcome), outcome.error)
         return outcome.value
 
     def refuse(self, line: str, clause: str, why: str, act: Act) -> None:
@@ -113,7 +115,7 @@ class Alone(Machine):
         with self.watched(clause, f"{name} that can be read"):
             outcome = attempt(lambda: shows.read(self.backend))
         if outcome.error is not None:
-            self.differ(clause, f"{name} that can be read", str(outcome))
+            self.differ(clause, f"{name} that can be read", str(outcome), outcome.error)
         return outcome.value
 
     def unchanged(self, clause: str, why: str) -> None:

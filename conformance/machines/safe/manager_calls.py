@@ -172,7 +172,7 @@ class ManagerCalls(ManagerModel):
         fits = wanted.net <= self.num_free
         if answer.error is not None:
             if standing == "right":
-                self.differ("MAN-2", "an answer: nothing is wrong with the call", str(answer))
+                self.differ("MAN-2", "an answer: nothing is wrong with the call", str(answer), answer.error)
         elif standing == "wrong" and answer.value is not None:
             why = "the hits are not the request's prefix, or the tokens are too many"
             self.differ("MAN-2", f"a refusal: {why}", shown(answer.value))

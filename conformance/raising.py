@@ -1,0 +1,116 @@
+"""What a backend raises, told apart from what ends a run, and where it raised it.
+
+A backend may raise anything, `SystemExit` and `KeyboardInterrupt` too, and each is a verdict. ^C has to end the run all
+the same: so while machines run, the signal raises `Interrupted`, and a plain `KeyboardInterrupt` is the backend's own.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from itertools import dropwhile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = ["IN_THE_CALL", "Ending", "Interrupted", "frames", "interruptible", "is_deaf", "prints_apart"]
+
+_HERE = Path(__file__).parent
+_BACKENDS = (_HERE / "adapters", _HERE / "catalogue")
+"""Folders of the suite whose modules are backends."""
+
+IN_THE_CALL = "in the call itself, before any line of the backend"
+"""Stands for the frames where there are none."""
+
+_DEAF = frozenset({"gc_callback", "__del__"})
+"""Functions, Hypothesis's among them, in which Python ignores what is raised."""
+
+_AGAIN = 0.05
+"""Seconds after which a signal that came in one of them is sent again."""
+
+_FIRST, _LAST = 3, 8
+"""So many frames of a long traceback are told."""
+
+
+class Ending(BaseException):
+    """Ends a run from inside. It is no `Exception`, which a backend may catch, and `attempt` lets it pass."""
+
+
+class Interrupted(Ending, KeyboardInterrupt):
+    """The user, or whoever sends signals, wants the run to end.
+
+    Attributes:
+        reports: what was found up to there, where whoever is interrupted can tell; see `runner.run_machine`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[Any] = []
+
+
+@contextlib.contextmanager
+def interruptible(*signals: signal.Signals) -> Iterator[None]:
+    """Within, signals raise `Interrupted`, but for those that are ignored.
+
+    Only the main thread is told of signals; in another one nothing changes.
+
+    Args:
+        signals: the signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in signals}
+    for number, handler in before.items():
+        if handler not in (signal.SIG_IGN, None):
+            signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def is_deaf(frame: FrameType | None) -> bool:
+    """Whether Python ignores what is raised in a frame, and only says that it does."""
+    return any(found.f_code.co_name in _DEAF for found, _ in traceback.walk_stack(frame))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if is_deaf(frame):  # the signal would be lost
+        threading.Timer(_AGAIN, os.kill, (os.getpid(), number)).start()
+        return
+    raise Interrupted
+
+
+def prints_apart() -> contextlib.AbstractContextManager[Any]:
+    """Within, what is printed goes to the standard error stream: a backend's words don't stand amid a report."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def frames(error: BaseException) -> tuple[str, ...]:
+    """Where a backend raised: ``file:line in function: text`` for each of its frames, the innermost last.
+
+    Args:
+        error: what it raised. The frames of the suite, which called the backend, are left out.
+    """
+    entries = traceback.extract_tb(error.__traceback__)
+    own = list(dropwhile(lambda entry: _is_suite(entry.filename), entries))
+    if not own:
+        return (IN_THE_CALL,)
+    lines = [f"{entry.filename}:{entry.lineno} in {entry.name}: {entry.line}" for entry in own]
+    left_out = len(lines) - _FIRST - _LAST
+    if left_out > 1:
+        lines[_FIRST:-_LAST] = [f"... {left_out} more"]
+    return tuple(lines)
+
+
+def _is_suite(file: str) -> bool:
+    path = Path(file)
+    if path.parent.name == "importlib" or file.startswith("<frozen importlib"):
+        return True
+    return path.is_relative_to(_HERE) and not any(path.is_relative_to(folder) for folder in _BACKENDS)

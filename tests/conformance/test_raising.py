@@ -1,0 +1,176 @@
+"""What a backend raises is a verdict that says where; what the user sends ends the run, with what was found so far."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from kvproof.conformance import load_backend
+from kvproof.conformance.deviation import attempt
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.raising import IN_THE_CALL, Interrupted, frames, interruptible
+from kvproof.conformance.runner import run_machine
+
+BACKEND = """
+import sys, time, types
+from kvproof import fast
+
+print("imported, says the backend")
+
+class Pool(fast.PagePool):
+    def free_pages(self, ordered_pages):
+        print("freeing, says the backend")
+        self.deeper()
+
+def pool(deeper):
+    return types.SimpleNamespace(PagePool=type("Pool", (Pool,), {"deeper": deeper}))
+
+def fail(self): raise OSError("disk full")
+def leave(self): sys.exit(3)
+def interrupt(self): raise KeyboardInterrupt
+class Telling(fast.PagePool):
+    calls = 0
+
+    def free_pages(self, ordered_pages):
+        super().free_pages(ordered_pages)
+        Telling.calls += 1
+        if Telling.calls == 100:
+            print("so many steps", flush=True)
+
+telling = types.SimpleNamespace(PagePool=Telling)
+failing, leaving, interrupting = pool(fail), pool(leave), pool(interrupt)
+"""
+
+IN_THIS_PROCESS = ["--jobs", "1", "--step-timeout", "0"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my_engine.py").write_text(BACKEND)
+    return tmp_path
+
+
+def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvproof.conformance", "check", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("where", [[], IN_THIS_PROCESS], ids=["workers", "this process"])
+@pytest.mark.parametrize(
+    ("backend", "observed", "line"),
+    [
+        ("failing", "raised OSError: disk full", 'in fail: def fail(self): raise OSError("disk full")'),
+        ("leaving", "raised SystemExit: 3", "in leave: def leave(self): sys.exit(3)"),
+        ("interrupting", "raised KeyboardInterrupt", "in interrupt: def interrupt(self): raise KeyboardInterrupt"),
+    ],
+)
+def test_what_a_backend_raises_is_a_verdict_with_its_frames(
+    backend: str, observed: str, line: str, where: list[str], folder: Path
+) -> None:
+    """POOL-5: in the terminal, in JSON and in JUnit's XML; what the backend prints stands in none of them."""
+    few = ["--machines", "pool", "--clauses", "POOL-5", "--profile", "quick", "--seed", "1", *where]
+    done = check(folder, "--backend", f"my_engine:{backend}", *few, "--json", "report.json", "--junit", "report.xml")
+    assert done.returncode == 1, done.stderr
+    (found,) = json.loads((folder / "report.json").read_text())["machines"][0]["deviations"]
+    assert found["observed"] == observed
+    outer, inner = found["raised"]
+    assert outer.startswith(f"{folder / 'my_engine.py'}:10 in free_pages: ")
+    assert inner.startswith(f"{folder / 'my_engine.py'}:")
+    assert inner.endswith(line)
+    failure = ElementTree.parse(folder / "report.xml").find(".//failure")
+    assert failure is not None
+    for text in (done.stdout, failure.text or ""):
+        assert f"    {outer}\n    {inner}\n" in text
+        assert "says the backend" not in text
+    assert "freeing, says the backend" in done.stderr
+
+
+def test_a_backend_that_leaves_while_it_is_imported_cannot_be_had(folder: Path) -> None:
+    (folder / "script.py").write_text("import sys\nsys.exit('usage: script FILE')\n")
+    done = check(folder, "--backend", "script")
+    assert done.returncode == 2
+    assert "SystemExit: usage: script FILE (raised at" in done.stderr
+    assert "script.py:2 in <module>: sys.exit('usage: script FILE'))" in done.stderr
+
+
+def test_at_level_safe_leaving_is_no_refusal(folder: Path) -> None:
+    few = ["--machines", "safe-pool", "--profile", "quick", "--seed", "1"]
+    done = check(folder, "--backend", "my_engine:leaving", "--level", "safe", *few)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "observed    raised SystemExit: 3" in done.stdout
+
+
+def test_frames_of_the_suite_are_left_out() -> None:
+    def recurse(depth: int) -> None:
+        if depth:
+            recurse(depth - 1)
+        raise LookupError
+
+    error = attempt(lambda: recurse(50)).error
+    assert error is not None
+    told = frames(error)
+    assert len(told) == 12
+    assert f"... {52 - 11} more" in told
+    assert told[0].startswith(f"{__file__}:")
+
+
+def test_a_call_that_a_backend_does_not_take_has_no_frame_of_the_backend() -> None:
+    error = attempt(functools.partial(len, 1)).error  # type: ignore[arg-type]
+    assert error is not None
+    assert frames(error) == (IN_THE_CALL,)
+
+
+def test_an_interrupt_by_a_signal_is_no_outcome_of_a_call() -> None:
+    def signalled() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible(signal.SIGINT), pytest.raises(Interrupted):
+        attempt(signalled)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert isinstance(attempt(lambda: (_ for _ in ()).throw(KeyboardInterrupt)).error, KeyboardInterrupt)
+
+
+def test_a_machine_that_is_interrupted_tells_what_it_found() -> None:
+    backend = load_backend("kvproof.fast")
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    with pytest.raises(Interrupted) as ended:
+        run_machine(MACHINES["pool"], backend, 0, examples=100_000)
+    (report,) = ended.value.reports
+    assert report.steps > 0
+    assert (report.note, report.ended) == ("interrupted", False)
+
+
+@pytest.mark.parametrize(
+    ("number", "where"),
+    [(signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGINT, IN_THIS_PROCESS)],
+    ids=["^C", "SIGTERM", "^C, no workers"],
+)
+def test_an_interrupted_check_tells_its_verdicts_so_far(number: int, where: list[str], folder: Path) -> None:
+    """As a terminal does it: every process of the group gets the signal."""
+    arguments = ["--backend", "my_engine:telling", "--machines", "pool", "--seed", "1", "--json", "report.json", *where]
+    command = [sys.executable, "-m", "kvproof.conformance", "check", "--examples", "100000", *arguments]
+    started = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert started.stderr is not None
+    while "so many steps" not in started.stderr.readline():
+        assert started.poll() is None
+    os.killpg(started.pid, number)
+    said, errors = started.communicate(timeout=60)
+    assert started.returncode == 2, said + errors
+    assert "interrupted; the verdicts are on what was compared up to there" in errors
+    assert "Traceback" not in errors
+    assert "; interrupted" in said
+    (machine,) = json.loads((folder / "report.json").read_text())["machines"]
+    assert machine["steps"] > 50
+    assert machine["tried"]["POOL-5"] > 50
