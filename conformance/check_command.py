@@ -14,11 +14,11 @@ from contextlib import closing
 from rich.console import Console
 
 from .backends import Backend, BackendError, load_backend
-from .check_options import BadInputError, Options, add_options, read_options, write
+from .check_options import BadInputError, Options, add_options, be_writable, read_options, write
 from .deep import DeepRun, resumed
 from .deviation import SpecificationError
 from .emitting import EmitError, write_test
-from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
+from .exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
 from .junit import junit_xml
 from .raising import Interrupted, prints_apart
 from .redacting import redacted
@@ -89,12 +89,10 @@ def run_check(arguments: argparse.Namespace) -> int:
     """
     try:
         options = read_options(arguments)
-        for file in (arguments.json, arguments.junit):
-            write(file, "")  # better known now than after a minute
+        be_writable(arguments.json, arguments.junit, arguments.state)  # better known now than after a minute
         return _run(options)
     except (BadInputError, XfailsError, BackendError, SpecificationError, WorkerError) as error:
-        print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
-        return COULD_NOT_RUN
+        return could_not_run("check", str(error))
 
 
 def _run(options: Options) -> int:

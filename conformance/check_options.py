@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvproof.spec.clauses import CLAUSES
 
@@ -14,9 +13,10 @@ from .levels import LEVELS, Level
 from .machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, ON_REQUEST, Machine
 from .profiles import PROFILES
 from .runner import Search, machines_for
+from .writing import require_writable, write_file
 from .xfails import Xfails, read_xfails
 
-__all__ = ["BadInputError", "Options", "add_options", "read_options", "write"]
+__all__ = ["BadInputError", "Options", "add_options", "be_writable", "read_options", "write"]
 
 _MOST_SEED = 2**64
 
@@ -187,7 +187,21 @@ def _chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
     return [name for name in known if name in words]
 
 
-def write(file: str | None, text: Any) -> None:
+def be_writable(*files: str | None) -> None:
+    """Finds out before the work whether files can be written after it.
+
+    Raises:
+        BadInputError: one of them cannot.
+    """
+    for file in files:
+        if file is not None:
+            try:
+                require_writable(file)
+            except OSError as error:
+                raise BadInputError(f"{file}: {error.strerror or error}") from error
+
+
+def write(file: str | None, text: str) -> None:
     """Writes a file, where one is asked for.
 
     Raises:
@@ -196,6 +210,6 @@ def write(file: str | None, text: Any) -> None:
     if file is None:
         return
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        write_file(file, text)
     except OSError as error:
         raise BadInputError(f"{file}: {error.strerror or error}") from error

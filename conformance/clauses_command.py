@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,9 +9,10 @@ from rich.console import Console
 from kvproof.spec.clauses import CLAUSES
 
 from .clause_index import implementations
-from .exit_status import COULD_NOT_RUN, FINE
+from .exit_status import FINE, could_not_run
 from .machines import MACHINES
 from .properties import declared_clauses
+from .writing import write_file
 
 __all__ = ["add_parser", "clause_list", "run_clauses"]
 
@@ -59,10 +58,9 @@ def run_clauses(arguments: argparse.Namespace) -> int:
         print(text, end="")
         return FINE
     try:
-        Path(arguments.json).write_text(text, encoding="utf-8")
+        write_file(arguments.json, text)
     except OSError as error:
-        print(f"kvproof clauses: {arguments.json}: {error.strerror or error}", file=sys.stderr)
-        return COULD_NOT_RUN
+        return could_not_run("clauses", f"{arguments.json}: {error.strerror or error}")
     return FINE
 
 

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from kvproof import __version__
 
 from .exit_status import COULD_NOT_RUN
-from .raising import interruptible
+from .raising import interruptible, was_interrupted
+from .terminal import Unheard
 
 __all__ = ["main"]
 
@@ -55,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 no deviation, 1 the backend deviates, 2 could not run.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # it is the process's own
+        sys.stdout = Unheard(sys.stdout)
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command in _COMMANDS:
         missing = [name for name in ("hypothesis", "rich") if importlib.util.find_spec(name) is None]
@@ -71,7 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             status: int = parsed.func(parsed)
     except KeyboardInterrupt:
         print(f"kvproof {command}: interrupted", file=sys.stderr)
-        return COULD_NOT_RUN
+        status = COULD_NOT_RUN
+    if argv is None and was_interrupted():
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)  # JAX, broken off in the middle, would end the interpreter by SIGSEGV
     return status
 
 

@@ -1,6 +1,10 @@
 """What the commands' exit statuses mean."""
 
-__all__ = ["COULD_NOT_RUN", "DEVIATES", "FINE"]
+import sys
+
+from .terminal import visible
+
+__all__ = ["COULD_NOT_RUN", "DEVIATES", "FINE", "could_not_run"]
 
 FINE = 0
 """No deviation was seen."""
@@ -10,3 +14,9 @@ DEVIATES = 1
 
 COULD_NOT_RUN = 2
 """Bad input: nothing is said about the backend."""
+
+
+def could_not_run(command: str, reason: str) -> int:
+    """Says in one line why a command could not run (SEC-4: whatever stands in the reason); returns its exit status."""
+    print(visible(f"kvproof {command}: {reason}"), file=sys.stderr)
+    return COULD_NOT_RUN

@@ -5,6 +5,7 @@ the same: so while machines run, the signal raises `Interrupted`, and a plain `K
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -16,7 +17,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["IN_THE_CALL", "Ending", "Interrupted", "frames", "interruptible", "is_deaf", "prints_apart"]
+__all__ = [
+    "IN_THE_CALL",
+    "Ending",
+    "Interrupted",
+    "frames",
+    "interruptible",
+    "is_deaf",
+    "prints_apart",
+    "was_interrupted",
+]
 
 _HERE = Path(__file__).parent
 _BACKENDS = (_HERE / "adapters", _HERE / "catalogue")
@@ -25,11 +35,11 @@ _BACKENDS = (_HERE / "adapters", _HERE / "catalogue")
 IN_THE_CALL = "in the call itself, before any line of the backend"
 """Stands for the frames where there are none."""
 
-_DEAF = frozenset({"gc_callback", "__del__"})
-"""Functions, Hypothesis's among them, in which Python ignores what is raised."""
-
 _AGAIN = 0.05
 """Seconds after which a signal that came in one of them is sent again."""
+
+_came: list[int] = []
+"""The signals that interrupted something."""
 
 _FIRST, _LAST = 3, 8
 """So many frames of a long traceback are told."""
@@ -77,14 +87,22 @@ def interruptible(*signals: signal.Signals) -> Iterator[None]:
 
 def is_deaf(frame: FrameType | None) -> bool:
     """Whether Python ignores what is raised in a frame, and only says that it does."""
-    return any(found.f_code.co_name in _DEAF for found, _ in traceback.walk_stack(frame))
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}  # Hypothesis and JAX have one each
+    codes = [found.f_code for found, _ in traceback.walk_stack(frame)]
+    return any(code.co_name == "__del__" or code in callbacks for code in codes)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if is_deaf(frame):  # the signal would be lost
         threading.Timer(_AGAIN, os.kill, (os.getpid(), number)).start()
         return
+    _came.append(number)
     raise Interrupted
+
+
+def was_interrupted() -> bool:
+    """Whether a signal has interrupted anything in this process."""
+    return bool(_came)
 
 
 def prints_apart() -> contextlib.AbstractContextManager[Any]:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .backends import DEFAULT_BACKEND, Backend, BackendError, load_backend
-from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
+from .exit_status import DEVIATES, FINE, could_not_run
 from .log import log_command
 from .log.reading import is_log
 from .raising import prints_apart
@@ -22,7 +21,9 @@ from .replay_lockstep import LockstepEngine
 from .replay_report import deviation_text, report_json, report_table
 from .replay_sizes import Sizes, sizes_for
 from .synthetic import synthetic_trace, write_trace
+from .terminal import visible
 from .traces import BLOCK_TOKENS, TraceError, TraceRequest, read_trace
+from .writing import require_writable, write_file
 
 __all__ = ["add_parser", "run"]
 
@@ -155,14 +156,14 @@ def run(args: argparse.Namespace) -> int:
             ("--batched", args.batched),
         ):
             if asked:
-                return _could_not_run(f"{option} does not go with a log")
+                return could_not_run("replay", f"{option} does not go with a log")
         return log_command.run(args)
     args.backend = args.backend or DEFAULT_BACKEND
     try:
         with prints_apart():
             job = _prepare(args)
     except (_BadInputError, BackendError, GroupsError, TraceError) as error:
-        return _could_not_run(str(error))
+        return could_not_run("replay", str(error))
     except DeviationError as error:  # it could not even be built
         _print_plain(deviation_text(error, args.backend))
         return DEVIATES
@@ -177,19 +178,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         fields = report_json(replay.report, deviation, args.backend, job.sizes, lockstep=args.lockstep)
         try:
-            args.json.write_text(json.dumps(fields) + "\n", encoding="utf-8")
+            write_file(args.json, json.dumps(fields) + "\n")
         except OSError as error:
-            return _could_not_run(f"{args.json}: {error.strerror or error}")
+            return could_not_run("replay", f"{args.json}: {error.strerror or error}")
     return FINE if deviation is None else DEVIATES
 
 
-def _could_not_run(reason: str) -> int:
-    print(f"kvproof replay: {reason}", file=sys.stderr)
-    return COULD_NOT_RUN
-
-
 def _print_plain(text: str) -> None:
-    # what a backend says may look like markup
+    # what a backend says may look like markup, or command a terminal
+    text = "\n".join(map(visible, text.splitlines()))
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -221,7 +218,7 @@ def _prepare(args: argparse.Namespace) -> _Job:
     except MemoryError as error:
         raise _BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
     if args.json is not None:
-        _require_writable(args.json)
+        _require_writable(args.json, args.trace)
     return _Job(trace, engine, sizes)
 
 
@@ -252,10 +249,10 @@ def _at_least(option: str, value: int, least: int) -> int:
     return value
 
 
-def _require_writable(path: Path) -> None:
+def _require_writable(path: Path, read: Path | None) -> None:
     """Finds out now, and not after a long replay, whether a file can be written."""
     try:
-        path.open("a", encoding="utf-8").close()
+        require_writable(path, read)
     except OSError as error:
         raise _BadInputError(f"{path}: {error.strerror or error}") from error
 

@@ -104,12 +104,14 @@ def deviation_json(found: Deviation) -> dict[str, Any]:
     }
 
 
-def machine_from_json(document: Mapping[str, Any]) -> MachineReport:
+def machine_from_json(document: Any) -> MachineReport:
     """What `machine_json` was made of.
 
     Raises:
         ValueError: it is no such document.
     """
+    if not isinstance(document, Mapping):
+        raise ValueError("a machine's report that is no object")
     tried = _table(document, "tried", int)
     if not all(label in CLAUSES for label in (*tried, *_list(document, "clauses"))):
         raise ValueError("a clause that there is not")

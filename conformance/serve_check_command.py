@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .backends import DEFAULT_BACKEND, Backend, BackendError, load_backend
-from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
+from .exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from .raising import Ending, Interrupted, frames, prints_apart
 from .terminal import visible
+from .writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from .engine.serve_check import Make, Trial
@@ -92,14 +94,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except (_BadInputError, BackendError) as error:
-        print(f"kvproof serve-check: {visible(str(error))}", file=sys.stderr)
-        return COULD_NOT_RUN
+        return could_not_run("serve-check", str(error))
 
 
 def _run(args: argparse.Namespace) -> int:
     for option, value in (("--schedules", args.schedules), ("--page-size", args.page_size)):
         if value < 1:
             raise _BadInputError(f"{option} {value} must be at least 1")
+    if args.seed is not None and args.seed < 0:
+        raise _BadInputError(f"--seed {args.seed} must not be negative")
     if (args.host_pages or 0) < 0:
         raise _BadInputError(f"--host-pages {args.host_pages} must be at least 0")
     backend = load_backend(args.backend)
@@ -109,24 +112,33 @@ def _run(args: argparse.Namespace) -> int:
         raise _BadInputError(f"{error.name} is missing: pip install 'kvproof[conformance]'") from error
     model, rooms, make = _prepared(args, backend)
     if args.json is not None:
-        _write(args.json, "")  # better known now than after a minute
+        _require_writable(args.json)  # better known now than after a minute
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     console = Console()
     console.print(f"seed {seed}", highlight=False)
     trials: list[Trial] = []
     wrong = 0
-    for schedule, trial in _trials(args, model, rooms, make, seed):
-        trials.append(trial)
-        if trial.fault is not None:
-            wrong = seed + len(trials) - 1
-            with Console(stderr=True).status("making the schedule shorter ..."):
-                trials[-1] = shortened(model, make, schedule, trial, _TRIES)[1]
-            break
+    interrupted = False
+    try:
+        for schedule, trial in _trials(args, model, rooms, make, seed):
+            trials.append(trial)
+            if trial.fault is not None:
+                wrong = seed + len(trials) - 1
+                with Console(stderr=True).status("making the schedule shorter ..."), prints_apart():
+                    trials[-1] = shortened(model, make, schedule, trial, _TRIES)[1]
+                break
+    except Interrupted:
+        if not trials:
+            raise
+        interrupted = True
+        print("kvproof serve-check: interrupted; the schedules up to there are told", file=sys.stderr)
     report = _report(args, seed, trials)
     _tell(report, trials[-1], wrong, console)
     if args.json is not None:
         _write(args.json, json.dumps(report, indent=1) + "\n")
-    return FINE if trials[-1].fault is None else DEVIATES
+    if trials[-1].fault is not None:
+        return DEVIATES
+    return COULD_NOT_RUN if interrupted else FINE
 
 
 def _trials(args: argparse.Namespace, model: Any, rooms: "_Rooms", make: "Make", seed: int) -> Any:
@@ -140,7 +152,9 @@ def _trials(args: argparse.Namespace, model: Any, rooms: "_Rooms", make: "Make",
         task = bar.add_task("schedules", total=args.schedules)
         for number in range(args.schedules):
             schedule = draw_schedule(seed + number, config.vocab_size, min(config.max_model_len, 48), *rooms)
-            yield schedule, check_schedule(model, make, schedule)
+            with prints_apart():
+                trial = check_schedule(model, make, schedule)
+            yield schedule, trial
             bar.advance(task)
 
 
@@ -178,6 +192,10 @@ def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, _Rooms, 
         make(pools[0], host_pages[0])
     except (TypeError, ValueError) as error:
         raise _BadInputError(str(error)) from error
+    except Ending:
+        raise
+    except BaseException as error:  # a backend may raise anything
+        raise _BadInputError(f"no engine can be made: {type(error).__name__}: {error} ({frames(error)[-1]})") from error
     return model, (pools, host_pages), make
 
 
@@ -244,6 +262,7 @@ def _report(args: argparse.Namespace, seed: int, trials: "list[Trial]") -> dict[
     return {
         **asked,
         "seed": seed,
+        "asked": args.schedules,
         "schedules": len(trials),
         **{name: sum(getattr(trial, name) for trial in trials) for name in names},
         "worst_error": max(trial.worst for trial in trials),
@@ -264,16 +283,25 @@ def _tell(report: dict[str, Any], last: "Trial", wrong: int, console: Console) -
     )
     say(f"{report['rows']} rows of logits held against dense attention, the largest error {report['worst_error']:.1e}")
     if last.fault is None:
-        say("ENG-1, ENG-2: conforms")
+        say("ENG-1, ENG-2: conforms" if report["schedules"] == report["asked"] else "ENG-1, ENG-2: no deviation so far")
         return
     say(f"{last.fault.clause}: expected {last.fault.expected}, observed {last.fault.observed}")
     for line in last.lines:
         say(f"  {line}")
+    for frame in last.fault.raised:
+        say(f"  raised in {frame}")
     say(f"again: --seed {wrong} --schedules 1")
+
+
+def _require_writable(file: Path) -> None:
+    try:
+        require_writable(file)
+    except OSError as error:
+        raise _BadInputError(f"{file}: {error.strerror or error}") from error
 
 
 def _write(file: Path, text: str) -> None:
     try:
-        file.write_text(text, encoding="utf-8")
+        write_file(file, text)
     except OSError as error:
         raise _BadInputError(f"{file}: {error.strerror or error}") from error

@@ -1,16 +1,16 @@
 """``kvproof show``: draws an operation log as one page of HTML."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
-from .exit_status import COULD_NOT_RUN, FINE
+from .exit_status import FINE, could_not_run
 from .log import LogError, frames
 from .log.frames import Frame
 from .timeline import document, page
+from .writing import require_writable, write_file
 
 __all__ = ["add_parser", "run"]
 
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
         The exit status: 0 drawn, 2 could not run.
     """
     try:
-        args.output.open("a", encoding="utf-8").close()  # better known now than after a long log
+        require_writable(args.output, args.log)  # better known now than after a long log
         shown = frames(args.log, steps_only=args.steps, show_tokens=args.show_tokens, redact=args.redact)
         made = document(args.log.name, _with_progress(shown))
-        args.output.write_text(page(made), encoding="utf-8")
+        write_file(args.output, page(made))
     except LogError as error:
-        return _could_not_run(str(error))
+        return could_not_run("show", str(error))
     except OSError as error:
-        return _could_not_run(f"{args.output}: {error.strerror or error}")
+        return could_not_run("show", f"{args.output}: {error.strerror or error}")
     fault = next((number for number, frame in enumerate(made["frames"], 1) if frame[-1] is not None), None)
     seen = f"; the fault is in picture {fault:,}" if fault else ""
     print(f"{args.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{seen}")
@@ -79,8 +79,3 @@ def _with_progress(given: Iterator[Frame]) -> Iterator[Frame]:
             if frame.number % 100 == 0:
                 status.update(f"operation {frame.number:,}")
             yield frame
-
-
-def _could_not_run(reason: str) -> int:
-    print(f"kvproof show: {reason}", file=sys.stderr)
-    return COULD_NOT_RUN

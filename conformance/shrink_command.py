@@ -11,19 +11,22 @@ from kvproof.spec.clauses import CLAUSES
 from .backends import BackendError, load_backend
 from .emitting import EmitError, write_test
 from .emitting.literals import UnrenderableError
-from .exit_status import DEVIATES
+from .exit_status import DEVIATES, could_not_run
 from .log import LogError
 from .log.call_lines import call_line, request_line
 from .log.entries import NewRequest, Operation
-from .log.log_command import could_not_run
 from .log.pruning import write_log
 from .log.script_lines import script_of
 from .log.shrinking import Shrunk, shrink
 from .redaction import Redaction
 from .report_json import header
 from .terminal import visible
+from .writing import require_writable, write_file
 
 __all__ = ["add_parser", "run"]
+
+_MOST_CALLS = 60
+"""So many calls are printed."""
 
 _DESCRIPTION = """\
 Makes a log of kvproof.conformance.record that deviates as short as it can: operations are left out, halves first,
@@ -78,10 +81,18 @@ def run(args: argparse.Namespace) -> int:
     if not args.seconds > 0:
         return could_not_run("shrink", f"--seconds {args.seconds:g} must be above 0")
     try:
+        for file in (args.output, args.emit, args.json):
+            if file is not None:
+                require_writable(file, args.log)
+    except OSError as error:
+        return could_not_run("shrink", f"{file}: {error.strerror or error}")
+    try:
         backend = None if args.backend is None else load_backend(args.backend)
         shrunk = shrink(args.log, backend, args.seconds, Redaction() if args.redact else None, _progress)
-        lines = list(_lines(shrunk, args.show_tokens))
-        for line in lines:
+        if shrunk.interrupted:
+            print("kvproof shrink: interrupted; this is what was found up to there", file=sys.stderr)
+        calls = list(_calls(shrunk, args.show_tokens))
+        for line in _lines(shrunk, calls):
             print(visible(line))
         if args.output is not None:
             write_log(args.output, shrunk.entries(), shrunk.shows_tokens)
@@ -91,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             for reason in write_test(args.emit, [script]):
                 print(visible(reason), file=sys.stderr)
         if args.json is not None:
-            args.json.write_text(json.dumps(_json(shrunk, lines), indent=2) + "\n", encoding="utf-8")
+            write_file(args.json, json.dumps(_json(shrunk, calls), indent=2) + "\n")
     except (LogError, BackendError, EmitError, UnrenderableError) as error:
         return could_not_run("shrink", str(error))
     except OSError as error:
@@ -104,8 +115,8 @@ def _progress(left: int, tries: int) -> None:
         print(f"\r{left} operations left after {tries} tries ", end="", file=sys.stderr, flush=True)
 
 
-def _lines(shrunk: Shrunk, show_tokens: bool) -> Iterator[str]:
-    """What is left, for a reader."""
+def _lines(shrunk: Shrunk, calls: list[str]) -> Iterator[str]:
+    """What is left, for a reader; of many calls the last ones."""
     last = shrunk.last
     difference, played = last.difference, last.played
     yield f"{shrunk.operations:,} operations, {len(played)} of them left after {shrunk.tries:,} tries"
@@ -113,18 +124,27 @@ def _lines(shrunk: Shrunk, show_tokens: bool) -> Iterator[str]:
     yield f"  {CLAUSES[difference.clause].sentence}"
     yield f"  expected: {difference.expected}"
     yield f"  observed: {difference.observed}"
-    yield "  calls:"
-    made = iter(played)
+    raised = last.answers[-1][1].raised
+    yield from [f"  raised in {frame}" for frame in raised]
+    left_out = len(calls) - _MOST_CALLS
+    yield "  calls:" if left_out <= 0 else f"  calls, {left_out:,} before these (-o writes all as a log):"
+    yield from (f"    {call}" for call in calls[-_MOST_CALLS:])
+
+
+def _calls(shrunk: Shrunk, show_tokens: bool) -> Iterator[str]:
+    """The requests and the calls that are left, each on one line."""
+    last = shrunk.last
+    made = iter(last.played)
     things, requests = last.player.sides[0].things, last.player.requests
     for entry in last.entries:
         if isinstance(entry, NewRequest):
             tokens = entry.tokens.tolist() if show_tokens else None
-            yield f"    {request_line(requests[entry.number], tokens)}"
+            yield request_line(requests[entry.number], tokens)
         elif isinstance(entry, Operation):
-            yield f"    {call_line(next(made), things, requests)}"
+            yield call_line(next(made), things, requests)
 
 
-def _json(shrunk: Shrunk, lines: list[str]) -> dict[str, object]:
+def _json(shrunk: Shrunk, calls: list[str]) -> dict[str, object]:
     difference = shrunk.last.difference
     return {
         **header("shrunk log"),
@@ -136,6 +156,7 @@ def _json(shrunk: Shrunk, lines: list[str]) -> dict[str, object]:
         "sentence": CLAUSES[difference.clause].sentence,
         "expected": difference.expected,
         "observed": difference.observed,
-        "calls": [line.strip() for line in lines[6:]],
+        "calls": calls,
+        "raised": list(shrunk.last.answers[-1][1].raised),
         "deviates": True,
     }

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,8 +13,9 @@ from kvproof import __version__
 
 from .catalogue import SEEDED_BUGS
 from .check_command import DEVICES
-from .exit_status import COULD_NOT_RUN, DEVIATES, FINE
+from .exit_status import DEVIATES, FINE, could_not_run
 from .strength import Finding, Strength, find_bugs
+from .writing import require_writable, write_file
 
 __all__ = ["add_parser", "as_json", "run_strength"]
 
@@ -64,8 +64,7 @@ def run_strength(arguments: argparse.Namespace) -> int:
     """
     wrong = _wrong(arguments)
     if wrong:
-        print(f"kvproof strength: {wrong}", file=sys.stderr)
-        return COULD_NOT_RUN
+        return could_not_run("strength", wrong)
     os.environ.setdefault("XLA_FLAGS", DEVICES)
     names = _names(arguments.bugs)
     jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
@@ -76,9 +75,7 @@ def run_strength(arguments: argparse.Namespace) -> int:
     strength = Strength(tuple(found[name] for name in names))
     _print(strength, arguments.seed)
     if arguments.json is not None:
-        Path(arguments.json).write_text(
-            json.dumps(as_json(strength, arguments.seed), indent=1) + "\n", encoding="utf-8"
-        )
+        write_file(arguments.json, json.dumps(as_json(strength, arguments.seed), indent=1) + "\n")
     return FINE if strength.caught == len(names) else DEVIATES
 
 
@@ -100,7 +97,7 @@ def _wrong(arguments: argparse.Namespace) -> str:
         return f"--seed {arguments.seed} must not be negative"
     try:
         if arguments.json is not None:
-            Path(arguments.json).write_text("", encoding="utf-8")  # better known now than after ten minutes
+            require_writable(arguments.json)  # better known now than after ten minutes
     except OSError as error:
         return f"--json {arguments.json}: {error.strerror or error}"
     return ""

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from .traces import BLOCK_TOKENS, HEADER, TraceError, TraceRequest
+from .writing import write_file
 
 __all__ = ["synthetic_trace", "write_trace"]
 
@@ -66,8 +67,6 @@ def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
         TraceError: the file cannot be written.
     """
     try:
-        with path.open("w", encoding="utf-8") as lines:
-            for fields in (HEADER, *map(asdict, requests)):
-                lines.write(f"{json.dumps(fields)}\n")
+        write_file(path, "".join(f"{json.dumps(fields)}\n" for fields in (HEADER, *map(asdict, requests))))
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .terminal import visible
+
 __all__ = [
     "BLOCK_TOKENS",
     "HEADER",
@@ -124,7 +126,7 @@ def _read_header(fields: dict[str, Any]) -> None:
         raise ValueError("a header without a kind and a version")
     if kind != HEADER["kvproof"]:
         article = "an" if kind[:1] in "aeiou" else "a"
-        raise ValueError(f"{article} {kind}, version {version}: this version replays traces only")
+        raise ValueError(f"{article} {visible(kind[:40])}, version {version}: this version replays traces only")
     if version != VERSION:
         raise ValueError(f"a trace, version {version}: this version replays version {VERSION} only")
 

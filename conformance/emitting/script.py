@@ -17,6 +17,8 @@ from pathlib import Path
 
 from kvproof.spec.clauses import CLAUSES
 
+from ..writing import write_file
+
 __all__ = ["EmitError", "Script", "source_of", "write_test"]
 
 _WIDTH = 110
@@ -103,7 +105,7 @@ def write_test(path: str | Path, scripts: Sequence[Script]) -> list[str]:
     if not kept:
         raise EmitError(f"{file} not written: {'; '.join(reasons) or 'no deviation was found'}")
     try:
-        file.write_text(source_of(kept), encoding="utf-8")
+        write_file(file, source_of(kept))
     except OSError as error:
         raise EmitError(f"{file}: {error.strerror or error}") from error
     return reasons

@@ -7,13 +7,13 @@ import sys
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends import BackendError
-from ..exit_status import COULD_NOT_RUN, DEVIATES, FINE
-from ..terminal import visible
+from ..exit_status import DEVIATES, FINE, could_not_run
+from ..writing import require_writable, write_file
 from .format import LogError
 from .log_report import log_json, log_lines
 from .replaying import Replayed, replay_log
 
-__all__ = ["could_not_run", "progress", "read_clauses", "run"]
+__all__ = ["progress", "read_clauses", "run"]
 
 _EVERY = 2_000
 """Operations from one line of progress to the next; the specification makes them in a second or so."""
@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         ignored = read_clauses(args.ignore)
+        if args.json is not None:
+            require_writable(args.json, args.trace)
         result = replay_log(
             args.trace,
             args.backend or "kvproof.spec",
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         for line in log_lines(result):
             print(line)
         if args.json is not None:
-            args.json.write_text(json.dumps(log_json(result), indent=2) + "\n", encoding="utf-8")
+            write_file(args.json, json.dumps(log_json(result), indent=2) + "\n")
     except (LogError, BackendError) as error:
         return could_not_run("replay", str(error))
     except OSError as error:
@@ -64,9 +66,3 @@ def progress(replayed: Replayed) -> None:
     number = replayed.operation.number
     if number % _EVERY == 0 and sys.stderr.isatty():
         print(f"\r{number:,} operations", end="", file=sys.stderr, flush=True)
-
-
-def could_not_run(command: str, reason: str) -> int:
-    """Says in one line why a command could not run; returns its exit status."""
-    print(visible(f"kvproof {command}: {reason}"), file=sys.stderr)
-    return COULD_NOT_RUN

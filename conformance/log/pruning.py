@@ -10,6 +10,7 @@ import numpy as np
 
 from kvproof.spec.snapshot_fields import extra_keys_to_json, group_to_json
 
+from ..writing import write_file
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown
 from .format import HEADER, LogError
 from .token_texts import TokenTexts
@@ -131,7 +132,7 @@ def write_log(path: Path, entries: Sequence[Entry], shows_tokens: bool) -> None:
         json.dumps([["end", count]]),
     ]
     try:
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_file(path, "\n".join(lines) + "\n")
     except OSError as error:
         raise LogError(f"{path}: {error.strerror or error}") from error
 

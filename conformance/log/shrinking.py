@@ -20,6 +20,7 @@ import numpy as np
 import kvproof.spec
 
 from ..backends import Backend
+from ..raising import Ending, Interrupted, frames
 from ..redaction import Redaction
 from .adapting import Adapter, prepared
 from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
@@ -71,6 +72,7 @@ class Shrunk:
         tries: how many were made.
         seconds: how long that took.
         shows_tokens: whether the log's token ids are the engine's own.
+        interrupted: whether somebody ended the search; then this is what was found up to there.
     """
 
     last: Try
@@ -78,6 +80,7 @@ class Shrunk:
     tries: int
     seconds: float
     shows_tokens: bool
+    interrupted: bool = False
 
     def entries(self) -> list[Entry]:
         """What is left, operations with the engine's answers, and the state that shows the deviation, if one does."""
@@ -184,8 +187,10 @@ class _Shrinker:
             for side in player.sides:
                 try:
                     states.append(side.state(thing.whole, player.ids, device=thing.name.endswith("Table")))
-                except Exception as error:  # a backend may raise anything
-                    shown = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+                except Ending:
+                    raise
+                except BaseException as error:  # a backend may raise anything
+                    shown = f"raised {type(error).__name__}: {' '.join(str(error).split())}; {frames(error)[-1]}"
                     return Difference("R1", "a state that can be read", shown), "?"
             call = call_of(player.sides[0].things[operation.target].name, operation.method)
             difference = compare_states(states[0], states[1], (call, answer))
@@ -260,14 +265,21 @@ def shrink(
             progress(len(found.played), shrinker.tries)
         return time.monotonic() < deadline
 
-    before = -1
-    while before != len(best.played) and time.monotonic() < deadline:
-        before = len(best.played)
-        for selection in (_by_request, _by_halves):
-            best = _reduced(shrinker, best, selection, told)
-    for smaller in (pruned, _small_tokens):
-        best = shrinker.attempt(smaller(best.entries)) or best
-    return Shrunk(best, total, shrinker.tries, time.monotonic() - started, reader.shows_tokens)
+    interrupted = False
+    try:
+        before = -1
+        while before != len(best.played) and time.monotonic() < deadline:
+            before = len(best.played)
+            for units in (_requests, _operations):
+                for found in _reduced(shrinker, best, units):
+                    best = found
+                    if not told(best):
+                        break
+        for smaller in (pruned, _small_tokens):
+            best = shrinker.attempt(smaller(best.entries)) or best
+    except Interrupted:
+        interrupted = True
+    return Shrunk(best, total, shrinker.tries, time.monotonic() - started, reader.shows_tokens, interrupted)
 
 
 def _first(shrinker: _Shrinker, entries: list[Entry]) -> Try | None:
@@ -296,48 +308,54 @@ def _upto(entries: Sequence[Entry], end: int) -> list[Entry]:
     return kept
 
 
-def _reduced(
-    shrinker: _Shrinker,
-    best: Try,
-    selections: Callable[[Try], Iterator[set[int]]],
-    told: Callable[[Try], bool],
-) -> Try:
-    """Leaves sets of operations out as long as that works."""
-    going = True
-    while going:
-        going = False
-        for left_out in selections(best):
+def _reduced(shrinker: _Shrinker, best: Try, units_of: Callable[[Try], list[set[int]]]) -> Iterator[Try]:
+    """Delta debugging: leaves out all units, halves of them, quarters, ... and single ones, the last ones first.
+
+    Args:
+        shrinker: tries what is left.
+        best: the try to begin with.
+        units_of: the sets of operations of a try that are left out together.
+
+    Yields:
+        The shortest try so far, after each that was made.
+    """
+    units = units_of(best)
+    size = len(units)
+    while size:
+        end = len(units)
+        while end:
+            start = max(end - size, 0)
+            left_out = set().union(*units[start:end])
             kept = [entry for entry in best.entries if not (isinstance(entry, Operation) and entry.number in left_out)]
-            found = shrinker.attempt(kept) if left_out else None
+            found = shrinker.attempt(kept)
             if found is not None and len(found.played) < len(best.played):
-                best, going = found, True
-                if not told(best):
-                    return best
-                break
-            if not told(best):
-                return best
-    return best
+                best = found
+                del units[start:end]
+            end = start
+            yield best
+        size //= 2
 
 
-def _by_request(best: Try) -> Iterator[set[int]]:
-    """The operations of each request, all at once."""
+def _requests(best: Try) -> list[set[int]]:
+    """The operations about each request, in the order in which the requests come; the last operation is in none.
+
+    A step of several requests goes on without those that are no longer there; see `adapting.Adapter`.
+    """
     of: dict[int, set[int]] = {}
-    operations = [entry for entry in best.entries if isinstance(entry, Operation)]
-    for operation in operations[:-1]:
+    for operation in _before_the_last(best):
         told = operation.arguments.get("request")
         if isinstance(told, dict) and "r" in told:
             of.setdefault(told["r"], set()).add(operation.number)
-    yield from of.values()
+    return list(of.values())
 
 
-def _by_halves(best: Try) -> Iterator[set[int]]:
-    """Halves, quarters, ... and single ones of the operations before the last; the last parts first."""
-    numbers = [entry.number for entry in best.entries if isinstance(entry, Operation)][:-1]
-    size = len(numbers)
-    while size:
-        for end in range(len(numbers), 0, -size):
-            yield set(numbers[max(end - size, 0) : end])
-        size //= 2
+def _operations(best: Try) -> list[set[int]]:
+    """The operations before the last, each by itself."""
+    return [{operation.number} for operation in _before_the_last(best)]
+
+
+def _before_the_last(best: Try) -> list[Operation]:
+    return [entry for entry in best.entries if isinstance(entry, Operation)][:-1]
 
 
 def _small_tokens(entries: Sequence[Entry]) -> list[Entry]:

@@ -1,7 +1,13 @@
 """Logs made short: what is left deviates as the whole did, as a log, and as a pytest file that fails by itself."""
 
 import json
+import os
+import re
 import runpy
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,56 @@ from .small_engine import full
 from .test_log import recorded
 
 MOST_CALLS = 12
+
+LEAKY = """
+import random, sys
+from kvproof import fast
+from kvproof.conformance import record
+
+MultiGroupPageTable = fast.MultiGroupPageTable
+CachePages = fast.CachePages
+
+
+class CacheManager(fast.CacheManager):
+    def free(self, request):
+        if request.request_id == "r30" and len(self.get_page_ids("r30")[0]) > 4:
+            self.page_pool.get_new_pages(1)  # which nobody gives back
+        return super().free(request)
+
+
+def serve(path, steps):
+    draw = random.Random(0)
+    layers = fast.FullAttentionSpec(page_size=4, num_kv_heads=1, head_size=8, dtype="float32")
+    manager = record(CacheManager(400, [fast.CacheGroupSpec(layers)], 256), path, states_every=50)
+    tables = record(fast.MultiGroupPageTable(16, 256, 512, [4]), manager)
+    running, count = [], 0
+    with manager:
+        for _ in range(steps):
+            while len(running) < 16:
+                count += 1
+                request = fast.Request(f"r{count}", [draw.randrange(50) for _ in range(draw.choice([3, 10, 30]))])
+                pages, hit = manager.get_computed_pages(request)
+                manager.allocate_slots(request, request.num_tokens - hit, hit, pages)
+                request.num_computed_tokens = request.num_tokens
+                running.append(request)
+            for row, request in enumerate(running):
+                tables.add_row(manager.get_page_ids(request.request_id), row)
+                request.append(draw.randrange(50))
+                tables.append_row(manager.allocate_slots(request, 1).get_page_ids(), row)
+                request.num_computed_tokens += 1
+            tables.commit(len(running))
+            for request in [request for request in running if draw.random() < 0.05]:
+                manager.free(request)
+                manager.free_page_hashes(request)
+                running.remove(request)
+
+
+if __name__ == "__main__":
+    serve("engine.log", int(sys.argv[1]))
+"""
+"""An engine whose manager leaks a page when one of its requests ends, after some 60 steps of 60 calls each."""
+
+KVPROOF = [sys.executable, "-m", "kvproof.conformance"]
 
 BUGS = ("deferred_free_reversed", "hash_kept_on_eviction", "salt_ignored")
 
@@ -121,3 +177,45 @@ def test_what_can_not_be_made_short_is_said(
     assert main(["shrink", path, "--backend", "kvproof.fast"]) == 2
     assert main(["shrink", str(tmp_path / "none.log")]) == 2
     assert capsys.readouterr().err.count("\n") == 4
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the leaky engine and of its log."""
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "my_engine.py").write_text(LEAKY)
+    subprocess.run([sys.executable, "my_engine.py", "70"], cwd=folder, check=True)
+    return folder
+
+
+def test_a_leak_in_an_engines_log_becomes_short(engine: Path) -> None:
+    """MAN-5: of 1,764 operations the leak needs an admission and a free."""
+    files = ["--json", "short.json", "-o", "short.log", "--emit", "test_leak.py"]
+    command = [*KVPROOF, "shrink", "engine.log", "--backend", "my_engine", *files]
+    done = subprocess.run(command, cwd=engine, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    found = json.loads((engine / "short.json").read_text())
+    assert found["operations"] > 1_500
+    assert found["left"] <= 20
+    assert found["tries"] < 150
+    assert (engine / "short.log").stat().st_size < 20_000
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_an_interrupted_search_tells_what_it_found(engine: Path) -> None:
+    """Without a backend little can go; ^C ends the search, and nothing is lost."""
+    small = engine / "small.log"
+    assert main(["replay", str(engine / "engine.log")]) == 1
+    command = [*KVPROOF, "shrink", "engine.log", "-o", "small.log", "--seconds", "1000"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    running = subprocess.Popen(
+        command, cwd=engine, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(8)
+    running.send_signal(signal.SIGINT)
+    said, errors = running.communicate(timeout=60)
+    assert running.returncode == 1, errors
+    assert "interrupted; this is what was found up to there" in errors
+    assert re.match(r"[\d,]+ operations, \d+ of them left after [\d,]+ tries\ndeviates from ", said)
+    assert len(said.splitlines()) < 100
+    assert replay_log(small).wrong is not None
