@@ -33,6 +33,8 @@ class Manager:
         return self.ours.allocate_slots(request, *arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "ours":  # `__init__` has not run, or was refused: looking it up again would never end
+            raise AttributeError(f"{type(self).__name__} was not made: it has no manager")
         return getattr(self.ours, name)
 
 

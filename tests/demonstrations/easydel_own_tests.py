@@ -34,10 +34,10 @@ Some import torch: without it they can't run, with EasyDeL's own or with ours.
 """
 
 _SHARDS = "POOL-12: each shard has a pool with ids of its own; theirs has ranges of one pool's ids, and takes a hint"
-_TOGETHER = "R1: what can't be had is refused before anything changed; theirs takes the pages and rolls back, by parts"
+_INSIDE = "R1: it makes a manager of parts that only theirs has, one of which fails midway, and wants its roll-back"
 
 CANNOT_PASS = {
-    "test_allocate_slots_rolls_back_saved_prefix_pages_on_shard_allocation_error": _TOGETHER,
+    "test_allocate_slots_rolls_back_saved_prefix_pages_on_shard_allocation_error": _INSIDE,
     "test_page_pool_shard_allocation_uses_usable_ranges": _SHARDS,
     "test_page_pool_ignores_invalid_dp_shard_partition": _SHARDS,
     "test_scheduler_uses_dp_local_hints_when_num_pages_divisible": _SHARDS,
