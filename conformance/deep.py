@@ -6,6 +6,7 @@ and a run that finds the file goes on from it. Each deviation comes with the com
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,11 +170,21 @@ def _read(options: Options, document: Mapping[str, Any]) -> DeepRun:
     names = {machine.name for machine in options.machines}
     if not all(machine.name in names for machine in machines):
         raise ValueError("a machine that there is not")
-    failures = [Failure(**failure) for failure in document["failures"]]
+    failures = [_failure(failure) for failure in document["failures"]]
     seed, rounds, seconds = document["seed"], document["rounds"], document["seconds"]
     if type(seed) is not int or type(rounds) is not int or type(seconds) not in (int, float):
         raise ValueError("seed, rounds and seconds must be numbers")
+    if min(seed, rounds, seconds) < 0 or not seconds < math.inf:
+        raise ValueError("seed, rounds and seconds must be at least 0 and finite")
     return DeepRun(options, seed, rounds, seconds, {machine.name: machine for machine in machines}, failures)
+
+
+def _failure(document: Any) -> Failure:
+    failure = Failure(**document)
+    texts = (failure.machine, failure.clause, failure.command)
+    if not all(isinstance(text, str) for text in texts) or type(failure.round) is not int:
+        raise ValueError("a failure that is none")
+    return failure
 
 
 def _settings(options: Options) -> dict[str, Any]:
