@@ -92,8 +92,12 @@ _SENTENCES = {
     "MAN-2": "allocate_slots needs room for computed + new tokens and for look-ahead cut at max_model_len; computed "
     "+ new above max_model_len is refused. It returns just the new pages, or None if the free pages don't "
     "suffice (hits at count 0 use up free pages too); then nothing has changed but for pages that a group no "
-    "longer needs (MAN-8). new_computed_pages are checked against the request again: one that was evicted or "
-    "published anew since the look-up is refused.",
+    "longer needs (MAN-8). new_computed_pages are held against the request again, by content (R2): pages that are "
+    "cached and hold its own prefix are taken, also if they were evicted and cached again since the look-up; "
+    "others are refused. Once a request is admitted, its page list changes by its own calls only: the pages that "
+    "a call returns are put behind it, null pages take the places of those given back (MAN-8, MAN-13), and every "
+    "other place keeps its page, also where another page of equal content is cached. So a page table need only be "
+    "told, at the admission, of the whole list, and then of what each call returns.",
     "MAN-3": "Pages are published (become hittable) up to min(computed + new, num_tokens), with delay_cache_pages "
     "not before cache_pages or the next plain allocate_slots; publishing is monotone and idempotent: a smaller "
     "count is no error and does nothing.",

@@ -4,13 +4,13 @@ from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import with_coordinator, with_manager, with_pool
+from .patching import whole, with_coordinator, with_manager, with_pool
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
 
-def _new_dict(_: Any) -> dict[str, Any]:
+def _new_dict(_: Any) -> dict[Any, Any]:
     return {}
 
 
@@ -29,6 +29,76 @@ def _one_page_at(fast: ModuleType, manager: Any, group: Any, slot: int, place: i
     pages = fast.pages.page_list(manager.page_pool, group.pages(slot))
     request = manager.coordinator.live.requests[slot]
     manager.page_pool.cache_full_pages(request, pages, [], place, place + 1, group.rule.page_size, group.group_id)
+
+
+# -- What live requests hold ------------------------------------------------------------------------
+
+
+def _swap_duplicates(manager: Any) -> None:
+    """Puts the oldest page of equal content in the place of every other one that a live request holds."""
+    pool = manager.page_pool
+    oldest = {page: pages[0] for pages in pool.alike() for page in pages[1:]}
+    for group in manager.coordinator.groups:
+        for slot in manager.coordinator.live.slot_of.values():
+            for place, page in enumerate(group.pages(slot).tolist()):
+                if page in oldest:
+                    pool.touch([[pool.pages[oldest[page]]]])
+                    group.cells[group.num_origins[slot] + place] = oldest[page]
+                    pool.free_pages([pool.pages[page]])
+
+
+@seeded(FORESEEN, "MAN-2", "manager", also=("MAN-3", "R2"))
+def duplicates_swapped_in_live_lists(fast: ModuleType) -> SimpleNamespace:
+    """A page that a live request filled gives way to an older one of equal content (SGLang).
+
+    There the request's row is written with it; here no page table hears of it, and what the device reads is on a page
+    that somebody else may be given.
+    """
+
+    def through(name: str) -> Any:
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            made = getattr(fast.CacheManager, name)(self, *args, **options)
+            _swap_duplicates(self)
+            return made
+
+        return call
+
+    return with_manager(fast, **{name: through(name) for name in ("allocate_slots", "cache_pages")})
+
+
+@seeded(FORESEEN, "MAN-2", "manager")
+def hit_cached_again_refused(fast: ModuleType) -> SimpleNamespace:
+    """A hit is refused where its page was handed out since the look-up, though it holds the same prefix again."""
+    manager = fast.CacheManager
+
+    def get_computed_pages(self: Any, request: Any) -> Any:
+        found, length = manager.get_computed_pages(self, request)
+        self.looked_up[request.request_id] = {
+            page: self.handed_out.get(page, 0) for group in found.pages for page in _ids(group)
+        }
+        return found, length
+
+    def allocate_slots(self: Any, request: Any, new: Any, *found: Any, **options: Any) -> Any:
+        is_right = len(found) == 2 and whole(new) and 0 < new <= self.max_model_len - found[0] and not options
+        known = self.looked_up.get(getattr(request, "request_id", None), {}) if is_right else {}
+        if any(self.handed_out.get(page, 0) != times for page, times in known.items()):
+            raise ValueError("new_computed_pages were handed out since the look-up [MAN-2]")
+        given = manager.allocate_slots(self, request, new, *found, **options)
+        for page in () if given is None else (page for group in given.pages for page in _ids(group)):
+            self.handed_out[page] = self.handed_out.get(page, 0) + 1
+        return given
+
+    return with_manager(
+        fast,
+        looked_up=cached_property(_new_dict),
+        handed_out=cached_property(_new_dict),
+        get_computed_pages=get_computed_pages,
+        allocate_slots=allocate_slots,
+    )
+
+
+def _ids(pages: Any) -> list[int]:
+    return [int(page.page_id) for page in pages if page.page_id]
 
 
 # -- Hashes that come back, or stay ---------------------------------------------------------------

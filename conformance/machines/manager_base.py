@@ -87,7 +87,7 @@ class ManagerMachine(ManagerBlame):
             replace(shows, blame=self.blame_published, also=self.of_states) if shows.name in HASHES else shows
             for shows in pool_fields("hash_seed" in self.options, weakly, lacks)
         ]
-        also = (*self.of_states, *self.own("MAN-8"))
+        also = ("MAN-2", *self.of_states, *self.own("MAN-8"))
         usage = Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9), aside=True)
         return [
             Field("pages of requests", "MAN-2", self.read_page_ids, blame=self.blame_pages, also=also),

@@ -172,7 +172,9 @@ class ManagerBlame(Machine):
     # -- The state --------------------------------------------------------------------------------------
 
     def blame_pages(self, expected: Any, observed: Any) -> str:
-        """The clause of wrong page lists: of states, of pages given back; else who called is to blame."""
+        """The clause of wrong page lists: of pages that gave way, of states, of pages given back; else of the call."""
+        if any(self.gave_way(name, held, observed[name]) for name, held in expected.items()):
+            return "MAN-2"
         wrong = [
             (group, own, other)
             for name, held in expected.items()
@@ -182,6 +184,15 @@ class ManagerBlame(Machine):
         if wrong and all(group.keeps_states for group, _, _ in wrong):
             return "MAN-13"
         return "MAN-8" if any(group.gives_back and _unlike(own, other) for group, own, other in wrong) else ""
+
+    def gave_way(self, name: str, held: Any, seen: Any) -> bool:
+        """Whether another page stands where a request's list had one before the last call, and still must have it."""
+        before: Any = self._before.get("pages of requests", {})
+        return any(
+            was == page != other and page and other
+            for pages in zip(before.get(name, []), held, seen, strict=False)
+            for was, page, other in zip(*pages, strict=False)
+        )
 
     def blame_published(self, expected: Any, observed: Any) -> str:
         """The clause of wrongly cached pages: about states if only these are wrong; else who called is to blame."""

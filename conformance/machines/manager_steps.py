@@ -81,6 +81,26 @@ class ManagerSteps(ManagerFaults):
             alone=True,
         )
 
+    @step("MAN-3", "MAN-5", when=can_part)
+    def cache_again(self, data: Drawing) -> None:
+        """What a look-up found goes to another, and is cached again by whose it was: what counts is what it holds."""
+        rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=1, max_size=self.unit))
+        tokens = [*[one_of(data, self.world.alphabet)] * self.unit, *rest]
+        first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
+        self.bring(first, tokens)
+        self.bring(second, tokens)
+        self.bring(third, tokens[::-1])
+        most = self.max_model_len - len(tokens)
+        for turn, name in enumerate((first, third, first)):
+            self.admit_with(name, len(tokens), num_lookahead_tokens=most if name == third else 0)
+            if self.cases[name].live:
+                self.free_request(name, None)
+            if not turn:
+                self.look_up(second)
+        found = self.cases[second].found
+        hits = found.spec[1] if found is not None else 0
+        self.admit_with(second, len(tokens) - hits, hits)
+
     # -- Requests run ---------------------------------------------------------------------------------------
 
     def unfinished_any(self) -> bool:

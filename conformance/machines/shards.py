@@ -73,7 +73,7 @@ class Shards(SwapSteps):
                 "MAN-2",
                 self.read_page_ids,
                 blame=self.blame_pages,
-                also=("MAN-8", *self.of_states),
+                also=("MAN-2", "MAN-8", *self.of_states),
             ),
             *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
             Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9)),

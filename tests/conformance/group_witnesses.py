@@ -276,6 +276,27 @@ def common_if_held_as_often(names: Any) -> object:
 # -- Publishing -----------------------------------------------------------------------------------
 
 
+def duplicates_swapped_in_live_lists(names: Any) -> object:
+    """The page of the second of two requests that compute the same at the same time."""
+    manager = manager_with(names, "full:2")
+    for name in ("a", "b"):
+        manager.allocate_slots(Request(name, [1, 2, 3]), 3)
+    return manager.get_page_ids("b")
+
+
+def hit_cached_again_refused(names: Any) -> object:
+    """A hit whose page was taken by another request, and then holds the same prefix again."""
+    manager = manager_with(names, "full:2", num_pages=3)
+    for name, tokens in (("a", [1, 2]), ("b", [3, 4, 5]), ("c", [1, 2])):
+        request = Request(name, tokens)
+        manager.allocate_slots(request, len(tokens))
+        manager.free(request)
+        if name == "a":
+            late = Request("late", [1, 2, 3])
+            pages, hits = manager.get_computed_pages(late)
+    return tried(lambda: manager.allocate_slots(late, 1, hits, pages).get_page_ids())
+
+
 def dropped_hash_comes_back(names: Any) -> object:
     manager = manager_of(names, page_size=1)
     request = Request("a", [1])
@@ -388,6 +409,8 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
         states_longer_than_a_page_leak,
         common_if_held_often_enough,
         common_if_held_as_often,
+        duplicates_swapped_in_live_lists,
+        hit_cached_again_refused,
         dropped_hash_comes_back,
         unwritten_pages_stay_cached,
         holders_of_the_last_page_only,

@@ -3,5 +3,6 @@
 Which page is taken, which is evicted, and when, is policy: a radix tree decides otherwise than a queue. What a machine
 of this folder asks is told from the calls and from what the backend shows, never from the specification's choices: who
 holds which page, what each page holds (the ghost content of R2), how many are free, and whether a hit is the request's
-own prefix and the longest that is resident. A backend may put a page of equal content in another's place at any time.
+own prefix and the longest that is resident. A backend may take whichever of several pages of equal content when it
+admits a request; in the list of a live one no other page takes a page's place (MAN-2).
 """

@@ -228,6 +228,7 @@ class ManagerCalls(ManagerModel):
             case.given = case.slots = case.published = 0
             case.hits = case.written = case.computed = found
             case.void, case.live = False, True
+            self.newest = name
         case.given = max(case.given, promised)
         case.slots = max(case.slots, slots)
         self.reached[name] = computed + found

@@ -31,6 +31,7 @@ class ManagerModel(Alone, Admission):
         fresh: the pages that the last call handed out.
         kept: full pages of requests that were freed, published and written, no page being taken since (HIT-1).
         hidden: the held pages that lost their hash to a call; they are found no more.
+        newest: the request that the last call admitted; "" if it admitted none.
     """
 
     needs: ClassVar[tuple[str, ...]] = (
@@ -57,6 +58,7 @@ class ManagerModel(Alone, Admission):
         self.fresh: set[int] = set()
         self.kept: set[int] = set()
         self.hidden: set[int] = set()
+        self.newest = ""
         wanted = {"hash_seed": b"kvproof", **world.options}
         self.options = {name: value for name, value in wanted.items() if takes_parameter(made, name)}
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
@@ -125,6 +127,7 @@ class ManagerModel(Alone, Admission):
         for name, groups in lists.items():
             self.judge_shape(clause, name, groups)
         self.judge_owners(lists)
+        self.judge_kept(lists)
         for name, groups in lists.items():
             self.judge_content(name, groups)
         self.lists = lists
@@ -153,6 +156,18 @@ class ManagerModel(Alone, Admission):
     def lengths(self, name: str) -> list[int]:
         """How long the lists of a live request are."""
         return [len(pages) for pages in self.held(name)]
+
+    def judge_kept(self, lists: Mapping[str, Lists]) -> None:
+        """Page lists are what the requests' own calls made of them: a page table is told of nothing else (MAN-2).
+
+        At its admission a request may be given other pages than it was told of, of equal content.
+        """
+        newest, self.newest = self.newest, ""
+        self.compared("MAN-2")
+        for name, groups in lists.items():
+            if name != newest and groups != self.held(name):
+                why = "no other page takes the place of one that it was given"
+                self.differ("MAN-2", f"{name} holds {self.held(name)}: {why}", f"{groups}")
 
     def judge_owners(self, lists: Mapping[str, Lists]) -> None:
         """A page has one holder, or several whose own prefix it holds (R2)."""
