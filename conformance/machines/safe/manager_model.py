@@ -41,7 +41,7 @@ class ManagerModel(Alone, Admission):
         "CacheManager.free",
         "CacheManager.get_page_ids",
     )
-    always = frozenset({"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-10", "MAN-3", "HIT-1"})
+    always = frozenset({"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-10", "MAN-2", "MAN-3", "HIT-1"})
     ghost: Contents
 
     def build_managers(self, world: World) -> None:
