@@ -1,8 +1,9 @@
 """A cache manager over a radix tree, as some engines have it: another policy than the specification's throughout.
 
-What a request has computed enters the tree with its next call, or when it is freed; pages of a content that is there
-already are given up for those in the tree. Of free pages the one given back last is taken first, and where none is free
-the least recently used leaves go, each as a whole.
+What a request has computed enters the tree with its next call, or when it is freed. From the first page on whose
+content is there already it keeps its own pages to itself until it is freed, as no page of a live request's list may
+give way to another (MAN-2); then they are given up for those in the tree. Of free pages the one given back last is
+taken first, and where none is free the least recently used leaves go, each as a whole.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -214,7 +215,14 @@ class CacheManager:
         return live
 
     def publish(self, live: Live, num_tokens: int) -> None:
-        """Puts the full pages of a live request in the tree; those that are there already replace its own."""
+        """Puts the full pages of a live request in the tree, unless others of equal content are there already."""
+        end = min(num_tokens, live.request.num_tokens) // self.page_size
+        there = self.tree.match(self.key(live.request, end))
+        if there == live.pages[: len(there)]:
+            self.enter(live, num_tokens)
+
+    def enter(self, live: Live, num_tokens: int) -> None:
+        """Puts the full pages of a request in the tree; those that are there already replace its own."""
         end = min(num_tokens, live.request.num_tokens) // self.page_size
         if not self.enable_caching or end <= live.num_shared:
             return
@@ -245,7 +253,7 @@ class CacheManager:
         if live is None or live.request is not request:
             return []
         written = live.num_promised if num_written is None else min(num_written, live.num_promised)
-        self.publish(live, written)
+        self.enter(live, written)
         del self.live[request.request_id]
         self.tree.lock(live.node, -1)
         self.give_back(live)

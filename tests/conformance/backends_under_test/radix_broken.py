@@ -114,11 +114,18 @@ class LeaksOnAbort(CacheManager):
 class FreesTheTwin(CacheManager):
     """Of two pages of equal content the one in the tree is given back, which others hold."""
 
-    def publish(self, live: Live, num_tokens: int) -> None:
+    def enter(self, live: Live, num_tokens: int) -> None:
         before, own = list(self.free_ids), list(live.pages)
-        super().publish(live, num_tokens)
+        super().enter(live, num_tokens)
         twins = {page: there for page, there in zip(own, live.pages, strict=True) if page != there}
         self.free_ids = [page if page in before else twins.get(page, page) for page in self.free_ids]
+
+
+class SwapsDuplicates(CacheManager):
+    """Pages of equal content that are in the tree replace those of a live request, which no page table is told of."""
+
+    def publish(self, live: Live, num_tokens: int) -> None:
+        self.enter(live, num_tokens)
 
 
 class FreesTwice(CacheManager):
@@ -223,10 +230,11 @@ _TREES: Sequence[tuple[type[RadixTree], set[str]]] = (
 _MANAGERS: Sequence[tuple[type[CacheManager], set[str]]] = (
     (ForgetsExtraKeys, {"HASH-2", "MAN-6"}),
     (LeavesKindsOut, {"HASH-2", "MAN-6"}),
-    (OnePageShort, {"MAN-1"}),
+    (OnePageShort, {"MAN-1", "HIT-1"}),
     (HitsEverything, {"MAN-1"}),
     (LeaksOnAbort, {"POOL-10", "MAN-2"}),
     (FreesTheTwin, {"R2", "POOL-3", "POOL-10"}),
+    (SwapsDuplicates, {"MAN-2"}),
     (FreesTwice, {"R2", "POOL-10"}),
     (TakesItsOwnHits, {"R2", "MAN-2", "POOL-10"}),
     (GivesUpEarly, {"MAN-2"}),
