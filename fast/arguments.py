@@ -58,22 +58,25 @@ def _number(name: str, value: object) -> int:
     return int(value)
 
 
-def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1") -> int:
-    """Reads an integer of at least ``minimum``, or any integer where that is None (R1). O(1).
+def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1", *, below: int | None = None) -> int:
+    """Reads an integer of at least ``minimum`` and less than ``below`` (R1). O(1).
 
     Args:
         name: what the argument is called.
         value: what was given.
-        minimum: the least value allowed.
-        clause: the label of the clause that a smaller value breaks.
+        minimum: the least value allowed; None: there is none.
+        clause: the label of the clause that a value out of its bounds breaks.
+        below: what the value must be less than; None: there is no such bound.
 
     Raises:
         TypeError: it is no integer; a bool is none, a numpy integer is one.
-        ValueError: it is below ``minimum``.
+        ValueError: it is out of its bounds.
     """
     number = _number(name, value)
     if minimum is not None and number < minimum:
         raise refusal(ValueError, clause, f"{name}={number} must be at least {minimum}")
+    if below is not None and number >= below:
+        raise refusal(ValueError, clause, f"{name}={number} must be less than {below}")
     return number
 
 
@@ -121,7 +124,7 @@ def finite(name: str, value: object) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={number} must be finite")
+        raise refusal(ValueError, "R1", f"{name}={value} must be finite")
     return number
 
 

@@ -181,7 +181,7 @@ class CacheManager(SwapManager):
             raise never_slotted(computed, 0)
         promised = found + new
         if promised > self.max_model_len:
-            raise too_long(promised, self.max_model_len)
+            raise too_long(new, promised, self.max_model_len)
         slots = min(promised + lookahead, self.max_model_len)
         pages = coordinator.admit(request, request_id, tokens, segments, hits, promised, slots, delay)
         if pages is None:

@@ -50,7 +50,7 @@ class CachedPages:
         enable_events: bool,
         counter_sampling: int,
     ) -> None:
-        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1")
+        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
         self.enable_caching = flag("enable_caching", enable_caching)
         self.enable_events = flag("enable_events", enable_events)
         self.counter_sampling = integer("counter_sampling", counter_sampling, minimum=1)

@@ -26,6 +26,7 @@ from .publishing import Publisher
 from .row_check import check_rows
 from .swapped_requests import SwappedRequests
 from .tokens import TokenBytes
+from .uncopied import Uncopied
 
 __all__ = ["CacheCoordinator", "NewPages"]
 
@@ -35,7 +36,7 @@ NewPages = Sequence[tuple[int, ...] | NDArray[np.int64]]
 """What came to a request's lists, ids for each group, null pages included."""
 
 
-class CacheCoordinator:
+class CacheCoordinator(Uncopied):
     """What the manager's calls come down to, for any groups. It trusts its caller, which has read the arguments.
 
     Args:

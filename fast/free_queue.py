@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .arguments import integer, listed, refusal
 from .pages import NOWHERE, CachePage, PageList, PageView, page_list
+from .uncopied import Uncopied
 
 if TYPE_CHECKING:
     from .page_pool import PagePool
@@ -25,7 +26,7 @@ def _end(queue: "FreeCachePageQueue | None") -> CachePage:
     return end
 
 
-class FreeCachePageQueue:
+class FreeCachePageQueue(Uncopied):
     """Pages in a row: taken at the front, put back at the end, removable from the middle, each in O(1).
 
     A page is in one queue at most, and once.

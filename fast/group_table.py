@@ -12,11 +12,12 @@ from kvproof.kernels import empty_table, write_cells
 from .arguments import index, integer, refusal
 from .slots import slot_mapping, update_slices
 from .table_rows import HostRows, Ids
+from .uncopied import Uncopied
 
 __all__ = ["PageTable"]
 
 
-class PageTable(HostRows):
+class PageTable(HostRows, Uncopied):
     """The page table of one cache group: a host copy that calls change and a device copy that `commit` updates.
 
     Not thread-safe.
@@ -42,7 +43,7 @@ class PageTable(HostRows):
         sharding: Sharding | None = None,
     ) -> None:
         super().__init__(max_num_reqs, max_num_pages_per_req)
-        self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1)
+        self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1, below=2**31)
         if sharding is not None and not isinstance(sharding, Sharding):
             raise refusal(TypeError, "R1", f"sharding={sharding!r} must be a jax.sharding.Sharding or None")
         self._sharding = sharding

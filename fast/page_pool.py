@@ -25,11 +25,12 @@ from .page_keys import CachedMap, require_own_keys
 from .pages import CachePage, PageList, PageView, page_list
 from .priorities import PriorityOrder
 from .tokens import token_view
+from .uncopied import Uncopied
 
 __all__ = ["PagePool"]
 
 
-class PagePool(HeldPages):
+class PagePool(HeldPages, Uncopied):
     """A pool of pages: hands them out, counts who holds them, takes them back, and finds cached ones again.
 
     Not thread-safe: calls come from one thread at a time.

@@ -15,6 +15,7 @@ from .arguments import id_array, index, integer, listed, materialised, refusal
 from .group_table import PageTable
 from .table_lag import FEW
 from .table_rows import Ids
+from .uncopied import Uncopied
 
 __all__ = ["MultiGroupPageTable", "PageTable", "cdiv"]
 
@@ -30,7 +31,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
-class MultiGroupPageTable:
+class MultiGroupPageTable(Uncopied):
     """The page tables of several cache groups, a row being the same request in all of them. Not thread-safe.
 
     Args:
@@ -54,7 +55,7 @@ class MultiGroupPageTable:
         *,
         sharding: Sharding | None = None,
     ) -> None:
-        length = integer("max_model_len", max_model_len, minimum=1)
+        length = integer("max_model_len", max_model_len, minimum=1, below=2**31)
         self.page_sizes = [integer("page_sizes", size, minimum=1) for size in listed("page_sizes", page_sizes)]
         if not self.page_sizes:
             raise refusal(ValueError, "R1", "page_sizes=[] names no group")

@@ -20,6 +20,7 @@ from .longest_hit import Hits
 from .request_reading import another, read_prompt, read_request_id, read_tokens
 from .restore import restored
 from .snapshot import snapshot_of
+from .uncopied import Uncopied
 
 __all__ = ["PinnedPrefix", "PrefixManager"]
 
@@ -38,7 +39,7 @@ class PinnedPrefix(NamedTuple):
     pages: CachePages
 
 
-class PrefixManager:
+class PrefixManager(Uncopied):
     """The half of a manager that is about prefixes: finds, pins, ranks and forgets them; see `CacheManager`."""
 
     def __init__(
@@ -58,7 +59,7 @@ class PrefixManager:
         max_pinned_pages_per_salt: int | None = None,
         num_host_pages: int = 0,
     ) -> None:
-        self.max_model_len = integer("max_model_len", max_model_len, minimum=1)
+        self.max_model_len = integer("max_model_len", max_model_len, minimum=1, below=2**63)
         self.use_eagle = flag("use_eagle", use_eagle)
         self.coordinator = get_kv_cache_coordinator(
             num_pages,

@@ -60,9 +60,9 @@ def never_slotted(computed: int, slots: int) -> Exception:
     return refusal(ValueError, "MAN-8", f"request.num_computed_tokens={computed}: only {slots} have slots")
 
 
-def too_long(promised: int, most: int) -> Exception:
-    """The error for more tokens than a request can have (MAN-2)."""
-    return refusal(ValueError, "MAN-2", f"computed + num_new_tokens={promised} tokens exceed max_model_len={most}")
+def too_long(new: int, promised: int, most: int) -> Exception:
+    """The error for new tokens with which a request would have more than it can (MAN-2)."""
+    return refusal(ValueError, "MAN-2", f"num_new_tokens={new}: {promised} tokens in all exceed max_model_len={most}")
 
 
 def is_running(request: EngineRequest | None) -> bool:

@@ -13,11 +13,12 @@ from .cache_manager import CacheManager
 from .cache_pages import CachePages
 from .hashing import sha256
 from .request_reading import read_id, read_request_id
+from .uncopied import Uncopied
 
 __all__ = ["ShardedCacheManager"]
 
 
-class ShardedCacheManager:
+class ShardedCacheManager(Uncopied):
     """The cache managers of several shards. A request lives on one of them, which is chosen at its admission.
 
     Page ids, host pages' too, are a shard's own: a request swaps on its shard and comes back to it. Batched steps,

@@ -67,22 +67,23 @@ def read_asked(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
     named = _read_named(live.last_slots, "slots", slots, len(live.requests), "MAN-11", "names a slot twice")
     live.last_slots = named
     _, _, requests, where = named
+    cut: dict[str, list[int]] = {}
     given: NDArray[np.int64]
     if type(computed) is np.ndarray and computed.dtype is _INT64 and computed.shape == requests.shape:
         given = np.asarray(computed, np.int64)  # what is negative or too large is found below
     elif isinstance(computed, int | np.integer):
         raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
     else:
-        given = np.asarray(_counts("num_computed_tokens", computed, len(requests), 0), np.int64)
+        given = np.asarray(_counts("num_computed_tokens", computed, len(requests), 0, cut), np.int64)
     added: NDArray[np.int64] | int
     if type(new) is int and 0 < new <= _MOST:
         added = _ONE if new == 1 else new
     else:
-        added = _counts("num_new_tokens", new, len(requests), 1)
+        added = _counts("num_new_tokens", new, len(requests), 1, cut)
     promised: NDArray[np.int64] = given + added
     reach = promised
     if type(lookahead) is not int or lookahead:
-        reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0)
+        reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0, cut)
     had = live.slots[where]
     goes_on = given.tobytes() == had.tobytes()  # a quarter of the price of a comparison of some hundred numbers
     if goes_on and not coordinator.has_states:
@@ -100,7 +101,7 @@ def read_asked(manager: "CacheManager", slots: Ids, computed: Ids, new: Ids | in
     # `needs_at` is at most ``most_slots``: a request that is promised too much is among those that may need a page, and
     # so is a slot without one that is said to have computed as many tokens as it has slots
     if is_bad or (growing.size and wanted.item(wanted.argmax()) >= coordinator.most_slots):
-        _refuse(manager, requests, given, promised)
+        _refuse(manager, requests, given, promised, cut)
     if reach is promised:
         return Asked(requests, where, given, promised, promised, wanted, growing, due, goes_on)
     all_slots = np.minimum(reach, manager.max_model_len)
@@ -112,25 +113,35 @@ def _refuse(
     requests: NDArray[np.int64],
     given: NDArray[np.int64],
     promised: NDArray[np.int64],
+    cut: dict[str, list[int]],
 ) -> None:
-    """Raises what the single call of the first request with a fault does, or that there is no such request, if any."""
+    """Raises what the single call of the first request with a fault does, or that there is no such request, if any.
+
+    Messages name the numbers that were given, of which ``cut`` has those that are too large to be computed with.
+    """
     is_live = manager.coordinator.live.is_live[requests]
     if not is_live.all():
         raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {requests[is_live.argmin()]}")
-    for slot, computed, end in zip(requests.tolist(), given.tolist(), promised.tolist(), strict=True):
-        manager.require_step(slot, computed, end)
+    all_computed = cut.get("num_computed_tokens", given.tolist())
+    all_new = cut.get("num_new_tokens", (promised - given).tolist())
+    for slot, computed, new in zip(requests.tolist(), all_computed, all_new, strict=True):
+        manager.require_step(slot, computed, computed + new)
 
 
-def _counts(name: str, values: Ids | int, num: int, minimum: int) -> NDArray[np.int64] | int:
-    """Reads a count for each of ``num`` requests, or one for all of them."""
+def _counts(name: str, values: Ids | int, num: int, minimum: int, cut: dict[str, list[int]]) -> NDArray[np.int64] | int:
+    """Reads a count for each of ``num`` requests, or one for all of them; ``cut`` gets what is too large as given."""
     if isinstance(values, int | np.integer):
-        return min(read_integer(name, values, minimum), _MOST)
+        number = read_integer(name, values, minimum)
+        if number > _MOST:
+            cut[name] = [number] * num
+        return min(number, _MOST)
     given = materialised(name, values)
     if len(given) != num:
         raise refusal(ValueError, "MAN-11", f"{name} has {len(given)} entries for {num} slots")
     numbers = plain_array(given)
     if numbers is None or not all_below(numbers - minimum, _MOST):
-        numbers = np.array([min(read_integer(name, value, minimum), _MOST) for value in given], np.int64)
+        cut[name] = [read_integer(name, value, minimum) for value in given]
+        numbers = np.array([min(number, _MOST) for number in cut[name]], np.int64)
     return numbers
 
 

@@ -314,4 +314,4 @@ class SwapManager(PrefixManager):
                 f"request.num_computed_tokens={computed}: the state held is the one after {live.num_promised[slot]}",
             )
         if promised > self.max_model_len:
-            raise too_long(promised, self.max_model_len)
+            raise too_long(promised - computed, promised, self.max_model_len)

@@ -54,8 +54,8 @@ class HostRows:
     """
 
     def __init__(self, max_num_reqs: int, max_num_pages_per_req: int) -> None:
-        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1)
-        self.max_num_pages_per_req = integer("max_num_pages_per_req", max_num_pages_per_req, minimum=1)
+        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1, below=2**31)
+        self.max_num_pages_per_req = integer("max_num_pages_per_req", max_num_pages_per_req, minimum=1, below=2**31)
         self._host = np.zeros((self.max_num_reqs, self.max_num_pages_per_req), np.int32)
         self._cells = self._host.reshape(-1)  # the same memory: one index array instead of two
         self._counts = np.zeros(self.max_num_reqs, np.int32)

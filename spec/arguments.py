@@ -25,17 +25,19 @@ def shown(value: object) -> str:
     return repr(value) if plain else f"<{type(value).__name__}>"
 
 
-def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1") -> int:
-    """Reads an integer of at least ``minimum``, or any integer where that is None (R1).
+def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1", *, below: int | None = None) -> int:
+    """Reads an integer of at least ``minimum`` and less than ``below``, each of them no bound where it is None (R1).
 
     Raises:
         TypeError: it is no integer; a bool is none, a numpy integer is one.
-        ValueError: it is below ``minimum``.
+        ValueError: it is out of its bounds.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise refusal(TypeError, "R1", f"{name}={shown(value)} must be an int")
     if minimum is not None and value < minimum:
         raise refusal(ValueError, clause, f"{name}={value} must be at least {minimum}")
+    if below is not None and value >= below:
+        raise refusal(ValueError, clause, f"{name}={value} must be less than {below}")
     return int(value)
 
 
@@ -85,7 +87,7 @@ def real(name: str, value: object) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={number} must be finite")
+        raise refusal(ValueError, "R1", f"{name}={value} must be finite")
     return number
 
 

@@ -36,7 +36,7 @@ _SENTENCES = {
     "own prefix, whatever hash function is used, and a page that one request may still write is held by no other.",
     # -- Page pool --------------------------------------------------------------------------------
     "POOL-1": "Page 0 is the null page: a placeholder, never handed out, freed, evicted or cached; reference-count "
-    "operations on it do nothing. A pool has at least 2 pages.",
+    "operations on it do nothing. A pool has at least 2 pages, and fewer than 2^31: page ids are int32.",
     "POOL-2": "Every other page is either in the free queue exactly once with a count of 0, or out of it with a "
     "count of 1 or more; a setter on a page view that would break this is refused.",
     "POOL-3": "The free queue is the eviction order: by id at first; get_new_pages(n) takes the n at the front and "

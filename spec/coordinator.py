@@ -13,6 +13,7 @@ from .group_rules import GroupRules, read_groups, rules_of
 from .hashing import PageHash
 from .page_pool import PagePool
 from .pages import CachePage
+from .uncopied import Uncopied
 
 __all__ = [
     "CacheCoordinator",
@@ -58,7 +59,7 @@ class GroupPages:
     states: dict[int, int] = field(default_factory=dict)
 
 
-class CacheCoordinator:
+class CacheCoordinator(Uncopied):
     """Finds, takes, publishes and gives back pages, for all groups of a request at once.
 
     Args:

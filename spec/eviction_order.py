@@ -18,7 +18,7 @@ class EvictionOrder:
     """
 
     def __init__(self, num_pages: int, unhashed_first: bool) -> None:
-        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1")
+        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
         self.unhashed_first = flag("unhashed_first", unhashed_first)
         self.null_page = CachePage(0, is_null=True)
         self.pages = PageList([self.null_page, *(CachePage(page_id) for page_id in range(1, self.num_pages))])

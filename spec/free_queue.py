@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .arguments import integer, listed, refusal
 from .pages import CachePage, PageList
+from .uncopied import Uncopied
 
 if TYPE_CHECKING:
     from .page_pool import PagePool
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
 
-class FreeCachePageQueue:
+class FreeCachePageQueue(Uncopied):
     """Pages in a row: taken at the front, put back at the end, removable from the middle.
 
     It works on any pages, also without a pool. A page is in one queue at most, and once.

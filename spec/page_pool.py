@@ -9,11 +9,12 @@ from .declarations import CacheCleared, CacheSalt, EngineRequest, HashFunction
 from .eviction_order import EvictionOrder
 from .hashing import PageHash, request_extra_keys, sha256
 from .pages import CachePage, PageList
+from .uncopied import Uncopied
 
 __all__ = ["PagePool"]
 
 
-class PagePool(EvictionOrder, CachedMap):
+class PagePool(EvictionOrder, CachedMap, Uncopied):
     """A pool of pages: hands them out, counts who holds them, takes them back, and finds cached ones by their keys.
 
     In which order free pages are taken is told by `EvictionOrder`, what is found by a key by `CachedMap`; this

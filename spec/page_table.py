@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import index, integer, listed, refusal
+from .uncopied import Uncopied
 
 __all__ = ["MultiGroupPageTable", "PageTable", "cdiv"]
 
@@ -15,7 +16,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
-class PageTable:
+class PageTable(Uncopied):
     """The page table of one cache group: a host copy that calls change and a device copy that `commit` updates.
 
     Args:
@@ -29,9 +30,9 @@ class PageTable:
     """
 
     def __init__(self, max_num_reqs: int, max_num_pages_per_req: int, max_num_batched_tokens: int) -> None:
-        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1)
-        self.max_num_pages_per_req = integer("max_num_pages_per_req", max_num_pages_per_req, minimum=1)
-        self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1)
+        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1, below=2**31)
+        self.max_num_pages_per_req = integer("max_num_pages_per_req", max_num_pages_per_req, minimum=1, below=2**31)
+        self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1, below=2**31)
         self._rows: list[list[int]] = [[] for _ in range(self.max_num_reqs)]
         self._device = self._zeros()
         self.cpu_version = 0
@@ -289,7 +290,7 @@ class PageTable:
             assert fits, f"TAB-2: row {row_idx} of {self._rows}"
 
 
-class MultiGroupPageTable:
+class MultiGroupPageTable(Uncopied):
     """The page tables of several cache groups, a row being the same request in all of them.
 
     Args:
@@ -305,7 +306,7 @@ class MultiGroupPageTable:
     def __init__(
         self, max_num_reqs: int, max_model_len: int, max_num_batched_tokens: int, page_sizes: Sequence[int]
     ) -> None:
-        length = integer("max_model_len", max_model_len, minimum=1)
+        length = integer("max_model_len", max_model_len, minimum=1, below=2**31)
         self.page_sizes = [integer("page_sizes", size, minimum=1) for size in listed("page_sizes", page_sizes)]
         if not self.page_sizes:
             raise refusal(ValueError, "R1", "page_sizes=[] names no group")

@@ -13,6 +13,7 @@ from .live_requests import Live, read_tokens, request_id_of
 from .pages import CachePage
 from .request_keys import RequestKeys
 from .swapped_requests import SwappedRequests
+from .uncopied import Uncopied
 
 __all__ = ["PinnedPrefix", "PrefixManager"]
 
@@ -32,7 +33,7 @@ class PinnedPrefix:
     pages: CachePages
 
 
-class PrefixManager:
+class PrefixManager(Uncopied):
     """The half of a `CacheManager` that is about prefixes: finds them, pins them, ranks them, tells of them.
 
     Args:
@@ -68,7 +69,7 @@ class PrefixManager:
         max_pinned_pages_per_salt: int | None = None,
         num_host_pages: int = 0,
     ) -> None:
-        self.max_model_len = integer("max_model_len", max_model_len, minimum=1)
+        self.max_model_len = integer("max_model_len", max_model_len, minimum=1, below=2**63)
         self.use_eagle = flag("use_eagle", use_eagle)
         self.coordinator = get_kv_cache_coordinator(
             num_pages,

@@ -9,11 +9,12 @@ from .cache_pages import CachePages
 from .declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy, SwapPlan
 from .hashing import sha256
 from .live_requests import request_id_of
+from .uncopied import Uncopied
 
 __all__ = ["ShardedCacheManager"]
 
 
-class ShardedCacheManager:
+class ShardedCacheManager(Uncopied):
     """One `CacheManager` a shard, each with a pool, a null page and page ids of its own.
 
     A request lives on one shard: on the one where its longest cached prefix is, else on the one with most free

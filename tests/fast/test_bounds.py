@@ -1,0 +1,134 @@
+"""R1: what is too large, and what is copied, is refused by both packages; messages name the value that was given."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from kvproof import fast, spec
+from kvproof.conformance.replay_groups import read_groups
+from kvproof.spec.declarations import Request
+
+PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+
+
+def manager_of(package: ModuleType, groups: str = "full:2,window:2:3", length: int = 32) -> Any:
+    return package.CacheManager(20, read_groups(groups, 1), length, num_host_pages=8, hash_seed=b"s")
+
+
+# -- Copies ---------------------------------------------------------------------------------------
+
+WHOLE: dict[str, Callable[[ModuleType], Any]] = {
+    "PagePool": lambda package: package.PagePool(4, True),
+    "CacheManager": manager_of,
+    "CacheManager of no group": lambda package: package.CacheManager(4, [], 8),
+    "CacheCoordinator": lambda package: manager_of(package).coordinator,
+    "ShardedCacheManager": lambda package: package.ShardedCacheManager(2, 4, [], 8),
+    "PageTable": lambda package: package.PageTable(2, 4, 8),
+    "MultiGroupPageTable": lambda package: package.MultiGroupPageTable(2, 8, 8, [2, 4]),
+    "FreeCachePageQueue": lambda package: package.FreeCachePageQueue([package.CachePage(1)]),
+}
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{f"pickle {number}": lambda whole, number=number: pickle.dumps(whole, number) for number in (0, 2, 5)},  # type: ignore[misc]
+}
+
+
+@PACKAGES
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", WHOLE)
+def test_r1_nothing_that_holds_pages_is_copied(package: ModuleType, name: str, way: str) -> None:
+    """A second one would go on with the first one's pages; a manager goes by its snapshot."""
+    whole = WHOLE[name](package)
+    kind = type(whole).__name__
+    with pytest.raises(TypeError, match=rf"^{kind} is not copied or pickled: .*snapshot and restore .*\[R1\]$"):
+        COPIES[way](whole)
+
+
+@PACKAGES
+def test_r1_what_goes_with_a_pool_is_not_copied_deeply(package: ModuleType) -> None:
+    manager = manager_of(package)
+    pages = manager.allocate_slots(Request("a", [1, 2, 3]), 3)
+    for part in (pages, pages.pages[0][0]):
+        with pytest.raises(TypeError, match=r"^PagePool is not copied or pickled"):
+            copy.deepcopy(part)
+    manager.check()
+
+
+# -- Bounds ---------------------------------------------------------------------------------------
+
+LARGE: dict[str, Callable[[ModuleType, int], Any]] = {
+    "PagePool(num_pages)": lambda package, number: package.PagePool(number, True),
+    "CacheManager(num_pages)": lambda package, number: package.CacheManager(number, [], 8),
+    "ShardedCacheManager(num_pages)": lambda package, number: package.ShardedCacheManager(2, number, [], 8),
+    "PageTable(max_num_reqs)": lambda package, number: package.PageTable(number, 2, 2),
+    "PageTable(max_num_pages_per_req)": lambda package, number: package.PageTable(2, number, 2),
+    "PageTable(max_num_batched_tokens)": lambda package, number: package.PageTable(2, 2, number),
+    "MultiGroupPageTable(max_num_reqs)": lambda package, number: package.MultiGroupPageTable(number, 8, 8, [2]),
+    "MultiGroupPageTable(max_model_len)": lambda package, number: package.MultiGroupPageTable(2, number, 8, [2]),
+}
+
+
+@PACKAGES
+@pytest.mark.parametrize("number", [2**31, 2**63, 2**70])
+@pytest.mark.parametrize("name", LARGE)
+def test_r1_sizes_are_below_2_to_the_31(package: ModuleType, name: str, number: int) -> None:
+    """Ids of pages and numbers of rows are int32; nothing is allocated before that is looked at."""
+    with pytest.raises(ValueError, match=rf"={number} must be less than 2147483648 \[(POOL-1|R1)\]$"):
+        LARGE[name](package, number)
+
+
+@PACKAGES
+def test_r1_a_longest_request_is_an_int64(package: ModuleType) -> None:
+    """One state holds any number of tokens, so that nothing but the number's own size bounds it."""
+    with pytest.raises(ValueError, match=rf"max_model_len={2**63} must be less than {2**63} \[R1\]$"):
+        manager_of(package, "mamba:2", 2**63)
+    manager = manager_of(package, "mamba:2", 2**63 - 1)
+    assert manager.allocate_slots(Request("a", [1, 2, 3]), 3, num_lookahead_tokens=2**70).get_page_ids() == ([1],)
+    manager.check()
+
+
+class Used:
+    """A manager and its live request, which has computed 7 tokens."""
+
+    def __init__(self, package: ModuleType) -> None:
+        self.manager = manager_of(package)
+        self.live = Request("a", list(range(7)))
+        self.manager.allocate_slots(self.live, 7)
+        self.live.num_computed_tokens = 7
+
+
+CALLS: dict[str, Callable[[Used, int], Any]] = {
+    "new tokens": lambda at, number: at.manager.allocate_slots(at.live, number),
+    "new tokens of a batch": lambda at, number: at.manager.allocate_slots_batch([0], [7], [number]),
+    "new tokens for all of a batch": lambda at, number: at.manager.allocate_slots_batch([0], [7], number),
+    "computed tokens of a batch": lambda at, number: at.manager.allocate_slots_batch([0], [number], 1),
+    "published tokens": lambda at, number: at.manager.cache_pages(at.live, number),
+    "evicted pages": lambda at, number: at.manager.evict_pages([number]),
+    "the end of a swap": lambda at, number: at.manager.swap_done(number),
+    "a pin": lambda at, number: at.manager.unpin_prefix(number),
+    "a priority": lambda at, number: at.manager.set_prefix_priority(at.live, number),
+}
+
+
+@PACKAGES
+@pytest.mark.parametrize("number", [2**31, 2**41, 2**63 - 1, 2**63, 2**70])
+@pytest.mark.parametrize("name", CALLS)
+def test_r1_a_refusal_names_the_number_that_was_given(package: ModuleType, name: str, number: int) -> None:
+    """Whatever it is cut to inside: no OverflowError, and nothing changed."""
+    at = Used(package)
+    before = at.manager.snapshot()
+    with pytest.raises((ValueError, IndexError), match=rf"\b{number}\b.*\[[A-Z]+-?\d+\]$"):
+        CALLS[name](at, number)
+    assert at.manager.snapshot() == before
+
+
+@PACKAGES
+def test_r1_a_time_that_no_float_holds_is_named(package: ModuleType) -> None:
+    with pytest.raises(ValueError, match=rf"now={10**400} must be finite \[R1\]$"):
+        manager_of(package).advance_time(10**400)
