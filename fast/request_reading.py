@@ -62,7 +62,9 @@ def never_slotted(computed: int, slots: int) -> Exception:
 
 def too_long(new: int, promised: int, most: int) -> Exception:
     """The error for new tokens with which a request would have more than it can (MAN-2)."""
-    return refusal(ValueError, "MAN-2", f"num_new_tokens={new}: {promised} tokens in all exceed max_model_len={most}")
+    return refusal(
+        ValueError, "MAN-2", f"num_new_tokens={new}: computed + new={promised} tokens exceed max_model_len={most}"
+    )
 
 
 def is_running(request: EngineRequest | None) -> bool:

@@ -214,7 +214,7 @@ class CacheManager(SwapManager):
             raise refusal(
                 ValueError,
                 "MAN-2",
-                f"num_new_tokens={new}: {promised} tokens in all exceed max_model_len={self.max_model_len}",
+                f"num_new_tokens={new}: computed + new={promised} tokens exceed max_model_len={self.max_model_len}",
             )
         slots = min(promised + lookahead, self.max_model_len)
         return Demand(request, request_id, live, len(tokens), chains, computed, found, hits, promised, slots)
