@@ -8,7 +8,7 @@ from rich.console import Console
 
 from .exit_status import FINE, could_not_run
 from .log import LogError, frames
-from .log.frames import Frame
+from .log.frames import Frame, every
 from .timeline import document, page
 from .writing import require_writable, write_file
 
@@ -21,7 +21,8 @@ needs nothing else and loads nothing.
 
 In the page: the arrow keys step through the operations, with Shift through the engine's steps; PgUp and PgDn go
 a hundred, Home and End to the ends, + and - look closer or from further, f goes to the fault. #120 behind the file's
-address opens it at operation 120.
+address opens it at picture 120. Of a log that is too long to be drawn whole every n-th operation is drawn, and its last
+one, or the first that is wrong; the page says so.
 """
 
 _EPILOG = """\
@@ -59,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         require_writable(args.output, args.log)  # better known now than after a long log
-        shown = frames(args.log, steps_only=args.steps, show_tokens=args.show_tokens, redact=args.redact)
-        made = document(args.log.name, _with_progress(shown))
+        apart = every(args.log, steps_only=args.steps)
+        shown = frames(args.log, every=apart, steps_only=args.steps, show_tokens=args.show_tokens, redact=args.redact)
+        made = document(args.log.name, _with_progress(shown), apart)
         write_file(args.output, page(made))
     except LogError as error:
         return could_not_run("show", str(error))
@@ -68,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
         return could_not_run("show", f"{args.output}: {error.strerror or error}")
     fault = next((number for number, frame in enumerate(made["frames"], 1) if frame[-1] is not None), None)
     seen = f"; the fault is in picture {fault:,}" if fault else ""
-    print(f"{args.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{seen}")
+    sampled = f", one for {apart:,} {'steps' if args.steps else 'operations'}" if apart > 1 else ""
+    print(f"{args.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{sampled}{seen}")
     return FINE
 
 
@@ -76,6 +79,6 @@ def _with_progress(given: Iterator[Frame]) -> Iterator[Frame]:
     """The same frames, their number being told meanwhile."""
     with Console(stderr=True).status("operation 0") as status:
         for frame in given:
-            if frame.number % 100 == 0:
+            if frame.number % 100 == 0 or frame.number > 10_000:
                 status.update(f"operation {frame.number:,}")
             yield frame

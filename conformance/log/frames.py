@@ -3,16 +3,23 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import kvproof.spec
 
 from ..backends import Backend
 from ..redaction import Redaction
 from .calls import CALLS
+from .entries import Made, Operation
+from .reading import LogReader
 from .replaying import Replayed, Run
 from .sides import Thing
 
-__all__ = ["Frame", "frames"]
+__all__ = ["Frame", "every", "frames"]
+
+_MOST_FRAMES, _LEAST_FRAMES = 2_000, 200
+_MOST_CELLS = 20_000_000
+"""So many pages in all frames together are drawn, if `_LEAST_FRAMES` are."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Frame:
             calls on the pool hold it.
         cached: the pages that have a hash.
         free: the free pages in eviction order.
-        evicted: the pages that lost their hash in this operation.
+        evicted: the pages that lost their hash since the frame before.
         rows: the host rows of the tables, group after group and row after row, without padding; empty without tables.
         fault: what deviates at this operation, on one line; None if nothing does.
     """
@@ -43,16 +50,37 @@ class Frame:
     fault: str | None
 
 
+def every(path: str | Path, *, steps_only: bool = False) -> int:
+    """How many operations there may be from one frame to the next, so that all frames can be drawn.
+
+    Args:
+        path: the log.
+        steps_only: of how many operations that end a step.
+
+    Raises:
+        LogError: see `replay_log`.
+    """
+    count, pages = 0, 1
+    for entry in LogReader(Path(path)).entries():
+        if isinstance(entry, Operation):
+            count += not steps_only or entry.method in ("commit", "allocate_slots_batch")
+        elif isinstance(entry, Made) and entry.name in ("CacheManager", "PagePool"):
+            pages = max(pages, entry.arguments.get("num_pages", 1))
+    most = min(max(_MOST_CELLS // pages, _LEAST_FRAMES), _MOST_FRAMES)
+    return max(-(-count // most), 1)
+
+
 def frames(
-    path: str | Path, *, steps_only: bool = False, show_tokens: bool = False, redact: bool = False
+    path: str | Path, *, every: int = 1, steps_only: bool = False, show_tokens: bool = False, redact: bool = False
 ) -> Iterator[Frame]:
-    """The frames of a log, one for each operation, by replaying it on the specification.
+    """The frames of a log, by replaying it on the specification: of all operations, or of some and the last one.
 
     They end at the first wrong step, which is the last frame's ``fault``; of what comes behind it nobody can say
     what is right. Of several managers or pools the first one is drawn. O(pages) for each frame.
 
     Args:
         path: the log.
+        every: how many operations there are from one frame to the next.
         steps_only: only frames of operations that end a step of the engine, commits and batched calls, and the
             faulty one.
         show_tokens: whether token ids may stand in the lines of calls (SEC-2).
@@ -65,9 +93,12 @@ def frames(
     run = Run(Path(path), Backend("kvproof.spec", kvproof.spec), frozenset(), show_tokens, redaction)
     camera = _Camera()
     waiting: Frame | None = None
+    passed = 0
     for replayed in run.steps():
         ends = camera.note(replayed)
-        if ends or not steps_only or replayed.difference is not None:
+        passed += ends or not steps_only
+        if passed == every or replayed.difference is not None:
+            passed = 0
             if waiting is not None:
                 yield waiting
             waiting = camera.take(replayed)
@@ -78,6 +109,10 @@ def frames(
             yield waiting
             waiting = camera.take(camera.last)
         waiting = replace(waiting, fault=fault)
+    elif passed:  # how it ends is always shown
+        if waiting is not None:
+            yield waiting
+        waiting = camera.take(camera.last)
     if waiting is not None:
         yield waiting
 
@@ -90,12 +125,14 @@ class _Camera:
     """
 
     last: Replayed
+    _manager: Any
 
     def __init__(self) -> None:
         self._step = self._next_step = 0
         self._commits = False
         self._served: set[int] = set()
         self._held: dict[str, tuple[int, ...]] = {}
+        self._changed: dict[str, None] = {}
         self._cached: frozenset[int] = frozenset()
 
     def note(self, replayed: Replayed) -> bool:
@@ -120,20 +157,23 @@ class _Camera:
         return ends
 
     def _follow(self, replayed: Replayed) -> None:
-        """Asks the manager what the requests of a call hold now."""
+        """Notes which requests a call may have given pages, or taken some from."""
         operation, player = replayed.operation, replayed.player
         thing = player.sides[0].things[operation.target]
         if thing.name != "CacheManager" or CALLS["CacheManager"].get(operation.method, _READ).reads:
             return
         told = operation.arguments.get("request")
+        self._manager = thing.it
         if operation.method == "allocate_slots_batch":
-            names = list(self._held)
+            self._changed |= dict.fromkeys(self._held)
         elif isinstance(told, dict) and "r" in told:
-            names = [player.requests[told["r"]].request_id]
-        else:
-            return
+            self._changed[player.requests[told["r"]].request_id] = None
+
+    def _ask(self) -> None:
+        """Asks the manager what the requests hold now whose pages may have changed."""
+        names, self._changed = self._changed, {}
         for name in names:
-            held = tuple(page for group in thing.it.get_page_ids(name) for page in group if page)
+            held = tuple(page for group in self._manager.get_page_ids(name) for page in group if page)
             if held:
                 self._held[name] = held
             else:
@@ -141,6 +181,7 @@ class _Camera:
 
     def take(self, replayed: Replayed) -> Frame:
         """The frame of the operation that was noted last."""
+        self._ask()
         things = replayed.player.sides[0].things
         pool = next((thing for thing in things.values() if thing.views), None)
         owners: dict[int, list[str]] = {}

@@ -13,7 +13,10 @@ from ..log.frames import Frame
 
 __all__ = ["VERSION", "Document", "document"]
 
-VERSION = 1
+VERSION = 2
+
+_MOST_QUEUED = 20_000
+"""So many pages at the front of the free queue are told."""
 
 
 class Document(TypedDict):
@@ -23,6 +26,7 @@ class Document(TypedDict):
         version: of this format.
         title: what it shows.
         num_pages: pages of the pool, the null page counted.
+        every: how many operations, or steps, there are from one picture to the next.
         requests: the requests' ids, in the order in which they came to hold pages.
         holders: sets of requests that hold a page together, each as places in ``requests``. The first two are empty:
             the one stands for nobody, the other for calls on the pool itself.
@@ -30,7 +34,8 @@ class Document(TypedDict):
 
             pages   [id, code, id, code, ...] of those that changed; code = 2 * place in ``holders`` + is cached
             queue   [taken, front, back]: the free queue without the pages in the first list, then with those of the
-                    second before it and those of the third behind it, each first the first
+                    second before it and those of the third behind it, each first the first; of more than 20,000
+                    free pages those at the front
             evicted [id, ...] of the pages that lost their hash
             rows    [row, kept, ids, ...]: a row of the tables keeps so many entries and goes on with these
             fault   what deviates, or null
@@ -39,6 +44,7 @@ class Document(TypedDict):
     version: int
     title: str
     num_pages: int
+    every: int
     requests: list[str]
     holders: list[list[int]]
     frames: list[list[Any]]
@@ -55,12 +61,13 @@ class _Names:
         return self.places.setdefault(thing, len(self.places))
 
 
-def document(title: str, frames: Iterable[Frame]) -> Document:
+def document(title: str, frames: Iterable[Frame], every: int = 1) -> Document:
     """Makes a timeline of frames. O(what the frames show): each is compared with the one before.
 
     Args:
         title: what it shows.
         frames: the frames, in their order.
+        every: how many operations there are from one to the next.
     """
     requests, holders = _Names(), _Names([None, ()])
     before = Frame(0, 0, "", {}, frozenset(), (), (), (), None)
@@ -70,13 +77,17 @@ def document(title: str, frames: Iterable[Frame]) -> Document:
         most = max(most, 0, *frame.owners, *frame.cached, *frame.free)
         changed = {page for page, _ in frame.owners.items() ^ before.owners.items()} | (frame.cached ^ before.cached)
         pages = [number for page in sorted(changed) for number in (page, _code(frame, page, requests, holders))]
-        queue, rows = _queue_edit(before.free, frame.free), _row_edits(before.rows, frame.rows)
+        queue, rows = (
+            _queue_edit(before.free[:_MOST_QUEUED], frame.free[:_MOST_QUEUED]),
+            _row_edits(before.rows, frame.rows),
+        )
         written.append([frame.number, frame.step, frame.call, pages, queue, list(frame.evicted), rows, frame.fault])
         before = frame
     return Document(
         version=VERSION,
         title=title,
         num_pages=most + 1,
+        every=every,
         requests=list(requests.places),
         holders=[list(together or ()) for together in holders.places],
         frames=written,

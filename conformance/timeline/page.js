@@ -60,15 +60,16 @@ const css = (rgb) => `rgb(${rgb.join(",")})`;
 // -- Pages over time -----------------------------------------------------------------------------------------
 
 let now = 0, first = 0, count = frames.length;
+const MOST_HIGH = 4000, PER_ROW = Math.max(Math.ceil(numPages / MOST_HIGH), 1); // browsers draw no canvas above 65,535
 const time = byId("time"), columns = Math.min(1400, Math.max(frames.length, 1));
 
 function drawTime() {
-  const wide = Math.min(columns, count), high = Math.max(numPages, 1), context = time.getContext("2d");
+  const wide = Math.min(columns, count), high = Math.ceil(numPages / PER_ROW), context = time.getContext("2d");
   time.width = wide;
   time.height = high;
   time.style.height = `${Math.max(high, Math.min(320, high * 24))}px`;
   const image = context.createImageData(wide, high), data = image.data, state = stateAt(first);
-  const evicted = new Uint8Array(high);
+  const evicted = new Uint8Array(numPages);
   let reached = first;
   frames[first][5].forEach((page) => { evicted[page] = 1; });
   for (let x = 0; x < wide; x++) {
@@ -77,13 +78,23 @@ function drawTime() {
       addUp(state, frames[++reached]);
       frames[reached][5].forEach((page) => { evicted[page] = 1; });
     }
-    for (let page = 0; page < high; page++) {
-      const [r, g, b] = evicted[page] ? EVICTED : colour(page, state.codes[page]), at = 4 * (page * wide + x);
+    for (let row = 0; row < high; row++) {
+      const [r, g, b] = rowColour(row, state.codes, evicted), at = 4 * (row * wide + x);
       data[at] = r; data[at + 1] = g; data[at + 2] = b; data[at + 3] = 255;
     }
     evicted.fill(0);
   }
   drawTime.image = image;
+}
+
+function rowColour(row, codes, evicted) { // of several pages: one that was evicted, or held, or cached, before the others
+  let best = row * PER_ROW, rank = -1;
+  for (let page = best; page < Math.min((row + 1) * PER_ROW, numPages); page++) {
+    if (evicted[page]) return EVICTED;
+    const own = codes[page] > 1 ? 2 : codes[page];
+    if (own > rank) [best, rank] = [page, own];
+  }
+  return colour(best, codes[best]);
 }
 
 function markNow() {
@@ -102,18 +113,19 @@ function lookFrom(wanted) {
 
 // -- One operation -------------------------------------------------------------------------------------------
 
-const SIDE = 14;
+const SIDE = numPages > 20000 ? 4 : 14, MOST_ACROSS = SIDE > 4 ? 100 : 300, DRAWN = Math.min(numPages, 7500 * MOST_ACROSS);
 
 function drawPages(state) {
   const canvas = byId("pages"), room = Math.floor(document.body.clientWidth / SIDE) - 3,
-    across = Math.max(Math.min(100, numPages, room), 1), context = canvas.getContext("2d");
+    across = Math.max(Math.min(MOST_ACROSS, DRAWN, Math.max(room, DRAWN / 7500)), 1) | 0, context = canvas.getContext("2d");
   canvas.width = across * SIDE;
-  canvas.height = Math.ceil(numPages / across) * SIDE;
+  canvas.height = Math.ceil(DRAWN / across) * SIDE;
   const evicted = new Set(frames[now][5]);
-  for (let page = 0; page < numPages; page++) {
+  for (let page = 0; page < DRAWN; page++) {
     const x = (page % across) * SIDE, y = Math.floor(page / across) * SIDE, code = state.codes[page];
-    context.fillStyle = css(colour(page, code));
+    context.fillStyle = css(SIDE === 4 && evicted.has(page) ? EVICTED : colour(page, code));
     context.fillRect(x, y, SIDE - 1, SIDE - 1);
+    if (SIDE === 4) continue;
     context.strokeStyle = evicted.has(page) ? css(EVICTED) : "#8c959f";
     context.lineWidth = evicted.has(page) ? 3 : 1;
     context.strokeRect(x + 0.5, y + 0.5, SIDE - 2, SIDE - 2);
@@ -124,7 +136,7 @@ function drawPages(state) {
   }
   canvas.onmousemove = (event) => {
     const page = Math.floor(event.offsetY / SIDE) * across + Math.floor(event.offsetX / SIDE);
-    if (page < numPages) byId("pointed").textContent = said(page, state.codes[page]);
+    if (page < DRAWN) byId("pointed").textContent = said(page, state.codes[page]);
   };
 }
 
@@ -166,11 +178,11 @@ function show(number) {
     const together = made.holders[code >> 1];
     owned += code > 1;
     shared += together.length > 1;
-    together.forEach((request) => held.set(request, [...(held.get(request) || []), page]));
+    together.forEach((request) => held.has(request) ? held.get(request).push(page) : held.set(request, [page]));
   });
   byId("counts").textContent =
-    `${owned} pages held, ${shared} of them shared; ${state.queue.length} free; ${cached} cached; ` +
-    `${evicted.length} evicted by this operation${evicted.length ? `: ${evicted.join(" ")}` : ""}`;
+    `${owned} pages held, ${shared} of them shared; ${numPages - 1 - owned} free; ${cached} cached; ` +
+    `${evicted.length} evicted ${made.every > 1 ? "since the picture before" : "by this operation"}${evicted.length ? `: ${evicted.join(" ")}` : ""}`;
   drawPages(state);
   const next = document.createElement("b");
   next.textContent = state.queue.slice(0, 1).join("");
@@ -207,6 +219,12 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   act(event.shiftKey);
 });
+byId("sampled").hidden = made.every === 1 && PER_ROW === 1;
+byId("sampled").textContent = [
+  made.every > 1 ? `One picture for ${made.every} operations or steps, and the last.` : "",
+  PER_ROW > 1 ? `Over time, one line for ${PER_ROW} pages: evicted before held before cached.` : "",
+  DRAWN < numPages ? `Below, the first ${DRAWN} pages.` : "",
+].join(" ");
 byId("place").max = Math.max(frames.length - 1, 0);
 byId("place").addEventListener("input", (event) => show(Number(event.target.value)));
 time.addEventListener("click", (event) => show(first + Math.floor((event.offsetX / time.clientWidth) * count)));

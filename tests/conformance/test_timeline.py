@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvproof import fast
 from kvproof.conformance import record
 from kvproof.conformance.cli import main
-from kvproof.conformance.log.frames import Frame
+from kvproof.conformance.log.frames import Frame, every
 from kvproof.conformance.timeline import document, page
 
 HOSTILE = "</script><script>document.title='owned'</script><!-- \u2028 & \" ' {{data}} \x1b[31m"
@@ -243,3 +243,70 @@ def test_a_large_log_is_compact() -> None:
     frames = [replace(shown, rows=()) for shown in history(2000, 400)]
     changed = sum(len(set(one.owners) ^ set(other.owners)) for one, other in pairwise(frames))
     assert len(json.dumps(document("t", frames))) < 40 * changed + 100_000
+
+
+def test_of_a_long_log_some_operations_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """O(pages) for each picture: all of a long log would take hours. The last operation is always drawn."""
+    log, out = tmp_path / "engine.log", tmp_path / "engine.html"
+    with record(fast.CacheManager(50, [fast.CacheGroupSpec(LAYERS)], max_model_len=16), log) as recorded:
+        for number in range(2_345):
+            request = fast.Request(f"r{number}", [1, 2, 3])
+            recorded.allocate_slots(request, 3)
+            recorded.free(request)
+    assert main(["show", str(log), "-o", str(out)]) == 0
+    assert "1,564 pictures of 50 pages, one for 3 operations" in capsys.readouterr().out
+    text = out.read_text(encoding="utf-8")
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert data["every"] == 3
+    assert [frame[0] for frame in data["frames"]] == [*range(3, 4_690, 3), 4_690]
+    assert 'id="sampled"' in text
+
+
+@pytest.mark.parametrize(("pages", "most"), [(50, 2_000), (200_000, 200), (1_000_000, 200)])
+def test_how_many_pictures_there_are_goes_by_the_pages(pages: int, most: int, tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    made = ["make", 0, "PagePool", {"num_pages": pages, "enable_caching": True}]
+    calls = [["call", 0, "get_num_free_pages", {}, 0]] * 10_000
+    lines = [
+        {"kvproof": "log", "version": 1, "tokens": "mapped"},
+        [made],
+        *([call] for call in calls),
+        [["end", 10_000]],
+    ]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert every(log) == 10_000 // most
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="no Node.js is installed: the script is run where there is one"
+)
+@pytest.mark.parametrize("num_pages", [50, 20_001, 200_000, 1_000_000])
+def test_no_canvas_is_larger_than_browsers_draw(num_pages: int, tmp_path: Path) -> None:
+    """Above 65,535 lines they draw nothing, and say nothing."""
+    free = tuple(range(1, num_pages))
+    made = document("t", [frame(0, free=free), frame(1, free=free[1:], owners={1: ("a",)}, evicted=(1,))], 7)
+    script = Path(document.__code__.co_filename).with_name("page.js").read_text(encoding="utf-8")
+    stub = """
+const elements = {};
+const element = (id) => elements[id] ??= {
+  id, style: {}, clientWidth: 1400, addEventListener() {}, append() {}, replaceChildren() {}, textContent: "",
+  getContext: () => ({ putImageData() {}, fillRect() {}, strokeRect() {},
+    createImageData: (wide, high) => ({ data: new Uint8ClampedArray(4 * wide * high) }) }),
+};
+const document = {
+  getElementById: element, createElement: () => element("new"), addEventListener() {}, body: element("body"),
+};
+const location = { hash: "" };
+element("data").textContent = require("fs").readFileSync("data.json", "utf-8");
+"""
+    (tmp_path / "data.json").write_text(json.dumps(made))
+    told = "console.log(JSON.stringify([time.height, elements.pages.height, elements.pages.width, elements.sampled]));"
+    (tmp_path / "run.js").write_text("\n".join([stub, script, told]))
+    ran = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    high, grid_high, grid_wide, said = json.loads(ran.stdout)
+    assert 0 < high <= min(num_pages, 4_000)
+    assert 0 < grid_high <= 32_000
+    assert 0 < grid_wide <= 6_000
+    assert "One picture for 7 operations" in said["textContent"]
+    assert ("One line for" in said["textContent"] or "one line for" in said["textContent"]) == (num_pages > 4_000)
