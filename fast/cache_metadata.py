@@ -291,14 +291,14 @@ class RaggedPagesCacheMetaData:
 
     # -- Copies and JSON --------------------------------------------------------------------------
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **kwargs: Any) -> Self:
         """The same with other values in the fields named. O(1).
 
         Raises:
             TypeError: there is no such field, or a value is of the wrong type.
             ValueError: a value is out of its bounds (R1).
         """
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON document; see `documents`. O(1)."""

@@ -70,7 +70,7 @@ def get_kv_cache_coordinator(
     max_model_len: int,
     use_eagle: bool,
     enable_caching: bool,
-    **pool_options: Any,
+    **options: Any,
 ) -> CacheCoordinator:
     """The coordinator that fits the groups: without a prefix cache, of one group, or of several.
 
@@ -80,7 +80,7 @@ def get_kv_cache_coordinator(
         max_model_len: the most tokens that a request can have.
         use_eagle: whether an Eagle draft model is served (MAN-9).
         enable_caching: whether prefixes are cached and found.
-        pool_options: further keywords of `PagePool`.
+        options: further keywords of `PagePool`.
 
     Raises:
         TypeError: something is no group.
@@ -92,4 +92,4 @@ def get_kv_cache_coordinator(
         kind, enable_caching = CacheCoordinatorNoPrefixCache, False
     elif len(groups) == 1:
         kind = UnitaryCacheCoordinator
-    return kind(num_pages, groups, max_model_len, use_eagle, enable_caching, **pool_options)
+    return kind(num_pages, groups, max_model_len, use_eagle, enable_caching, **options)

@@ -5,7 +5,7 @@ budget holds ``budget // page_bytes`` pages, and one more would not fit.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,9 @@ __all__ = [
 ]
 
 
-def per_device_hbm_budget_bytes(util: float = 0.9, mode: str = "free", safety_margin: int = 268435456) -> int:
+def per_device_hbm_budget_bytes(
+    util: float = 0.9, mode: str = "free", safety_margin: int = 268435456, devices: Iterable[Any] = ()
+) -> int:
     """How many bytes of memory the cache may take on each device of this process (CACHE-1). O(devices).
 
     Where a device does not tell of its memory, as CPUs do not, its share of the host's counts.
@@ -29,6 +31,7 @@ def per_device_hbm_budget_bytes(util: float = 0.9, mode: str = "free", safety_ma
         util: which part of the memory may be used, above 0 and at most 1.
         mode: ``free``: that part of what is free now. ``total``: that part of all, less what is in use now.
         safety_margin: bytes that are left alone in either mode.
+        devices: the devices; none given: those of this process.
 
     Returns:
         The budget of the device that has the least.
@@ -41,10 +44,10 @@ def per_device_hbm_budget_bytes(util: float = 0.9, mode: str = "free", safety_ma
     if mode not in ("free", "total"):
         raise refusal(ValueError, "R1", f"mode={mode!r} must be 'free' or 'total'")
     margin = integer("safety_margin", safety_margin)
-    devices = jax.local_devices()
+    asked = listed("devices", devices) or jax.local_devices()
     budgets = []
-    for device in devices:
-        limit, used = _memory(device, len(devices))
+    for device in asked:
+        limit, used = _memory(device, len(asked))
         left = (limit - used - margin) * part if mode == "free" else limit * part - used - margin
         budgets.append(int(left))
     if min(budgets) <= 0:

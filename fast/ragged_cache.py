@@ -151,13 +151,13 @@ class RaggedPagesCache:
 
     # -- Copies and JSON --------------------------------------------------------------------------
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **kwargs: Any) -> Self:
         """The same with other values in the fields named. O(1).
 
         Raises:
             TypeError: there is no such field.
         """
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """The cache as a JSON document; see `documents`. Waits for the device. O(cache)."""

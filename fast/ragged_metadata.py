@@ -168,13 +168,13 @@ class RaggedPagesMetadata:
         own: Self = jax.tree.map(part, self)
         return own
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **kwargs: Any) -> Self:
         """The same with other values in the fields named. O(1).
 
         Raises:
             TypeError: there is no such field.
         """
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **kwargs)
 
     # -- JSON -------------------------------------------------------------------------------------
 

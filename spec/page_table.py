@@ -24,12 +24,21 @@ class PageTable(Uncopied):
         max_num_pages_per_req: entries of a row.
         max_num_batched_tokens: the most tokens of one step: the length of a slot mapping, whatever the step
             holds, so that the programs that read it are compiled once (TAB-7).
+        sharding: where the copy on the device lies. Nothing depends on it: here that copy is an array of the host's.
 
     Attributes:
         cpu_version: grows with every call that changes the host's rows or counts (TAB-8).
     """
 
-    def __init__(self, max_num_reqs: int, max_num_pages_per_req: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_num_pages_per_req: int,
+        max_num_batched_tokens: int,
+        *,
+        sharding: object = None,
+    ) -> None:
+        del sharding
         self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1, below=2**31)
         self.max_num_pages_per_req = integer("max_num_pages_per_req", max_num_pages_per_req, minimum=1, below=2**31)
         self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1, below=2**31)
@@ -298,20 +307,28 @@ class MultiGroupPageTable(Uncopied):
         max_model_len: the most tokens of a request; each table's rows have room for as many.
         max_num_batched_tokens: the most tokens of one step.
         page_sizes: tokens in a page, for each group.
+        sharding: see `PageTable`.
 
     Attributes:
         page_tables: the groups' tables.
     """
 
     def __init__(
-        self, max_num_reqs: int, max_model_len: int, max_num_batched_tokens: int, page_sizes: Sequence[int]
+        self,
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        page_sizes: Sequence[int],
+        *,
+        sharding: object = None,
     ) -> None:
         length = integer("max_model_len", max_model_len, minimum=1, below=2**31)
         self.page_sizes = [integer("page_sizes", size, minimum=1) for size in listed("page_sizes", page_sizes)]
         if not self.page_sizes:
             raise refusal(ValueError, "R1", "page_sizes=[] names no group")
         self.page_tables = [
-            PageTable(max_num_reqs, cdiv(length, size), max_num_batched_tokens) for size in self.page_sizes
+            PageTable(max_num_reqs, cdiv(length, size), max_num_batched_tokens, sharding=sharding)
+            for size in self.page_sizes
         ]
 
     def __getitem__(self, group: int) -> PageTable:
