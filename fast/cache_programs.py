@@ -227,8 +227,9 @@ def _named(options: Options) -> dict[str, Any]:
 def _slots(step: RaggedPagesMetadata, num_tokens: int, metadata: RaggedPagesCacheMetaData) -> jax.Array:
     """Where a step's tokens go when only the table and the lengths say so (TAB-7)."""
     room = step.pages_tables.shape[1] * metadata.page_size
-    batch = ragged(step.context_lens, step.query_start_loc, step.num_seqs, num_tokens, room)
-    return slots_of_tokens(batch, step.pages_tables, num_tokens, metadata.num_pages, metadata.page_size)
+    with jax.enable_x64(False):  # all of it is of 32 bits, whatever Python's numbers become elsewhere
+        batch = ragged(step.context_lens, step.query_start_loc, step.num_seqs, num_tokens, room)
+        return slots_of_tokens(batch, step.pages_tables, num_tokens, metadata.num_pages, metadata.page_size)
 
 
 @partial(jax.jit, static_argnames=("metadata", "place", "options"), donate_argnames="kv_pages")

@@ -59,8 +59,7 @@ class RaggedPagesMetadata:
             hold anything (ATT-4).
         context_lens: `i32[S]`: tokens of each sequence with those of this step.
         query_start_loc: `i32[S + 1]`: where each sequence's tokens begin in the batch.
-        num_seqs: `i32[1]`: how many sequences there are. (The seed's annotation says ``[max_num_reqs]``; its
-            kernels take one number.)
+        num_seqs: `i32[1]`: how many sequences there are; or `i32[S]`, of which the first counts, as the seed has it.
         slot_mapping: `i32[T]`: the slot of each token, -1 for none; or `i32[3, n]`: slices (first slot, first
             token, length); None: token t of a sequence goes where the table has its position.
         position_ids: `i32[T]`: each token's position in its sequence.

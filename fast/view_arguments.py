@@ -92,7 +92,7 @@ def require_step(step: object, metadata: RaggedPagesCacheMetaData) -> None:
         if hasattr(array, "dtype") and array.dtype != jnp.int32:
             raise refusal(TypeError, "R1", f"cache_metadata.{name}.dtype={array.dtype} must be int32")
     shape, shards = tuple(step.num_seqs.shape), metadata.num_page_shards
-    if shape != (shards,):
+    if shape not in ((shards,), tuple(step.context_lens.shape)):
         raise refusal(
             ValueError,
             "CACHE-5",

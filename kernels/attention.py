@@ -64,7 +64,8 @@ def ragged_paged_attention(
         kv_lens: `i32[S]`: the tokens of each sequence, this step's new ones included.
         page_table: `i32[S, pages_per_seq]`; entries past a sequence's last page may hold anything.
         cu_q_lens: `i32[S + 1]`: the row at which each sequence's queries begin, and the end.
-        num_seqs: `i32[1]`: how many sequences there are; rows past them may hold anything.
+        num_seqs: `i32[1]`: how many sequences there are, or `i32[S]`, of which the first counts; rows past them may
+            hold anything.
         scale: of the logits; None: D ** -0.5.
         causal: whether a query at p reads keys j <= p only.
         window: it reads keys j > p - window only, causal or not; at least 1.

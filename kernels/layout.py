@@ -8,7 +8,10 @@ in which key and value of head h are rows 2h and 2h + 1; Dp = max(D, Dv), rounde
   device's memory; combined row r is lane r % packing of group r // packing, and C is rounded up to whole groups.
   Where D == Dv == 64, key and value of head h share the one 128-wide row h.
 
-Numbers of a slot that belong to no head are padding: zero once the slot is written (CACHE-3), never read.
+Numbers of a slot that belong to no head are padding: zero once the slot is written (CACHE-3). XLA doesn't read them;
+the kernels for TPUs, and some for GPUs, multiply whole rows: the padding of keys with zeros in the queries, that of
+values into columns that are cut off. So whoever writes pages by other means leaves neither NaN nor infinity in the
+padding of a live slot's keys.
 """
 
 from dataclasses import dataclass

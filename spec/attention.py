@@ -166,7 +166,7 @@ def ragged_paged_attention(
         kv_lens: tokens of each sequence in the cache, this step's included, `i32[S]`.
         page_table: the pages of each sequence, `i32[S, pages_per_seq]`; entries past its tokens may be anything.
         cu_q_lens: where each sequence's rows begin, and where the last one's end, `i32[S + 1]`.
-        num_seqs: how many sequences there are, `i32[1]`.
+        num_seqs: how many sequences there are, `i32[1]`, or `i32[S]`, of which the first counts.
         scale: what query times key is multiplied by; None: ``D ** -0.5``.
         causal: whether a query reads keys up to its own position only.
         window: how many positions, its own included, it reads at most; None: all.

@@ -102,7 +102,7 @@ def read_batch(
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`.
-        num_seqs: `i32[1]`.
+        num_seqs: `i32[1]`, or `i32[S]`, of which the first counts.
         num_tokens: T.
         num_pages: P.
         page_size: slots in a page.
@@ -111,7 +111,8 @@ def read_batch(
     lens = array_of("kv_lens", kv_lens, ("S",), (INT32,))
     table = array_of("page_table", page_table, (len(lens), "pages_per_seq"), (INT32,))
     starts = array_of("cu_q_lens", cu_q_lens, (len(lens) + 1,), (INT32,))
-    count = int(array_of("num_seqs", num_seqs, (1,), (INT32,))[0])
+    sizes = (len(lens),) if getattr(num_seqs, "shape", None) == lens.shape else (1,)
+    count = int(array_of("num_seqs", num_seqs, sizes, (INT32,))[0])
     batch = Batch(num_tokens, lens.tolist(), table, starts.tolist(), count, num_pages, page_size)
     if validate:
         _require_valid(batch)

@@ -334,7 +334,7 @@ class RaggedPagesCacheView:
                 f"cache_metadata.page_size={cache_metadata.page_size} must be {self.metadata.page_size}",
             )
         shards = self.metadata.num_page_shards
-        if cache_metadata.num_seqs.shape != (shards,):
+        if cache_metadata.num_seqs.shape not in ((shards,), cache_metadata.context_lens.shape):
             raise refusal(
                 ValueError,
                 "CACHE-5",

@@ -33,8 +33,7 @@ class RaggedPagesMetadata:
         pages_tables: `i32[S, W]`, the page table; past the sequences and past their pages it may hold anything.
         context_lens: `i32[S]`, tokens of each sequence, this step's included.
         query_start_loc: `i32[S + 1]`, where each sequence's rows begin, and where the last one's end.
-        num_seqs: `i32[1]`, how many sequences there are. (The seed annotates it as `[max_num_reqs]`, a slip: its
-            kernels read one number.)
+        num_seqs: `i32[1]`, how many sequences there are; or `i32[S]`, of which the first counts, as the seed has it.
         slot_mapping: the slot of each token, `i32[T]`, or update slices, `i32[3, n]`; None: where the table says.
         position_ids: `i32[T]`, where each token stands in its sequence.
         request_distribution: `i32[3]`: how many leading rows have one token, the same again (no row has a fixed
