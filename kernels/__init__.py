@@ -3,7 +3,8 @@
 Nothing here knows of requests or pages: arrays in, arrays out. `table_update` holds the programs with which
 a page table's device copy is made and changed. `cache_update`, `attention`, `mla`, `page_copy`, `page_export` and
 `states` hold the functions over a cache's pages; they check their arguments, and what is lowered for a platform with
-kernels of its own (`tpu`, and `gpu` for Hopper) gets these, anything else the plain JAX of `xla`. `layout` and
+kernels of its own (`tpu`, and `gpu` for Hopper) gets these, anything else the plain JAX of `xla`: `dispatch` has the
+one operation that waits for its platform, `choices` and `explanation` say which kernel runs, or why none. `layout` and
 `storage` say where numbers stand in pages and what they mean, `options` and `masks` what a query reads.
 """
 

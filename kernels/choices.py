@@ -53,7 +53,7 @@ class Call:
     platform: str | None
 
 
-_call: ContextVar[Call] = ContextVar("_call")
+_call: ContextVar[Call | None] = ContextVar("_call", default=None)
 _barred: ContextVar[str | None] = ContextVar("_barred", default=None)
 _listener: ContextVar[list[Served] | None] = ContextVar("_listener", default=None)
 
@@ -73,6 +73,8 @@ def taken(kernel: str, reason: str | None, *, warn: bool = True) -> bool:
     """
     call, reason = _call.get(), _barred.get() or reason
     told = _listener.get()
+    if call is None:  # kernels called by themselves, interpreted
+        return reason is None
     if told is not None:
         told.append(Served(call.function, kernel, reason))
     elif reason is not None and warn and reason not in _said:

@@ -172,7 +172,8 @@ _SENTENCES = {
     "ATT-2": "A row with nothing to read (kv_len 0, a position below 0, everything masked) gives zeros, with sinks, "
     "too.",
     "ATT-3": "Nothing outside of the sequence's own live slots that its mask lets through can change a result: "
-    "poison (NaN) anywhere else is invisible.",
+    "poison (NaN) anywhere else is invisible. Where nobody looks at the table, an entry that names no page stands for "
+    "keys that are not read.",
     "ATT-4": "Query rows past the last sequence, table rows past it and table entries past a row's pages may hold "
     "anything; those query rows give zeros.",
     "ATT-5": "A fused update writes the whole batch before any read, whatever its order: a request may read in this "

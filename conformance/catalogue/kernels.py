@@ -25,6 +25,17 @@ def output_overwritten_too_early(fast: ModuleType) -> SimpleNamespace:
     return with_tpu_kernels(fast, {"tpu.prefill_kernel:wait_for_output": lambda _: _nothing})
 
 
+@seeded(50, "ATT-3", "kernels", also=("ATT-1", "ATT-2", "ATT-6"))
+def pages_that_are_missing_are_copied(fast: ModuleType) -> SimpleNamespace:
+    """A decode kernel copies from whatever page id stands in the table, -1 too: from in front of the cache (ours)."""
+
+    def edit(attention: ModuleType) -> Any:
+        missing = attention.misses_pages
+        return lambda *arguments: missing(*arguments) & False
+
+    return with_tpu_kernels(fast, {"tpu.attention:misses_pages": edit})
+
+
 @seeded(OWN, "ATT-6", "kernels")
 def scores_rounded_far_from_zero(fast: ModuleType) -> SimpleNamespace:
     """Scale and log2(e) are multiplied into the scores before the largest is taken off them: ours, once."""

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from ..levels import LEVELS
 from ..properties import start, step
-from .arrays import signed
+from .arrays import Near, signed, worst
 from .attention import RaggedMachine
 from .base import Side
-from .draws import Drawing, some
+from .draws import Drawing, one_of, some
 from .ragged import GPU_INTERPRETED, INTERPRETED, Batch
 
 __all__ = ["GpuKernels", "Kernels"]
@@ -37,7 +37,7 @@ class InterpretedKernels(RaggedMachine):
     @start()
     def construct(self) -> None:
         """Nothing is kept from call to call; what the public function refuses is another machine's to see."""
-        self.setups, self.simplest = list(self.known), ""
+        self.setups, self.simplest, self.options = list(self.known), "", []
 
     def function(self, batch: Batch) -> str:
         """See `RaggedMachine.function`."""
@@ -55,6 +55,33 @@ class InterpretedKernels(RaggedMachine):
         """See `RaggedMachine.judge`; first there must be no race (ATT-6)."""
         self.hold_minds("ATT-6")
         super().judge(batch, right, seen, pages, fused)
+
+    @step("ATT-3")
+    def missing_page(self, data: Drawing) -> None:
+        """A query reads two pages, of which one does not exist: it reads the other, whatever stands in the table.
+
+        The specification refuses such a table; what is right it says of the other page alone.
+        """
+        setup = self.known[one_of(data, list(self.known))]
+        name = next(name for name, each in self.known.items() if each is setup)
+        size, gone = setup.layout.page_size, data.draw(st.integers(0, 1))
+        pages = tuple(some(data, range(1, setup.layout.num_pages), most=2, least=2))
+        batch = Batch(name, (1,), (2 * size,), (pages,), (0,), seed=data.draw(st.integers(0, 99)))
+        right, wrong = batch.arguments(), batch.arguments()
+        wrong[3][0, gone] = one_of(data, [-1, 2**31 - 1, setup.layout.num_pages])
+        right[2][0], right[3][0, 0] = size, pages[1 - gone]
+        both = self.call(
+            f"{self.function(batch)}(*batch.arguments(), ...)  # page_table={wrong[3].tolist()}; batch = {batch}",
+            lambda side: self.attended(side, batch, right if side is self.spec else wrong),
+            "ATT-3",
+            _shape_of,
+        )
+        wanted, out = np.asarray(both.spec).astype(np.float64), np.asarray(both.backend)
+        near = Near(wanted, batch.tolerance(wanted, right[1]))
+        place = worst(near, out)
+        if place is not None:
+            at = f"out[{', '.join(map(str, place))}] = "
+            self.differ("ATT-3", f"{at}{near.right[place]:.9g}", f"{at}{float(out[place]):.9g}")
 
     @step("CACHE-2", "CACHE-3")
     def update(self, data: Drawing) -> None:
@@ -107,3 +134,7 @@ class GpuKernels(InterpretedKernels):
     holder = "gpu_kernels"
     examples, num_steps = 6, 3
     known = GPU_INTERPRETED
+
+
+def _shape_of(out: Any, _: Side) -> object:
+    return tuple(out.shape), str(out.dtype)

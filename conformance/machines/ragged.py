@@ -166,8 +166,11 @@ LATENT = {
 
 INTERPRETED = {
     "interpreted": Setup(Layout("v2", heads=4), row=4, num_seqs=3, num_tokens=6, options={"window": 9}),
+    "interpreted, half": Setup(
+        Layout("v3", "bfloat16", page_size=8), queries="bfloat16", row=3, num_seqs=2, num_tokens=3
+    ),
 }
-"""A shape that kernels take, and that is interpreted in a second."""
+"""Shapes that kernels take, and that are interpreted in a second or a few: of many dtypes, and made for decoding."""
 
 GPU_INTERPRETED = {
     "interpreted as on a GPU": Setup(

@@ -101,6 +101,21 @@ def attends(kernels: Any) -> Any:
     return kernels.attend(*batch.arguments(), num_kv_heads=4, window=9)
 
 
+def other_page(names: Any) -> object:
+    """Whether interpreted kernels, if there are any, read of two pages the one that exists, and nothing else."""
+    batch = one("interpreted, half", 1, 16, (3, 4))
+    right, wrong = batch.arguments(), batch.arguments()
+    right[2][0], right[3][0, 0], wrong[3][0, 0] = 8, 4, -1
+    if not hasattr(names, "tpu_kernels"):
+        return tried(lambda: True)
+    expected = np.asarray(kvproof.spec.ragged_paged_attention(*right)).astype(np.float32)
+    return tried(
+        lambda: np.allclose(
+            names.tpu_kernels.attend(*wrong, num_kv_heads=2).output.astype(np.float32), expected, atol=0.05
+        )
+    )
+
+
 def far_from_zero(names: Any) -> bool:
     """Whether interpreted kernels, if there are any, attend to scores of some -1,000 as exactly as to others."""
     batch = Batch("interpreted", (2, 1), (7, 2), ((1, 2), (3,)), (0, 0), content="cold")
@@ -167,6 +182,7 @@ DEVICE_WITNESSES: dict[str, Callable[[Any], object]] = {
     "pages_not_waited_for": functools.partial(minded, attends),
     "output_overwritten_too_early": functools.partial(minded, attends),
     "scores_rounded_far_from_zero": far_from_zero,
+    "pages_that_are_missing_are_copied": other_page,
     "rows_not_waited_for": functools.partial(minded, updates),
 }
 """For each fault a few calls that show it."""
