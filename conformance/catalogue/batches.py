@@ -74,7 +74,14 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
 
     def build_manager(self: Any, *args: Any, **options: Any) -> None:
         fast.CacheManager.__init__(self, *args, **options)
-        publisher, index = self.coordinator.publisher, self.page_pool.index
+        coordinator = self.coordinator
+        publisher, index, give_back = coordinator.publisher, self.page_pool.index, coordinator.remove_skipped_pages
+
+        def remove_skipped_pages(slot: int, num_computed_tokens: int) -> None:
+            begins = [group.num_begins[slot] for group in coordinator.groups]
+            give_back(slot, num_computed_tokens)
+            for group, begin in zip(coordinator.groups, begins, strict=True):
+                group.cells[begin : group.num_begins[slot]] = 0
 
         def begin_tail(group: Any, slot: int) -> None:
             page = group.page_at(slot, group.num_published[slot] - 1)
@@ -83,6 +90,7 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
                 group.tails[slot].begin(leaf)
 
         publisher.begin_tail = begin_tail
+        coordinator.remove_skipped_pages = remove_skipped_pages
 
     return with_manager(fast, __init__=build_manager)
 
