@@ -4,7 +4,7 @@ The half of a pool that does not care who holds a page; `PagePool` is the other 
 `PrefixIndex.publish`, with `keys_to_be` called before it and `note_keys` behind it, and leave it by `_evict`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ class CachedPages:
             return None
         return page_key(self.hash_function, self.none_hash, *place)
 
-    def pages_by_key(self) -> dict[PageHashWithGroupId, list[int]]:
+    def pages_by_key(self) -> Mapping[PageHashWithGroupId, Iterable[int]]:
         """The cached map, by ids (POOL-7). O(cached pages)."""
         if self._keys is not None:
             return self._keys.pages
@@ -223,7 +223,7 @@ class CachedPages:
     def alike(self) -> list[list[int]]:
         """The cached pages: those under one key together, in the order in which they were cached (POOL-7)."""
         if self._keys is not None:
-            return list(self._keys.pages.values())
+            return [list(pages) for pages in self._keys.pages.values()]
         return [pages for _, _, pages in self.index.places()]  # then no two contents have one key
 
     def restore_keys(self, keys: Iterable[tuple[int, PageHashWithGroupId]]) -> None:

@@ -1,7 +1,7 @@
 """MAN-12: the cached map of a manager, rebuilt elsewhere from its events, by a router say."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 
@@ -24,8 +24,8 @@ class CacheFollower:
 
     def __init__(self) -> None:
         self._key_of: dict[int, PageHashWithGroupId] = {}
-        self._pages: dict[PageHashWithGroupId, tuple[int, ...]] = {}
-        self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[int]] = MappingProxyType(self._pages)
+        self._pages: dict[PageHashWithGroupId, OrderedDict[int, None]] = {}
+        self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[int]] = _FollowedMap(self._pages)
 
     def apply(self, events: Iterable[CacheEvent]) -> None:
         """Applies events in order. O(events).
@@ -45,13 +45,11 @@ class CacheFollower:
                 self._pages.clear()
             elif key is not None:
                 self._key_of[page] = key
-                self._pages[key] = (*self._pages.get(key, ()), page)
+                self._pages.setdefault(key, OrderedDict())[page] = None
             else:
                 gone = self._key_of.pop(page)
-                left = tuple(other for other in self._pages[gone] if other != page)
-                if left:
-                    self._pages[gone] = left
-                else:
+                del self._pages[gone][page]
+                if not self._pages[gone]:
                     del self._pages[gone]
 
     def _read(self, events: Sequence[object]) -> list[tuple[int, PageHashWithGroupId | None]]:
@@ -109,6 +107,27 @@ class CacheFollower:
         assert all(self._pages.values()), f"POOL-7: a key without a page: {state}"
         assert min(self._key_of, default=1) > 0, f"POOL-1: {state}"
         assert all(key.group_id >= 0 for key in self._pages), f"POOL-7: {state}"
+
+
+class _FollowedMap(Mapping[PageHashWithGroupId, Sequence[int]]):
+    """A follower's cached map, live and read-only. A reading is O(pages of the key)."""
+
+    __slots__ = ("_pages",)
+
+    def __init__(self, pages: Mapping[PageHashWithGroupId, Iterable[int]]) -> None:
+        self._pages = pages
+
+    def __getitem__(self, key: PageHashWithGroupId) -> tuple[int, ...]:
+        return tuple(self._pages[key])
+
+    def __iter__(self) -> Iterator[PageHashWithGroupId]:
+        return iter(self._pages)
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __repr__(self) -> str:
+        return f"CachedMap({dict(self)})"
 
 
 def _read_key(event: PageStored) -> PageHashWithGroupId:

@@ -6,6 +6,7 @@ pays for it. Where keys are kept up, or events tell them, the keys of a `KeyStre
 are published.
 """
 
+from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,21 +129,24 @@ class KeyMap:
     __slots__ = ("key_of", "pages")
 
     def __init__(self) -> None:
-        self.pages: dict[PageHashWithGroupId, list[int]] = {}
+        self.pages: dict[PageHashWithGroupId, OrderedDict[int, None]] = {}
         self.key_of: dict[int, PageHashWithGroupId] = {}
 
     def add(self, key: PageHashWithGroupId, page: int) -> None:
         """Enters a page behind those of the same key."""
-        self.pages.setdefault(key, []).append(page)
+        same = self.pages.get(key)
+        if same is None:
+            same = self.pages[key] = OrderedDict()
+        same[page] = None
         self.key_of[page] = key
 
     def remove(self, pages: Iterable[int]) -> None:
-        """Takes pages out, those that are there."""
+        """Takes pages out, those that are there. O(1) each."""
         for page in pages:
             key = self.key_of.pop(page, None)
             if key is not None:
                 same = self.pages[key]
-                same.remove(page)
+                del same[page]
                 if not same:
                     del self.pages[key]
 

@@ -109,7 +109,7 @@ class PagePool(HeldPages, Uncopied):
         groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
         cached = self.key_map().pages
         found = [cached.get(PageHashWithGroupId(key, group)) for group in groups]
-        return page_list(self, tuple(pages[0] for pages in found if pages)) if all(found) else None
+        return page_list(self, tuple(next(iter(pages)) for pages in found if pages)) if all(found) else None
 
     # -- Handing out and taking back --------------------------------------------------------------
 

@@ -6,9 +6,10 @@ another priority stand in levels, one ordered dict for each priority. Before a p
 """
 
 from array import array
-from bisect import insort
 from collections import OrderedDict
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from .free_log import FreeLog
 
 __all__ = ["PriorityOrder"]
 
-_SPARE_ENDS = 64
+_SPARE_ENTRIES = 64
+"""Void entries that a small heap may have; of a large one as many as half are void before it is made anew."""
 
 
 class PriorityOrder:
@@ -36,10 +38,10 @@ class PriorityOrder:
     __slots__ = (
         "_end_of",
         "_ends",
+        "_level_heap",
         "_levels",
         "_log",
         "_num_in_levels",
-        "_priorities",
         "_priority_cell",
         "_priority_of",
         "_run_cell",
@@ -54,7 +56,7 @@ class PriorityOrder:
         self._priority_cell = array("i", bytes(4 * len(run_cell)))
         self._priority_of: NDArray[np.int32] = np.frombuffer(self._priority_cell, np.int32)
         self._levels: dict[int, OrderedDict[int, None]] = {}
-        self._priorities: list[int] = []  # those of the levels, in order
+        self._level_heap: list[int] = []  # a heap of their priorities; entries without a level are void
         self._num_in_levels = 0
         self._end_of: dict[int, float] = {}
         self._ends: list[tuple[float, int]] = []  # a heap; entries that ``_end_of`` does not confirm are void
@@ -97,7 +99,7 @@ class PriorityOrder:
             return
         self._end_of[page] = end
         heappush(self._ends, (end, page))
-        if len(self._ends) > 2 * len(self._end_of) + _SPARE_ENDS:
+        if len(self._ends) > 2 * len(self._end_of) + _SPARE_ENTRIES:
             self._ends = [(until, other) for other, until in self._end_of.items()]
             heapify(self._ends)
 
@@ -121,18 +123,22 @@ class PriorityOrder:
         return self._log.num_free + self._num_in_levels
 
     def take_one(self) -> int:
-        """Takes the first page, whose priority ends; there must be one. O(1), O(levels) where one becomes empty."""
-        if not self._priorities or (self._priorities[0] > 0 and self._log.num_free):
+        """Takes the first page, whose priority ends; there must be one. O(log levels) amortised."""
+        lowest = self._lowest()
+        if not lowest or (lowest > 0 and self._log.num_free):
             return self._log.take_one()
-        page = next(iter(self._levels[self._priorities[0]]))
+        page = next(iter(self._levels[lowest]))
         self._leave(page)
         self._note(page, 0, None)
         return page
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """Takes the first ``count`` pages, `i64[count]`, whose priorities end; there must be as many. O(count)."""
+        """Takes the first ``count`` pages, `i64[count]`, whose priorities end; there must be as many.
+
+        O(count), and O(log levels) amortised for each page of another priority than 0.
+        """
         before: list[int] = []
-        while len(before) < count and self._priorities and self._priorities[0] < 0:
+        while len(before) < count and self._lowest() < 0:
             before.append(self.take_one())
         middle = self._log.take(min(count - len(before), self._log.num_free))
         behind = [self.take_one() for _ in range(count - len(before) - len(middle))]
@@ -191,9 +197,10 @@ class PriorityOrder:
             self._log.remove_one(page)
 
     def order(self) -> NDArray[np.int64]:
-        """The free pages, first the one to be taken first, `i64[num_free]`. O(free pages)."""
-        low = [page for priority in self._priorities if priority < 0 for page in self._levels[priority]]
-        high = [page for priority in self._priorities if priority > 0 for page in self._levels[priority]]
+        """The free pages, first the one to be taken first, `i64[num_free]`. O(free pages + levels log levels)."""
+        priorities = sorted(self._levels)
+        low = [page for priority in priorities if priority < 0 for page in self._levels[priority]]
+        high = [page for priority in priorities if priority > 0 for page in self._levels[priority]]
         return np.concatenate([np.array(low, np.int64), self._log.order(), np.array(high, np.int64)])
 
     def _enter(self, page: int) -> None:
@@ -204,7 +211,9 @@ class PriorityOrder:
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = OrderedDict()
-            insort(self._priorities, priority)
+            heappush(self._level_heap, priority)
+            if len(self._level_heap) > 2 * len(self._levels) + _SPARE_ENTRIES:
+                self._level_heap = sorted(self._levels)
         level[page] = None
         self._num_in_levels += 1
 
@@ -214,8 +223,14 @@ class PriorityOrder:
         del level[page]
         if not level:
             del self._levels[priority]
-            self._priorities.remove(priority)
         self._num_in_levels -= 1
+
+    def _lowest(self) -> int:
+        """The lowest priority that a free page has, but for 0; 0 if there is none."""
+        heap = self._level_heap
+        while heap and heap[0] not in self._levels:
+            heappop(heap)
+        return heap[0] if heap else 0
 
     def check(self) -> None:
         """Verifies that levels, priorities and their ends agree.
@@ -229,7 +244,8 @@ class PriorityOrder:
             f"priorities {priorities}, ends {self._end_of}, levels { {p: list(v) for p, v in self._levels.items()} }"
         )
         assert self.num_prioritised == len(priorities), f"PIN-2: {self.num_prioritised} prioritised: {state}"
-        assert self._priorities == sorted(self._levels), f"PIN-2: {self._priorities}: {state}"
+        assert self._levels.keys() <= set(self._level_heap), f"PIN-2: heap of levels {self._level_heap}: {state}"
+        assert _is_heap(self._level_heap), f"PIN-2: no heap of levels {self._level_heap}: {state}"
         assert all(self._levels.values()), f"PIN-2: an empty level: {state}"
         assert self._num_in_levels == sum(map(len, self._levels.values())), f"PIN-2: {self._num_in_levels}: {state}"
         for priority, level in self._levels.items():
@@ -238,4 +254,10 @@ class PriorityOrder:
         assert self._end_of.keys() <= priorities.keys(), f"PIN-2: an end of priority 0: {state}"
         ends = {(end, page) for page, end in self._end_of.items()}
         assert ends <= set(self._ends), f"PIN-2: heap {self._ends}: {state}"
+        assert _is_heap(self._ends), f"PIN-2: no heap of ends {self._ends}: {state}"
         assert 0 not in priorities, f"PIN-2: the null page has a priority: {state}"
+
+
+def _is_heap(values: Sequence[Any]) -> bool:
+    """Whether none of the values is less than the one above it."""
+    return all(values[(place - 1) // 2] <= value for place, value in enumerate(values) if place)

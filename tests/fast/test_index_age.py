@@ -4,7 +4,6 @@ Requests that share a prefix for a while branch off it, and their branches are e
 the price of a look-up may remember them. What is compared with is the same cache restored from its snapshot.
 """
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -197,21 +196,3 @@ def test_pool_7_branches_under_other_extra_keys_are_never_joined() -> None:
     assert len(runs) == 3
     hit = index.match(tree, token_view("tokens", [0, 0, 1, 1]), extra_segments((), 1), 4)
     assert hit.tolist() == [1, 2]
-
-
-def test_pool_7_a_duplicate_is_evicted_at_the_same_price_however_many_there_are() -> None:
-    def per_page(count: int, backwards: bool) -> float:
-        index = PrefixIndex(count + 1)
-        tree, plain = index.tree(0, 1), extra_segments((), 1)
-        for page in range(1, count + 1):
-            index.publish(tree, token_view("tokens", [0]), plain, np.array([page]))
-        order = range(count, 0, -1) if backwards else range(1, count + 1)
-        start = time.thread_time_ns()
-        for page in order:
-            index.evict_one(page)
-        return (time.thread_time_ns() - start) / count
-
-    for backwards in (False, True):
-        few = min(per_page(2_000, backwards) for _ in range(3))
-        many = min(per_page(40_000, backwards) for _ in range(2))
-        assert many < 5 * few, f"{few:.0f} ns a page, {many:.0f} ns of twenty times as many"

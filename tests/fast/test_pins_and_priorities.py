@@ -326,6 +326,21 @@ def test_pin_2_ends_that_are_set_anew_again_and_again_cost_no_room() -> None:
     pool.check()
 
 
+def test_pin_2_levels_that_come_and_go_cost_no_room() -> None:
+    pool = fast.PagePool(4, True)
+    pages = pool.get_new_pages(2)
+    pool.cache_full_pages(PlainRequest("r", [1, 2]), pages, [], 0, 2, 1, 0)
+    pool.free_pages(pages)
+    for priority in range(1, 2_000):
+        pool.set_priority(pages, priority)
+        pool.set_priority(pages[:1], -priority)
+    order = pool._free
+    assert isinstance(order, PriorityOrder)
+    assert len(order._level_heap) < 100
+    assert pool.get_new_pages(3).page_ids == [pages[0].page_id, 3, pages[1].page_id]
+    pool.check()
+
+
 # -- check() ----------------------------------------------------------------------------------------
 
 
@@ -348,13 +363,15 @@ DAMAGE: dict[str, Any] = {
     "a salt counted twice": _pins(lambda pins: pins._per_salt.update([None])),
     "pins not seen": lambda pool: setattr(pool, "_is_plain", True),
     "a page in no level": _order(lambda order: order._levels[-1].clear()),
-    "a level not in order": _order(lambda order: order._priorities.clear()),
+    "a level not in order": _order(lambda order: order._level_heap.clear()),
+    "levels that are no heap": _order(lambda order: order._level_heap.insert(0, 5)),
     "a page in another level": _order(lambda order: order._levels.update({-1: {2: None}})),
     "a wrong number of pages": _order(lambda order: setattr(order, "_num_in_levels", 2)),
     "a priority that is not its place": _order(lambda order: order._priority_of.__setitem__(2, 1)),
     "a priority that is not counted": _order(lambda order: order._priority_of.__setitem__(4, 1)),
     "a priority of the null page": _order(lambda order: order._priority_of.__setitem__(0, 1)),
     "an end of priority 0": _order(lambda order: order._end_of.update({2: 9.0})),
+    "ends that are no heap": _order(lambda order: order._ends.insert(0, (9.0, 3))),
     "an end forgotten": _order(lambda order: order._ends.clear()),
     "an end that has passed": lambda pool: setattr(pool, "now", 8.0),
 }
