@@ -53,9 +53,11 @@ class Deviation(Exception):
 
     Attributes:
         raised: where the backend raised, frame by frame, if that is how it deviates; see `raising.frames`.
+        inner: whether only the backend's own ``check()`` tells.
     """
 
     raised: tuple[str, ...] = ()
+    inner: bool = False
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Deviation(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after, self.trace
-        return type(self), (*kept, self.observed_after), {"raised": self.raised}
+        return type(self), (*kept, self.observed_after), {"raised": self.raised, "inner": self.inner}
 
     def without_trace(self) -> "Deviation":
         """The same without its steps, which may hold anything."""

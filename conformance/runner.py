@@ -189,6 +189,7 @@ def run_machine(
             if watch.hung:
                 _shorten_stopped(bound, session)
                 break
+            session.settle()
             budget.taken += session.steps
             budget.taken += shorten(bound, session, budget.shrinking, budget.shrink_seconds)
             if session.shortest is None:

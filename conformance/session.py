@@ -47,6 +47,7 @@ class Session:
         wasted: steps that had nothing possible to do.
         tried: for each clause the steps in which it was compared.
         deviations: for each clause that the backend was seen to break, the shortest deviation.
+        doubt: what the backend's own ``check()`` found first; it counts if the run finds nothing that a user sees.
         first_at: when the first deviation was seen, by the monotonic clock.
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
         hits: look-ups that found a cached prefix.
@@ -79,6 +80,7 @@ class Session:
         self.tried: Counter[str] = Counter()
         self.hits = 0
         self.deviations: dict[str, Deviation] = {}
+        self.doubt: Deviation | None = None
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
         self.note = ""
@@ -143,6 +145,11 @@ class Session:
             self.steps += 1
             self.wasted += wasted
             self.tried.update(compared)
+
+    def settle(self) -> None:
+        """Ends the search: where nothing that a user sees was found, what ``check()`` found is a deviation."""
+        if self.doubt is not None and not self.deviations:
+            self.record(self.doubt)
 
     def record(self, deviation: Deviation) -> None:
         """Keeps a deviation if it is the shortest of its clause."""

@@ -223,6 +223,8 @@ class _Shortening:
             for place, step in enumerate(steps):
                 taken.hurrying = hurrying and place < len(steps) - 1
                 taken.repeat_step(step)
+            if self.found.inner:
+                taken.end()
         except Deviation as found:
             return found
         except Exception:  # steps that build on one that was left out may be impossible, in any way

@@ -122,6 +122,10 @@ class _Noting(Machine):
         super().compare_states(*given, **named)
         self.phase = before
 
+    def end(self) -> None:
+        self.phase = "state"
+        super().end()
+
     def check(self, *given: Any, **named: Any) -> None:
         self.phase = "other"
         super().check(*given, **named)
@@ -138,6 +142,7 @@ def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | 
     try:
         for step in found.trace:
             taken.repeat_step(step)
+        taken.end()
         return None
     except Deviation as again:
         if again.clause != found.clause:
@@ -223,6 +228,7 @@ def repeat(
     try:
         for step in steps:
             taken.repeat_step(step)
+        taken.end()
     except Deviation as found:
         if found.clause == clause:
             calls = "\n  ".join(found.calls)

@@ -28,6 +28,8 @@ T = TypeVar("T")
 class SmallWorld(Machine):
     """A machine whose calls are listed, not drawn. Its examples are its states."""
 
+    at_once = True
+
     def __init__(self) -> None:
         super().__init__()
         self._care = COMPARING

@@ -58,6 +58,8 @@ class Machine(RuleBasedStateMachine):
         capability: what the whole machine is about, by a name of `capabilities`; "" if no backend may lack it.
         shows_answers: whether its calls are noted with what the backend answered, not with what it must answer.
         session: what its examples share.
+        at_once: whether what only the backend's own ``check()`` finds is reported at once; else at the end of a run
+            that finds nothing that a user sees.
         spec: the specification's side.
         backend: the backend's side.
         hurrying: whether states are not compared, as nobody asks for what is wrong by now.
@@ -73,6 +75,7 @@ class Machine(RuleBasedStateMachine):
     capability: ClassVar[str] = ""
     shows_answers: ClassVar[bool] = False
     session: ClassVar[Session]
+    at_once: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,12 +89,15 @@ class Machine(RuleBasedStateMachine):
         self._after: dict[str, object] = {}
         self._compared: set[str] = set()
         self._over = False
+        self._doubt: Deviation | None = None
         self._trace: list[TracedStep] = []
         self._operating = False
         self.hurrying = False
 
     def teardown(self) -> None:
         """Ends an example."""
+        if self._doubt is not None:
+            self.session.doubt = self.session.doubt or self._doubt
         if self.shows_answers:
             self.session.end_example(self._trace, self.calls)
 
@@ -184,7 +190,11 @@ class Machine(RuleBasedStateMachine):
         except _Undecided:
             self._over = True
         except NoAnswer:
+            self._doubt = None
             self._stopped(again=self.session.watch.stopped())
+        except BaseException:
+            self._doubt = None  # what ends an example goes before what only check() found
+            raise
         finally:
             declared = self._compared if is_operation else clauses_of_step(type(self), name)
             self.session.end_step(name, declared, self._compared, wasted)
@@ -229,7 +239,7 @@ class Machine(RuleBasedStateMachine):
 
     def watch(self, *fields: Field) -> None:
         """Compares these from now on after every call, and once now."""
-        self.fields = fields
+        self.fields = tuple(sorted(fields, key=lambda shows: shows.inner))
         with self.watched(fields[0].clause, "an object whose state can be read"):
             self.compare_states({})
 
@@ -380,8 +390,19 @@ class Machine(RuleBasedStateMachine):
                 self._wrong_before.add(shows.name)  # whatever is called next is not to blame
                 continue
             right, seen = contrast(expected, outcome if outcome.error else outcome.value)
-            self.differ(clause, f"{shows.name} = {right}", f"{shows.name} = {seen}", outcome.error)
+            told = clause, f"{shows.name} = {right}", f"{shows.name} = {seen}", outcome.error
+            if not shows.inner or self.at_once:
+                self.differ(*told)
+            if self._doubt is None and clause in self.session.clauses:
+                self._doubt = self._deviation(*told)
+                self._doubt.inner = True
         self._before = self._after
+
+    def end(self) -> None:
+        """Ends steps that are taken again: what only the backend's own ``check()`` found is raised now."""
+        found, self._doubt = self._doubt, None
+        if found is not None:
+            raise found
 
     def differ(self, clause: str, expected: str, observed: str, error: BaseException | None = None) -> NoReturn:
         """Ends the example: the backend breaks a clause, which is a verdict if the clause is looked at.
@@ -395,13 +416,18 @@ class Machine(RuleBasedStateMachine):
         self._compared.add(clause)
         if clause not in self.session.clauses:
             raise _Undecided
+        found, self._doubt = self._deviation(clause, expected, observed, error), None
+        self.session.record(found)
+        raise found
+
+    def _deviation(self, clause: str, expected: str, observed: str, error: BaseException | None) -> Deviation:
+        """A deviation by the last call; see `differ`."""
         Side.moment += 1
         before, after, observed_after = self._states()
         calls, trace = tuple(self.calls), tuple(self._trace)
         found = Deviation(clause, expected, observed, calls, before, after, trace, observed_after)
         found.raised = () if error is None else frames(error)
-        self.session.record(found)
-        raise found
+        return found
 
     def _states(self) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
         """The observable state as a report shows it: before the last call, by the specification, by the backend."""

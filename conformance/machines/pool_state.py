@@ -57,7 +57,7 @@ def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = ()) -> tuple[
         Field("cached map", "POOL-7", _cached_map, refines if weak else operator.eq),
         *(() if "keys" in lacks else keys),
         Field("usage", "POOL-10", lambda side: round(float(side.pool.get_usage()), 9), aside=True),
-        Field("check()", "POOL-2", _check, aside=True),
+        Field("check()", "POOL-2", _check, aside=True, inner=True),
     )
 
 

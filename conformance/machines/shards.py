@@ -77,7 +77,7 @@ class Shards(SwapSteps):
             ),
             *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
             Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9)),
-            Field("check() of the manager", "POOL-12", lambda side: side.manager.check()),
+            Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
         ]
 
     def read_shards(self, side: Any) -> dict[str, Any]:

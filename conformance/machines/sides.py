@@ -71,6 +71,8 @@ class Field:
         also: other labels that ``blame`` may give.
         aside: whether no later call depends on it: then a wrong value by a clause that is not looked at does not
             end the example.
+        inner: whether no user sees it, as what a backend's own ``check()`` finds: a wrong value is reported where
+            nothing else differs in the whole run.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Field:
     blame: Callable[[Any, Any], str] | None = None
     also: tuple[str, ...] = ()
     aside: bool = False
+    inner: bool = False
 
 
 @dataclass(frozen=True)

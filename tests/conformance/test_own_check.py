@@ -1,0 +1,38 @@
+"""What a backend's own ``check()`` finds is reported last: only where nothing that a user sees differs."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import kvproof.fast as fast
+from kvproof.conformance.backends import Backend
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.runner import MachineReport, run_machine
+
+
+def checked(**members: Callable[..., Any]) -> MachineReport:
+    """A run of the pool machine on a pool some of whose methods are others."""
+    pool = type("PagePool", (fast.PagePool,), members)
+    holder = SimpleNamespace(**{name: getattr(fast, name) for name in fast.__all__} | {"PagePool": pool})
+    return run_machine(MACHINES["pool"], Backend("checked", holder), 0, examples=20, shrink_seconds=2)
+
+
+def complain(_: Any) -> None:
+    raise AssertionError("the books are wrong")
+
+
+def test_what_a_user_sees_goes_first() -> None:
+    def usage(self: Any) -> float:
+        return fast.PagePool.get_usage(self) / 2
+
+    found = checked(get_usage=usage, check=complain).deviations
+    assert {deviation.clause for deviation in found} == {"POOL-10"}
+    assert found[0].expected.startswith("usage = ")
+
+
+def test_check_is_told_where_nothing_else_differs() -> None:
+    found = checked(check=complain).deviations
+    assert [deviation.clause for deviation in found] == ["POOL-2"]
+    assert found[0].expected.startswith("check() = ")
+    assert "the books are wrong" in found[0].observed
+    assert found[0].num_calls == 1
