@@ -48,7 +48,7 @@ def failure_of(script: Script, directory: Path) -> str:
         ("queue", f"{SEEDED}counted_before_refusal", "AssertionError", "queue = backend.FreeCachePageQueue("),
         ("table", f"{SEEDED}stale_ids_after_add", "AssertionError", "assert host_rows("),
         ("manager", f"{SEEDED}lookahead_given_back", "AssertionError", "manager = backend.CacheManager("),
-        ("manager", f"{SEEDED}listed_tokens_read_backwards", "AssertionError", "], Spelling.LIST)"),
+        ("manager", f"{SEEDED}listed_tokens_read_backwards", "AssertionError", "], Spelling.LIST"),
         ("table", f"{SEEDED}strided_pages_read_as_contiguous", "AssertionError", ")[..., 0], "),
         ("hash", f"{SEEDED}zero_parent_is_root", "AssertionError", "backend.hash_page_tokens("),
         ("pool", f"{OWN}not_refused", "Failed", "with pytest.raises((TypeError, ValueError, IndexError)):"),
