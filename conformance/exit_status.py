@@ -13,7 +13,7 @@ DEVIATES = 1
 """The backend deviates from the specification."""
 
 COULD_NOT_RUN = 2
-"""Bad input: nothing is said about the backend."""
+"""Bad input, or somebody interrupted it before a deviation was seen: the backend is not known to conform."""
 
 
 def could_not_run(command: str, reason: str) -> int:

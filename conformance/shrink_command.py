@@ -29,9 +29,10 @@ _MOST_CALLS = 60
 """So many calls are printed."""
 
 _DESCRIPTION = """\
-Makes a log of kvproof.conformance.record that deviates as short as it can: operations are left out, halves first,
-single ones last, whatever still deviates by the same clause is kept, and what the specification refuses only because
-something was left out does not count.
+Makes a log of kvproof.conformance.record that deviates as short as it can: the calls of a method are left out, then
+those of requests, then any, halves first and single ones last. What still deviates by the same clause is kept; what the
+specification refuses only because something was left out does not count. ^C ends the search, and what was found up to
+there is printed and written.
 
 With --backend the operations are made on that backend beside the specification. Without it there are only the answers
 that were recorded: an operation is then left out only where the specification gives every other one the very result

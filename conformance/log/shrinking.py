@@ -270,7 +270,7 @@ def shrink(
         before = -1
         while before != len(best.played) and time.monotonic() < deadline:
             before = len(best.played)
-            for units in (_requests, _operations):
+            for units in (_kinds, _requests, _operations):
                 for found in _reduced(shrinker, best, units):
                     best = found
                     if not told(best):
@@ -334,6 +334,14 @@ def _reduced(shrinker: _Shrinker, best: Try, units_of: Callable[[Try], list[set[
             end = start
             yield best
         size //= 2
+
+
+def _kinds(best: Try) -> list[set[int]]:
+    """The calls of each method of each object: reads and tables, mostly, on which nothing else depends."""
+    of: dict[tuple[int, str], set[int]] = {}
+    for operation in _before_the_last(best):
+        of.setdefault((operation.target, operation.method), set()).add(operation.number)
+    return list(of.values())
 
 
 def _requests(best: Try) -> list[set[int]]:

@@ -203,7 +203,7 @@ def test_a_leak_in_an_engines_log_becomes_short(engine: Path) -> None:
 
 
 def test_an_interrupted_search_tells_what_it_found(engine: Path) -> None:
-    """Without a backend little can go; ^C ends the search, and nothing is lost."""
+    """Without a backend less can go, and it takes longer; ^C ends the search, and nothing is lost."""
     small = engine / "small.log"
     assert main(["replay", str(engine / "engine.log")]) == 1
     command = [*KVPROOF, "shrink", "engine.log", "-o", "small.log", "--seconds", "1000"]
