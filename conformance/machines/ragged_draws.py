@@ -1,5 +1,7 @@
 """How ragged batches are drawn: short sequences about the ends of pages, shared prefixes, pages that are released."""
 
+from math import frexp
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -39,7 +41,8 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
         for drawn in (q_lens, kv_lens, pages, released):
             drawn.reverse()
     contents = ["normal"]
-    if setup.layout.dtype == "float32" and (setup.layout.dims[0] in (16, 64) or "scale" in setup.options):
+    scale = setup.options.get("scale", setup.layout.dims[0] ** -0.5)
+    if setup.layout.dtype == "float32" and frexp(scale)[0] == 0.5:  # else large scores are rounded
         contents += ["hot" if "soft_cap" in setup.options else "cold"]
     return Batch(
         name,

@@ -1,12 +1,16 @@
 """Holes of the suite that `sweep` found on backends of ours, and a few of its runs."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
 
 import kvproof.spec
 from kvproof.conformance.backends import Backend
 from kvproof.conformance.deviation import TracedStep
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.draws import Drawing
+from kvproof.conformance.machines.ragged_draws import draw_batch
 from kvproof.conformance.machines.swap import Swap
 from kvproof.conformance.machines.worlds import Group, World
 from kvproof.conformance.session import Session
@@ -54,6 +58,12 @@ def test_a_call_has_one_fault() -> None:
     operate(machine, "go_out", "a", 2)
     operate(machine, "bring", "b", [0, 0])
     assert {machine.some_case(Drawing(None, (draw,))) for draw in range(4)} == {"b"}
+
+
+@given(st.data())
+def test_large_scores_are_exact(data: DataObject) -> None:
+    """ATT-6: with a scale that is no power of two large scores are rounded by more than the bound."""
+    assert draw_batch(Drawing(data), "plain with causal, q_scale, scale").content == "normal"
 
 
 @pytest.mark.parametrize("name", ["swap", "safe-manager", "safe-groups"])
