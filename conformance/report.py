@@ -71,7 +71,7 @@ def print_report(report: Report, console: Console, xfails: Xfails) -> None:
             clause,
             escape(short(CLAUSES[clause].sentence)),
             str(report.tried(clause)),
-            f"[{_STYLES[verdict]}]{verdict}[/]{_hits(report, clause)}",
+            f"[{_STYLES[verdict]}]{verdict}[/]",
         )
     console.print(table)
     for machine in report.machines:
@@ -81,14 +81,11 @@ def print_report(report: Report, console: Console, xfails: Xfails) -> None:
         if machine.unrepeated:
             line = f"not deterministic, seen by machine {machine.name}: {machine.unrepeated}"
             console.print(f"\n{visible(line)}", markup=False, highlight=False, soft_wrap=True)
+    if report.tried("MAN-1"):
+        console.print(f"\nMAN-1: {report.hits} look-ups that found something", highlight=False)
     named = {"expected": "expected to deviate"}
     told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
     console.print(f"\n{len(report.clauses)} clauses: {', '.join(told)}", markup=False, highlight=False)
-
-
-def _hits(report: Report, clause: str) -> str:
-    """How many hits the machines saw, for the clause about them."""
-    return f", {report.hits} hits seen" if clause == "MAN-1" and report.tried(clause) else ""
 
 
 def print_deviation(found: Deviation, machine: str, console: Console, xfails: Xfails) -> None:
