@@ -1,6 +1,6 @@
 """A model served by EasyDeL: its scheduler, runner and kernel, with our manager and tables in place of its own.
 
-By hand, and not in CI: it needs ``pip install easydel==0.3.0 pillow torch``. Then::
+By hand, and not in CI: it needs ``pip install easydel==0.3.0 pillow torch``, then kvproof. Then::
 
     python -m tests.demonstrations.easydel_model      # a minute
 

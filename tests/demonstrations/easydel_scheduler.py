@@ -1,6 +1,6 @@
 """The recorder's demonstration: EasyDeL's own scheduler, unmodified, its manager recorded, then replayed.
 
-By hand, and not in CI: it needs ``pip install easydel==0.3.0 pillow``. Then::
+By hand, and not in CI: it needs ``pip install easydel==0.3.0 pillow``, then kvproof. Then::
 
     python -m tests.demonstrations.easydel_scheduler /tmp/easydel.log      # some 15 s, most of them EasyDeL's import
     kvproof replay /tmp/easydel.log

@@ -1,6 +1,6 @@
 """EasyDeL's own scheduler and sequence buffer, unmodified, with our manager and our tables in place of theirs.
 
-By hand, and not in CI: it needs ``pip install easydel==0.3.0 pillow``. Then::
+By hand, and not in CI: it needs ``pip install easydel==0.3.0 pillow``, then kvproof. Then::
 
     python -m tests.demonstrations.easydel_swap      # half a minute
 
