@@ -14,7 +14,7 @@ from .peers import import_peer
 
 __all__ = ["fused_ragged_paged_attention", "kvproof_lacks", "kvproof_takes_setup", "ragged_paged_attention"]
 
-INSTALL = "pip install ejkernel==0.0.78, then kvproof again, which needs a newer jax"
+INSTALL = "pip install ejkernel==0.0.78"
 
 kvproof_lacks = ("groups", "events", "counters", "batch", "pins", "snapshots", "shards", "tables", "caches")
 """It has kernels, and nothing else."""
