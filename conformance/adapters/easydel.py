@@ -19,7 +19,7 @@ from .peers import import_peer
 __all__ = ["kvproof_lacks", "kvproof_takes_groups"]
 
 INSTALL = "pip install easydel==0.3.0 pillow"
-"""Its engine imports Pillow, which it does not name among what it needs; before kvproof, as CONFORMANCE.md says: it takes jax back to 0.9."""
+"""Its engine imports Pillow, which it does not name. To be installed before kvproof: it takes jax back to 0.9."""
 
 kvproof_lacks = (
     *("events", "counters", "batch", "pins", "snapshots", "shards", "keys", "views", "iterables", "caches", "kernels"),
