@@ -56,18 +56,8 @@ _AS_MADE = (
 
 _KEYS = {
     *("kvproof", "version", *_AS_MADE, "now", "free", "priorities", "contents", "cached", "requests", "known"),
-    *(
-        "given_back",
-        "pins",
-        "next_pin_id",
-        "next_swap_id",
-        "copies",
-        "events",
-        "counters",
-        "clock",
-        "stored_at",
-        "freed_at",
-    ),
+    *("given_back", "pins", "next_pin_id", "next_swap_id", "copies", "events", "counters", "clock"),
+    *("stored_at", "freed_at"),
 }
 
 
