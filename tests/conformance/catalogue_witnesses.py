@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 
 from kvproof.conformance.deviation import attempt
-from kvproof.spec.declarations import CacheGroupSpec, FullAttentionSpec, Request
+from kvproof.spec.declarations import CacheGroupSpec, FullAttentionSpec, MultimodalItem, Request
 
 __all__ = ["WITNESSES"]
 
@@ -326,9 +326,22 @@ def forgotten_when_freed(names: Any) -> object:
     return live, found(manager, Request("b", [1, 2, 3, 4, 5]))
 
 
+def joined_across_extra_keys(names: Any) -> object:
+    """All that is left behind a page is an image; text of its placeholder tokens is looked up."""
+    manager = manager_of(names)
+    served(manager, "text", [1, 1, 2, 2, 3, 3])
+    image = Request("image", [1, 1, 7, 7, 7, 7], (MultimodalItem(b"image", 2, 4),))
+    pages, hits = manager.get_computed_pages(image)
+    manager.allocate_slots(image, 6 - hits, hits, pages)
+    manager.free(image)
+    manager.allocate_slots(Request("evicting", list(range(10, 26))), 16)
+    return found(manager, Request("again", [1, 1, 7, 7, 7, 7, 8]))
+
+
 WITNESSES: dict[str, Callable[[Any], object]] = {
     witness.__name__: witness
     for witness in (
+        joined_across_extra_keys,
         negative_get_new_pages,
         negative_popleft_n,
         double_mention,
