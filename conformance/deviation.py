@@ -56,9 +56,6 @@ class Deviation(Exception):
         inner: whether only the backend's own ``check()`` tells.
     """
 
-    raised: tuple[str, ...] = ()
-    inner: bool = False
-
     def __init__(
         self,
         clause: str,
@@ -74,6 +71,8 @@ class Deviation(Exception):
         self.clause, self.expected, self.observed, self.calls = clause, expected, observed, calls
         self.before, self.after, self.trace = dict(before), dict(after), trace
         self.observed_after = dict(observed_after or {})
+        self.raised: tuple[str, ...] = ()
+        self.inner = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after, self.trace
@@ -83,7 +82,7 @@ class Deviation(Exception):
         """The same without its steps, which may hold anything."""
         kept = self.clause, self.expected, self.observed, self.calls, self.before, self.after
         found = Deviation(*kept, observed_after=self.observed_after)
-        found.raised = self.raised
+        found.raised, found.inner = self.raised, self.inner
         return found
 
     @property
