@@ -1,5 +1,6 @@
 """Who is to blame: which clause a wrong hit, wrong new pages or a wrong state of a manager break."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -195,8 +196,17 @@ class ManagerBlame(Machine):
         )
 
     def blame_published(self, expected: Any, observed: Any) -> str:
-        """The clause of wrongly cached pages: about states if only these are wrong; else who called is to blame."""
-        wrong = set(_flat(expected)) ^ set(_flat(observed))
+        """The clause of wrongly cached pages.
+
+        A page may be cached twice (POOL-8); the right pages may be cached under wrong keys; or states alone may be
+        wrong. Else the call is to blame.
+        """
+        seen = _flat(observed)
+        if len(seen) > len(set(seen)):
+            return "POOL-8"
+        wrong = set(_flat(expected)) ^ set(seen)
+        if not wrong:
+            return self.blame_keys()
         states = {
             page
             for name in self.names_of(live=True)
@@ -205,6 +215,14 @@ class ManagerBlame(Machine):
             if group.keeps_states
         }
         return "MAN-13" if wrong and wrong <= states else ""
+
+    def blame_keys(self) -> str:
+        """The clause of pages that are cached under wrong keys; "" if keys are right, or not shown."""
+        for shows in self.fields:
+            if shows.name == "keys" and shows.blame is not None:
+                right, seen = (attempt(functools.partial(shows.read, side)).value for side in (self.spec, self.backend))
+                return shows.blame(right, seen) if right and seen and right != seen else ""
+        return ""
 
 
 def _is_prefix(content: Content, tokens: list[int]) -> bool:
