@@ -342,7 +342,8 @@ class _Loading(Generic[ManagerKind]):
         """Refuses requests other than those of the snapshot: a page that one published holds its tokens (R2)."""
         manager = self.manager
         for request_id, live in manager._live.items():
-            chains = manager._chains(live.request, read_tokens(live.request))
+            tokens = read_tokens(live.request)
+            chains = manager._chains(live.request, tokens)
             for rules, held in zip(manager.coordinator.rules, manager.coordinator.held[request_id], strict=True):
                 for place, page in enumerate(held.pages[: held.num_published]):
                     content = self._pool.content_of(page)
@@ -353,6 +354,8 @@ class _Loading(Generic[ManagerKind]):
                         raise damaged("requests", f"of the id {request_id!r}: page {page.page_id} holds other tokens")
                     if page.page_hash is None or page.page_hash.group_id != rules.group_id:
                         raise damaged("requests", f"of the id {request_id!r}: page {page.page_id} is another group's")
+                if held.num_published * rules.page_size > len(tokens):
+                    raise damaged("requests", f"of the id {request_id!r}: {held.num_published} pages are published")
 
     # -- Ids --------------------------------------------------------------------------------------
 

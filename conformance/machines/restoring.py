@@ -42,10 +42,20 @@ class Restoring(GroupSteps):
     def look_up(self, name: str) -> Both:
         """See `ManagerMachine.look_up`: what is looked up is known."""
         found = super().look_up(name)
-        request = self.cases[name].request
-        if self.caching and request.sampling_params.prompt_logprobs is None and not found.refused:
-            self.known[name] = request
+        if not found.refused:
+            self.note_look_up(name)
         return found
+
+    def hit_again(self, name: str) -> None:
+        """See `ManagerSteps.hit_again`: this is a look-up, too."""
+        super().hit_again(name)
+        self.note_look_up(name)
+
+    def note_look_up(self, name: str) -> None:
+        """A request that was looked up is known, where anything can be found for it."""
+        request = self.cases[name].request
+        if self.caching and request.sampling_params.prompt_logprobs is None:
+            self.known[name] = request
 
     def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
         """See `ManagerMachine.grant`: what is admitted is known."""

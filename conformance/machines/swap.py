@@ -41,8 +41,8 @@ class Swap(SwapSteps, Restoring):
     always = GroupSteps.always | labels | {"MAN-12", "MAN-13", "MAN-14", "SWAP-1"}
 
     @start(
-        world=worlds(_KINDS, counts=(1, 1, 2), room=(1, 3), ample=True, eagle=True, options=_OPTIONS),
-        restoring=st.sampled_from([False, False, True]),
+        world=worlds(_KINDS, counts=(1, 2, 2), room=(1, 3), ample=True, eagle=True, options=_OPTIONS),
+        restoring=st.booleans(),
     )
     def construct(self, world: World, restoring: bool) -> None:
         """A manager of one or two groups, with host memory for some requests, for part of one, or for none.
