@@ -48,28 +48,33 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 
-from .cache_layout import (
+from .cache.cache_metadata import RaggedPagesCacheMetaData
+from .cache.cache_view import RaggedPagesCacheView
+from .cache.metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
+from .cache.partitions import AxisRules
+from .cache.pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
+from .cache.ragged_cache import RaggedPagesCache
+from .cache.ragged_metadata import RaggedPagesMetadata
+from .cache.slot_quantizer import SlotQuantizer
+from .cache.state_pages import StatePages
+from .groups.coordinator import CacheCoordinator
+from .groups.coordinator_kinds import (
+    CacheCoordinatorNoPrefixCache,
+    HybridCacheCoordinator,
+    UnitaryCacheCoordinator,
+    get_kv_cache_coordinator,
+)
+from .layout.cache_layout import (
     align_to_multiple,
     get_dtype_packing,
     get_num_slices_per_kv_cache_update_page,
     get_page_size_bytes,
     previous_power_of_2,
 )
-from .cache_manager import CacheManager, CachePages, PinnedPrefix
-from .cache_metadata import RaggedPagesCacheMetaData
-from .cache_view import RaggedPagesCacheView
-from .coordinator import CacheCoordinator
-from .coordinator_kinds import (
-    CacheCoordinatorNoPrefixCache,
-    HybridCacheCoordinator,
-    UnitaryCacheCoordinator,
-    get_kv_cache_coordinator,
-)
-from .event_documents import events_from_json, events_to_json
-from .exported_prefix import ExportedPrefix, export_prefix, import_prefix
-from .follower import CacheFollower
-from .free_queue import FreeCachePageQueue
-from .hashing import (
+from .manager.cache_manager import CacheManager, CachePages, PinnedPrefix
+from .manager.sharded_manager import ShardedCacheManager
+from .pool.free_queue import FreeCachePageQueue
+from .pool.hashing import (
     NONE_HASH,
     PageHash,
     PageHashes,
@@ -79,18 +84,13 @@ from .hashing import (
     init_none_hash,
     sha256,
 )
-from .metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
-from .page_pool import PagePool
-from .page_table import MultiGroupPageTable, PageTable, cdiv
-from .pages import CachePage, PageList
-from .partitions import AxisRules
-from .pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
-from .ragged_cache import RaggedPagesCache
-from .ragged_metadata import RaggedPagesMetadata
-from .sharded_manager import ShardedCacheManager
-from .slot_batch import SlotBatch
-from .slot_quantizer import SlotQuantizer
-from .state_pages import StatePages
+from .pool.page_pool import PagePool
+from .pool.pages import CachePage, PageList
+from .saved.event_documents import events_from_json, events_to_json
+from .saved.exported_prefix import ExportedPrefix, export_prefix, import_prefix
+from .saved.follower import CacheFollower
+from .step.slot_batch import SlotBatch
+from .table.page_table import MultiGroupPageTable, PageTable, cdiv
 
 __all__ = [
     "NONE_HASH",

@@ -6,29 +6,18 @@ contract's sentences, every other module the code that they describe, each under
 of it, is in `cache_update` and `attention`.
 """
 
-from .attention import fused_ragged_paged_attention, ragged_paged_attention
-from .batch import SlotBatch
-from .cache_dtypes import ScaledPages
-from .cache_layout import (
-    align_to_multiple,
-    get_dtype_packing,
-    get_num_slices_per_kv_cache_update_page,
-    get_page_size_bytes,
-    previous_power_of_2,
-)
-from .cache_manager import CacheManager
-from .cache_metadata import RaggedPagesCacheMetaData
-from .cache_pages import CachePages
-from .cache_update import kv_cache_update
-from .cache_view import RaggedPagesCacheView
+from .attention.attention import fused_ragged_paged_attention, ragged_paged_attention
+from .attention.mla import mla_cache_update, mla_paged_attention
+from .cache.cache_metadata import RaggedPagesCacheMetaData
+from .cache.cache_view import RaggedPagesCacheView
+from .cache.metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
+from .cache.partitions import AxisRules
+from .cache.pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
+from .cache.ragged_cache import RaggedPagesCache
+from .cache.ragged_metadata import RaggedPagesMetadata
+from .cache.slot_quantizer import SlotQuantizer
+from .cache.state_pages import StatePages
 from .clauses import CLAUSES, Clause
-from .coordinator import (
-    CacheCoordinator,
-    CacheCoordinatorNoPrefixCache,
-    HybridCacheCoordinator,
-    UnitaryCacheCoordinator,
-    get_kv_cache_coordinator,
-)
 from .declarations import (
     CacheCleared,
     CacheCounters,
@@ -57,11 +46,29 @@ from .declarations import (
     SwapPlan,
     WeightsVersion,
 )
-from .event_documents import events_from_json, events_to_json
-from .exported_prefix import ExportedPrefix, export_prefix, import_prefix
-from .follower import CacheFollower
-from .free_queue import FreeCachePageQueue
-from .hashing import (
+from .groups.cache_pages import CachePages
+from .groups.coordinator import (
+    CacheCoordinator,
+    CacheCoordinatorNoPrefixCache,
+    HybridCacheCoordinator,
+    UnitaryCacheCoordinator,
+    get_kv_cache_coordinator,
+)
+from .layout.cache_dtypes import ScaledPages
+from .layout.cache_layout import (
+    align_to_multiple,
+    get_dtype_packing,
+    get_num_slices_per_kv_cache_update_page,
+    get_page_size_bytes,
+    previous_power_of_2,
+)
+from .layout.cache_update import kv_cache_update
+from .layout.states import copy_pages, export_pages, read_states, write_states
+from .manager.cache_manager import CacheManager
+from .manager.prefix_manager import PinnedPrefix
+from .manager.sharded_manager import ShardedCacheManager
+from .pool.free_queue import FreeCachePageQueue
+from .pool.hashing import (
     NONE_HASH,
     PageHash,
     PageHashWithGroupId,
@@ -70,20 +77,13 @@ from .hashing import (
     init_none_hash,
     sha256,
 )
-from .metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
-from .mla import mla_cache_update, mla_paged_attention
-from .page_pool import PagePool
-from .page_table import MultiGroupPageTable, PageTable, cdiv
-from .pages import CachePage, PageList
-from .partitions import AxisRules
-from .pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
-from .prefix_manager import PinnedPrefix
-from .ragged_cache import RaggedPagesCache
-from .ragged_metadata import RaggedPagesMetadata
-from .sharded_manager import ShardedCacheManager
-from .slot_quantizer import SlotQuantizer
-from .state_pages import StatePages
-from .states import copy_pages, export_pages, read_states, write_states
+from .pool.page_pool import PagePool
+from .pool.pages import CachePage, PageList
+from .saved.event_documents import events_from_json, events_to_json
+from .saved.exported_prefix import ExportedPrefix, export_prefix, import_prefix
+from .saved.follower import CacheFollower
+from .step.slot_batch import SlotBatch
+from .table.page_table import MultiGroupPageTable, PageTable, cdiv
 
 __all__ = [
     "CLAUSES",

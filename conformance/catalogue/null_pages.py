@@ -130,7 +130,7 @@ def _beginning_anew(fast: ModuleType, affected: Callable[[Any], bool]) -> Simple
         num_lookahead_tokens: Any = 0,
         delay_cache_pages: Any = False,
     ) -> Any:
-        fast.arguments.flag("delay_cache_pages", delay_cache_pages)
+        fast.reading.arguments.flag("delay_cache_pages", delay_cache_pages)
         options = (num_new_computed_tokens, new_computed_pages, num_lookahead_tokens, True)
         pages = fast.CacheManager.allocate_slots(self, request, num_new_tokens, *options)
         if pages is not None and not delay_cache_pages:

@@ -138,7 +138,7 @@ def unwritten_pages_stay_cached(fast: ModuleType) -> SimpleNamespace:
         if _slot(self, request) < 0 or self.coordinator.live.requests[_slot(self, request)] is not request:
             return fast.CacheManager.free(self, request, num_written)
         if num_written is not None:
-            fast.arguments.integer("num_written", num_written)
+            fast.reading.arguments.integer("num_written", num_written)
         return fast.CacheManager.free(self, request)
 
     return with_manager(fast, free=free)

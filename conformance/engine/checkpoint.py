@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from kvproof.spec.arguments import refusal, shown
+from kvproof.spec.reading.arguments import refusal, shown
 
 from .checkpoint_config import read_config
 from .config import ModelConfig

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvproof.spec.arguments import integer, real, refusal, shown
+from kvproof.spec.reading.arguments import integer, real, refusal, shown
 
 from .config import LayerKind, Llama3Rope, ModelConfig
 

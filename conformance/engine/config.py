@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from kvproof.spec.arguments import flag, integer, real, refusal, shown
+from kvproof.spec.reading.arguments import flag, integer, real, refusal, shown
 
 __all__ = ["KINDS", "LayerKind", "Llama3Rope", "ModelConfig"]
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.arguments import integer, real, refusal, token_list
+from kvproof.spec.reading.arguments import integer, real, refusal, token_list
 
 from .config import ModelConfig
 

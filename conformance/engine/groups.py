@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.arguments import integer, listed, refusal
 from kvproof.spec.declarations import (
     CacheGroupSpec,
     ChunkedLocalAttentionSpec,
@@ -15,6 +14,7 @@ from kvproof.spec.declarations import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from kvproof.spec.reading.arguments import integer, listed, refusal
 
 from .config import LayerKind, ModelConfig
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvproof.spec.arguments import integer
+from kvproof.spec.reading.arguments import integer
 
 from .config import ModelConfig
 from .layers import project, rms_norm, rotate, swiglu

@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from kvproof.spec.arguments import refusal
 from kvproof.spec.declarations import PageCopy, SwapPlan
+from kvproof.spec.reading.arguments import refusal
 
 from ..backends import Backend
 from .config import ModelConfig

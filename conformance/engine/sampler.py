@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.arguments import integer, listed, real, refusal
+from kvproof.spec.reading.arguments import integer, listed, real, refusal
 
 __all__ = ["GREEDY", "Sampling", "sample", "sure_token"]
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.spec.arguments import refusal
 from kvproof.spec.declarations import EngineRequestStatus, SwapPlan
+from kvproof.spec.reading.arguments import refusal
 
 from .groups import most_pages
 from .plans import Chunk, Limits, Plan, Served

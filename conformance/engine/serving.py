@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from kvproof.spec.arguments import flag, integer, listed, refusal, shown, token_list
 from kvproof.spec.declarations import ExtraKey, Request, SwapPlan
+from kvproof.spec.reading.arguments import flag, integer, listed, refusal, shown, token_list
 
 from ..backends import DEFAULT_BACKEND, Backend, load_backend
 from .config import ModelConfig

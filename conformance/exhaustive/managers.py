@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from kvproof.spec.declarations import EngineRequestStatus
-from kvproof.spec.hashing import PageHash
+from kvproof.spec.pool.hashing import PageHash
 
 from ..machines.base import Both, Side
 from ..machines.manager_base import COUNTS, HASHES, ManagerMachine

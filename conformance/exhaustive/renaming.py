@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kvproof.spec.declarations import CacheSalt, ExtraKey, HashFunction, Request
-from kvproof.spec.hashing import PageHash, hash_request_tokens
+from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
 
 __all__ = ["SALTED", "Text", "extra_keys_of", "swapped", "texts_of_keys", "tokens_of"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.snapshot_fields import extra_keys_from_json, group_from_json
+from kvproof.spec.manager.snapshot_fields import extra_keys_from_json, group_from_json
 
 from .calls import CALLS, CLASSES, PROPERTIES
 from .columns import decoded, numbers_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import kvproof.spec
-from kvproof.spec.hashing import hash_request_tokens
+from kvproof.spec.pool.hashing import hash_request_tokens
 
 from .calls import Call
 from .recorded_calls import KeyOrigins

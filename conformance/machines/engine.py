@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from kvproof.spec.arguments import refusal
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter
+from kvproof.spec.reading.arguments import refusal
 
 from ..engine.judging import Fault, output_fault, plan_fault, told
 from ..engine.sampler import GREEDY, Sampling

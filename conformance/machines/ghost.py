@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvproof.spec.declarations import ExtraKey, Request
-from kvproof.spec.hashing import page_extra_keys, request_extra_keys
+from kvproof.spec.pool.hashing import page_extra_keys, request_extra_keys
 
 from .worlds import Group
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvproof.spec.hashing import PageHash
+from kvproof.spec.pool.hashing import PageHash
 
 from ..properties import start, step
 from ..spelling import NUMBERS, OBJECTS

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from kvproof.spec.declarations import ExtraKey, Request
-from kvproof.spec.hashing import PageHash, hash_request_tokens
+from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
 
 from ..spelling import Spelling, request_as, request_source
 from .base import Machine, Side

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvproof.spec.hashing import PageHash
+from kvproof.spec.pool.hashing import PageHash
 
 from ..properties import step
 from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of, some

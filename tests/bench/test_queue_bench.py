@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvproof import fast
-from kvproof.fast.free_log import FreeLog
+from kvproof.fast.pool.free_log import FreeLog
 
 from .workloads import POOL
 

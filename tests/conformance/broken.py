@@ -11,8 +11,9 @@ from unittest.mock import ANY, patch
 
 import kvproof.spec
 from kvproof.conformance.backends import Backend
-from kvproof.spec import CacheManager, CachePage, CachePages, FreeCachePageQueue, PageHash, PagePool, PageTable, hashing
-from kvproof.spec.pages import PageList
+from kvproof.spec import CacheManager, CachePage, CachePages, FreeCachePageQueue, PageHash, PagePool, PageTable
+from kvproof.spec.pool import hashing
+from kvproof.spec.pool.pages import PageList
 
 from . import broken_managers as managers
 from . import broken_tables as tables

@@ -22,7 +22,7 @@ from kvproof.spec import (
     ShardedCacheManager,
     SlotBatch,
 )
-from kvproof.spec.group_rules import AlignedStates, ChunkedLocal, GroupRules, OneState, SlidingWindow
+from kvproof.spec.groups.group_rules import AlignedStates, ChunkedLocal, GroupRules, OneState, SlidingWindow
 
 __all__ = ["GROUPS", "POOLS"]
 
@@ -155,7 +155,7 @@ class GivesBackHeadFirst(CacheManager):
         right = self.coordinator.remove_skipped_pages
 
         def remove(request_id: str, num_computed: int) -> None:
-            with patch("kvproof.spec.coordinator.reversed", list, create=True):
+            with patch("kvproof.spec.groups.coordinator.reversed", list, create=True):
                 right(request_id, num_computed)
 
         self.coordinator.remove_skipped_pages = remove  # type: ignore[method-assign]

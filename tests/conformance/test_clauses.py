@@ -17,8 +17,8 @@ def test_every_clause_is_implemented_in_the_specification() -> None:
 
 def test_code_is_found_by_its_qualified_name() -> None:
     written = implementations()
-    assert "kvproof.spec.page_pool:PagePool.free_pages" in written["POOL-5"]
-    assert "kvproof.spec.page_table:PageTable.slot_mapping" in written["TAB-7"]
+    assert "kvproof.spec.pool.page_pool:PagePool.free_pages" in written["POOL-5"]
+    assert "kvproof.spec.table.page_table:PageTable.slot_mapping" in written["TAB-7"]
 
 
 def test_every_clause_is_checked_by_a_property() -> None:

@@ -14,7 +14,7 @@ from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.runner import machines_for, run_machine
 from kvproof.conformance.verdicts import Report
 from kvproof.spec import CLAUSES, CachePage, PagePool
-from kvproof.spec.pages import PageList
+from kvproof.spec.pool.pages import PageList
 
 from .broken import backend
 

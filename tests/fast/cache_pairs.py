@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof import spec
-from kvproof.fast.page_table import PageTable
-from kvproof.fast.ragged_metadata import RaggedPagesMetadata
+from kvproof.fast.cache.ragged_metadata import RaggedPagesMetadata
+from kvproof.fast.table.page_table import PageTable
 from kvproof.spec.clauses import clause_of_message
 
 __all__ = ["ARRAYS", "PAGE", "Steps", "numbers", "outcome", "plain_step", "refused", "tables"]

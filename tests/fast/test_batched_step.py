@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
-from kvproof.fast import batched_step, small_step
+from kvproof.fast.step import batched_step, small_step
 
 from ..strategies import PlainRequest, group_mixes
 

@@ -13,9 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.fast import cache_layout, pool_size
-from kvproof.fast.cache_metadata import RaggedPagesCacheMetaData
-from kvproof.fast.partitions import AxisRules
+from kvproof.fast.cache import pool_size
+from kvproof.fast.cache.cache_metadata import RaggedPagesCacheMetaData
+from kvproof.fast.cache.partitions import AxisRules
+from kvproof.fast.layout import cache_layout
 from kvproof.spec.clauses import clause_of_message
 
 DTYPES = ["f32", "bf16", "f16", "f8_e4m3", "f8_e5m2", "int8"]

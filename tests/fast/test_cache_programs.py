@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvproof import fast
-from kvproof.fast import cache_programs
+from kvproof.fast.cache import cache_programs
 
 from .cache_pairs import PAGE, outcome, tables
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvproof import fast, spec
-from kvproof.fast import cache_programs
+from kvproof.fast.cache import cache_programs
 from kvproof.kernels import ScaledPages
 
 LAYOUTS = [

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvproof.fast.free_log import FreeLog
+from kvproof.fast.pool.free_log import FreeLog
 
 
 class Log(FreeLog):

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
-from kvproof.fast.cache_group import CacheGroup
-from kvproof.fast.extra_keys import PLAIN
-from kvproof.fast.group_rules import rule_of
-from kvproof.fast.longest_hit import longest_hit
-from kvproof.fast.prefix_index import PrefixIndex
+from kvproof.fast.groups.cache_group import CacheGroup
+from kvproof.fast.groups.group_rules import rule_of
+from kvproof.fast.groups.longest_hit import longest_hit
+from kvproof.fast.index.prefix_index import PrefixIndex
+from kvproof.fast.reading.extra_keys import PLAIN
 
 from ..strategies import group_mixes
 

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from kvproof import fast
-from kvproof.fast.extra_keys import extra_segments
-from kvproof.fast.prefix_index import PrefixIndex
-from kvproof.fast.runs import Run
-from kvproof.fast.tokens import token_view
+from kvproof.fast.index.prefix_index import PrefixIndex
+from kvproof.fast.index.runs import Run
+from kvproof.fast.reading.extra_keys import extra_segments
+from kvproof.fast.reading.tokens import token_view
 from kvproof.spec.declarations import CacheSalt, MultimodalItem
 
 from .counting import calls_of, instructions_of

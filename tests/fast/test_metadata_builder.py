@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.fast import metadata_builder as fast
-from kvproof.fast.page_table import PageTable
-from kvproof.fast.ragged_metadata import RaggedPagesMetadata
+from kvproof.fast.cache import metadata_builder as fast
+from kvproof.fast.cache.ragged_metadata import RaggedPagesMetadata
+from kvproof.fast.table.page_table import PageTable
 
 from .cache_pairs import PAGE, outcome, plain_step, refused, tables
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast
-from kvproof.fast.page_lists import PageLists
+from kvproof.fast.groups.page_lists import PageLists
 
 ENTRY, SLOT, SPARE = 8, 160, 1 << 16
 """The most bytes for each page held, for each slot, and in all: twice what four bytes a page take."""

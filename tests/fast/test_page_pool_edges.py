@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
-from kvproof.fast.free_log import FreeLog
+from kvproof.fast.pool.free_log import FreeLog
 
 from ..strategies import PlainRequest
 from .lockstep import pool_state

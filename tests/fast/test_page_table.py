@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.fast import group_table, table_lag, table_rows
-from kvproof.fast import page_table as fast
-from kvproof.fast.arguments import flag, id_array, id_lists, plain_array
+from kvproof.fast.reading.arguments import flag, id_array, id_lists, plain_array
+from kvproof.fast.table import group_table, table_lag, table_rows
+from kvproof.fast.table import page_table as fast
 from kvproof.kernels import staging_sizes, write_cells
-from kvproof.spec import page_table as spec
 from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.table import page_table as spec
 
 ROWS, WIDTH, TOKENS = 4, 6, 12
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvproof import fast, spec
-from kvproof.fast.free_log import FreeLog
-from kvproof.fast.priorities import PriorityOrder
+from kvproof.fast.pool.free_log import FreeLog
+from kvproof.fast.pool.priorities import PriorityOrder
 
 from ..strategies import PlainRequest
 from .lockstep import both, pool_state

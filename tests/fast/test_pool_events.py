@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import fast
-from kvproof.fast.extra_keys import extra_segments
-from kvproof.fast.pool_events import EventLog
-from kvproof.fast.sampling import Sampling
+from kvproof.fast.pool.pool_events import EventLog
+from kvproof.fast.pool.sampling import Sampling
+from kvproof.fast.reading.extra_keys import extra_segments
 from kvproof.spec.declarations import NUM_BUCKETS, CacheCleared, PageRemoved, PageStored
 
 from ..strategies import PlainRequest

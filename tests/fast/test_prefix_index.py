@@ -10,10 +10,10 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from kvproof.fast.extra_keys import ExtraSegment, extra_segments
-from kvproof.fast.prefix_index import PrefixIndex
-from kvproof.fast.runs import Run, RunTree
-from kvproof.fast.tokens import token_view
+from kvproof.fast.index.prefix_index import PrefixIndex
+from kvproof.fast.index.runs import Run, RunTree
+from kvproof.fast.reading.extra_keys import ExtraSegment, extra_segments
+from kvproof.fast.reading.tokens import token_view
 from kvproof.spec.declarations import CacheSalt, MultimodalItem
 
 Prefix = tuple[int, int, tuple[tuple[tuple[int, ...], Any], ...]]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kvproof import fast
-from kvproof.fast.extra_keys import PLAIN
-from kvproof.fast.prefix_index import PrefixIndex
-from kvproof.fast.tokens import token_view
+from kvproof.fast.index.prefix_index import PrefixIndex
+from kvproof.fast.reading.extra_keys import PLAIN
+from kvproof.fast.reading.tokens import token_view
 from kvproof.spec.declarations import PageRemoved, PageStored
 
 FEW = 2_000

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
-from kvproof.fast.tokens import listed_bytes, token_view
+from kvproof.fast.reading.tokens import listed_bytes, token_view
 
 from ..strategies import PlainRequest
 

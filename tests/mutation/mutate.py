@@ -1,4 +1,4 @@
-"""Mutation testing of ``spec`` and ``fast``, by hand, not in CI: ``python -m tests.mutation.mutate fast/page_pool.py``.
+"""Mutation testing of ``spec`` and ``fast``, by hand, not in CI: ``python -m tests.mutation.mutate FILE``.
 
 Mutants are made in a clone of the last commit, one at a time, each by one change to a module's syntax tree: another
 comparison, another operator, a number off by one, a condition turned round, a statement left out (`changes`). Each is
@@ -231,7 +231,7 @@ def _warm(clone: Path) -> None:
 def main() -> None:
     """Makes mutants, and says of each what became of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="+", metavar="FILE", help="such as fast/page_pool.py")
+    parser.add_argument("modules", nargs="+", metavar="FILE", help="such as fast/pool/page_pool.py")
     parser.add_argument("--number", type=int, default=10, metavar="N", help="mutants in all (default 10)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="which of all that there are (default 0)")
     parser.add_argument("--only", type=int, nargs="*", metavar="K", help="the changes of these numbers, as printed")

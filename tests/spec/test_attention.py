@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvproof import spec
 from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.layout.cache_dtypes import CODES
 
 from .ragged_batches import FLOAT_TYPES, Heads, RaggedBatch, dense, empty_slot, i32, placed, ragged_batches
 
@@ -157,7 +158,7 @@ def test_att_2_rows_with_nothing_to_read_are_zeros(batch: RaggedBatch, sink: boo
 @given(batch=ragged_batches([np.float32]), code=st.sampled_from(["int8", "f8_e4m3", "f8_e5m2"]), slots=st.booleans())
 def test_att_6_quantised_pages_are_attended_as_what_they_stand_for(batch: RaggedBatch, code: str, slots: bool) -> None:
     """Stored numbers times their scales, be these static or by slot and head, on every path."""
-    heads, dtype = batch.heads, spec.cache_dtypes.CODES[code]
+    heads, dtype = batch.heads, CODES[code]
     rng = np.random.default_rng(0)
     shape = *batch.kv_pages.shape[:2], *empty_slot(heads, dtype).shape
     pages = np.full(shape, 127 if code == "int8" else np.nan).astype(dtype)

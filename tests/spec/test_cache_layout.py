@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.spec.cache_dtypes import CODES
-from kvproof.spec.cache_layout import CacheLayout
+from kvproof.spec.layout.cache_dtypes import CODES
+from kvproof.spec.layout.cache_layout import CacheLayout
 
 from .ragged_batches import Heads, placed
 

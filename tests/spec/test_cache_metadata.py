@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.spec.cache_dtypes import CODES
 from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.layout.cache_dtypes import CODES
 
 from .ragged_batches import i32
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.spec.cache_dtypes import CODES, as_bits, read_dtype, saturated
 from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.layout.cache_dtypes import CODES, as_bits, read_dtype, saturated
+from kvproof.spec.layout.cache_layout import layout_of_shape
 
 from .ragged_batches import FLOAT_CODES, Heads, empty_slot, i32, placed
 
@@ -150,7 +151,7 @@ def test_cache_4_a_scale_by_slot_and_head(heads: Heads, code: str, magnitude: fl
         alone = spec.kv_cache_update(pages, keys[token : token + 1], values[token : token + 1], i32(slot))
         assert np.array_equal(as_bits(alone.values[where]), as_bits(after.values[where]))
         assert np.array_equal(alone.scales[where], after.scales[where])
-        layout = spec.cache_layout.layout_of_shape(after.values.shape, dtype, heads.size, heads.v_size, heads.num_kv)
+        layout = layout_of_shape(after.values.shape, dtype, heads.size, heads.v_size, heads.num_kv)
         for numbers, read, first in zip((keys, values), layout.unpack(after.values[where]), (0, 1), strict=True):
             own = after.scales[where][first::2, np.newaxis].astype(np.float64)
             error = np.abs(read.astype(np.float64) * own - numbers[token])

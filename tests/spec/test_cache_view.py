@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.spec.cache_dtypes import CODES, as_bits
 from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.layout.cache_dtypes import CODES, as_bits
 
 PAGE = 3
 RULES = spec.AxisRules()

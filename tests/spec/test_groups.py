@@ -18,7 +18,7 @@ from kvproof.spec import (
     PageCopy,
     SlidingWindowSpec,
 )
-from kvproof.spec.group_rules import rules_of
+from kvproof.spec.groups.group_rules import rules_of
 
 from ..strategies import PlainRequest
 from .driven_managers import DrivenManagers, chunked, full, group_lists, latent, states, window

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
-from kvproof.fast.extra_keys import extra_segments
+from kvproof.fast.reading.extra_keys import extra_segments
 from kvproof.spec.clauses import clause_of_message
-from kvproof.spec.hashing import page_extra_keys, request_extra_keys
+from kvproof.spec.pool.hashing import page_extra_keys, request_extra_keys
 
 from ..strategies import (
     PlainRequest,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.spec.cache_dtypes import as_bits
 from kvproof.spec.clauses import clause_of_message
+from kvproof.spec.layout.cache_dtypes import as_bits
 
 from .ragged_batches import FLOAT_TYPES, RaggedBatch, i32, ragged_batches
 

@@ -1,0 +1,301 @@
+"""From the host's page tables and token counts to the arrays of a step (TAB-7)."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reading.arguments import flag, integer, listed, naturals, refusal
+from ..table.page_table import MultiGroupPageTable, PageTable, cdiv
+from ..table.slots import slot_mapping, update_slices
+from ..table.table_rows import Ids
+from .ragged_metadata import RaggedPagesMetadata, read_version
+
+__all__ = ["MetadataBuilder", "MultiGroupMetadataBuilder"]
+
+_STEP = 4
+_LEAST_TOKENS = 16
+_MOST_SIZES = 6
+
+
+class MetadataBuilder:
+    """Makes the metadata of each step from the host's page table and how many tokens each row has.
+
+    Batches come in few sizes, so that few programs are compiled: T is the least of `token_sizes` that holds the
+    step's tokens. Nothing is kept from step to step: each step's arrays have memory of their own, which nothing that
+    the host does later changes. Not thread-safe.
+
+    Args:
+        page_size: tokens in a page.
+        max_num_reqs: rows of the page table (S).
+        max_pages: entries of a row (W).
+        max_num_tokens: the most tokens of a step.
+        version: the cache's layout, ``"v2"`` or ``"v3"``.
+        token_sizes: the sizes that a batch may have, ascending, the last at least ``max_num_tokens``; None: by
+            fours down from ``max_num_tokens`` to 16, six at most.
+        slices: whether to say where tokens go by slices instead of token by token.
+
+    Attributes:
+        token_sizes: the sizes that a batch may have, ascending.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        max_num_reqs: int,
+        max_pages: int,
+        max_num_tokens: int,
+        version: str = "v3",
+        token_sizes: Iterable[int] | None = None,
+        slices: bool = False,
+    ) -> None:
+        self.page_size = integer("page_size", page_size, minimum=1)
+        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1)
+        self.max_pages = integer("max_pages", max_pages, minimum=1)
+        self.max_num_tokens = integer("max_num_tokens", max_num_tokens, minimum=1)
+        self.version = read_version(version)
+        self.token_sizes = _token_sizes(self.max_num_tokens, token_sizes)
+        self.slices = flag("slices", slices)
+
+    def build(self, page_table: PageTable, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> RaggedPagesMetadata:
+        """Commits the rows of a step and makes its metadata. O(rows and tokens), without waiting for the device.
+
+        The sequences are the first n rows of the table, in their order.
+
+        Args:
+            page_table: the table; its first n rows are committed. Its device copy is part of what is returned, and
+                as good: until the next commit (TAB-4).
+            num_computed_tokens: tokens of each row that are in the cache, `[n]`.
+            num_scheduled_tokens: tokens of each row that this step adds, `[n]`; 0 is none.
+
+        Raises:
+            TypeError: ``page_table`` is no PageTable, or a count is no integer.
+            IndexError: a row has no page for one of its tokens (TAB-7).
+            ValueError: the table has other sizes, there are more rows or tokens than it was made for, or a count is
+                negative (R1). Nothing was committed.
+        """
+        return _build([self], [page_table], num_computed_tokens, num_scheduled_tokens)[0]
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    def _check_table(self, page_table: object) -> None:
+        if not isinstance(page_table, PageTable):
+            raise refusal(TypeError, "R1", f"page_table={type(page_table).__name__} must be a PageTable")
+        shape = page_table.max_num_reqs, page_table.max_num_pages_per_req
+        if shape != (self.max_num_reqs, self.max_pages):
+            raise refusal(
+                ValueError, "R1", f"page_table is of {list(shape)} entries, not {[self.max_num_reqs, self.max_pages]}"
+            )
+
+    def _read(self, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> "_Step":
+        computed = naturals("num_computed_tokens", num_computed_tokens)
+        scheduled = naturals("num_scheduled_tokens", num_scheduled_tokens)
+        num_seqs = len(computed)
+        if num_seqs != len(scheduled):
+            raise refusal(
+                ValueError, "R1", f"num_computed_tokens names {num_seqs} rows, num_scheduled_tokens {len(scheduled)}"
+            )
+        if num_seqs > self.max_num_reqs:
+            raise refusal(
+                ValueError, "R1", f"num_computed_tokens names {num_seqs} rows, max_num_reqs={self.max_num_reqs}"
+            )
+        if bool((scheduled > self.max_num_tokens).any()) or int(scheduled.sum()) > self.max_num_tokens:
+            total = sum(map(int, scheduled))
+            raise refusal(
+                ValueError, "R1", f"num_scheduled_tokens: {total} tokens exceed max_num_tokens={self.max_num_tokens}"
+            )
+        return _Step(computed, scheduled)
+
+    def _check_room(self, table: PageTable, step: "_Step") -> None:
+        # Compared one by one with what there is room for: no sum overflows.
+        computed, scheduled = step
+        room = table.num_pages_per_row[: len(computed)].astype(np.int64) * self.page_size
+        short = np.flatnonzero(computed > room - scheduled)
+        if short.size:
+            row = int(short[0])
+            raise refusal(
+                IndexError,
+                "TAB-7",
+                f"num_computed_tokens: row {row} has pages for {room[row]} tokens, "
+                f"not {computed[row]} + {scheduled[row]}",
+            )
+
+    def _arrays(self, step: "_Step") -> tuple[dict[str, NDArray[np.int32]], "_Tokens"]:
+        """What of a step depends on no table, and where its tokens stand."""
+        computed, scheduled = step
+        num_seqs, ends = len(computed), np.cumsum(scheduled)
+        num_tokens = int(ends[-1]) if num_seqs else 0
+        size = next(size for size in self.token_sizes if size >= num_tokens)
+        rows = np.repeat(np.arange(num_seqs), scheduled)
+        positions = np.arange(num_tokens) + (computed - (ends - scheduled))[rows]
+        arrays = {
+            "context_lens": _padded(computed + scheduled, self.max_num_reqs, 0),
+            "query_start_loc": _padded(np.concatenate([[0], ends]), self.max_num_reqs + 1, num_tokens),
+            "num_seqs": np.array([num_seqs], np.int32),
+            "position_ids": _padded(positions, size, 0),
+            "request_distribution": _distribution(scheduled),
+        }
+        return arrays, _Tokens(rows, positions, size)
+
+    def _places(self, table: PageTable, step: "_Step", tokens: "_Tokens") -> dict[str, NDArray[np.int32]]:
+        """Where a step's tokens go, by one table; refused where it has no page for one (TAB-7)."""
+        self._check_room(table, step)
+        host, counts = table.page_table_cpu, table.num_pages_per_row
+        if not self.slices:
+            return {
+                "slot_mapping": slot_mapping(host, counts, tokens.size, tokens.rows, tokens.positions, self.page_size)
+            }
+        columns = update_slices(host, counts, tokens.size, np.arange(len(step.computed)), *step, self.page_size)
+        num_slices = np.array([np.count_nonzero(columns[2] > 0)], np.int32)
+        return {"slot_mapping": columns, "num_kv_update_slices": num_slices}
+
+
+class MultiGroupMetadataBuilder:
+    """Makes the metadata of each step for all cache groups: of arrays that are the same for all there is one.
+
+    Those are five of six; so a step of two groups costs little more than one of one group. What `MetadataBuilder`
+    says of steps and their arrays holds. Not thread-safe.
+
+    Args:
+        page_sizes: tokens in a page, for each group.
+        max_num_reqs: rows of the page tables (S).
+        max_pages: entries of a row of each group's table.
+        max_num_tokens: as in `MetadataBuilder`, and so on.
+        version: the same.
+        token_sizes: the same.
+        slices: the same.
+
+    Attributes:
+        builders: for each group what makes its metadata alone.
+        token_sizes: the sizes that a batch may have, ascending.
+    """
+
+    def __init__(
+        self,
+        page_sizes: Iterable[int],
+        max_num_reqs: int,
+        max_pages: Iterable[int],
+        max_num_tokens: int,
+        version: str = "v3",
+        token_sizes: Iterable[int] | None = None,
+        slices: bool = False,
+    ) -> None:
+        sizes, widths = listed("page_sizes", page_sizes), listed("max_pages", max_pages)
+        if not sizes or len(sizes) != len(widths):
+            raise refusal(ValueError, "R1", f"page_sizes={sizes} and max_pages={widths} must name the same groups")
+        given = None if token_sizes is None else listed("token_sizes", token_sizes)
+        self.builders = [
+            MetadataBuilder(size, max_num_reqs, width, max_num_tokens, version, given, slices)
+            for size, width in zip(sizes, widths, strict=True)
+        ]
+        self.token_sizes = self.builders[0].token_sizes
+
+    def build(
+        self, page_tables: MultiGroupPageTable, num_computed_tokens: Ids, num_scheduled_tokens: Ids
+    ) -> list[RaggedPagesMetadata]:
+        """Commits the rows of a step in every group and makes its metadata. O(groups * (rows and tokens)).
+
+        Args:
+            page_tables: the groups' tables, in the builder's order; see `MetadataBuilder.build`.
+            num_computed_tokens: tokens of each row that are in the cache, `[n]`.
+            num_scheduled_tokens: tokens of each row that this step adds, `[n]`; 0 is none.
+
+        Returns:
+            For each group its metadata. They share arrays: donate none of them.
+
+        Raises:
+            TypeError: ``page_tables`` is no MultiGroupPageTable, or a count is no integer.
+            IndexError: a row has no page for one of its tokens in some group (TAB-7).
+            ValueError: as `MetadataBuilder.build`; also where there are not as many tables as groups (R1). In all
+                these cases no table was committed.
+        """
+        if not isinstance(page_tables, MultiGroupPageTable):
+            raise refusal(TypeError, "R1", f"page_tables={type(page_tables).__name__} must be a MultiGroupPageTable")
+        if len(page_tables) != len(self.builders):
+            raise refusal(
+                ValueError, "R1", f"page_tables has {len(page_tables)} groups, page_sizes {len(self.builders)}"
+            )
+        tables = [page_tables[group] for group in range(len(self.builders))]
+        return _build(self.builders, tables, num_computed_tokens, num_scheduled_tokens)
+
+
+class _Step(NamedTuple):
+    """How many tokens of each row are in the cache, and how many a step adds: `i64[n]` each."""
+
+    computed: NDArray[np.int64]
+    scheduled: NDArray[np.int64]
+
+
+class _Tokens(NamedTuple):
+    """Row and position of each token of a step, `i64[num_tokens]` each, and how many tokens it is padded to."""
+
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    size: int
+
+
+def _build(
+    builders: Sequence[MetadataBuilder],
+    tables: Sequence[PageTable],
+    num_computed_tokens: Ids,
+    num_scheduled_tokens: Ids,
+) -> list[RaggedPagesMetadata]:
+    """A step's metadata by each table, of builders that differ in their pages only. Commits all tables or none (R1)."""
+    for builder, table in zip(builders, tables, strict=True):
+        builder._check_table(table)
+    step = builders[0]._read(num_computed_tokens, num_scheduled_tokens)
+    arrays, tokens = builders[0]._arrays(step)
+    places = [builder._places(table, step, tokens) for builder, table in zip(builders, tables, strict=True)]
+
+    for table in tables:
+        table.commit(len(step.computed))
+    shared, each = _on_device((arrays, places))
+    return [
+        RaggedPagesMetadata(
+            pages_tables=table.page_table, version=builder.version, page_size=builder.page_size, **shared, **own
+        )
+        for builder, table, own in zip(builders, tables, each, strict=True)
+    ]
+
+
+_Arrays = tuple[dict[str, Any], list[dict[str, Any]]]
+
+
+@jax.jit
+def _on_device(arrays: _Arrays) -> _Arrays:
+    """A step's arrays as JAX's, all in one call of a program that does nothing.
+
+    Each is new and nobody else's: JAX may go on reading it for as long as it likes. There is a program for each size of
+    a step; `jnp.asarray`, one by one, compiles one for each shape, and takes four times as long.
+    """
+    return arrays
+
+
+def _token_sizes(max_num_tokens: int, token_sizes: Iterable[int] | None) -> tuple[int, ...]:
+    if token_sizes is not None:
+        sizes = tuple(integer("token_sizes", size, minimum=1) for size in listed("token_sizes", token_sizes))
+        ascend = all(low < high for low, high in pairwise(sizes))
+        if not sizes or not ascend or sizes[-1] < max_num_tokens:
+            raise refusal(ValueError, "R1", f"token_sizes={list(sizes)} must ascend to at least {max_num_tokens}")
+        return sizes
+    falling = [max_num_tokens]
+    while len(falling) < _MOST_SIZES and falling[-1] > _LEAST_TOKENS:
+        falling.append(max(_LEAST_TOKENS, cdiv(falling[-1], _STEP)))
+    return tuple(reversed(falling))
+
+
+def _padded(values: NDArray[np.int64], size: int, padding: int) -> NDArray[np.int32]:
+    """A new array of a fixed size: the values, then padding."""
+    padded = np.full(size, padding, np.int32)
+    padded[: len(values)] = values
+    return padded
+
+
+def _distribution(scheduled: NDArray[np.int64]) -> NDArray[np.int32]:
+    """The ends of the leading rows with one token, of those with a fixed chunk, and of all rows."""
+    several = np.flatnonzero(scheduled != 1)
+    leading = int(several[0]) if several.size else len(scheduled)
+    return np.array([leading, leading, len(scheduled)], np.int32)

@@ -1,0 +1,113 @@
+"""CACHE-1: how many pages fit into the memory of a device.
+
+Everything here is in bytes of one device, with the padding of the layout that is stored, and counts the null page: a
+budget holds ``budget // page_bytes`` pages, and one more would not fit.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from ..reading.arguments import finite, integer, listed, refusal
+
+__all__ = [
+    "PoolSize",
+    "per_device_hbm_budget_bytes",
+    "size_pool",
+    "utilization",
+]
+
+
+def per_device_hbm_budget_bytes(
+    util: float = 0.9, mode: str = "free", safety_margin: int = 268435456, devices: Iterable[Any] = ()
+) -> int:
+    """How many bytes of memory the cache may take on each device of this process (CACHE-1). O(devices).
+
+    Where a device does not tell of its memory, as CPUs do not, its share of the host's counts.
+
+    Args:
+        util: which part of the memory may be used, above 0 and at most 1.
+        mode: ``free``: that part of what is free now. ``total``: that part of all, less what is in use now.
+        safety_margin: bytes that are left alone in either mode.
+        devices: the devices; none given: those of this process.
+
+    Returns:
+        The budget of the device that has the least.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: one is out of its bounds, or nothing is left (R1).
+    """
+    part = utilization("util", util)
+    if mode not in ("free", "total"):
+        raise refusal(ValueError, "R1", f"mode={mode!r} must be 'free' or 'total'")
+    margin = integer("safety_margin", safety_margin)
+    asked = listed("devices", devices) or jax.local_devices()
+    budgets = []
+    for device in asked:
+        limit, used = _memory(device, len(asked))
+        left = (limit - used - margin) * part if mode == "free" else limit * part - used - margin
+        budgets.append(int(left))
+    if min(budgets) <= 0:
+        raise refusal(ValueError, "CACHE-1", f"safety_margin={margin}: no device memory is left for the cache")
+    return min(budgets)
+
+
+def utilization(name: str, value: object) -> float:
+    """Reads a part of a whole: a real number above 0 and at most 1 (R1). O(1)."""
+    part = finite(name, value)
+    if not 0 < part <= 1:
+        raise refusal(ValueError, "R1", f"{name}={part} must be above 0 and at most 1")
+    return part
+
+
+def _memory(device: jax.Device, num_devices: int) -> tuple[int, int]:
+    """The bytes that a device has, and those in use."""
+    told: dict[str, Any] | None = device.memory_stats()
+    if told and "bytes_limit" in told:
+        return int(told["bytes_limit"]), int(told.get("bytes_in_use", 0))
+    page = os.sysconf("SC_PAGE_SIZE")
+    limit = os.sysconf("SC_PHYS_PAGES") * page // num_devices
+    return limit, max(0, limit - os.sysconf("SC_AVPHYS_PAGES") * page // num_devices)
+
+
+class PoolSize(NamedTuple):
+    """The size of a pool that several cache groups share (CACHE-1).
+
+    Attributes:
+        num_pages: pages, the null page counted.
+        page_bytes: bytes of a page: those of the group with the largest.
+        unused_bytes: what is left of the budget, less than a page.
+        group_waste: for each group the bytes of each of its pages that it has no use for.
+    """
+
+    num_pages: int
+    page_bytes: int
+    unused_bytes: int
+    group_waste: tuple[int, ...]
+
+
+def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
+    """How many pages fit into a budget where groups share one pool (CACHE-1). O(groups).
+
+    A page of the pool serves any group, so that it is as large as the largest group's.
+
+    Args:
+        budget_bytes: bytes of one device.
+        group_page_bytes: for each group the bytes of one page over all of its layers, on one device.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: no group, a page of no bytes, or a budget of less than two pages (POOL-1).
+    """
+    budget = integer("budget_bytes", budget_bytes)
+    sizes = [integer("group_page_bytes", size, minimum=1) for size in listed("group_page_bytes", group_page_bytes)]
+    if not sizes:
+        raise refusal(ValueError, "R1", "group_page_bytes=[] names no group")
+    page_bytes = max(sizes)
+    num_pages, unused = divmod(budget, page_bytes)
+    if num_pages < 2:
+        raise refusal(ValueError, "CACHE-1", f"budget_bytes={budget} must hold at least 2 pages of {page_bytes} bytes")
+    return PoolSize(num_pages, page_bytes, unused, tuple(page_bytes - size for size in sizes))

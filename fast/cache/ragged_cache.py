@@ -1,0 +1,193 @@
+"""The cache of a model: a view for each layer."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+import jax
+from jax.sharding import Mesh
+
+from ..reading.arguments import listed, refusal
+from . import cache_programs as programs
+from .block_arguments import fitted, require_pages
+from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_view import RaggedPagesCacheView
+from .documents import damaged, document, fields_of, parsed
+from .page_copies import PageIds, padded_pairs
+from .partitions import PartitionManager
+from .view_arguments import require_kept
+
+__all__ = ["RaggedPagesCache"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class RaggedPagesCache:
+    """The cache of a model: a pytree of views. Made by `init_cache`.
+
+    A step replaces the views one by one, ``cache.views[layer] = cache.views[layer].concatenate_to_cache(...)``, or
+    takes the cache as a donated argument of a jitted function and returns it.
+
+    Attributes:
+        views: the view of each layer, in order.
+    """
+
+    views: list[RaggedPagesCacheView]
+
+    @classmethod
+    def init_cache(
+        cls,
+        mesh: Mesh | None,
+        metadata: RaggedPagesCacheMetaData,
+        partition_manager: PartitionManager,
+        quantizer: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """Allocates the pages of all layers; arguments and errors are those of the views' `init`. O(cache)."""
+        layers = range(read_metadata(metadata).num_hidden_layers)
+        return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
+
+    @classmethod
+    def init_empty(cls, *args: Any, **kwargs: Any) -> None:
+        """None: there is no cache of this kind without pages. The seed has it."""
+
+    @property
+    def metadata(self) -> RaggedPagesCacheMetaData | None:
+        """What the cache is made of; None without layers."""
+        return self.views[0].metadata if self.views else None
+
+    def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
+        """Copies pages onto others in every layer (MAN-13): in place, as with the views' calls that write.
+
+        Every source is read before any destination is written. Pairs with a negative id do nothing. Ids that are on
+        the host are padded, so that few programs are compiled. O(pages copied, over all layers).
+
+        Args:
+            sources: pages, `i32[n]`; with several data shards `[shards, n]`, in each row a shard's own ids.
+            destinations: the pages to write, alike; none twice, and none that is a source.
+
+        Returns:
+            The cache with the pages copied.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1); the
+                pages were given away by an earlier call that wrote (CACHE-3).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return self
+        froms, tos = padded_pairs(sources, destinations, metadata.num_page_shards)
+        pages = require_kept([view.kv_pages for view in self.views])
+        copies = programs.copied(pages, froms, tos, self.views[0].place)
+        return self.replace(
+            views=[view.replace(kv_pages=copied) for view, copied in zip(self.views, copies, strict=True)]
+        )
+
+    # -- To and from host memory ------------------------------------------------------------------
+
+    def export_pages(self, page_ids: PageIds, num_slots: PageIds) -> list[Any]:
+        """Some pages of every layer on their way to the host, their dead slots zeroed (SWAP-2). O(pages exported).
+
+        The copies to the host are begun and not waited for: `numpy.asarray` of what comes back does that. Pages may
+        be written as soon as this returns, as whatever is dispatched later runs behind the gathering. Ids are padded,
+        so that few programs are compiled.
+
+        Args:
+            page_ids: `i32[n]`, with several data shards `[shards, n]`, in each row a shard's own; -1 gives zeros.
+            num_slots: how many of each page's first slots hold something, alike.
+
+        Returns:
+            For each layer pages as the view has them, `[shards * m, page, ...]`, m being n or the next of 16, 64, 256,
+            ...: rows behind the n-th of each shard are zeros.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1); the pages
+                were given away by an earlier call that wrote (CACHE-3).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return []
+        ids, slots = padded_pairs(page_ids, num_slots, metadata.num_page_shards)
+        pages = require_kept([view.kv_pages for view in self.views])
+        block: list[Any] = programs.exported(pages, ids, slots, self.views[0].place)
+        for array in jax.tree.leaves(block):
+            if not isinstance(array, jax.core.Tracer):
+                array.copy_to_host_async()
+        return block
+
+    def import_pages(self, page_ids: PageIds, block: Sequence[Any]) -> Self:
+        """Writes exported pages onto pages of every layer, in place as with the views' calls that write (SWAP-2).
+
+        Args:
+            page_ids: the pages to write, none twice, as in `export_pages`; -1 writes nothing.
+            block: for each layer pages `[shards * k, page, ...]` as `export_pages` gave them, on the host or on the
+                device; rows behind the n-th of each shard are not read.
+
+        Returns:
+            The cache with the pages replaced. O(pages imported).
+
+        Raises:
+            TypeError: an id is no integer, or a layer's pages are of another kind or dtype.
+            ValueError: an id does not fit an int32; the shapes do not fit; there are not as many layers (R1); the pages
+                were given away by an earlier call that wrote (CACHE-3).
+        """
+        metadata = self.metadata
+        layers = listed("block", block)
+        if len(layers) != len(self.views):
+            raise refusal(ValueError, "SWAP-2", f"block has {len(layers)} layers, the cache {len(self.views)}")
+        if metadata is None:
+            return self
+        pages = require_kept([view.kv_pages for view in self.views])
+        ids, _ = padded_pairs(page_ids, page_ids, metadata.num_page_shards)
+        fitting = [
+            jax.tree.map(partial(fitted, metadata.num_page_shards, ids), own, given)
+            for own, given in zip(pages, map(require_pages, pages, layers), strict=True)
+        ]
+        written = programs.imported(pages, ids, fitting, self.views[0].place)
+        return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, written, strict=True)])
+
+    # -- Copies and JSON --------------------------------------------------------------------------
+
+    def replace(self, **kwargs: Any) -> Self:
+        """The same with other values in the fields named. O(1).
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        return dataclasses.replace(self, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cache as a JSON document; see `documents`. Waits for the device. O(cache)."""
+        return document("RaggedPagesCache", {"views": [view.to_dict() for view in self.views]})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], mesh: Mesh | None = None) -> Self:
+        """Reads what `to_dict` of this class or the specification's wrote. O(cache).
+
+        Args:
+            data: the document.
+            mesh: the devices on which the pages are to lie; None: one device.
+
+        Raises:
+            TypeError: ``data`` is no mapping, or a field is of the wrong type.
+            ValueError: it is damaged (SEC-3), or the mesh does not split the cache as it says (CACHE-5).
+        """
+        views = fields_of("RaggedPagesCache", data, ("views",))["views"]
+        if not isinstance(views, list | tuple):
+            raise damaged("views", "must be a list")
+        read = [RaggedPagesCacheView.from_dict(view, mesh) for view in views]
+        if any(view.metadata != read[0].metadata or view.layer_index != layer for layer, view in enumerate(read)):
+            raise damaged("views", "must be the layers of one cache, in order")
+        return cls(read)
+
+    def to_json(self, **kwargs: Any) -> str:
+        """`to_dict` as text; ``kwargs`` are those of `json.dumps`. O(cache)."""
+        return json.dumps(self.to_dict(), **kwargs)
+
+    @classmethod
+    def from_json(cls, json_str: str, mesh: Mesh | None = None) -> Self:
+        """Reads what `to_json` wrote; arguments and errors are those of `from_dict`. O(cache)."""
+        return cls.from_dict(parsed(json_str), mesh)

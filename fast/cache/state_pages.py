@@ -1,0 +1,216 @@
+"""MAN-13: room for the states of a layer that keeps states (Mamba): a state a page, in each of its arrays."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from kvproof.kernels import copy_pages, read_states, storage_dtype, write_states
+from kvproof.kernels.storage import from_bits, to_bits
+from kvproof.spec.declarations import MambaSpec
+
+from ..reading.arguments import index, integer, listed, refusal
+from .cache_programs import AnyArray, Place, zeros
+from .cache_view import platform_of
+from .page_copies import PageIds, padded_pairs
+from .partitions import AxisRules, PartitionManager, axis_spec, num_shards, partition_spec, read_mesh
+from .view_arguments import require_kept
+
+__all__ = ["StatePages"]
+
+_DTYPES = tuple(np.dtype(kind) for kind in (jnp.float32, jnp.bfloat16, jnp.float16))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["pages"],
+    meta_fields=["dtypes", "num_page_shards", "mesh", "specs"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class StatePages:
+    """The state pages of one layer: a pytree whose arrays are the pages. Made by `init`.
+
+    A value like a view: what writes returns another, in place; outside of traced code it donates the old one's
+    pages, which can't be used afterwards.
+
+    Attributes:
+        pages: for each array of the state `[num_page_shards * P, *shape]`; on CPU bfloat16 is held as bits, see
+            `RaggedPagesCacheView`.
+        dtypes: what the numbers of each array are.
+        num_page_shards: data shards, each with pages and ids of its own (POOL-12).
+        mesh: the devices; None: one device.
+        specs: how each array is split over them.
+    """
+
+    pages: tuple[jax.Array, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    num_page_shards: int
+    mesh: Mesh | None
+    specs: tuple[PartitionSpec, ...]
+
+    @classmethod
+    def init(
+        cls,
+        mesh: Mesh | None,
+        spec: MambaSpec,
+        num_pages: int,
+        partition_manager: PartitionManager | None = None,
+        *,
+        head_axes: Sequence[int | None] | None = None,
+    ) -> Self:
+        """Allocates the state pages of a layer, all zero, each part on its device. O(pages).
+
+        Args:
+            mesh: the devices; None: one device.
+            spec: the shapes of the state's arrays, and their dtypes: float32, bfloat16 or float16.
+            num_pages: pages of each data shard, the null page counted.
+            partition_manager: how mesh axes split pages and heads; None: `AxisRules`.
+            head_axes: for each array the axis of its shape that runs over heads, which are split as KV heads are;
+                None: no axis of any.
+
+        Raises:
+            TypeError: an argument is of the wrong type.
+            IndexError: an array has no such axis.
+            ValueError: fewer than 2 pages, or heads that can't be shared evenly (CACHE-5).
+        """
+        if not isinstance(spec, MambaSpec):
+            raise refusal(TypeError, "R1", f"spec={type(spec).__name__} must be a MambaSpec")
+        pages = integer("num_pages", num_pages, minimum=2)
+        shapes = [tuple(integer("spec.shapes", size, minimum=1) for size in shape) for shape in spec.shapes]
+        dtypes = tuple(np.dtype(kind) for kind in spec.dtypes)
+        for dtype in dtypes:
+            if dtype not in _DTYPES:
+                raise refusal(TypeError, "R1", f"spec.dtypes: {dtype} must be float32, bfloat16 or float16")
+        axes = [None] * len(shapes) if head_axes is None else listed("head_axes", head_axes)
+        if not len(shapes) == len(dtypes) == len(axes):
+            raise refusal(ValueError, "R1", f"spec has {len(shapes)} shapes, {len(dtypes)} dtypes, {len(axes)} axes")
+        rules = AxisRules() if partition_manager is None else partition_manager
+        devices = read_mesh(mesh)
+        shards = num_shards(devices, rules, "pages", pages)
+        parts = [
+            _part(devices, rules, (shards * pages, *shape), axis) for shape, axis in zip(shapes, axes, strict=True)
+        ]
+        platform = platform_of(devices)
+        made = tuple(
+            zeros((shards * pages, *shape), storage_dtype(dtype, platform), devices, part)
+            for shape, dtype, part in zip(shapes, dtypes, parts, strict=True)
+        )
+        return cls(made, dtypes, shards, devices, tuple(parts))
+
+    # -- Steps ------------------------------------------------------------------------------------
+
+    def read(self, page_ids: AnyArray) -> tuple[jax.Array, ...]:
+        """The states in pages (MAN-13). O(states).
+
+        Args:
+            page_ids: the page of each sequence, `i32[S]`; a negative one gives zeros. With several data shards
+                those of the shards one behind the other, `i32[shards * S]`.
+
+        Returns:
+            `[S, *shape]` for each array.
+        """
+        require_kept(self.pages)
+        read: tuple[jax.Array, ...] = _read(self, self._ids(page_ids))
+        return read
+
+    def write(self, page_ids: AnyArray, states: Sequence[AnyArray]) -> Self:
+        """Writes states into pages, in place, as the class says (MAN-13). O(states).
+
+        Args:
+            page_ids: the page of each sequence, `i32[S]`, none twice; a negative one writes nothing. With several
+                data shards `i32[shards * S]`.
+            states: `[S, *shape]` for each array, of its dtype.
+
+        Raises:
+            TypeError: an array is of another dtype.
+            ValueError: one is of another shape, or there are not as many (R1).
+        """
+        given = listed("states", states)
+        if len(given) != len(self.dtypes):
+            raise refusal(ValueError, "R1", f"states has {len(given)} arrays, not {len(self.dtypes)}")
+        for place, (state, dtype) in enumerate(zip(given, self.dtypes, strict=True)):
+            if getattr(state, "dtype", None) != dtype:
+                kind = getattr(state, "dtype", type(state).__name__)
+                raise refusal(TypeError, "R1", f"states[{place}] must be an array of {dtype}, not {kind}")
+        return self._with(_write(require_kept(self.pages), self._static, self._ids(page_ids), tuple(given)))
+
+    def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
+        """Copies pages onto others, in place; arguments and errors as in `RaggedPagesCache.copy_pages` (MAN-13)."""
+        froms, tos = padded_pairs(sources, destinations, self.num_page_shards)
+        return self._with(_copy(require_kept(self.pages), self._static, froms, tos))
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    def _ids(self, page_ids: Any) -> Any:
+        """Page ids, read before JAX makes int32 of int64 without a word."""
+        if not isinstance(page_ids, jax.Array | np.ndarray) or page_ids.dtype != np.int32:
+            kind = getattr(page_ids, "dtype", type(page_ids).__name__)
+            raise refusal(TypeError, "R1", f"page_ids must be an array of int32, not {kind}")
+        if page_ids.ndim != 1 or page_ids.shape[0] % self.num_page_shards:
+            raise refusal(
+                ValueError, "CACHE-5", f"page_ids.shape={page_ids.shape} must be of {self.num_page_shards} shards"
+            )
+        return page_ids
+
+    @property
+    def _static(self) -> "StatePages":
+        """What is static of it, without the pages."""
+        return dataclasses.replace(self, pages=())
+
+    def _with(self, pages: tuple[jax.Array, ...]) -> Self:
+        return dataclasses.replace(self, pages=pages)
+
+    @property
+    def _place(self) -> Place:
+        return Place(self.mesh, self.specs[0][0] if self.specs and self.specs[0] else None)
+
+
+def _part(mesh: Mesh | None, rules: PartitionManager, shape: tuple[int, ...], head_axis: object) -> PartitionSpec:
+    """How pages of states are split."""
+    names: list[str | None] = ["pages", *(None for _ in shape[1:])]
+    if head_axis is not None:
+        names[1 + index("head_axes", head_axis, len(shape) - 1)] = "kv_heads"
+    if mesh is None:
+        return partition_spec()
+    part = axis_spec(mesh, rules, names, shape)
+    for size, entry in zip(shape, part, strict=True):
+        parts = prod(mesh.shape[axis] for axis in ([entry] if isinstance(entry, str) else entry or ()))
+        if size % parts:
+            raise refusal(ValueError, "CACHE-5", f"head_axes: {size} heads can't be shared by {parts} devices")
+    return part
+
+
+@jax.jit
+def _read(room: StatePages, page_ids: jax.Array) -> Any:
+    def local(pages: tuple[jax.Array, ...], page_ids: jax.Array) -> tuple[jax.Array, ...]:
+        states = read_states(pages, page_ids)
+        return tuple(from_bits(state, dtype) for state, dtype in zip(states, room.dtypes, strict=True))
+
+    place = room._place
+    return place.run(local, (room.pages, page_ids), (room.specs, place.step), room.specs)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _write(pages: tuple[jax.Array, ...], room: StatePages, page_ids: jax.Array, states: tuple[jax.Array, ...]) -> Any:
+    def local(
+        pages: tuple[jax.Array, ...], page_ids: jax.Array, states: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, ...]:
+        stored = tuple(to_bits(state, page.dtype) for state, page in zip(states, pages, strict=True))
+        written: tuple[jax.Array, ...] = write_states(pages, page_ids, stored)
+        return written
+
+    place = room._place
+    return place.run(local, (pages, page_ids, states), (room.specs, place.step, room.specs), room.specs)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _copy(pages: tuple[jax.Array, ...], room: StatePages, sources: jax.Array, destinations: jax.Array) -> Any:
+    place = room._place
+    ins = (room.specs, place.step, place.step)
+    return place.run(copy_pages, (pages, sources, destinations), ins, room.specs)

@@ -1,0 +1,1 @@
+"""MAN-7: the cache groups of a manager at work, and what it knows of live requests."""

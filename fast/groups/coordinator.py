@@ -1,0 +1,435 @@
+"""The cache groups of a manager together: who holds which pages, what is hit, taken, published and given back.
+
+A decode call that crosses no page boundary reads and writes a handful of scalars a group and touches neither tokens
+nor pages; one that crosses a boundary takes a page; one that fills a page publishes it by appending its tokens to
+the run of the request's last page.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, PageCopy
+
+from ..pool.page_pool import PagePool
+from ..pool.pages import page_list
+from ..reading.arguments import refusal
+from ..reading.extra_keys import PLAIN, ExtraSegment, extra_segments
+from ..reading.request_reading import never_slotted, too_long
+from ..reading.tokens import TokenBytes
+from ..reading.uncopied import Uncopied
+from .cache_group import CacheGroup
+from .cache_pages import CachePages
+from .group_rules import NEVER, rule_of
+from .live_requests import LiveRequests, Wanted
+from .longest_hit import Hits, check_hits, longest_hit, none_hit
+from .publishing import Publisher
+from .row_check import check_rows
+from .swapped_requests import SwappedRequests
+
+__all__ = ["CacheCoordinator", "NewPages"]
+
+_NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
+
+NewPages = Sequence[tuple[int, ...] | NDArray[np.int64]]
+"""What came to a request's lists, ids for each group, null pages included."""
+
+
+class CacheCoordinator(Uncopied):
+    """What the manager's calls come down to, for any groups. It trusts its caller, which has read the arguments.
+
+    Args:
+        num_pages: pages of the pool, the null page included.
+        kv_cache_groups: the cache groups.
+        max_model_len: the most tokens that a request can have.
+        use_eagle: whether hits of Eagle groups must be followed by a page of the same request (MAN-9).
+        enable_caching: whether prefixes are cached and found.
+        num_host_pages: how many pages host memory has room for.
+        pool_options: further keywords of `PagePool`.
+
+    Attributes:
+        page_pool: the pool.
+        kv_cache_groups: the groups as declared.
+        groups: the groups at work.
+        has_states: whether any group holds states.
+        gives_back: whether any group gives pages back while a request is live (MAN-8).
+        publishing: the groups whose pages are cached.
+        keeps_all: whether pages are cached, and every group keeps all of a request's pages.
+        live: the live requests.
+        publisher: publishes their pages.
+        swapped: the requests in host memory (SWAP-1).
+        plain: a request's extra keys over its pages, for each group, where it has none.
+        copies: the state copies that were not handed out yet, with the ids of their requests (MAN-13).
+        no_hits: the hits of a request of which nothing is cached.
+        nothing: no pages, in as many groups; likewise:
+        nothing_new: as ids.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        use_eagle: bool,
+        enable_caching: bool,
+        num_host_pages: int = 0,
+        **pool_options: Any,
+    ) -> None:
+        self.kv_cache_groups = tuple(kv_cache_groups)
+        self.max_model_len = max_model_len
+        self.use_eagle = use_eagle
+        self.enable_caching = enable_caching
+        self.page_pool = PagePool(num_pages, enable_caching, **pool_options)
+        flagged = any(spec.is_eagle_group for spec in kv_cache_groups)
+        rules = [rule_of(spec.kv_cache_spec) for spec in kv_cache_groups]
+        self.groups = tuple(
+            CacheGroup(
+                number,
+                rule,
+                self.page_pool.index.tree(number, rule.page_size),
+                use_eagle and not rule.has_states and (spec.is_eagle_group or not flagged),
+            )
+            for number, (spec, rule) in enumerate(zip(kv_cache_groups, rules, strict=True))
+        )
+        self.publishing = tuple(group for group in self.groups if enable_caching and group.rule.publishes)
+        self._giving_back = tuple(group for group in self.groups if group.rule.gives_back)
+        self.has_states = any(rule.has_states for rule in rules)
+        self.gives_back = len(self._giving_back) > 0
+        self.keeps_all = enable_caching and not self.gives_back and not self.has_states
+        self.live = LiveRequests(self.groups)
+        self.publisher = Publisher(self.page_pool, self.groups, self.live)
+        self.most_slots = min(max_model_len + 1, NEVER)
+        self.swapped = SwappedRequests(num_host_pages)
+        self.copies: list[tuple[str, PageCopy]] = []
+        self.plain = tuple(PLAIN for _ in self.groups)
+        self.no_hits = none_hit(self.groups)
+        self.nothing_new: NewPages = tuple(() for _ in self.groups)
+        self.nothing = self.cache_pages_of(self.nothing_new)
+
+    def cache_pages_of(self, ids: NewPages) -> CachePages:
+        """Lists of pages from ids, one a group."""
+        pages = CachePages.__new__(CachePages)
+        pages.pages = tuple(map(page_list, repeat(self.page_pool), ids))
+        return pages
+
+    # -- Reading a request ------------------------------------------------------------------------
+
+    def segments_of(self, extra_keys: object) -> Sequence[Sequence[ExtraSegment]]:
+        """A request's extra keys over its pages, for each group."""
+        if extra_keys is None or extra_keys == ():
+            return self.plain
+        sizes = {group.rule.page_size for group in self.groups} or {1}  # they are read even without a group
+        segments = {size: extra_segments(extra_keys, size) for size in sizes}
+        return [segments[group.rule.page_size] for group in self.groups]
+
+    def require_step(self, slot: int, computed: int, promised: int) -> None:
+        """Refuses computed tokens that a live request can't have, and more tokens than any can (MAN-2, MAN-8)."""
+        live = self.live
+        if computed > live.num_slots[slot]:
+            raise never_slotted(computed, live.num_slots[slot])
+        if computed < live.num_computed[slot]:
+            raise refusal(
+                ValueError, "MAN-8", f"request.num_computed_tokens={computed} fell from {live.num_computed[slot]}"
+            )
+        if self.has_states and computed != live.num_promised[slot]:
+            raise refusal(
+                ValueError,
+                "MAN-13",
+                f"request.num_computed_tokens={computed}: the state held is the one after {live.num_promised[slot]}",
+            )
+        if promised > self.max_model_len:
+            raise too_long(promised - computed, promised, self.max_model_len)
+
+    # -- Finding ----------------------------------------------------------------------------------
+
+    def find_longest_cache_hit(
+        self,
+        tokens: TokenBytes,
+        segments: Sequence[Sequence[ExtraSegment]],
+        max_cache_hit_length: int,
+        *,
+        eagle: bool = True,
+    ) -> tuple[Hits, int]:
+        """The longest cached prefix that every group can serve (MAN-1).
+
+        Args:
+            tokens: the request's token bytes.
+            segments: its extra keys over its pages, for each group.
+            max_cache_hit_length: the most tokens that may be hit.
+            eagle: whether Eagle groups demand the page after it (MAN-9).
+
+        Returns:
+            For each group its pages, and how many tokens they hold. O(tokens compared).
+        """
+        return longest_hit(self.page_pool.index, self.groups, tokens, segments, max_cache_hit_length, eagle)
+
+    def check_hits(
+        self, tokens: TokenBytes, segments: Sequence[Sequence[ExtraSegment]], hits: Hits, length: int
+    ) -> None:
+        """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared)."""
+        check_hits(self.page_pool.index, self.groups, tokens, segments, hits, length)
+
+    # -- Allocating -------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        request: EngineRequest,
+        request_id: str,
+        tokens: TokenBytes,
+        segments: Sequence[Sequence[ExtraSegment]],
+        hits: Hits,
+        promised: int,
+        slots: int,
+        delay: bool,
+    ) -> NewPages | None:
+        """Gives a request its first pages behind its hits, and publishes those that it fills unless ``delay`` (MAN-2).
+
+        Args:
+            request: the request.
+            request_id: its id.
+            tokens: its token bytes.
+            segments: its extra keys over its pages, for each group.
+            hits: what was found, checked.
+            promised: its hit and new tokens.
+            slots: these and its look-ahead.
+            delay: whether nothing is to be published yet.
+
+        Returns:
+            What came to each list, or None, with nothing changed, if the free pages don't suffice.
+        """
+        pool, publisher, live = self.page_pool, self.publisher, self.live
+        held = list(map(len, hits))
+        wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
+        free = pool.get_num_free_pages()
+        if total + sum(held) > free and total + sum(pool.num_free_of(own[own != 0]) for own in hits) > free:
+            return None
+        found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
+        bound = min(promised, len(tokens) // 4) if self.enable_caching and not delay else 0
+        publishings = []
+        for group, own, pages, first in zip(self.groups, segments, hits, held, strict=True):
+            end = bound // group.page_size
+            if end > first and group.rule.publishes:
+                places = first, int(pages[-1]) if first else 0, end
+                publishings.append(publisher.read_group(group, own, request, tokens, places, (found, promised)))
+        slot = live.admit(request, request_id, segments, hits, wanted)
+        self.save_new_computed_pages(hits)
+        new = self.allocate_new_pages(slot, wanted, found)
+        live.num_computed[slot] = found
+        live.num_promised[slot] = promised
+        live.num_slots[slot] = slots
+        live.num_withdrawals[slot] = pool.num_withdrawals
+        for publishing in publishings:
+            publisher.publish_first(slot, publishing)
+        return new
+
+    def advance(self, slot: int, computed: int, promised: int, slots: int) -> NewPages | None:
+        """Gives a live request pages for its next tokens (MAN-2, MAN-8); publishing is left to the caller.
+
+        Returns:
+            What came to each list, or None if the free pages don't suffice; what is no longer needed is given back
+            first.
+        """
+        live = self.live
+        live.num_computed[slot] = computed  # whatever comes of the call: what lies before is given back
+        if self._giving_back:
+            self.remove_skipped_pages(slot, computed)
+        new = self.nothing_new
+        held = [group.num_pages[slot] for group in self.groups]
+        wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
+        if wanted:
+            if total > self.page_pool.get_num_free_pages():
+                return None
+            for group, end, count in wanted:  # before the first page is taken: memory may end here
+                if end > group.num_limits[slot]:
+                    group.make_room(slot, end, count)
+            new = self.allocate_new_pages(slot, wanted, computed)
+        if promised > live.num_promised[slot]:
+            live.num_promised[slot] = promised
+        if slots > live.num_slots[slot]:
+            live.num_slots[slot] = slots
+        return new
+
+    def note_next(self, slot: int) -> None:
+        """Works out when a request's next steps will find something to do (see `LiveRequests`)."""
+        self.live.num_needs_at[slot] = self.needs_at(slot)
+        self.live.num_due_at[slot] = self.due_at(slot)
+
+    def needs_at(self, slot: int) -> int:
+        """A step of a request whose slots are fewer needs no page."""
+        bound = self.most_slots
+        for group in self.groups:
+            full_at = group.rule.full_at(group.num_pages[slot])
+            bound = full_at if full_at < bound else bound
+        return bound
+
+    def due_at(self, slot: int) -> int:
+        """A step of a request that promises fewer tokens fills no page and gives none back."""
+        bound = NEVER
+        for group in self.publishing:
+            bound = min(bound, (group.num_published[slot] + 1) * group.page_size)
+        for group in self._giving_back:
+            bound = min(bound, group.rule.gives_back_at(group.num_given_back[slot]))
+        return bound
+
+    def note_needs_of(self, slots: NDArray[np.int64]) -> None:
+        """Works out when requests need a page again."""
+        bound: NDArray[np.int64] | int = self.most_slots
+        for group in self.groups:
+            bound = np.minimum(group.rule.full_at(group.lengths[slots]), bound)
+        self.live.needs_at[slots] = bound
+
+    def note_due_of(self, slots: NDArray[np.int64]) -> None:
+        """Works out when requests fill a page, or have one to give back."""
+        bound: NDArray[np.int64] | int = NEVER
+        for group in self.publishing:
+            bound = np.minimum((group.published[slots] + 1) * group.page_size, bound)
+        for group in self._giving_back:
+            bound = np.minimum(group.rule.gives_back_at(group.given_back[slots]), bound)
+        self.live.due_at[slots] = bound
+
+    def takes_in_bulk(self) -> bool:
+        """Whether pages given back in a step always queue up behind those that the step takes, if it finds enough."""
+        return not self.gives_back or self.page_pool.appends_only
+
+    def remove_skipped_pages(self, slot: int, num_computed_tokens: int) -> None:
+        """Gives back the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8)."""
+        for group in self._giving_back:
+            first = group.rule.first_place(num_computed_tokens)
+            if first > group.num_given_back[slot]:
+                pages = group.give_back(slot, first)
+                if len(pages):
+                    self.page_pool.release(pages)
+
+    def get_num_pages_to_allocate(self, promised: int, slots: int, held: Sequence[int]) -> tuple[list[Wanted], int]:
+        """What a request needs of each group, groups that need nothing left out, and how many pages in all.
+
+        Args:
+            promised: its computed and new tokens.
+            slots: these and its look-ahead.
+            held: how long its lists are already, for each group.
+        """
+        wanted: list[Wanted] = []
+        total = 0
+        for group, length in zip(self.groups, held, strict=True):
+            end = group.rule.end(promised, slots)
+            if end > length:
+                count = 1 if group.rule.has_states else end - length
+                wanted.append((group, end, count))
+                total += count
+        return wanted, total
+
+    def save_new_computed_pages(self, hits: Hits) -> None:
+        """Holds the hits, a request's first pages (MAN-2)."""
+        for group, pages in zip(self.groups, hits, strict=True):
+            if len(pages):
+                self.page_pool.hold(pages[pages != 0] if group.rule.gives_back else pages)
+
+    def allocate_new_pages(self, slot: int, wanted: Sequence[Wanted], computed: int) -> NewPages:
+        """Takes what was found wanted, group by group, notes state copies, and returns what came to each list."""
+        new = list(self.nothing_new)
+        for group, end, count in wanted:
+            if group.rule.has_states:
+                page = self.page_pool.take_one()
+                new[group.group_id] = (0,) * (end - group.num_pages[slot] - 1) + (page,)
+                self.note_copy(group, slot, computed, page)
+                group.add_nulls(slot, end - 1)
+                group.add_page(slot, page, end)
+            elif count == 1:
+                page = self.page_pool.take_one()
+                new[group.group_id] = (page,)
+                group.add_page(slot, page, end)
+            else:
+                pages = self.page_pool.take(count)
+                new[group.group_id] = pages
+                group.add_pages(slot, pages, end)
+        return new
+
+    def note_copy(self, group: CacheGroup, slot: int, computed: int, page: int) -> None:
+        """Notes that a state is to be copied onto its request's new page before the step (MAN-13)."""
+        if computed:
+            source = group.page_at(slot, group.rule.first_place(computed))
+            self.copies.append((self.live.ids[slot], PageCopy(group.group_id, source, page)))
+
+    def cache_pages(self, request: EngineRequest, slot: int, num_computed_tokens: int) -> None:
+        """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3)."""
+        computed, promised = self.live.num_computed[slot], self.live.num_promised[slot]
+        for publishing in self.publisher.read(request, slot, computed, promised, num_computed_tokens):
+            self.publisher.publish(slot, publishing)
+
+    # -- Giving back ------------------------------------------------------------------------------
+
+    def free(self, slot: int, request_id: str, num_written: int | None) -> list[str]:
+        """Gives a request's pages back and withdraws what was not written; returns who holds that (MAN-4, MAN-5)."""
+        pool, live, held = self.page_pool, self.live, []
+        for group in self.groups:
+            held.append(group.last_first(slot))
+        lost, holders = (_NO_PAGES, None) if num_written is None else self._unwritten(slot, num_written)
+        live.dismiss(slot)
+        if self.copies:
+            self.copies = [noted for noted in self.copies if noted[0] != request_id]
+        if len(lost):
+            pool.forget_hashes(lost)
+        for pages in held:
+            pool.release(pages)
+        return [] if holders is None else live.withdraw(holders) + self.swapped.withdraw(lost)
+
+    def _unwritten(self, slot: int, num_written: int) -> tuple[NDArray[np.int64], set[int] | None]:
+        """What a request published and will not be written, and the slots of the others that hold some of it.
+
+        None in place of the slots: nobody else holds any of it, no copy either. That is told by the counts
+        alone; else the lists are looked at, in array operations, until as many as the counts tell have been found.
+        """
+        withdrawn, holders, is_shared = [_NO_PAGES], {slot}, False
+        for group in self.groups:
+            if group.rule.publishes:
+                first = max(group.num_hits[slot], num_written // group.page_size)
+                pages = group.pages_between(slot, first, max(first, group.num_published[slot]))
+                withdrawn.append(pages[pages != 0])
+                counts = self.page_pool.unpinned_counts(pages)
+                for place in (counts > 1).nonzero()[0].tolist():
+                    is_shared, page = True, pages.item(place)
+                    known = [other for other in holders if group.page_at(other, first + place) == page]
+                    if len(known) < counts[place]:  # else those that hold the page before have this one, too
+                        holders.update(group.holders(first + place, page).tolist())
+        return np.concatenate(withdrawn), holders - {slot} if is_shared else None
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    def get_pages(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids of the pages that a request holds, a list for each group; empty lists if it is not live."""
+        slot = self.live.slot_of.get(request_id, -1)
+        return tuple(group.pages(slot).tolist() if slot >= 0 else [] for group in self.groups)
+
+    def get_num_common_prefix_pages(self, slot: int, num_requests: int, runs: Callable[[Any], bool]) -> list[int]:
+        """How many leading pages all running requests share, for each group (MAN-10).
+
+        Args:
+            slot: a running request's.
+            num_requests: how many the engine has running.
+            runs: tells whether a request runs.
+        """
+        running = [other for other in self.live.slot_of.values() if runs(self.live.requests[other])]
+        if num_requests != len(running):
+            return [0 for _ in self.groups]
+        return [group.common_pages(slot, running) for group in self.groups]
+
+    def check(self) -> None:
+        """Verifies every redundancy of the state; O(pages and cached tokens).
+
+        Raises:
+            AssertionError: one does not hold; the message shows the whole state.
+        """
+        for group in self.groups:
+            group.check()  # first, as the pool's check puts tails and runs together
+        self.page_pool.check()
+        self.swapped.check()
+        check_rows(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
+        for request_id, slot in self.live.slot_of.items():
+            noted = self.live.num_needs_at[slot], self.live.num_due_at[slot]
+            bounds = self.needs_at(slot), self.due_at(slot)
+            assert noted[0] <= bounds[0] and noted[1] <= bounds[1], (  # noqa: PT018 - they are shown together
+                f"MAN-2: something to do at {noted}, worked out {bounds}: {self.live.state(request_id)}"
+            )

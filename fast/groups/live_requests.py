@@ -1,0 +1,227 @@
+"""What the manager knows of live requests: columns with one entry a request.
+
+A request's number in the columns is its slot, the lowest one that was free when it was admitted. Scalars are read
+and written through memoryviews of the columns (half of numpy's price); whole columns serve calls about many
+requests.
+"""
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import EngineRequest
+
+from ..reading.extra_keys import ExtraSegment
+from .cache_group import CacheGroup
+
+__all__ = ["LiveRequests", "Named", "Wanted"]
+
+Wanted = tuple[CacheGroup, int, int]
+"""What a group needs for a request's next tokens: the group, how long its list is to be, how many pages it takes."""
+
+_FIRST_CAPACITY = 16
+_NO_REQUEST = 1 << 62
+"""More slots than a request can have; as many are in a slot without one, where still more tokens were computed, so that
+no count of computed tokens fits it."""
+
+
+class Named(NamedTuple):
+    """Numbers of things that were named together, all of them different.
+
+    Attributes:
+        data: their bytes.
+        size: they are below it.
+        ids: the numbers, `i64[n]`.
+        where: where they lie in columns: themselves, or a slice where they follow one another.
+    """
+
+    data: bytes
+    size: int
+    ids: NDArray[np.int64]
+    where: NDArray[np.int64] | slice
+
+
+class LiveRequests:
+    """The live requests of one manager, their pages included. It trusts its caller.
+
+    Args:
+        groups: the cache groups, whose lists grow with the columns.
+
+    Attributes:
+        slot_of: each live request's slot, by id, in the order of admission.
+        requests: the engine's object in each slot; None in a free one.
+        is_live: whether a slot has a request, `bool[capacity]`.
+        promised: tokens up to which pages may be published: the most computed + new tokens so far,
+            `i64[capacity]`.
+        slots: tokens that have a slot, look-ahead included, `i64[capacity]`.
+        computed: computed tokens at the last call, at admission those that were hit, `i64[capacity]` (MAN-8).
+        needs_at: a step whose slots are fewer needs no page, `i64[capacity]`; 0 where nobody has worked it out yet.
+        due_at: a step that promises fewer tokens fills no page and gives none back, `i64[capacity]`; 0 likewise.
+        withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`; -1
+            where that page may have been withdrawn since.
+        any_withdrawn: whether there ever was such a -1.
+        ids: the id of each slot's request, as it was read at its admission; "" in a free one.
+        last_slots: the slots that a batched step named last; likewise:
+        last_rows: the rows of page tables.
+        num_promised: ``promised``, for scalar access; likewise:
+        num_slots: ``slots``.
+        num_computed: ``computed``.
+        num_needs_at: ``needs_at``.
+        num_due_at: ``due_at``.
+        num_withdrawals: ``withdrawals``.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_free",
+        "_groups",
+        "_num_admitted",
+        "_numbers",
+        "any_withdrawn",
+        "computed",
+        "due_at",
+        "ids",
+        "is_live",
+        "last_rows",
+        "last_slots",
+        "needs_at",
+        "num_computed",
+        "num_due_at",
+        "num_needs_at",
+        "num_promised",
+        "num_slots",
+        "num_withdrawals",
+        "promised",
+        "requests",
+        "slot_of",
+        "slots",
+        "withdrawals",
+    )
+
+    def __init__(self, groups: Sequence[CacheGroup]) -> None:
+        self._groups = groups
+        self.any_withdrawn = False
+        self.ids: list[str] = []
+        self._numbers: list[int] = []
+        """How many requests had been admitted before each slot's."""
+        self._num_admitted = 0
+        self.slot_of: dict[str, int] = {}
+        self.requests: list[EngineRequest | None] = []
+        self._free: list[int] = []
+        self.is_live: NDArray[np.bool_] = np.zeros(0, bool)
+        self._columns: NDArray[np.int64] = np.zeros((6, 0), np.int64)
+        self._resize(_FIRST_CAPACITY)
+        self.last_slots = self.last_rows = Named(b"", 0, np.empty(0, np.int64), slice(0, 0))
+
+    def _resize(self, capacity: int) -> None:
+        """Makes room for as many requests. Where memory ends, it can be called again."""
+        for group in self._groups:
+            group.resize(capacity)
+        old = self._columns.shape[1]
+        columns = np.zeros((6, capacity), np.int64)
+        columns[:, :old] = self._columns
+        is_live = np.concatenate([self.is_live, np.zeros(capacity - old, bool)])
+        more: list[EngineRequest | None] = [None] * (capacity - old)
+        self._columns, self.is_live = columns, is_live
+        self.promised, self.slots, self.computed, self.needs_at, self.due_at, self.withdrawals = columns
+        self.num_promised, self.num_slots, self.num_computed = self.promised.data, self.slots.data, self.computed.data
+        self.num_needs_at, self.num_due_at = self.needs_at.data, self.due_at.data
+        self.num_withdrawals = self.withdrawals.data
+        self.slots[old:] = _NO_REQUEST
+        self.computed[old:] = _NO_REQUEST + 1
+        self.ids += [""] * (capacity - len(self.ids))
+        self._numbers += [0] * (capacity - len(self._numbers))
+        self.requests += more
+        for slot in range(old, capacity):
+            heappush(self._free, slot)
+
+    def admit(
+        self,
+        request: EngineRequest,
+        request_id: str,
+        segments: Sequence[Sequence[ExtraSegment]],
+        pages: Sequence[NDArray[np.int64]],
+        wanted: Sequence[Wanted] = (),
+    ) -> int:
+        """Gives a request the lowest free slot, its bounds 0, its counts not yet written. O(pages), O(log capacity).
+
+        Where memory ends, nothing has changed.
+
+        Args:
+            request: the request.
+            request_id: its id.
+            segments: its extra keys over its pages, for each group.
+            pages: its first pages, for each group, all of them cached.
+            wanted: the pages that are about to be taken for it, for which its lists get room.
+        """
+        if not self._free:
+            self._resize(2 * len(self.requests))
+        slot = self._free[0]
+        try:
+            for group, own, first in zip(self._groups, segments, pages, strict=True):
+                group.admit(slot, own, first)
+            for group, end, count in wanted:
+                if end > group.num_limits[slot]:
+                    group.make_room(slot, end, count)
+        except BaseException:
+            for group in self._groups:
+                group.close_list(slot)
+            raise
+        heappop(self._free)
+        self._seat(request, request_id, slot)
+        return slot
+
+    def _seat(self, request: EngineRequest, request_id: str, slot: int) -> None:
+        self.num_needs_at[slot] = self.num_due_at[slot] = 0
+        self.requests[slot] = request
+        self.ids[slot] = request_id
+        self._numbers[slot] = self._num_admitted
+        self._num_admitted += 1
+        self.is_live[slot] = True
+        self.slot_of[request_id] = slot
+
+    def restore(self, live: Sequence[tuple[EngineRequest, str, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
+        """Gives requests slots where there are none yet; see `admit` (MAN-14).
+
+        Args:
+            live: in the order of admission, each request with its id, its slot and its extra keys over its pages.
+        """
+        while max((slot for _, _, slot, _ in live), default=0) >= len(self.requests):
+            self._resize(2 * len(self.requests))
+        no_pages = np.empty(0, np.int64)
+        for request, request_id, slot, segments in live:
+            self._seat(request, request_id, slot)
+            for group, own in zip(self._groups, segments, strict=True):
+                group.admit(slot, own, no_pages)
+        self._free = (~self.is_live).nonzero()[0].tolist()  # in order, and so a heap
+
+    def dismiss(self, slot: int) -> None:
+        """Frees a slot. O(log capacity)."""
+        del self.slot_of[self.ids[slot]]
+        self.requests[slot] = None
+        self.ids[slot] = ""
+        self.is_live[slot] = False
+        for group in self._groups:
+            if group.num_tail_runs[slot]:
+                group.tails[slot].leave()
+            group.close_list(slot)
+        self.num_slots[slot] = _NO_REQUEST
+        self.num_computed[slot] = _NO_REQUEST + 1
+        heappush(self._free, slot)
+
+    def withdraw(self, holders: Iterable[int]) -> list[str]:
+        """Notes that requests hold pages that were withdrawn; returns their ids in the order of admission (MAN-4)."""
+        slots = sorted(holders, key=self._numbers.__getitem__)
+        for slot in slots:
+            self.num_withdrawals[slot] = -1
+            self.any_withdrawn = True
+        return [self.ids[slot] for slot in slots]
+
+    def state(self, request_id: str) -> str:
+        """One request's columns and rows, as a failing check shows them."""
+        slot = self.slot_of[request_id]
+        rows = "; ".join(group.state(slot) for group in self._groups)
+        return f"{request_id!r} in slot {slot}: {self._columns[:, slot].tolist()}; {rows}"

@@ -1,0 +1,593 @@
+"""The index of cached pages: a tree of runs, compared token by token on contiguous memory.
+
+A node is a *run*: pages that follow each other, their tokens in one buffer, their ids in one array. A look-up
+compares each run with the request in one memory comparison; no digest is computed, so that a false hit is impossible
+by construction (R2). Where prefixes part, one of them goes on in the run and the others *branch off*: a run has its
+branches by the place at which they leave it, found there by their first page's bytes. So a run is never split, and a
+look-up takes a step for each branch that it turns into, not for those that it passes. Cutting a run's tail when its
+last pages are evicted, and appending to it, are cheap; a page evicted from the middle leaves a hole (id 0), which the
+same content fills again. Pages of equal content beyond the first stand aside, in the order in which they were cached,
+and move up when the first goes (POOL-7).
+
+Where a run has been cut down to a place where others branch off, the newest of these is *joined* to it: what follows
+at a run's end is always part of the run. So the number of runs depends on what is cached, not on what was.
+
+Pages that different extra keys touch lie in different runs (HASH-2): a run carries the encoding of its extra
+keys, and the key by which a parent finds it begins with that encoding.
+
+A *lone page*, a branch of one page without extra keys, has no run of its own: its id stands among the branches of the
+run above it, under its tokens, which are the only object that it costs (beside a run of one page a quarter of the
+time to forget, and half of the bytes). It gets a run when a page comes behind it or beside it.
+
+Costs: a look-up takes one dict step and one comparison for each branch that it follows; publishing and evicting are
+O(pages), and so is joining, amortised to a logarithm: of two runs the smaller is gone through.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reading.extra_keys import ExtraSegment
+from ..reading.tokens import TokenBytes
+from .joining import join
+from .runs import Run, RunTree, common_pages
+
+__all__ = ["PrefixIndex"]
+
+_NOWHERE: NDArray[np.uint32] = np.zeros((), np.uint32)
+"""The number of no run; an array, since numpy takes a third of a microsecond longer for the Python number."""
+
+_GONE = RunTree(-1, 1, 0).root
+"""What stands in the list of runs under a number that no run has."""
+
+
+class PrefixIndex:
+    """Which page holds which prefix, for several groups of pages of one pool.
+
+    It trusts its caller: a published page is held and has no place in the index yet.
+
+    Args:
+        num_pages: pages of the pool.
+
+    Attributes:
+        run_cell: the number of the run in which each page stands, or below which it stands alone; 0 if it is not
+            cached; scalar access.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.run_cell = array("I", bytes(4 * num_pages))
+        self._run_of: NDArray[np.uint32] = np.frombuffer(self.run_cell, np.uint32)
+        self._depth_cell = array("I", bytes(4 * num_pages))
+        self._depth_of: NDArray[np.uint32] = np.frombuffer(self._depth_cell, np.uint32)
+        self._lone: dict[int, bytes] = {}
+        """What each lone page is found by."""
+        self._runs: list[Run] = [_GONE]
+        self._spare: list[int] = []
+        self._trees: dict[tuple[int, int], RunTree] = {}
+
+    def tree(self, group_id: int, page_size: int) -> RunTree:
+        """The tree of one group's pages of one size."""
+        tree = self._trees.get((group_id, page_size))
+        if tree is None:
+            tree = self._trees[group_id, page_size] = RunTree(group_id, page_size, len(self._runs))
+            self._runs.append(tree.root)
+        return tree
+
+    # -- Finding ----------------------------------------------------------------------------------
+
+    def match(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
+    ) -> NDArray[np.int64]:
+        """The longest cached prefix: the pages that hold it, `i64[hits]` (MAN-1). Arguments as for `walk`."""
+        found, is_whole = self.walk(tree, tokens, segments, limit)
+        pages = np.frombuffer(found, np.int32).astype(np.int64)
+        return pages if is_whole or pages.all() else pages[: pages.argmin()]
+
+    def first_pages(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
+    ) -> NDArray[np.int64]:
+        """The pages of `walk`, `i64[n]`."""
+        return np.frombuffer(self.walk(tree, tokens, segments, limit)[0], np.int32).astype(np.int64)
+
+    def holds(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whether each of ``pages`` holds the request's page at its place in the list, `bool[len(pages)]` (MAN-2)."""
+        found = self.first_pages(tree, tokens, segments, len(pages))
+        count = len(found)
+        given, good = pages[:count], np.zeros(len(pages), bool)
+        # its own page, or a duplicate of it, which stands in the same run at the same place
+        is_in_place = self._depth_of[given] == np.arange(count)
+        good[:count] = (found != 0) & (self._run_of[given] == self._run_of[found]) & is_in_place
+        if self._lone:  # beside a page others may stand alone, below the same run
+            for place in (good[:count] & (given != found)).nonzero()[0].tolist():
+                good[place] = int(given[place]) not in self._lone and int(found[place]) not in self._lone
+        return good
+
+    def walk(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
+    ) -> tuple[bytearray, bool]:
+        """The page cached for each place of a request, 0 where there is none, as far as the tree knows its tokens.
+
+        Args:
+            tree: where to look.
+            tokens: the request's token bytes.
+            segments: its extra keys over its pages.
+            limit: the most pages wanted; the tokens cover as many.
+
+        Returns:
+            The pages' ids as the bytes of int32, ``limit`` of them at most: from there on nothing is cached. And
+            whether the runs that were walked have no holes.
+        """
+        found, is_whole = bytearray(), True
+        size = tree.page_bytes
+        run, depth = tree.root, 0
+        for last, extra, _ in segments:
+            end = last if last < limit else limit
+            while depth < end:
+                branches = run.children if extra == run.extra else run.others
+                siblings = None if branches is None else branches.get(depth)
+                if siblings is None:
+                    return found, is_whole
+                offset = depth * size
+                child = siblings.get(extra + tokens[offset : offset + size])
+                if type(child) is not Run:
+                    if child:
+                        found += array("i", (child,))
+                    return found, is_whole
+                run = child
+                if run.tail is not None:
+                    run.tail.settle()
+                if run.holes:
+                    is_whole = False
+                pages = run.pages
+                count = length = len(pages)
+                if depth + count > end:
+                    count = end - depth
+                if run.num_agreed and run.parts_again(tokens, offset, count):
+                    count = run.num_agreed
+                elif not run.tokens.startswith(tokens[offset : offset + count * size]):
+                    count = run.num_agreed = common_pages(run, 0, tokens, offset, count)
+                found += pages if count == length else pages[:count]
+                depth += count
+        return found, is_whole
+
+    # -- Publishing -------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        tree: RunTree,
+        tokens: TokenBytes,
+        segments: Sequence[ExtraSegment],
+        pages: NDArray[np.int64],
+        start: int = 0,
+        after: int = 0,
+    ) -> None:
+        """Enters pages under the request's tokens (POOL-7). A page 0 among them enters nothing.
+
+        Args:
+            tree: where to enter them.
+            tokens: the request's token bytes from page ``start`` on.
+            segments: its extra keys over its pages, from its first on.
+            pages: the pages that hold these tokens.
+            start: the place of the first of them in the request.
+            after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
+        """
+        size = tree.page_bytes
+        end = start + len(pages)
+        is_whole = np.count_nonzero(pages) == len(pages)
+        while not is_whole and end > start and not pages[end - 1 - start]:
+            end -= 1
+        if end == start:
+            return
+        run = self._run_at(after) if after else tree.root
+        depth, place = start, 0
+        while depth < end:
+            if run.tail is not None:
+                run.tail.leave()
+            last, extra, extra_keys = segments[place]
+            if last <= depth:
+                place += 1
+                continue
+            stop = last if last < end else end
+            text = tokens[(depth - start) * size : (stop - start) * size]
+            first = text[:size]
+            is_alike = run.extra == extra
+            goes_on = is_alike and run.parent is not None
+            inner, length = depth - run.start, len(run.pages)
+            if goes_on and inner < length:
+                goes_on = run.tokens.startswith(first, inner * size)
+                if goes_on:
+                    count = common_pages(run, inner, text, 0, min(length - inner, stop - depth))
+                    self._occupy(run, inner, pages[depth - start : depth - start + count])
+                    depth += count
+                    continue
+            if not goes_on:
+                key = extra + first
+                branches = run.children if is_alike else run.others
+                child = branches[depth].get(key) if branches and depth in branches else None
+                if child is not None:
+                    run = child if isinstance(child, Run) else self._run_at(child)
+                    continue
+                if depth + 1 == end and not extra:
+                    self._add_lone(run, depth, key, int(pages[depth - start]))
+                    return
+            own = pages[depth - start : stop - start]
+            ids = array("i", own.astype(np.int32).tobytes())
+            if goes_on:
+                run.lengthen(text)
+                run.pages += ids
+            else:
+                kept = bytes(text) if len(ids) == 1 else bytearray(text)
+                run = self._add_run(Run(tree, 0, run, key, extra, extra_keys, depth, kept, ids))
+            places = np.arange(depth, stop, dtype=np.uint32)
+            if not is_whole:
+                held = own.nonzero()[0]
+                run.holes += len(own) - len(held)
+                own, places = own[held], places[held]
+            self._run_of[own] = run.number
+            self._depth_of[own] = places
+            depth = stop
+
+    def _add_lone(self, parent: Run, place: int, key: bytes, page: int) -> None:
+        """Enters a lone page that branches off a run at a place, under a key that has its own or no place there."""
+        parent.attach(place, b"", key, page)
+        self._lone[page] = key
+        self.run_cell[page] = parent.number
+        self._depth_cell[page] = place
+
+    def _lone_run(self, page: int) -> Run:
+        """A lone page as a run that stands nowhere, for those who look or are about to put it there."""
+        parent, key = self._runs[self.run_cell[page]], self._lone[page]
+        return Run(parent.tree, -page, parent, key, b"", None, self._depth_cell[page], key, array("i", (page,)))
+
+    def _run_at(self, page: int) -> Run:
+        """The run in which a cached page stands; a lone one gets its own, and has more in it before the call ends."""
+        if page not in self._lone:
+            return self._runs[self.run_cell[page]]
+        run = self._add_run(self._lone_run(page))
+        del self._lone[page]
+        self.run_cell[page] = run.number
+        return run
+
+    def publish_next(self, page: int, after: int, depth: int, tokens: TokenBytes, extra: bytes) -> bool:
+        """The usual case of `publish`: one page behind the last page of a run, in O(1).
+
+        Args:
+            page: the page.
+            after: the cached page that holds the request's page before it.
+            depth: its place in the request.
+            tokens: its token bytes.
+            extra: the encoding of the extra keys that touch it.
+
+        Returns:
+            Whether this was the case; if not, nothing has changed.
+        """
+        number = self.run_cell[after]
+        run = self._runs[number]
+        if run.tail is not None:
+            run.tail.leave()
+        pages = run.pages
+        if run.parent is None or pages[-1] != after or run.extra != extra:
+            return False
+        run.lengthen(tokens)
+        pages.append(page)
+        self.run_cell[page] = number
+        self._depth_cell[page] = depth
+        return True
+
+    def run_behind(self, page: int) -> Run | None:
+        """The run whose last page is ``page``, if it has several and is nobody's to lengthen; else None."""
+        run = self._runs[self.run_cell[page]]
+        is_free = len(run.pages) > 1 and run.tail is None and run.pages[-1] == page
+        return run if is_free else None
+
+    def leave_tails(self) -> None:
+        """Puts tails and runs together, and leaves no run to any request. O(runs and pages of tails)."""
+        for run in self._runs:
+            if run.tail is not None:
+                run.tail.leave()
+
+    def lengthen(self, numbers: NDArray[np.int64], pages: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        """Notes that pages stand in tails of runs. O(pages).
+
+        Args:
+            numbers: the runs' numbers, `i64[m]`.
+            pages: the pages, `i64[m]`.
+            places: their places in the requests, `i64[m]`.
+        """
+        self._run_of[pages] = numbers
+        self._depth_of[pages] = places
+
+    def lengthen_one(self, number: int, page: int, place: int) -> None:
+        """`lengthen` for one page."""
+        self.run_cell[page] = number
+        self._depth_cell[page] = place
+
+    def _occupy(self, run: Run, inner: int, pages: NDArray[np.int64]) -> None:
+        """Enters pages where the run has this content already: in holes, or aside as duplicates."""
+        for place, page in enumerate(pages.tolist(), inner):
+            if not page:
+                continue
+            if run.pages[place] == 0:
+                run.pages[place] = page
+                run.holes -= 1
+            else:
+                if run.duplicates is None:
+                    run.duplicates = {}
+                run.duplicates.setdefault(run.start + place, OrderedDict())[page] = None
+                run.num_attached += 1
+            self.run_cell[page] = run.number
+            self._depth_cell[page] = run.start + place
+
+    def _add_run(self, run: Run) -> Run:
+        """Puts a run into the list of runs, and among the branches of its parent."""
+        if self._spare:
+            run.number = self._spare.pop()
+            self._runs[run.number] = run
+        else:
+            run.number = len(self._runs)
+            self._runs.append(run)
+        assert run.parent is not None
+        run.parent.attach(run.start, run.extra, run.key, run)
+        return run
+
+    # -- Evicting ---------------------------------------------------------------------------------
+
+    def evict_one(self, page: int) -> None:
+        """Takes a cached page out. O(1), and what joining costs."""
+        cell = self.run_cell
+        run = self._runs[cell[page]]
+        cell[page] = 0
+        key = self._lone.pop(page, None) if self._lone else None
+        if key is not None:
+            branches: Any = run.others if run.extra else run.children
+            siblings = branches[self._depth_cell[page]]
+            if len(siblings) > 1:  # `Run.detach` without its call; nothing is laid bare
+                del siblings[key]
+                run.num_attached -= 1
+            else:
+                run.detach(self._depth_cell[page], b"", key)
+                self._tidy(run)
+            return
+        if run.tail is not None:
+            run.tail.leave()
+        pages = run.pages
+        if run.num_attached or run.holes or len(pages) < 3 or pages[-1] != page:
+            self._evict_page(run, page)
+            self._tidy(run)
+        else:  # `Run.cut` of one page: without its call a twelfth of what taking an evicting page costs is saved
+            tokens: Any = run.tokens
+            pages.pop()
+            del tokens[-run.tree.page_bytes :]
+            if run.digests:
+                del run.digests[len(pages) :]
+
+    def evict(self, pages: NDArray[np.int64]) -> int:
+        """Takes the cached ones of distinct pages out; returns how many. O(pages), and what joining costs.
+
+        Pages of one run that stand together at its end go together, where the run has nothing else there.
+        """
+        numbers = self._run_of[pages]
+        num_cached = int(np.count_nonzero(numbers))
+        if not num_cached:
+            return 0
+        self._run_of[pages] = _NOWHERE
+        number_of, page_of = numbers.data, pages.data
+        backwards = pages[::-1].astype(np.int32).tobytes()
+        runs, lone, end = self._runs, self._lone, len(pages)
+        changed: dict[Run, None] = {}  # they are tidied when all pages are out: until then ``numbers`` stay theirs
+        start = 0
+        while start < end:
+            number = number_of[start]
+            if not number:
+                start += 1
+                continue
+            run = runs[number]
+            if lone and page_of[start] in lone:
+                self._evict_page(run, page_of[start])
+                if run.holes or len(run.pages) == 1:
+                    changed[run] = None
+                start += 1
+                continue
+            if run.tail is not None:
+                run.tail.leave()
+            length, left = len(run.pages), end - start
+            count = length if length < left else left
+            is_whole = not run.num_attached and not run.holes
+            # mostly the whole run, or as much of its end as there are pages, the last one first
+            if is_whole and backwards[4 * (left - count) : 4 * left] == run.pages[-count:].tobytes():
+                if count < length:
+                    run.cut(count)
+                else:
+                    run = self._remove(run)
+                if run.holes or len(run.pages) == 1:
+                    changed[run] = None
+                start += count
+                continue
+            own = numbers[start : start + count] == number
+            if np.count_nonzero(own) < count:
+                count = int(own.argmin())
+            some = pages[start : start + count]
+            # as many distinct pages as there are places from the lowest on: exactly the run's tail, in any order
+            if is_whole:
+                is_tail = int(self._depth_of[some].min()) == run.end - count
+            else:  # a lone page may be among them
+                is_tail = backwards[4 * (left - count) : 4 * left] == run.pages[-count:].tobytes()
+                is_tail = is_tail and run.is_plain_end(count)
+            if is_tail and count < len(run.pages):
+                run.cut(count)
+            elif is_tail:
+                run = self._remove(run)
+            else:
+                for page in some.tolist():
+                    self._evict_page(run, page)
+            changed[run] = None
+            start += count
+        for run in changed:
+            self._tidy(run)
+        return num_cached
+
+    def _evict_page(self, run: Run, page: int) -> None:
+        """Takes out a page of a run, or a lone one below it; the run is to be tidied."""
+        depth = self._depth_cell[page]
+        key = self._lone.pop(page, None) if self._lone else None
+        if key is not None:
+            run.detach(depth, b"", key)
+            return
+        place = depth - run.start
+        if run.duplicates and depth in run.duplicates:
+            others = run.duplicates[depth]
+            if run.pages[place] == page:
+                run.pages[place], _ = others.popitem(last=False)
+            else:
+                del others[page]
+            run.num_attached -= 1
+            if not others:
+                del run.duplicates[depth]
+                run.duplicates = run.duplicates or None
+            return
+        run.pages[place] = 0
+        run.holes += 1
+
+    def _remove(self, run: Run) -> Run:
+        """Takes a run out, which has no branches; returns the one above it."""
+        parent = run.parent
+        assert parent is not None
+        self._runs[run.number] = _GONE
+        self._spare.append(run.number)
+        parent.detach(run.start, run.extra, run.key)
+        return parent
+
+    def _tidy(self, run: Run) -> None:
+        """Has a run that lost pages or branches end where it should, and joins what follows there.
+
+        Holes at its end that nothing follows are cut; where nothing is left it goes, and the run above it is tidied. A
+        page that is left alone becomes a lone page.
+        """
+        if self._runs[run.number] is not run:
+            return  # it has gone since, or is part of another
+        while run.parent is not None and not run.pages[-1]:
+            dead = run.num_dead()
+            if dead < len(run.pages):
+                run.holes -= dead
+                run.cut(dead)
+                break
+            run = self._remove(run)
+        if run.parent is None:
+            return
+        while run.children is not None and run.start + len(run.pages) in run.children:
+            run = self._join(run, *run.take_newest(run.end))
+        if len(run.pages) == 1 and not run.num_attached and not run.extra:
+            self._add_lone(self._remove(run), run.start, run.key, run.pages[0])
+
+    def _join(self, head: Run, key: bytes, child: Run | int) -> Run:
+        """Makes what branched off at a run's end, under a key, a part of the run; returns the run that holds both."""
+        if isinstance(child, int):
+            del self._lone[child]
+            head.lengthen(key)  # the page's tokens: a lone page has no extra keys, and so the run has none
+            head.pages.append(child)
+            return head
+        kept, gone = join(head, child, self.run_cell)
+        self._runs[gone.number] = _GONE
+        self._spare.append(gone.number)
+        return kept
+
+    def reset(self) -> None:
+        """Forgets every page. O(pages), in one fill, and O(runs and lone pages): none is left to the collector."""
+        self.leave_tails()
+        self._run_of.fill(0)
+        self._lone.clear()
+        for run in self._runs:
+            run.children = run.others = None  # a run and those below it name each other
+            run.num_attached = 0
+        self._spare = []
+        self._runs = [_GONE, *(tree.root for tree in self._trees.values())]
+        for number, run in enumerate(self._runs):
+            run.number = number
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs there are, beside the roots; lone pages have none."""
+        return len(self._runs) - 1 - len(self._spare) - len(self._trees)
+
+    def cached(self, pages: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Whether each of ``pages`` is cached, `bool[len(pages)]`."""
+        flags: NDArray[np.bool_] = self._run_of[pages] != 0
+        return flags
+
+    def num_cached(self, pages: NDArray[np.int64] | NDArray[np.int32]) -> int:
+        """How many of ``pages`` are cached: half the price of `cached`."""
+        return int(np.count_nonzero(self._run_of[pages]))
+
+    def place(self, page: int) -> tuple[Run, int] | None:
+        """The run in which a page stands, and its place there; None if it is not cached."""
+        number = self.run_cell[page]
+        if not number:
+            return None
+        run = self._runs[number]
+        if page in self._lone:
+            return self._lone_run(page), 0
+        if run.tail is not None:
+            run.tail.settle()
+        return run, self._depth_cell[page] - run.start
+
+    def places(self) -> Iterator[tuple[Run, int, list[int]]]:
+        """Every content that is cached: its run, its place there, and its pages in order (POOL-7)."""
+        for tree in self._trees.values():
+            waiting = [tree.root]
+            while waiting:
+                run = waiting.pop()
+                if run.tail is not None:
+                    run.tail.settle()
+                for place, page in enumerate(run.pages):
+                    if page:
+                        yield run, place, [page, *(run.duplicates or {}).get(run.start + place, ())]
+                for _, _, child in run.branches():
+                    if isinstance(child, Run):
+                        waiting.append(child)
+                    else:
+                        yield self._lone_run(child), 0, [child]
+
+    def check(self) -> None:
+        """Verifies that runs, pages and places agree; O(pages and tokens).
+
+        Raises:
+            AssertionError: they don't; the message shows the tree.
+        """
+        seen: dict[int, tuple[int, int]] = {}
+        numbers: list[int] = []
+        lone: dict[int, bytes] = {}
+        for tree in self._trees.values():
+            waiting = [tree.root]
+            while waiting:
+                run = waiting.pop()
+                run.check()
+                numbers.append(run.number)
+                assert self._runs[run.number] is run, f"POOL-7: number of {run}"
+                for place, key, child in run.branches():
+                    if isinstance(child, Run):
+                        waiting.append(child)
+                        continue
+                    assert child not in seen, f"POOL-8: page {child} stands twice"
+                    lone[child] = key
+                    seen[child] = (run.number, place)
+        noted = sorted(self._lone)
+        assert lone == self._lone, f"POOL-7: lone pages {sorted(lone)}, noted {noted}, or their keys differ"
+        for run, place, pages in self.places():
+            for page in pages:
+                if page not in lone:
+                    assert page not in seen, f"POOL-8: page {page} stands twice"
+                    seen[page] = (run.number, run.start + place)
+        assert len(self._runs) == 1 + len(numbers) + len(self._spare), f"runs {len(self._runs)}, spare {self._spare}"
+        assert all(self._runs[number] is _GONE for number in self._spare), f"a spare number in use: {self._spare}"
+        for page in range(len(self.run_cell)):
+            number = self.run_cell[page]
+            expected = (number, self._depth_cell[page]) if number else None
+            assert seen.get(page) == expected, f"POOL-7: page {page} stands at {seen.get(page)}, noted {expected}"

@@ -1,0 +1,1 @@
+"""MAN, SWAP: the cache manager."""

@@ -1,0 +1,370 @@
+"""MAN: which pages a request holds, from its first look-up to its end.
+
+Here every call reads its arguments and refuses (R1); what it then does to the groups' pages is the coordinator's.
+What is about prefixes rather than requests stands in `prefix_manager`.
+"""
+
+from kvproof.spec.declarations import EngineRequest, PageCopy
+
+from ..groups.cache_pages import CachePages
+from ..groups.longest_hit import Hits
+from ..reading.arguments import attribute, flag, integer, refusal
+from ..reading.request_reading import (
+    another,
+    is_running,
+    never_slotted,
+    read_id,
+    read_prompt,
+    read_request_id,
+    too_long,
+)
+from ..step.batched_step import allocate_batch
+from ..step.slot_batch import SlotBatch
+from ..table.page_table import MultiGroupPageTable
+from ..table.table_rows import Ids
+from .prefix_manager import PinnedPrefix
+from .swapping import SwapManager
+
+__all__ = ["CacheManager", "CachePages", "PinnedPrefix"]
+
+
+class CacheManager(SwapManager):
+    """Gives requests their slots: finds cached prefixes, allocates, publishes full pages, frees.
+
+    Not thread-safe: calls come from one thread at a time.
+
+    Args:
+        num_pages: pages of the pool, the null page included.
+        kv_cache_groups: the cache groups, of any kinds and page sizes (MAN-7); none turns caching off.
+        max_model_len: the most tokens that a request can have.
+        enable_caching: whether prefixes are cached and found.
+        use_eagle: whether an Eagle draft model is served (MAN-9): by the groups that are flagged as its own, or
+            by every attention group where none is.
+        hash_seed: the seed of the keys; None draws one (HASH-1).
+        hash_function: the hash of the keys, bytes in, bytes out.
+        unhashed_first: see `PagePool` (POOL-13).
+        enable_events: whether events are kept for `take_events` (MAN-12).
+        counter_sampling: one page in so many is sampled for the histograms of `counters`.
+        max_pinned_pages: the most pages that may be pinned (PIN-1).
+        max_pinned_pages_per_salt: the most that may be for one cache salt; None: no bound of its own.
+        num_host_pages: how many pages host memory has room for; 0: no request can be swapped out (SWAP-1).
+
+    Attributes:
+        page_pool: the pool.
+        page_size: tokens in a page of the first group; None with caching off.
+        coordinator: the groups at work.
+    """
+
+    # -- Allocating -------------------------------------------------------------------------------
+
+    def allocate_slots(
+        self,
+        request: EngineRequest,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_pages: CachePages | None = None,
+        num_lookahead_tokens: int = 0,
+        delay_cache_pages: bool = False,
+    ) -> CachePages | None:
+        """Gives a request slots for new tokens (MAN-2) and publishes the pages that they fill (MAN-3).
+
+        ::
+
+            | computed | new computed | new | look-ahead |
+            |<---------------- slots ------------------->|
+            |<-------- published ------->|                 full pages, as far as the tokens are known
+
+        Args:
+            request: the request; its ``num_computed_tokens`` are in the cache already.
+            num_new_tokens: tokens to be computed, at least 1, tokens that come from elsewhere included.
+            num_new_computed_tokens: tokens just found in the cache; only at admission.
+            new_computed_pages: the pages that hold them, as `get_computed_pages` returned them.
+            num_lookahead_tokens: speculative tokens to allocate for; never published.
+            delay_cache_pages: leave publishing to `cache_pages` or to a later call, for pages whose content
+                arrives in a later step.
+
+        Returns:
+            The new pages, for state groups with the null pages before them (MAN-13); None if the free pages don't
+            suffice, and then nothing has changed but for pages that a group no longer needs (MAN-8).
+
+        Raises:
+            ValueError: a count is impossible, the id is live for another request (MAN-6), computed tokens were
+                never given slots or fell (MAN-8) or are not those of the state held (MAN-13), a computed page is
+                not the request's prefix (MAN-2).
+        """
+        if type(num_new_tokens) is not int or num_new_tokens < 1:
+            num_new_tokens = integer("num_new_tokens", num_new_tokens, minimum=1)
+        if type(num_new_computed_tokens) is not int or num_new_computed_tokens < 0:
+            num_new_computed_tokens = integer("num_new_computed_tokens", num_new_computed_tokens)
+        if type(num_lookahead_tokens) is not int or num_lookahead_tokens < 0:
+            num_lookahead_tokens = integer("num_lookahead_tokens", num_lookahead_tokens)
+        delay: object = delay_cache_pages
+        if type(delay) is not bool:
+            delay = flag("delay_cache_pages", delay)
+        try:
+            request_id, computed = request.request_id, request.num_computed_tokens
+        except AttributeError:
+            request_id, computed = read_request_id(request), attribute(request, "num_computed_tokens")
+        if type(request_id) is not str:
+            request_id = read_id(request_id, "request.request_id")
+        live = self._live
+        slot = live.slot_of.get(request_id, -1)
+        if type(computed) is not int or computed < 0:
+            computed = integer("request.num_computed_tokens", computed)
+        if slot < 0:
+            return self._admit(
+                request,
+                computed,
+                num_new_tokens,
+                new_computed_pages,
+                num_new_computed_tokens,
+                num_lookahead_tokens,
+                bool(delay),
+            )
+        if live.requests[slot] is not request:
+            raise another(request)
+        if new_computed_pages is not None or num_new_computed_tokens:
+            self._refuse_hits(new_computed_pages, num_new_computed_tokens, request)
+        promised = computed + num_new_tokens
+        slots = promised + num_lookahead_tokens
+        if (
+            computed > live.num_slots[slot]
+            or computed < live.num_computed[slot]
+            or promised > self.max_model_len
+            or self.coordinator.has_states
+        ):
+            self.coordinator.require_step(slot, computed, promised)
+        if slots < live.num_needs_at[slot] and promised < live.num_due_at[slot]:
+            live.num_computed[slot] = computed
+            if promised > live.num_promised[slot]:
+                live.num_promised[slot] = promised
+            if slots > live.num_slots[slot]:
+                live.num_slots[slot] = slots
+            return self.coordinator.nothing
+        return self._advance(request, slot, computed, promised, min(slots, self.max_model_len), bool(delay))
+
+    def _advance(
+        self, request: EngineRequest, slot: int, computed: int, promised: int, slots: int, delay: bool
+    ) -> CachePages | None:
+        """`allocate_slots` for a live request whose arguments have been read."""
+        coordinator = self.coordinator
+        publishings = () if delay else coordinator.publisher.read(request, slot, computed, promised, promised)
+        new = coordinator.advance(slot, computed, promised, slots)
+        if new is not None:
+            for publishing in publishings:
+                coordinator.publisher.publish(slot, publishing)
+            coordinator.note_next(slot)
+            return coordinator.cache_pages_of(new) if new is not coordinator.nothing_new else coordinator.nothing
+        return None
+
+    def _admit(
+        self,
+        request: EngineRequest,
+        computed: int,
+        new: int,
+        given: CachePages | None,
+        found: int,
+        lookahead: int,
+        delay: bool,
+    ) -> CachePages | None:
+        """`allocate_slots` for a request that is not live and whose counts have been read."""
+        coordinator = self.coordinator
+        request_id, tokens, extra_keys, _ = read_prompt(request)
+        segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
+        if coordinator.swapped.by_id:
+            coordinator.swapped.require_none(request)
+        hits = self._hit_ids(given, found)
+        if not hasattr(request, "status"):
+            attribute(request, "status")  # refuses
+        num_tokens = len(tokens) // 4
+        if found:
+            if not self.enable_caching:
+                raise refusal(ValueError, "MAN-2", f"num_new_computed_tokens={found} with caching off")
+            if found > num_tokens:
+                raise refusal(
+                    ValueError, "MAN-2", f"new_computed_pages hold {found} tokens, the request has {num_tokens}"
+                )
+            coordinator.check_hits(tokens, segments, hits, found)
+        if computed:
+            raise never_slotted(computed, 0)
+        promised = found + new
+        if promised > self.max_model_len:
+            raise too_long(new, promised, self.max_model_len)
+        slots = min(promised + lookahead, self.max_model_len)
+        pages = coordinator.admit(request, request_id, tokens, segments, hits, promised, slots, delay)
+        if pages is None:
+            return None
+        if self._known.get(request_id) is not request:
+            self._remember(request, request_id)
+        if self.enable_caching:
+            self._num_requests += 1
+            self._queried_tokens += num_tokens
+            self._hit_tokens += found
+        if self._given_back:
+            self._count_resumption(request_id)
+        return coordinator.cache_pages_of(pages)
+
+    def _count_resumption(self, request_id: str) -> None:
+        promised = self._given_back.pop(request_id, 0)
+        if promised:
+            self._num_preemptions += 1
+            self._preempted_tokens += promised
+
+    def allocate_slots_batch(
+        self,
+        slots: Ids,
+        num_computed_tokens: Ids,
+        num_new_tokens: Ids | int,
+        num_lookahead_tokens: Ids | int = 0,
+        *,
+        delay_cache_pages: bool = False,
+        tables: MultiGroupPageTable | None = None,
+        rows: Ids | None = None,
+    ) -> SlotBatch:
+        """Gives many live requests slots for new tokens: the single calls in order, in array operations (MAN-11).
+
+        Requests that don't fit are reported; the others get what they would have got one by one. Nothing is read
+        of the requests but the tokens of pages that are filled.
+
+        Args:
+            slots: the requests' slots, each once, see `slot_of`, `[n]`.
+            num_computed_tokens: their computed tokens, `[n]`; they stand in place of the requests' own.
+            num_new_tokens: tokens to be computed, at least 1: `[n]`, or one number for all.
+            num_lookahead_tokens: speculative tokens to allocate for: `[n]`, or one number for all.
+            delay_cache_pages: see `allocate_slots`.
+            tables: page tables to which the new pages are appended, in the same pass; None: none.
+            rows: the requests' rows in them, each once, `[n]`. A row names what its request's lists hold.
+
+        Returns:
+            Who was granted slots, and the new pages. O(n) in array operations, and O(pages given back, taken or
+            published).
+
+        Raises:
+            TypeError: something is no number or no table.
+            IndexError: a slot without a live request (MAN-11), a row that does not exist (TAB-2).
+            ValueError: what `allocate_slots` refuses for one of the requests; a slot or row named twice, lengths
+                that differ, tables without rows, a row that is not its request's (MAN-11) or too short (TAB-2).
+        """
+        delay = flag("delay_cache_pages", delay_cache_pages)
+        return allocate_batch(
+            self.coordinator, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens, delay, tables, rows
+        )
+
+    def slot_of(self, request_id: str) -> int:
+        """A live request's slot: the lowest number that was free when it was admitted (MAN-11). O(1)."""
+        slot = self._live.slot_of.get(read_id(request_id), -1)
+        if slot < 0:
+            raise refusal(ValueError, "R1", f"request_id={request_id!r} is not live")
+        return slot
+
+    def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
+        """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3). O(pages published).
+
+        Args:
+            request: a live request.
+            num_computed_tokens: tokens whose K/V have come; as many as `allocate_slots` was told at most.
+
+        Raises:
+            ValueError: the request is not live, or the count exceeds its computed + new tokens.
+        """
+        count = integer("num_computed_tokens", num_computed_tokens)
+        slot = self._require_live(request)
+        promised = self._live.num_promised[slot]
+        if count > promised:
+            raise refusal(
+                ValueError, "MAN-3", f"num_computed_tokens={count}: the request was given slots for {promised}"
+            )
+        self.coordinator.cache_pages(request, slot, count)
+
+    def take_page_copies(self) -> list[PageCopy]:
+        """The state copies noted since the last call, to be run in order before the step (MAN-13)."""
+        noted, self.coordinator.copies = self.coordinator.copies, []
+        return [copy for _, copy in noted]
+
+    # -- Giving back ------------------------------------------------------------------------------
+
+    def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
+        """Gives a request's pages back, group by group, the last page first, so that a prefix outlives what follows.
+
+        Args:
+            request: the request. One that is swapped out is forgotten (SWAP-1); any other that is not live is passed
+                over (MAN-5).
+            num_written: tokens whose K/V have been written or will be, where the request goes before its last
+                step was dispatched; None if all are. What it promised beyond is withdrawn (MAN-4).
+
+        Returns:
+            The ids of the other live requests that hold a withdrawn page, in the order of their admission, and of
+            those that are on their way to or from host memory with one: what they computed from it is void, they
+            are to be freed and scheduled anew. Empty for None. O(pages); where another request holds a withdrawn
+            page, O(live requests) besides, in array operations.
+        """
+        written = None if num_written is None else integer("num_written", num_written)
+        live, request_id = self._live, read_request_id(request)
+        slot = live.slot_of.get(request_id, -1)
+        if slot < 0 or live.requests[slot] is not request:
+            self._abandon(request, request_id)
+            return []
+        if request_id in self._known:
+            self._given_back[request_id] = live.num_promised[slot]
+        return self.coordinator.free(slot, request_id, written)
+
+    def free_page_hashes(self, request: EngineRequest) -> None:
+        """Drops what was noted of a request: when it is finished, not when it is preempted."""
+        request_id = read_request_id(request)
+        self._known.pop(request_id, None)
+        self._given_back.pop(request_id, None)
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids of the pages that a request holds, a list for each group; empty lists if it is not live."""
+        return self.coordinator.get_pages(read_id(request_id))
+
+    def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
+        """How many leading pages all running requests share, for each group (MAN-10).
+
+        Args:
+            request: a live request whose status is ``RUNNING``.
+            num_scheduled_requests: how many requests are running; where it is not the number of live requests
+                with that status, the engine's count and the manager's differ and the answer is 0.
+        """
+        count = integer("num_scheduled_requests", num_scheduled_requests)
+        slot = self._require_live(request)
+        if not is_running(request):
+            raise refusal(
+                ValueError, "MAN-10", f"request {request.request_id!r} has status {request.status}, not RUNNING"
+            )
+        return self.coordinator.get_num_common_prefix_pages(slot, count, is_running)
+
+    # -- Reading arguments (R1) -------------------------------------------------------------------
+
+    def _hit_ids(self, given: CachePages | None, found: int) -> Hits:
+        """The pages just found, as ids, if they are as many as they are said to be (MAN-2)."""
+        coordinator = self.coordinator
+        groups = coordinator.groups
+        hits, is_right = coordinator.no_hits, found == 0
+        if given is not None:
+            if not isinstance(given, CachePages):
+                raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
+            if len(given.pages) != len(groups):
+                raise refusal(
+                    ValueError, "MAN-2", f"new_computed_pages has {len(given.pages)} groups, the manager {len(groups)}"
+                )
+            hits, is_right = [], found == 0 or len(groups) > 0
+            for group, pages in zip(groups, given.pages, strict=True):
+                ids = self.page_pool.read_pages("new_computed_pages", pages)
+                hits.append(ids)
+                if len(ids) * group.page_size != found:
+                    is_right = False
+        if not is_right:
+            held = [len(pages) * group.page_size for group, pages in zip(groups, hits, strict=True)]
+            raise refusal(
+                ValueError, "MAN-2", f"num_new_computed_tokens={found}, but new_computed_pages hold {held or [0]}"
+            )
+        return hits
+
+    def _refuse_hits(self, given: CachePages | None, found: int, request: EngineRequest) -> None:
+        if any(len(pages) for pages in self._hit_ids(given, found)):
+            raise refusal(
+                ValueError, "MAN-2", f"new_computed_pages for {request.request_id!r}, which holds pages already"
+            )

@@ -1,0 +1,233 @@
+"""MAN-14: a manager from a snapshot that anybody may have written (SEC-3).
+
+First the manager is made as it was at first, if the snapshot tells of as many pages as it would have. Then its parts
+are read and filled in one after the other, and it is checked as a whole. What contradicts something else is refused,
+never mended; and so is what the manager would write in another way, as equal states give equal snapshots.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import NUM_BUCKETS, CacheCounters, EngineRequest, HashFunction, PageCopy
+
+from ..pool.hashing import init_none_hash
+from ..reading.arguments import listed, refusal
+from ..reading.request_reading import read_request_id
+from .restored_index import restore_index
+from .restored_requests import restore_requests
+from .snapshot import HEADER, VERSION, snapshot_of
+from .snapshot_fields import event_of, group_of
+from .snapshot_parts import Part
+
+if TYPE_CHECKING:
+    from .prefix_manager import PrefixManager
+
+__all__ = ["restored"]
+
+_KEYS = (
+    *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
+    *("enable_events", "counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt", "none_hash", "groups"),
+    *("num_host_pages", "next_swap_id"),
+    *("now", "free", "priorities", "contents", "cached", "requests", "known", "given_back", "pins", "next_pin_id"),
+    *("copies", "events", "counters", "clock", "stored_at", "freed_at"),
+)
+
+_LATEST = 1 << 62
+"""What a clock is below: it goes on."""
+
+ManagerKind = TypeVar("ManagerKind", bound="PrefixManager")
+
+
+def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_function: HashFunction) -> ManagerKind:
+    """The manager of a snapshot; see `PrefixManager.restore`. O(pages and cached tokens)."""
+    if not isinstance(snapshot, Mapping):
+        raise refusal(TypeError, "R1", f"snapshot must be a mapping, not {type(snapshot).__name__}")
+    init_none_hash(b"", hash_function)  # refuses what is no hash function
+    objects: dict[str, EngineRequest] = {}
+    for request in listed("requests", requests):
+        if objects.setdefault(read_request_id(request), request) is not request:
+            raise refusal(ValueError, "MAN-14", f"requests has two objects of the id {request.request_id!r}")
+    whole = Part("snapshot", snapshot)
+    for name, expected in (("kvproof", HEADER), ("version", VERSION)):
+        part = Part(f"snapshot.{name}", snapshot.get(name))
+        if type(part.value) is not type(expected) or part.value != expected:
+            raise part.damaged(f"must be {expected!r}", "SEC-3")
+    if set(snapshot) != set(_KEYS):
+        raise whole.damaged(f"must be an object with the keys {list(_KEYS)}", "SEC-3")
+    parts = whole.members(_KEYS)
+    _require_pages(parts)
+    manager = _made(kind, parts, hash_function)
+    manager.page_pool.none_hash = parts["none_hash"].digest()
+    restore_index(manager.page_pool, manager.coordinator.groups, parts["contents"], parts["cached"])
+    counts = restore_requests(manager, parts["requests"], objects)
+    _restore_holders(manager, parts, counts, _restore_pins(manager, parts))
+    _restore_counters(manager, parts)
+    _restore_notes(manager, parts, objects)
+    try:
+        manager.check()
+    except AssertionError as error:
+        problem = str(error).partition("\n")[0]
+        raise refusal(ValueError, "MAN-14", f"snapshot does not hold together: {problem}") from None
+    again = snapshot_of(manager)
+    for name, part in parts.items():
+        if part.value != again[name] and _plain(part.value) != _plain(again[name]):
+            raise part.damaged("must be what a manager in this state writes")
+    return manager
+
+
+def _plain(value: Any) -> Any:
+    """A value with lists where it has tuples, and dicts where it has other mappings: equal where its JSON is."""
+    if isinstance(value, Mapping):
+        return {name: _plain(own) for name, own in value.items()}
+    return [_plain(own) for own in value] if isinstance(value, list | tuple) else value
+
+
+def _require_pages(parts: Mapping[str, Part]) -> None:
+    """Refuses more pages than the snapshot tells of, before any is made (SEC-3)."""
+    lists = [parts["free"]]
+    for request in parts["requests"].items():
+        lists += [group.member("pages") for group in request.member("groups").items()]
+    for pin in parts["pins"].items():
+        lists += pin.member("pages").items()
+    if parts["num_pages"].integer() > 1 + sum(map(len, lists)):
+        raise parts["num_pages"].damaged("must be no more than are free or held", "SEC-3")
+
+
+def _made(kind: type[ManagerKind], parts: Mapping[str, Part], hash_function: HashFunction) -> ManagerKind:
+    """The manager as it was at first, but for the root of its keys."""
+    per_salt, caching = parts["max_pinned_pages_per_salt"], parts["enable_caching"].flag()
+    arguments: dict[str, Any] = {
+        "num_pages": parts["num_pages"].integer(),
+        "kv_cache_groups": [group_of(part) for part in parts["groups"].items()],
+        "max_model_len": parts["max_model_len"].integer(),
+        "enable_caching": caching,
+        "use_eagle": parts["use_eagle"].flag(),
+        "unhashed_first": parts["unhashed_first"].flag(),
+        "enable_events": parts["enable_events"].flag(),
+        "counter_sampling": parts["counter_sampling"].integer(),
+        "max_pinned_pages": parts["max_pinned_pages"].integer(),
+        "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
+        "num_host_pages": parts["num_host_pages"].integer(),
+    }
+    try:
+        manager = kind(**arguments, hash_seed=b"", hash_function=hash_function)
+    except (TypeError, ValueError) as error:
+        raise refusal(ValueError, "MAN-14", f"snapshot tells of no manager: {error}") from None
+    if manager.enable_caching != caching:
+        raise parts["enable_caching"].damaged("is true without a group")
+    return manager
+
+
+# -- Who holds the pages --------------------------------------------------------------------------
+
+
+def _restore_pins(manager: "PrefixManager", parts: Mapping[str, Part]) -> NDArray[np.int64]:
+    """Pinned prefixes; returns how often they pin each page, `i64[num_pages]`."""
+    pool, groups = manager.page_pool, manager.coordinator.groups
+    pinned = np.zeros(pool.num_pages, np.int64)
+    manager._next_pin = parts["next_pin_id"].integer()
+    manager.coordinator.swapped.next_id = parts["next_swap_id"].integer()
+    for part in parts["pins"].items():
+        members = part.members(("id", "num_tokens", "pages"))
+        pin_id, num_tokens = members["id"].integer(below=manager._next_pin), members["num_tokens"].integer(minimum=1)
+        if pin_id in manager._pins:
+            raise members["id"].damaged("is the id of another pin")
+        hits = []
+        for group, pages_part in zip(groups, members["pages"].items(len(groups)), strict=True):
+            pages, first = pages_part.integers(below=pool.num_pages), group.rule.first_place(num_tokens)
+            if len(pages) * group.rule.page_size != num_tokens or pages[:first].any() or not pages[first:].all():
+                raise pages_part.damaged(f"must be the pages that {num_tokens} tokens need")
+            np.add.at(pinned, pages, 1)
+            hits.append(pages)
+        if not any(pages.any() for pages in hits):
+            raise part.damaged("must pin a page")
+        manager._pins[pin_id] = num_tokens, hits
+    pinned[0] = 0  # POOL-1
+    return pinned
+
+
+def _restore_holders(
+    manager: "PrefixManager", parts: Mapping[str, Part], held: NDArray[np.int64], pinned: NDArray[np.int64]
+) -> None:
+    """Reference counts, and the free pages in eviction order (POOL-2, PIN-2)."""
+    pool = manager.page_pool
+    counts, free = held + pinned, parts["free"].integers(1, pool.num_pages)
+    if sorted(free.tolist()) != (1 + (counts[1:] == 0).nonzero()[0]).tolist():
+        raise parts["free"].damaged("must name once each page that nobody holds, and no other")
+    pool.now = None if parts["now"].value is None else parts["now"].time()
+    pool.restore_held(counts, pinned, free, _read_priorities(parts["priorities"], pool.num_pages, pool.now))
+    if (pool.free_order() != free).any():
+        raise parts["free"].damaged("must name pages of a low priority first")
+
+
+def _read_priorities(part: Part, num_pages: int, now: float | None) -> list[tuple[int, int, float | None]]:
+    priorities: list[tuple[int, int, float | None]] = []
+    for item in part.items():
+        page, priority, end = item.items(3)
+        last = priorities[-1][0] if priorities else 0
+        until = None if end.value is None else end.time()
+        if until is not None and now is not None and until <= now:
+            raise end.damaged("has passed")
+        if priority.value == 0:
+            raise priority.damaged("must not be 0, which every page has")
+        priorities.append((page.integer(last + 1, num_pages), priority.integer(-(2**31), 2**31), until))
+    return priorities
+
+
+# -- What was counted and noted -------------------------------------------------------------------
+
+
+def _restore_counters(manager: "PrefixManager", parts: Mapping[str, Part]) -> None:
+    """Counters, and the times by which the pool will go on counting."""
+    pool = manager.page_pool
+    given: dict[str, Any] = {}
+    for name, part in parts["counters"].members(field.name for field in fields(CacheCounters)).items():
+        if name in ("page_lifetimes", "reuse_gaps"):
+            given[name] = tuple(count.integer() for count in part.items(NUM_BUCKETS))
+        else:
+            given[name] = part.integer()
+    counters = CacheCounters(**given)
+    manager._num_requests, manager._queried_tokens = counters.requests, counters.queried_tokens
+    manager._hit_tokens = counters.hit_tokens
+    manager._num_preemptions, manager._preempted_tokens = counters.preemptions, counters.preempted_tokens
+    clock = parts["clock"].integer(below=_LATEST)
+    stored, freed = (parts[name].table(pool.num_pages, clock + 1) for name in ("stored_at", "freed_at"))
+    pool.restore_counted(counters, clock, stored, freed)
+    if pool.sampled_times() != (stored.tolist(), freed.tolist()):
+        raise parts["stored_at"].damaged("and freed_at must name the sampled pages that are cached, and free, by page")
+
+
+def _restore_notes(manager: "PrefixManager", parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
+    """Which requests are known, and what waits to be handed out."""
+    pool, groups = manager.page_pool, manager.coordinator.groups
+    for part in parts["known"].items():
+        request_id = part.text()
+        if request_id in manager._known:
+            raise part.damaged(f"is {request_id!r}, which is named twice")
+        if request_id not in objects:
+            raise part.damaged(f"is {request_id!r}, a request that was not given")
+        manager._known[request_id] = objects[request_id]
+    for part in parts["given_back"].items():
+        id_part, tokens = part.items(2)
+        request_id = id_part.text()
+        if request_id in manager._given_back:
+            raise id_part.damaged(f"is {request_id!r}, which is named twice")
+        manager._given_back[request_id] = tokens.integer(minimum=1)
+    for part in parts["copies"].items():
+        id_part, *numbers = part.items(4)
+        if id_part.text() not in manager._live.slot_of:
+            raise id_part.damaged(f"is {id_part.value!r}, which is not live")
+        group = numbers[0].integer(below=len(groups))
+        if not (groups[group].rule.has_states and groups[group].rule.gives_back):
+            raise numbers[0].damaged(f"is {group}, a group whose states are not copied")
+        source, destination = (page.integer(1, pool.num_pages) for page in numbers[1:])
+        manager.coordinator.copies.append((id_part.text(), PageCopy(group, source, destination)))
+    sizes = [group.rule.page_size for group in groups]
+    events = [event_of(part, sizes, pool.num_pages) for part in parts["events"].items()]
+    if events and not pool.enable_events:
+        raise parts["events"].damaged("must be empty: events are off")
+    pool.restore_events(events)

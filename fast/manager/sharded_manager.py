@@ -1,0 +1,258 @@
+"""POOL-12: a cache manager over the shards of data parallelism, each with pages of its own.
+
+Nothing is kept here but the shards: a request is where it is live, and pages are of the shard whose pool they name.
+"""
+
+import os
+from collections.abc import Sequence
+
+from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy, SwapPlan
+
+from ..groups.cache_pages import CachePages
+from ..pool.hashing import sha256
+from ..reading.arguments import index, integer, listed, refusal
+from ..reading.request_reading import read_id, read_request_id
+from ..reading.uncopied import Uncopied
+from .cache_manager import CacheManager
+
+__all__ = ["ShardedCacheManager"]
+
+
+class ShardedCacheManager(Uncopied):
+    """The cache managers of several shards. A request lives on one of them, which is chosen at its admission.
+
+    Page ids, host pages' too, are a shard's own: a request swaps on its shard and comes back to it. Batched steps,
+    events, pins, priorities and pages received from elsewhere are a shard's too: ask ``shards[number]`` for them. A
+    plan that has the id k on shard i has the id ``k * num_shards + i`` here.
+
+    Not thread-safe: calls come from one thread at a time.
+
+    Args:
+        num_shards: how many shards, at least 1.
+        num_pages: pages of each shard's pool, its null page included.
+        kv_cache_groups: the cache groups of every shard; see `CacheManager`, as for all that follow.
+        max_model_len: the most tokens that a request can have.
+        enable_caching: whether prefixes are cached and found.
+        use_eagle: whether an Eagle draft model is served (MAN-9).
+        hash_seed: the seed of every shard's keys; None draws one for all of them (HASH-1).
+        hash_function: the hash of the keys.
+        unhashed_first: see `PagePool` (POOL-13).
+        enable_events: whether each shard keeps events (MAN-12).
+        counter_sampling: one page in so many is sampled.
+        max_pinned_pages: the most pages that may be pinned on each shard (PIN-1).
+        max_pinned_pages_per_salt: the most that may be for one cache salt, on each shard.
+        num_host_pages: pages of each shard's host memory; 0: no request can be swapped out (SWAP-1).
+
+    Attributes:
+        num_shards: how many shards.
+        shards: the managers.
+    """
+
+    def __init__(
+        self,
+        num_shards: int,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        *,
+        hash_seed: bytes | None = None,
+        hash_function: HashFunction = sha256,
+        unhashed_first: bool = False,
+        enable_events: bool = False,
+        counter_sampling: int = 64,
+        max_pinned_pages: int = 0,
+        max_pinned_pages_per_salt: int | None = None,
+        num_host_pages: int = 0,
+    ) -> None:
+        self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
+        groups = listed("kv_cache_groups", kv_cache_groups)
+        seed = os.urandom(32) if hash_seed is None else hash_seed
+        self.shards = tuple(
+            CacheManager(
+                num_pages,
+                groups,
+                max_model_len,
+                enable_caching,
+                use_eagle,
+                hash_seed=seed,
+                hash_function=hash_function,
+                unhashed_first=unhashed_first,
+                enable_events=enable_events,
+                counter_sampling=counter_sampling,
+                max_pinned_pages=max_pinned_pages,
+                max_pinned_pages_per_salt=max_pinned_pages_per_salt,
+                num_host_pages=num_host_pages,
+            )
+            for _ in range(self.num_shards)
+        )
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """The share of all shards' pages in use, from 0.0 to 1.0; null pages count on neither side (POOL-10)."""
+        pools = [shard.page_pool for shard in self.shards]
+        pages = sum(pool.num_pages - 1 for pool in pools)
+        return (pages - sum(pool.get_num_free_pages() for pool in pools)) / pages
+
+    def shard_of(self, request_id: str) -> int | None:
+        """The number of the shard on which a request is live, swapped out or on its way; None: on none. O(shards)."""
+        wanted = read_id(request_id)
+        for number, shard in enumerate(self.shards):
+            if wanted in shard.coordinator.live.slot_of or wanted in shard.coordinator.swapped.by_id:
+                return number
+        return None
+
+    def _home(self, request_id: str) -> CacheManager:
+        """The manager that answers for a request: that of its shard, or any, if it is on none."""
+        return self.shards[self.shard_of(request_id) or 0]
+
+    def create_empty_page_list(self) -> CachePages:
+        """No pages, in as many groups as the managers have."""
+        return self.shards[0].create_empty_page_list()
+
+    def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids of the pages that a request holds on its shard, a list for each group; empty if it is not live."""
+        return self._home(request_id).get_page_ids(request_id)
+
+    def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
+        """How many leading pages all running requests of a request's shard share, for each group (MAN-10).
+
+        Args:
+            request: a live request that runs.
+            num_scheduled_requests: how many requests run on its shard.
+        """
+        return self._home(read_request_id(request)).get_num_common_prefix_pages(request, num_scheduled_requests)
+
+    # -- Requests ---------------------------------------------------------------------------------
+
+    def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
+        """The longest cached prefix of a request on its shard, or, until it is on one, on any (MAN-1).
+
+        Of shards with equally long ones that with the most free pages is asked, then the one of the lowest number.
+
+        Args:
+            request: a request that is to be admitted.
+
+        Returns:
+            The cached pages, all of one shard, and how many tokens they hold. The look-ups of all shards.
+        """
+        number = self.shard_of(read_request_id(request))
+        if number is not None:
+            return self.shards[number].get_computed_pages(request)
+        found = [shard.get_computed_pages(request) for shard in self.shards]
+        free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
+        return found[max(range(len(found)), key=lambda shard: (found[shard][1], free[shard], -shard))]
+
+    def allocate_slots(
+        self,
+        request: EngineRequest,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_pages: CachePages | None = None,
+        num_lookahead_tokens: int = 0,
+        delay_cache_pages: bool = False,
+    ) -> CachePages | None:
+        """Gives a request slots for new tokens on its shard; for the arguments see `CacheManager.allocate_slots`.
+
+        A request that is not live comes to the shard of its computed pages, or, where it has none, to that with the
+        most free pages, then to the one of the lowest number. If it doesn't fit there it is on no shard still.
+
+        Raises:
+            ValueError: as there; or computed pages are not all of one shard's (POOL-12).
+        """
+        number = self.shard_of(read_request_id(request))
+        if number is None:
+            number = self._shard_for(new_computed_pages)
+        return self.shards[number].allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_pages,
+            num_lookahead_tokens,
+            delay_cache_pages,
+        )
+
+    def _shard_for(self, given: CachePages | None) -> int:
+        """The shard for a request that comes with these computed pages."""
+        if given is not None and not isinstance(given, CachePages):
+            raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
+        pools = {pool for pages in given.pages for pool in pages.pools} if given is not None else set()
+        if not pools:
+            free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
+            return free.index(max(free))
+        owners = [number for number, shard in enumerate(self.shards) if shard.page_pool in pools]
+        if len(pools) != 1 or not owners:
+            raise refusal(ValueError, "POOL-12", "new_computed_pages are not of one shard")
+        return owners[0]
+
+    def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
+        """Publishes a live request's full pages on its shard; see `CacheManager.cache_pages` (MAN-3)."""
+        self._home(read_request_id(request)).cache_pages(request, num_computed_tokens)
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a live request goes to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
+        number = self.shard_of(read_request_id(request)) or 0
+        return self._renumbered(number, self.shards[number].swap_out(request))
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a request comes back to the shard that it left; see `CacheManager.swap_in` (SWAP-1)."""
+        number = self.shard_of(read_request_id(request)) or 0
+        return self._renumbered(number, self.shards[number].swap_in(request))
+
+    def _renumbered(self, shard: int, plan: SwapPlan | None) -> SwapPlan | None:
+        """A shard's plan with an id that no other shard's plan has."""
+        return None if plan is None else plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence of a plan of any shard, by the id that it has here; see `CacheManager.swap_done` (SWAP-1)."""
+        number = integer("swap_id", swap_id, minimum=None)
+        own, shard = divmod(number, self.num_shards)
+        if own not in self.shards[shard].coordinator.swapped.flights:
+            raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are under way")
+        self.shards[shard].swap_done(own)
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages of a request in its shard's host memory; see `CacheManager.get_host_page_ids`."""
+        return self._home(request_id).get_host_page_ids(request_id)
+
+    def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
+        """Gives a request's pages back to its shard; see `CacheManager.free` (MAN-4, MAN-5)."""
+        return self._home(read_request_id(request)).free(request, num_written)
+
+    def free_page_hashes(self, request: EngineRequest) -> None:
+        """Drops what the shards noted of a request: when it is finished, not when it is preempted."""
+        for shard in self.shards:
+            shard.free_page_hashes(request)
+
+    def take_page_copies(self, shard: int) -> list[PageCopy]:
+        """A shard's state copies noted since its last call, to be run in order before its step (MAN-13)."""
+        return self.shards[index("shard", shard, len(self.shards), "POOL-12")].take_page_copies()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every shard's cached prefixes, if on none a page is in use or a request swapped out (POOL-9).
+
+        Returns:
+            Whether it did.
+        """
+        swaps = [shard.coordinator.swapped for shard in self.shards]
+        if any(shard.usage for shard in self.shards) or any(own.by_id or own.flights for own in swaps):
+            return False
+        for shard in self.shards:
+            shard.reset_prefix_cache()
+        return True
+
+    def check(self) -> None:
+        """Verifies every shard, and that each request lives on one of them.
+
+        Raises:
+            AssertionError: it does not; the message shows which.
+        """
+        for shard in self.shards:
+            shard.check()
+        live = [{*shard.coordinator.live.slot_of, *shard.coordinator.swapped.by_id} for shard in self.shards]
+        assert len(set().union(*live)) == sum(map(len, live)), f"POOL-12: a request lives on two shards: {live}"
+        roots = {shard.page_pool.none_hash for shard in self.shards}
+        assert len(roots) == 1, f"POOL-12: {len(roots)} roots of keys"

@@ -1,0 +1,299 @@
+"""SWAP-1: requests go to host memory and come back.
+
+The manager plans copies and holds pages; the engine runs the copies and says by `swap_done` when they have ended.
+What came back is published at that fence: a promise before it (MAN-4) would be made good by nothing that orders
+another request's reads behind the copy, as a step's writes come before its reads (ATT-5).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import EngineRequest, SwapCopy, SwapPlan
+
+from ..groups.swapped_requests import Flight, Swapped
+from ..pool.page_keys import KeyStretch
+from ..reading.arguments import attribute, integer, refusal
+from ..reading.extra_keys import extra_segments
+from ..reading.request_reading import read_id, read_request_id, read_tokens
+from .prefix_manager import PrefixManager
+
+__all__ = ["SwapManager"]
+
+
+class SwapManager(PrefixManager):
+    """The third of a manager that moves requests to host memory and back; see `CacheManager`.
+
+    A request is live, on its way out from `swap_out`, out from `swap_done`, on its way back from `swap_in`, and live
+    again from the next `swap_done`; `free` aborts it at any of these. Pages on both sides stay held while they are read
+    or written: nothing waits inside.
+    """
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a live request's computed tokens go to host memory; the request is live no more.
+
+        Args:
+            request: a live request; its ``num_computed_tokens`` are at least 1, and known tokens. What it published
+                is written.
+
+        Returns:
+            The copies, of what a step could read that begins with these tokens; nulls, pages before a window and
+            pages past the computed tokens stay. The device's pages are held until `swap_done` and then given back,
+            tail first (MAN-5). None, with nothing changed, if there are too few host pages. O(tokens).
+
+        Raises:
+            ValueError: the request is not live, or its computed tokens are none, unknown, or impossible (MAN-8,
+                MAN-13).
+        """
+        slot = self._require_live(request)
+        request_id = self._live.ids[slot]
+        tokens = bytes(read_tokens(request))
+        extra = extra_segments(attribute(request, "extra_keys"), 1)
+        coordinator, swapped = self.coordinator, self.coordinator.swapped
+        segments = coordinator.segments_of(request.extra_keys)
+        computed = integer("request.num_computed_tokens", attribute(request, "num_computed_tokens"))
+        self.coordinator.require_step(slot, computed, computed)
+        if not 0 < computed <= len(tokens) // 4:
+            raise refusal(
+                ValueError,
+                "SWAP-1",
+                f"request.num_computed_tokens={computed}: must be at least 1, of {len(tokens) // 4} tokens",
+            )
+        pages = [group.pages(slot) for group in coordinator.groups]
+        bounds = [
+            (group.rule.first_place(computed), group.rule.end(computed, computed)) for group in coordinator.groups
+        ]
+        if sum(end - first for first, end in bounds) > swapped.host.num_free:
+            return None
+        host_pages = [swapped.host.take(end - first) for first, end in bounds]
+        going = Swapped(
+            request, request_id, tokens[: 4 * computed], extra, segments, [first for first, _ in bounds], host_pages
+        )
+        swapped.by_id[request_id] = going
+        number = swapped.begin(Flight(going, True, pages))
+        coordinator.live.dismiss(slot)
+        coordinator.copies = [noted for noted in coordinator.copies if noted[0] != request_id]
+        needed = [own[first:end] for own, (first, end) in zip(pages, bounds, strict=True)]
+        return SwapPlan(number, request_id, "out", computed, self._copies(going, needed))
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a request comes back from host memory: what is still cached is hit, the rest is copied.
+
+        Args:
+            request: a request that is swapped out, its copies ended; its ``num_computed_tokens`` are not read.
+
+        Returns:
+            The copies, behind which `swap_done` makes the request live, with as many computed tokens as it had. None,
+            with nothing changed, if there are too few free pages. A page is hit wherever it stands, with a hole
+            before it or not. O(tokens).
+
+        Raises:
+            ValueError: the request is not swapped out, or is on its way; its tokens or extra keys changed (MAN-6).
+        """
+        coming = self.coordinator.swapped.by_id.get(read_request_id(request))
+        tokens = bytes(read_tokens(request))
+        extra = extra_segments(attribute(request, "extra_keys"), 1)
+        if coming is None or coming.request is not request:
+            raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is not swapped out")
+        if coming.swap_id >= 0:
+            raise refusal(
+                ValueError, "SWAP-1", f"request {request.request_id!r}: the copies of swap {coming.swap_id} have to end"
+            )
+        if not tokens.startswith(coming.tokens) or extra != coming.extra:
+            raise refusal(
+                ValueError, "MAN-6", f"request {request.request_id!r}: tokens or extra keys changed in host memory"
+            )
+        return self._plan_in(coming)
+
+    def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
+        """Plans how pages that come from elsewhere enter the cache, to be hit by whoever asks (SWAP-2).
+
+        Those come that a hit of so many tokens needs, group by group; a copy's ``host_page`` is the place of its page
+        among them. What is cached already is not copied. `swap_done` publishes them and gives them back, tail
+        first; until then the request's id is taken, and `free` gives the pages up.
+
+        Args:
+            request: whose tokens and extra keys they hold; not live.
+            num_tokens: how many tokens, at least 1; a multiple of every page size.
+
+        Returns:
+            The copies; None, with nothing changed, if there are too few free pages. O(tokens).
+
+        Raises:
+            ValueError: the request is live or swapped out, it has not so many tokens, or pages of these groups are
+                never cached.
+        """
+        request_id, count = read_request_id(request), integer("num_tokens", num_tokens, minimum=1)
+        tokens = bytes(read_tokens(request))
+        extra = extra_segments(attribute(request, "extra_keys"), 1)
+        coordinator, swapped = self.coordinator, self.coordinator.swapped
+        swapped.require_none(request)
+        if request_id in self._live.slot_of:
+            raise refusal(ValueError, "SWAP-1", f"request {request_id!r} is live")
+        most = min(len(tokens) // 4, self.max_model_len)
+        if count > most or any(count % group.rule.page_size for group in coordinator.groups):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count} must be whole pages of at most {most} tokens")
+        if not self.enable_caching or not all(group.rule.publishes for group in coordinator.groups):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: there is a group whose pages are never cached")
+        firsts = [group.rule.first_place(count) for group in coordinator.groups]
+        lengths = [
+            group.rule.end(count, count) - first for group, first in zip(coordinator.groups, firsts, strict=True)
+        ]
+        ends = np.cumsum(lengths)
+        block = [np.arange(end - length, end) for end, length in zip(ends.tolist(), lengths, strict=True)]
+        segments = coordinator.segments_of(request.extra_keys)
+        coming = Swapped(request, request_id, tokens[: 4 * count], extra, segments, firsts, block, is_received=True)
+        plan = self._plan_in(coming)
+        if plan is not None:
+            swapped.by_id[request_id] = coming
+        return plan
+
+    def _plan_in(self, coming: Swapped) -> SwapPlan | None:
+        """Takes the pages for what comes to the device, hits first; None if there are too few."""
+        coordinator, pool = self.coordinator, self.page_pool
+        hits = [self._cached(coming, number) for number in range(len(coordinator.groups))]
+        total = sum(np.count_nonzero(own == 0) + pool.num_free_of(own[own != 0]) for own in hits)
+        if total > pool.get_num_free_pages():
+            return None
+        for own in hits:
+            pool.hold(own[own != 0])
+        pages, fresh = [], []
+        for own, first in zip(hits, coming.first_places, strict=True):
+            missing = np.flatnonzero(own == 0)
+            new = np.zeros(first + len(own), np.int64)
+            if len(missing):
+                new[first + missing] = pool.take(len(missing))
+            fresh.append(new)
+            pages.append(new + np.concatenate([np.zeros(first, np.int64), own]))
+        number = coordinator.swapped.begin(Flight(coming, False, pages, fresh, pool.num_withdrawals))
+        copied = [own[first:] for own, first in zip(fresh, coming.first_places, strict=True)]
+        return SwapPlan(number, coming.request_id, "in", coming.num_tokens, self._copies(coming, copied))
+
+    def _cached(self, coming: Swapped, number: int) -> NDArray[np.int64]:
+        """For each place of a group that was copied the page that is cached for it, 0 where none is."""
+        group, first = self.coordinator.groups[number], coming.first_places[number]
+        found = np.zeros(len(coming.host_pages[number]), np.int64)
+        if self.enable_caching and group.rule.publishes:
+            full = coming.num_tokens // group.rule.page_size
+            pages = self.page_pool.index.first_pages(group.tree, coming.tokens, coming.segments[number], full)[first:]
+            found[: len(pages)] = pages
+        return found
+
+    def _copies(self, swapped: Swapped, needed: list[NDArray[np.int64]]) -> tuple[SwapCopy, ...]:
+        """A copy for each page that is not 0, the places being those that went to the host."""
+        copies = []
+        for group, first, pages, host in zip(
+            self.coordinator.groups, swapped.first_places, needed, swapped.host_pages, strict=True
+        ):
+            size = group.rule.page_size
+            places = np.arange(first, first + len(pages))
+            live = np.minimum(swapped.num_tokens - places * size, size)
+            if group.rule.has_states:
+                live[:] = size
+            for page, host_page, slots in zip(pages.tolist(), host.tolist(), live.tolist(), strict=True):
+                if page:
+                    copies.append(SwapCopy(group.group_id, page, host_page, slots))
+        return tuple(copies)
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence: a plan's copies have ended, or nothing that is dispatched from now on can overtake them.
+
+        Behind the way out the device's pages are given back (MAN-5); behind the way back the host's are, and the
+        request is live, in the lowest free slot, its full pages published (MAN-3). One that was freed meanwhile gives
+        its pages back on both sides.
+
+        Args:
+            swap_id: the plan's. O(pages), and O(tokens) on the way back.
+
+        Raises:
+            ValueError: there is no such plan, or its copies have ended already.
+        """
+        number = integer("swap_id", swap_id, minimum=None)
+        swapped = self.coordinator.swapped
+        flight = swapped.flights.get(number)
+        if flight is None:
+            raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are under way")
+        comes, is_wanted = flight.swapped, swapped.is_wanted(flight.swapped)
+        if is_wanted and not flight.is_out:
+            self._arrive(flight)
+        if comes.is_received or flight.is_out or not is_wanted:
+            for pages in flight.pages:
+                self.page_pool.release(pages[pages != 0][::-1])
+        del swapped.flights[number]
+        comes.swap_id = -1
+        if not (is_wanted and flight.is_out):
+            swapped.free_host_pages(comes)
+
+    def _arrive(self, flight: Flight) -> None:
+        """Publishes what came to the device, behind making live a request that came back; see `swap_done`."""
+        comes, pool, groups = flight.swapped, self.page_pool, self.coordinator.groups
+        keys: list[KeyStretch | None] = []
+        ends, texts = [], []
+        for group, segments in zip(groups, comes.segments, strict=True):
+            is_cached = self.enable_caching and group.rule.publishes
+            ends.append(comes.num_tokens // group.rule.page_size if is_cached else 0)
+            texts.append(comes.tokens[: ends[-1] * group.tree.page_bytes])
+            # a hash function that fails does so before anything changed (R1)
+            keys.append(pool.keys_to_be(group.tree, texts[-1], segments) if ends[-1] else None)
+        del self.coordinator.swapped.by_id[comes.request_id]
+        if not comes.is_received:
+            self._resume(flight, ends)
+        for number, group in enumerate(groups):
+            if ends[number]:
+                fresh = flight.fresh[number][: ends[number]]
+                pool.index.publish(group.tree, texts[number], comes.segments[number], fresh)
+                pool.note_keys(fresh, keys[number])
+
+    def _resume(self, flight: Flight, ends: list[int]) -> None:
+        """Makes a request live with the pages that came back, so many of each group published."""
+        comes, live = flight.swapped, self.coordinator.live
+        slot = live.admit(comes.request, comes.request_id, comes.segments, flight.pages)
+        live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = comes.num_tokens
+        live.num_withdrawals[slot] = flight.num_withdrawals
+        for number, group in enumerate(self.coordinator.groups):
+            group.num_hits[slot] = group.num_published[slot] = ends[number]
+            if group.rule.gives_back:
+                group.num_given_back[slot] = comes.first_places[number]
+
+    def _abandon(self, request: EngineRequest, request_id: str) -> None:
+        """Forgets a request in host memory; copies under way keep its pages until their fence."""
+        swapped = self.coordinator.swapped
+        going = swapped.by_id.get(request_id)
+        if going is None or going.request is not request:
+            return
+        del swapped.by_id[request_id]
+        if request_id in self._known and not going.is_received:
+            self._given_back[request_id] = going.num_tokens
+        if going.swap_id < 0:
+            swapped.free_host_pages(going)
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def num_host_pages(self) -> int:
+        """How many pages host memory has room for."""
+        return self.coordinator.swapped.host.num_pages
+
+    @property
+    def num_free_host_pages(self) -> int:
+        """How many host pages are neither full nor being copied (SWAP-1). O(1)."""
+        return self.coordinator.swapped.host.num_free
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages of a request that is swapped out or on its way, a list for each group; else empty lists."""
+        swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
+        if swapped is None or swapped.is_received:
+            return tuple([] for _ in self.kv_cache_groups)
+        return tuple(pages.tolist() for pages in swapped.host_pages)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix, if no page is in use and nothing swapped out (POOL-9). Returns whether."""
+        swapped = self.coordinator.swapped
+        return not swapped.by_id and not swapped.flights and super().reset_prefix_cache()
+
+    # -- Reading arguments (R1) -------------------------------------------------------------------
+
+    def _require_live(self, request: EngineRequest) -> int:
+        slot = self._live.slot_of.get(read_request_id(request), -1)
+        if slot < 0 or self._live.requests[slot] is not request:
+            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
+        return slot

@@ -1,0 +1,282 @@
+"""POOL-7, POOL-8, MAN-12: what the pages of a pool hold: the index, the keys, and what is told of both.
+
+The half of a pool that does not care who holds a page; `PagePool` is the other half. Pages enter the index by
+`PrefixIndex.publish`, with `keys_to_be` called before it and `note_keys` behind it, and leave it by `_evict`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import CacheCounters, CacheEvent, CacheSalt, HashFunction
+
+from ..index.prefix_index import PrefixIndex
+from ..index.runs import RunTree
+from ..reading.arguments import flag, integer
+from ..reading.extra_keys import ExtraSegment
+from ..reading.tokens import TokenBytes
+from .hashing import PageHashWithGroupId, digest_chain, init_none_hash, sha256
+from .page_keys import KeyMap, KeyStretch, page_key
+from .pool_events import EventLog
+from .sampling import Sampling
+
+__all__ = ["CachedPages"]
+
+
+class CachedPages:
+    """The cached pages of a pool; see `PagePool`, whose arguments these are.
+
+    Attributes:
+        num_pages: how many pages, the null page included.
+        enable_caching: whether full pages can be cached and found again.
+        enable_events: whether events are kept for `take_events`.
+        counter_sampling: one page in so many is followed for the histograms of `counters`.
+        hash_function: the hash of the keys.
+        none_hash: the root of their chains.
+        index: the index of cached pages.
+        keeps_keys: whether keys are kept up as pages come and go, so that publishing computes digests.
+        clock: how many pages were ever handed out.
+        num_withdrawals: how often a page in use lost its hash: what was published before it may since have been
+            published anew, with other content.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        enable_caching: bool,
+        hash_seed: bytes | None,
+        hash_function: HashFunction,
+        enable_events: bool,
+        counter_sampling: int,
+    ) -> None:
+        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
+        self.enable_caching = flag("enable_caching", enable_caching)
+        self.enable_events = flag("enable_events", enable_events)
+        self.counter_sampling = integer("counter_sampling", counter_sampling, minimum=1)
+        self.hash_function = hash_function
+        self.none_hash = init_none_hash(hash_seed, hash_function)
+        self.index = PrefixIndex(self.num_pages)
+        self._run_cell = self.index.run_cell
+        self.num_withdrawals = 0
+        # Keys that collide are told apart by the order in which their pages were cached: only a map that was
+        # there from the start knows it.
+        self._keys: KeyMap | None = None if hash_function is sha256 else KeyMap()
+        self._log: EventLog | None = EventLog() if self.enable_events else None
+        self.keeps_keys = self._keys is not None or self._log is not None
+        self.clock = 0
+        self._evictions = 0
+        self._sampling = Sampling(self.num_pages, self.counter_sampling)
+
+    # -- Keys -------------------------------------------------------------------------------------
+
+    def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
+        """A page's key; None if it is not cached. A digest for each page before it that has none yet."""
+        if self._keys is not None:
+            return self._keys.key_of.get(page_id)
+        place = self.index.place(page_id)
+        if place is None:
+            return None
+        return page_key(self.hash_function, self.none_hash, *place)
+
+    def pages_by_key(self) -> Mapping[PageHashWithGroupId, Iterable[int]]:
+        """The cached map, by ids (POOL-7). O(cached pages)."""
+        if self._keys is not None:
+            return self._keys.pages
+        return {
+            page_key(self.hash_function, self.none_hash, run, place): pages for run, place, pages in self.index.places()
+        }
+
+    def key_map(self) -> KeyMap:
+        """The map by key, made at the first call and kept up from then on."""
+        if self._keys is None:
+            keys = KeyMap()
+            for same, pages in self.pages_by_key().items():
+                for page in pages:
+                    keys.add(same, page)
+            self._keys = keys
+            self.keeps_keys = True
+            self.index.leave_tails()  # whose pages would enter without a key
+        return self._keys
+
+    def salt_of(self, page_id: int) -> CacheSalt | None:
+        """A cached page's salt; None if it has none (PIN-1)."""
+        place = self.index.place(page_id)
+        assert place is not None, f"page {page_id} is cached"
+        return next((key for key in place[0].extra_keys or () if isinstance(key, CacheSalt)), None)
+
+    # -- Coming and going -------------------------------------------------------------------------
+
+    def keys_to_be(
+        self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], start: int = 0, after: int = 0
+    ) -> KeyStretch | None:
+        """The keys of pages about to be published, if keys are kept; else None, and nothing is computed.
+
+        A hash function that fails does so here, before anything changed (R1).
+
+        Args:
+            tree: where they are going to be published.
+            tokens: their token bytes.
+            segments: the request's extra keys over its pages.
+            start: the place of the first of them in the request.
+            after: the cached page that holds the request's page ``start - 1``; 0 where ``start`` is 0.
+        """
+        if not self.keeps_keys:
+            return None
+        tokens = bytes(tokens)  # events tell them when they are taken
+        before = self._digest_of(after) if after else None
+        digests = digest_chain(
+            self.hash_function, self.none_hash if before is None else before, tree.page_bytes, tokens, segments, start
+        )
+        return KeyStretch(tree.group_id, before, digests, tokens, segments, start)
+
+    def _digest_of(self, page: int) -> bytes:
+        """A cached page's digest, where keys are kept."""
+        if self._log is not None:
+            return self._log.key_of[page][1]
+        assert self._keys is not None, "keys are kept"
+        return self._keys.key_of[page].get_hash_value()
+
+    def note_keys(self, pages: NDArray[np.int64] | Sequence[int], keys: KeyStretch | None) -> None:
+        """Notes when, and under which keys, pages were just published; a page 0 enters nothing.
+
+        Args:
+            pages: the pages.
+            keys: see `keys_to_be`. Where that is None, a page whose id is no multiple of `counter_sampling` need
+                not be noted at all.
+        """
+        if len(pages) == 1:
+            page = int(pages[0])
+            if page and not page % self.counter_sampling:
+                self._sampling.stored_one(page, self.clock)
+            listed = [page]
+        else:
+            ids = np.asarray(pages, np.int64)
+            self._sampling.stored(ids, self.clock)
+            listed = ids.tolist() if keys is not None else []
+        if keys is None:
+            return
+        if self._keys is not None:
+            for page, key in zip(listed, keys.keys(), strict=True):
+                if page:
+                    self._keys.add(key, page)
+        if self._log is not None:
+            self._log.stored(listed, keys)
+
+    def _evict_one(self, page: int) -> None:
+        """Takes out a cached page that is being handed out."""
+        if self.keeps_keys:
+            self._drop_keys((page,))
+        self.index.evict_one(page)
+        self._evictions += 1
+        if not page % self.counter_sampling:
+            self._sampling.evicted_one(page, self.clock)
+
+    def _evict(self, pages: NDArray[np.int64]) -> None:
+        """Takes out the cached ones of distinct pages that are being handed out, in this order."""
+        if self.keeps_keys:
+            self._drop_keys(pages.tolist())
+        evicted = self.index.evict(pages)
+        if evicted:
+            self._evictions += evicted
+            self._sampling.evicted(pages, self.clock)
+
+    def _forget(self, pages: NDArray[np.int64]) -> None:
+        """Takes out the cached ones of distinct pages that stay where they are."""
+        if self.keeps_keys:
+            self._drop_keys(pages.tolist())
+        self.index.evict(pages)
+        self._sampling.forgotten(pages)
+
+    def _drop_keys(self, pages: Iterable[int]) -> None:
+        if self._keys is not None:
+            self._keys.remove(pages)
+        if self._log is not None:
+            self._log.removed(pages)
+
+    def _clear(self) -> None:
+        """Drops every hash."""
+        self.index.reset()
+        self._sampling.cleared()
+        if self._keys is not None:
+            self._keys = KeyMap()
+        if self._log is not None:
+            self._log.cleared()
+
+    # -- Telling ----------------------------------------------------------------------------------
+
+    def take_events(self) -> list[CacheEvent]:
+        """The events since the last call, in order (MAN-12); none where they are off. O(events)."""
+        return [] if self._log is None else self._log.take()
+
+    @property
+    def counters(self) -> CacheCounters:
+        """What the pool has counted: evictions, lifetimes and reuse gaps (MAN-12)."""
+        return CacheCounters(
+            evictions=self._evictions,
+            page_lifetimes=tuple(self._sampling.lifetimes),
+            reuse_gaps=tuple(self._sampling.reuse_gaps),
+        )
+
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def alike(self) -> list[list[int]]:
+        """The cached pages: those under one key together, in the order in which they were cached (POOL-7)."""
+        if self._keys is not None:
+            return [list(pages) for pages in self._keys.pages.values()]
+        return [pages for _, _, pages in self.index.places()]  # then no two contents have one key
+
+    def restore_keys(self, keys: Iterable[tuple[int, PageHashWithGroupId]]) -> None:
+        """Notes the keys of the pages that an index was filled with, in the order in which they were cached."""
+        for page, key in keys:
+            if self._keys is not None:
+                self._keys.add(key, page)
+            if self._log is not None:
+                self._log.key_of[page] = key.group_id, key.get_hash_value()
+
+    def waiting_events(self) -> list[CacheEvent]:
+        """What `take_events` would give, which goes on waiting."""
+        return [] if self._log is None else self._log.waiting()
+
+    def restore_events(self, events: list[CacheEvent]) -> None:
+        """Takes over events that wait to be taken; there are none where they are off."""
+        if self._log is not None:
+            self._log.restore(events)
+
+    def restore_counted(
+        self, counted: CacheCounters, clock: int, stored: NDArray[np.int64], freed: NDArray[np.int64]
+    ) -> None:
+        """Takes over what was counted; ``stored`` and ``freed`` are [page, time], `i64[n, 2]`."""
+        self.clock = clock
+        self._evictions = counted.evictions
+        self._sampling.lifetimes[:] = counted.page_lifetimes
+        self._sampling.reuse_gaps[:] = counted.reuse_gaps
+        self._sampling.restore(stored, freed)
+
+    def check_cached(self, is_free: NDArray[np.bool_]) -> None:
+        """Verifies index, keys, events and counters; O(pages and cached tokens).
+
+        Args:
+            is_free: which pages are free, `bool[num_pages]`.
+
+        Raises:
+            AssertionError: they don't agree.
+        """
+        self.index.check()
+        is_cached = self.index.cached(np.arange(self.num_pages))
+        self._sampling.check(is_cached, is_free, self.clock, self._evictions)
+        assert self.keeps_keys == (self._keys is not None or self._log is not None), "whether keys are kept"
+        assert self.enable_events == (self._log is not None), "MAN-12: whether events are kept"
+        if not self.keeps_keys:
+            return
+        walked = {
+            page: page_key(self.hash_function, self.none_hash, run, place)
+            for run, place, pages in self.index.places()
+            for page in pages
+        }
+        if self._keys is not None:
+            mapped = {page: key for key, pages in self._keys.pages.items() for page in pages}
+            assert walked == mapped == self._keys.key_of, "POOL-7: keys and index differ"
+        if self._log is not None:
+            told = {page: (key.group_id, key.get_hash_value()) for page, key in walked.items()}
+            assert told == self._log.key_of, "MAN-12: keys told and index differ"

@@ -1,0 +1,291 @@
+"""Pages, and the lists of pages that calls return.
+
+A pool keeps no object for a page: its state lies in arrays with one entry a page. What the seeds' interface
+shows as page objects are views made when somebody asks, and a page list holds ids until it is iterated.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reading.arguments import integer, refusal, shown
+from .hashing import PageHashWithGroupId
+
+if TYPE_CHECKING:
+    from .free_queue import FreeCachePageQueue
+    from .page_pool import PagePool
+
+__all__ = ["NOWHERE", "CachePage", "PageList", "PageView", "page_list"]
+
+
+class CachePage:
+    """One page: its id, its reference count, its hash while it has one, and its links in a free queue.
+
+    A page made by hand is its maker's own: count and hash can be set at will, and it can be put into a
+    `FreeCachePageQueue`. The pages of a `PagePool` are `PageView`s, which change only as far as the pool's
+    clauses allow.
+
+    Args:
+        page_id: the page's number.
+        ref_cnt: how many hold it.
+        _page_hash: its hash, None if it has none.
+        prev_free_page: only None: a page gets its neighbours from the queue it is in.
+        next_free_page: only None, likewise.
+        is_null: whether it is a null page (POOL-1).
+    """
+
+    __slots__ = ("_hash", "_id", "_is_null", "_next", "_prev", "_queue", "_ref_cnt")
+
+    def __init__(
+        self,
+        page_id: int,
+        ref_cnt: int = 0,
+        _page_hash: PageHashWithGroupId | None = None,
+        prev_free_page: "CachePage | None" = None,
+        next_free_page: "CachePage | None" = None,
+        is_null: bool = False,
+    ) -> None:
+        if prev_free_page is not None or next_free_page is not None:
+            raise refusal(ValueError, "POOL-2", "prev_free_page and next_free_page come from the queue a page is in")
+        self._id = integer("page_id", page_id)
+        self._ref_cnt = integer("ref_cnt", ref_cnt)
+        self._hash = _page_hash
+        self._is_null = is_null
+        self._prev: CachePage = NOWHERE
+        self._next: CachePage = NOWHERE
+        self._queue: FreeCachePageQueue | None = None
+
+    @property
+    def page_id(self) -> int:
+        """The page's number."""
+        return self._id
+
+    @property
+    def is_null(self) -> bool:
+        """Whether this is a null page: a placeholder that holds nothing (POOL-1)."""
+        return self._is_null
+
+    @property
+    def ref_cnt(self) -> int:
+        """How many hold the page; 0 if it is free. On a null page it stays as it is (POOL-1)."""
+        return self._ref_cnt
+
+    @ref_cnt.setter
+    def ref_cnt(self, count: int) -> None:
+        count = _count(count)
+        if not self._is_null:
+            self._ref_cnt = count
+
+    def incr_ref(self) -> None:
+        """Raises the count by one; refused on a pool's page where that would break POOL-2."""
+        self.ref_cnt = self.ref_cnt + 1
+
+    def decr_ref(self) -> None:
+        """Lowers the count by one; refused below 0, and on a pool's page where that would break POOL-2."""
+        if not self.is_null:
+            self.ref_cnt = self.ref_cnt - 1
+
+    @property
+    def page_hash(self) -> PageHashWithGroupId | None:
+        """The page's hash, None while it has none (POOL-8)."""
+        return self._hash
+
+    @page_hash.setter
+    def page_hash(self, page_hash: PageHashWithGroupId) -> None:
+        if self._is_null:
+            raise refusal(ValueError, "POOL-7", f"page_hash of page {self._id}: a null page is never cached")
+        if self._hash is not None:
+            raise refusal(ValueError, "POOL-8", f"page_hash: page {self._id} has a hash already")
+        self._hash = page_hash
+
+    def reset_hash(self) -> None:
+        """Drops the page's hash; a pool's page leaves the cached map with it (POOL-11)."""
+        self._hash = None
+
+    @property
+    def prev_free_page(self) -> "CachePage | None":
+        """The page before this one in the free queue it is in (the queue's fake head before the first); else None."""
+        return None if self._prev is NOWHERE else self._prev
+
+    @property
+    def next_free_page(self) -> "CachePage | None":
+        """The page after this one in the free queue it is in (the queue's fake tail after the last); else None."""
+        return None if self._next is NOWHERE else self._next
+
+    def __repr__(self) -> str:
+        before, after = self.prev_free_page, self.next_free_page
+        return (
+            f"CachePage(page_id={self.page_id}, ref_cnt={self.ref_cnt}, _page_hash={self.page_hash}, "
+            f"prev_free_page={before and before.page_id}, next_free_page={after and after.page_id})"
+        )
+
+
+NOWHERE = CachePage.__new__(CachePage)
+"""What the links of a page name that is in no queue, and the outer links of a queue's ends."""
+
+
+class PageView(CachePage):
+    """A live view of one page of a pool: equal to every other view of it, and hashable.
+
+    Made by the pool; costs nothing until it is read.
+    """
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, pool: "PagePool", page_id: int) -> None:
+        self._pool = pool
+        self._id = page_id
+        self._is_null = page_id == 0
+
+    @property
+    def ref_cnt(self) -> int:
+        """How many hold the page; 0 if it is free. Setting it keeps POOL-2 or is refused; POOL-1: null stays 0."""
+        return self._pool.ref_count(self._id)
+
+    @ref_cnt.setter
+    def ref_cnt(self, count: int) -> None:
+        self._pool.set_ref_count(self._id, _count(count))
+
+    @property
+    def page_hash(self) -> PageHashWithGroupId | None:
+        """The page's hash, None while it has none; it gets one from `PagePool.cache_full_pages` only (POOL-7)."""
+        return self._pool.key_of_page(self._id)
+
+    @page_hash.setter
+    def page_hash(self, page_hash: PageHashWithGroupId) -> None:
+        del page_hash  # it has token ids (SEC-2)
+        raise refusal(ValueError, "POOL-7", f"page_hash of page {self._id}: use cache_full_pages of its pool")
+
+    def reset_hash(self) -> None:
+        """Drops the page's hash, and with it its place in the cached map (POOL-11)."""
+        self._pool.evict_pages((self._id,))
+
+    @property
+    def prev_free_page(self) -> CachePage | None:
+        """The page before this one in the pool's free queue (its fake head before the first); None if in use."""
+        return self._pool.free_page_queue.neighbour(self._id, -1)
+
+    @property
+    def next_free_page(self) -> CachePage | None:
+        """The page after this one in the pool's free queue (its fake tail after the last); None if in use."""
+        return self._pool.free_page_queue.neighbour(self._id, +1)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PageView):
+            return self._id == other._id and self._pool is other._pool
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((id(self._pool), self._id))
+
+
+def _count(value: object) -> int:
+    count = integer("ref_cnt", value)
+    if count >= 2**31:
+        raise refusal(ValueError, "R1", f"ref_cnt={count} does not fit an int32")
+    return count
+
+
+class PageList(Sequence[CachePage]):
+    """An immutable list of pages, equal to lists of the same pages and addable with them.
+
+    For the pages of a pool it holds their ids, in a tuple or in an int64 array, that of a single page by itself, and
+    makes views as it is read: O(1) to make and to slice. Pages of one's own (without a pool) it holds themselves.
+    """
+
+    __slots__ = ("_held", "_pool")
+
+    # made by `page_list`: without an `__init__` of its own a list costs half
+    _pool: "PagePool | None"
+    _held: Any
+
+    @property
+    def _items(self) -> Any:
+        held = self._held
+        return (held,) if type(held) is int else held
+
+    @classmethod
+    def of(cls, pages: Iterable[CachePage]) -> "PageList":
+        """The list of given pages: by their ids, if they are all of one pool. O(pages)."""
+        if type(pages) is PageList:
+            return pages
+        given = tuple(pages)
+        for page in given:
+            if not isinstance(page, CachePage):
+                raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")
+        pools = {id(page._pool) if isinstance(page, PageView) else None for page in given}
+        if len(pools) == 1 and isinstance(given[0], PageView):
+            return page_list(given[0]._pool, tuple(page._id for page in given))
+        return page_list(None, given)
+
+    @property
+    def page_ids(self) -> list[int]:
+        """The pages' ids."""
+        items = self._items
+        if self._pool is None:
+            return [page.page_id for page in items]
+        return items.tolist() if type(items) is np.ndarray else list(items)
+
+    @property
+    def id_array(self) -> "NDArray[np.int64]":
+        """The pages' ids, `i64[len]`; read-only."""
+        items = self._items
+        ids: NDArray[np.int64] = items.view() if type(items) is np.ndarray else np.array(self.page_ids, np.int64)
+        ids.flags.writeable = False
+        return ids
+
+    @property
+    def pools(self) -> "set[PagePool | None]":
+        """The pools that its pages are of, None for pages of no pool. O(1) for the pages of one pool, else O(pages)."""
+        if self._pool is not None:
+            return {self._pool} if len(self._items) else set()
+        return {page._pool if isinstance(page, PageView) else None for page in self._items}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, place: int) -> CachePage: ...
+    @overload
+    def __getitem__(self, place: slice) -> "PageList": ...
+    def __getitem__(self, place: int | slice) -> "CachePage | PageList":
+        if isinstance(place, slice):
+            return page_list(self._pool, self._items[place])
+        item = self._items[place]
+        return item if self._pool is None else PageView(self._pool, int(item))
+
+    def __iter__(self) -> Iterator[CachePage]:
+        pool = self._pool
+        return iter(self._items if pool is None else [PageView(pool, page_id) for page_id in self.page_ids])
+
+    def __reversed__(self) -> Iterator[CachePage]:
+        return iter(self[::-1])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PageList) and self._pool is other._pool and self._pool is not None:
+            return self.page_ids == other.page_ids
+        return list(self) == list(other) if isinstance(other, PageList | list) else NotImplemented
+
+    def __add__(self, other: object) -> "PageList":
+        if isinstance(other, PageList) and self._pool is other._pool and self._pool is not None:
+            return page_list(self._pool, np.concatenate((self.id_array, other.id_array)))
+        return PageList.of((*self, *other)) if isinstance(other, PageList | list) else NotImplemented
+
+    def __radd__(self, other: object) -> list[CachePage]:
+        # a list: Python asks here for ``pages += page_list`` too, and what was a list is to stay one
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"PageList({self.page_ids})"
+
+
+def page_list(
+    pool: "PagePool | None", held: "int | tuple[int, ...] | NDArray[np.int64] | tuple[CachePage, ...]"
+) -> PageList:
+    """A list of the pages of a pool by their ids, a single one's by itself; of pages of one's own (without a pool)."""
+    made = PageList()
+    made._pool = pool
+    made._held = held
+    return made

@@ -1,0 +1,249 @@
+"""SWAP-2: a cached prefix on its way to another process: content, keys and order in one file, checked where it arrives.
+
+For prefill and decode on different machines: one side computes a prompt and exports its pages, the other imports them,
+where they are a prefix like any other, to be hit by this request and by others.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from kvproof.kernels import ScaledPages
+from kvproof.spec.declarations import EngineRequest
+
+from ..cache.ragged_cache import RaggedPagesCache
+from ..cache.state_pages import StatePages
+from ..manager.cache_manager import CacheManager
+from ..manager.snapshot_fields import group_to_json
+from ..pool.hashing import hash_request_tokens
+from ..reading.arguments import integer, listed, refusal
+from .prefix_files import HEADER, VERSION, prefix_file, prefix_of_file
+
+__all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
+
+Caches = RaggedPagesCache | Sequence[StatePages]
+"""The pages of a group: of attention layers together, or the states of each layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedPrefix:
+    """Pages that hold a prefix, group by group in the order of their places. It has no token ids and no salts (SEC-2).
+
+    Attributes:
+        header: what the file says beside the pages: ``model``, ``root`` of the keys, ``groups`` and ``caches`` as they
+            are declared, ``num_tokens``, and for each group the ``keys`` of its pages, hexadecimal.
+        arrays: the pages as unsigned integers of their size, by ``group.layer.part``.
+    """
+
+    header: dict[str, Any]
+    arrays: dict[str, Any]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the pages hold."""
+        return int(self.header["num_tokens"])
+
+    def to_bytes(self, key: bytes | None = None) -> bytes:
+        """The file: a zip archive of arrays in numpy's format, one of which is the header as JSON. O(pages).
+
+        Args:
+            key: a secret of at least 16 bytes, 32 random ones as a rule: who reads the file with it refuses what was
+                changed on the way (HMAC-SHA256). None: it is not signed, and who can change it can have other pages
+                hit under its keys.
+
+        Raises:
+            TypeError: ``key`` is not bytes.
+            ValueError: it is too short (R1).
+        """
+        return prefix_file(self.header, self.arrays, key)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
+        """Reads what `to_bytes` of either package wrote; `import_prefix` holds it against a manager and its caches.
+
+        What it takes is of the order of the file's own size, whatever the file claims.
+
+        Args:
+            data: the file.
+            max_bytes: the most bytes that its arrays may have.
+            key: the key that it was signed with; None: it must not be signed.
+
+        Raises:
+            TypeError: ``data`` or ``key`` is not bytes.
+            ValueError: it is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3); the
+                key is too short (R1).
+        """
+        if not isinstance(data, bytes):
+            raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
+        return cls(*prefix_of_file(data, integer("max_bytes", max_bytes), key))
+
+
+def export_prefix(
+    manager: CacheManager, request: EngineRequest, caches: Sequence[Caches], model: str
+) -> ExportedPrefix | None:
+    """The longest cached prefix of a request, with what its pages hold (SWAP-2). Waits for the device. O(pages).
+
+    Args:
+        manager: whose cache it is in.
+        request: any request with its tokens and extra keys; live, as a rule, so that its pages stay. A hit leaves one
+            token to compute (MAN-1): all of a prompt goes once the token behind it is known.
+        caches: the pages of each group.
+        model: a fingerprint of the model and its weights, of which nothing here knows.
+
+    Returns:
+        The prefix; None where nothing is cached.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: there are not as many caches as groups, or a cache has several data shards.
+    """
+    described = _described(manager, caches, model)
+    pages, num_tokens = manager.get_computed_pages(request)
+    if not num_tokens:
+        return None
+    header = {"kvproof": HEADER, "version": VERSION, **described, "num_tokens": num_tokens}
+    ids = [[page for page in own if page] for own in pages.get_page_ids()]
+    header["keys"] = _keys(manager, request, num_tokens, [len(own) for own in ids])
+    arrays = {}
+    for group, (cache, own) in enumerate(zip(caches, ids, strict=True)):
+        if isinstance(cache, RaggedPagesCache):
+            assert cache.metadata is not None, "it was looked at"
+            layers = cache.export_pages(own, [cache.metadata.page_size] * len(own))
+            parts = [tuple(layer) if isinstance(layer, ScaledPages) else (layer,) for layer in layers]
+        else:
+            parts = [layer.read(np.array(own, np.int32)) for layer in cache]
+        for layer, arrays_of_layer in enumerate(parts):
+            for part, array in enumerate(arrays_of_layer):
+                stored = np.ascontiguousarray(np.asarray(array)[: len(own)])
+                arrays[f"{group}.{layer}.{part}"] = stored.view(f"u{stored.dtype.itemsize}")
+    return ExportedPrefix(header, arrays)
+
+
+def import_prefix(
+    manager: CacheManager, request: EngineRequest, caches: Sequence[Caches], model: str, exported: ExportedPrefix
+) -> list[Caches] | None:
+    """Puts an exported prefix into a cache, where it is hit like any other from then on (SWAP-2). O(pages).
+
+    Copies are dispatched before this returns, and all that is dispatched later comes behind them; see
+    `CacheManager.receive_pages`.
+
+    Args:
+        manager: whose cache it is to enter.
+        request: a request with the prefix's tokens and extra keys, not live.
+        caches: the pages of each group, which are written in place and no good afterwards.
+        model: the fingerprint of the model here.
+        exported: the prefix.
+
+    Returns:
+        The caches with its pages; None if too few pages are free: then nothing has changed.
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: the prefix is of another model, hash seed, page size, layout or dtype, of other tokens or extra
+            keys, or damaged; or what `receive_pages` refuses. Nothing has changed.
+    """
+    header = exported.header
+    for name, here in _described(manager, caches, model).items():
+        if json.dumps(header[name], sort_keys=True) != json.dumps(here, sort_keys=True):
+            raise refusal(ValueError, "SWAP-2", f"exported: its {name} is another one than here")
+    num_tokens = integer("exported num_tokens", header["num_tokens"], minimum=1)
+    if any(num_tokens % group.kv_cache_spec.page_size for group in manager.kv_cache_groups):
+        raise refusal(ValueError, "SWAP-2", f"exported: num_tokens={num_tokens} must be a multiple of every page size")
+    groups = manager.coordinator.groups
+    counts = [num_tokens // group.rule.page_size - group.rule.first_place(num_tokens) for group in groups]
+    if num_tokens > request.num_tokens or header["keys"] != _keys(manager, request, num_tokens, counts):
+        raise refusal(ValueError, "SWAP-2", "exported: its keys are not those of the request's prefix")
+    blocks = [_block(exported, number, cache, counts[number]) for number, cache in enumerate(caches)]
+    if len(exported.arrays) != sum(len(parts) for block in blocks for parts in block):
+        raise refusal(ValueError, "SWAP-2", "exported: it has arrays that belong to no layer")
+    plan = manager.receive_pages(request, num_tokens)
+    if plan is None:
+        return None
+    after: list[Caches] = []
+    starts = np.cumsum([0, *counts]).tolist()
+    for number, (cache, block) in enumerate(zip(caches, blocks, strict=True)):
+        copies = [copy for copy in plan.copies if copy.group_id == number]
+        rows = [copy.host_page - starts[number] for copy in copies]
+        ids = [copy.device_page for copy in copies]
+        moved = [tuple(part[rows] for part in parts) for parts in block]
+        if not copies:
+            after.append(cache)
+        elif isinstance(cache, RaggedPagesCache):
+            layers = [ScaledPages(*parts) if len(parts) > 1 else parts[0] for parts in moved]
+            after.append(cache.import_pages(ids, layers))
+        else:
+            pages = np.array(ids, np.int32)
+            after.append([layer.write(pages, parts) for layer, parts in zip(cache, moved, strict=True)])
+    manager.swap_done(plan.swap_id)
+    return after
+
+
+def _described(manager: CacheManager, caches: Sequence[Caches], model: str) -> dict[str, Any]:
+    """What two sides must have in common, ready for JSON."""
+    if not isinstance(model, str):
+        raise refusal(TypeError, "R1", f"model={model!r} must be a str")
+    given = listed("caches", caches)
+    if len(given) != manager.num_kv_cache_groups:
+        raise refusal(
+            ValueError, "R1", f"caches are {len(given)}, the manager has {manager.num_kv_cache_groups} groups"
+        )
+    groups = [group_to_json(group) | {"layer_names": None} for group in manager.kv_cache_groups]
+    return {
+        "model": model,
+        "root": manager.page_pool.none_hash.hex(),
+        "groups": json.loads(json.dumps(groups)),
+        "caches": [_layout(cache) for cache in given],
+    }
+
+
+def _layout(cache: Any) -> Any:
+    if isinstance(cache, RaggedPagesCache):
+        metadata = cache.metadata
+        if metadata is None or metadata.num_page_shards > 1:
+            raise refusal(ValueError, "SWAP-2", "caches: a prefix is of one data shard and of at least one layer")
+        names = ("num_hidden_layers", "num_kv_heads", "k_headdim", "v_headdim", "page_size", "version", "_kvdtype_str")
+        return {name: getattr(metadata, name) for name in (*names, "slot_scales", "num_head_shards")}
+    states = listed("caches", cache)
+    if not states or not all(isinstance(layer, StatePages) and layer.num_page_shards == 1 for layer in states):
+        raise refusal(TypeError, "R1", "caches must have a RaggedPagesCache or StatePages of one data shard")
+    return [
+        [[str(kind), list(pages.shape[1:])] for kind, pages in zip(own.dtypes, own.pages, strict=True)]
+        for own in states
+    ]
+
+
+def _keys(manager: CacheManager, request: EngineRequest, num_tokens: int, counts: Sequence[int]) -> list[list[str]]:
+    """For each group the digests of the last pages of a prefix, so many of them."""
+    pool = manager.page_pool
+    keys = []
+    for group, count in zip(manager.kv_cache_groups, counts, strict=True):
+        size = group.kv_cache_spec.page_size
+        chain = hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)[: num_tokens // size]
+        keys.append([key.hash_value.hex() for key in chain[len(chain) - count :]])
+    return keys
+
+
+def _block(exported: ExportedPrefix, group: int, cache: Caches, count: int) -> list[list[Any]]:
+    """The pages of one group as its layers have them: each layer's arrays, of ``count`` pages."""
+    if isinstance(cache, RaggedPagesCache):
+        layers = [jax.tree.leaves(view.kv_pages) for view in cache.views]
+        kinds = [[part.dtype for part in parts] for parts in layers]
+    else:
+        layers = [list(own.pages) for own in cache]
+        kinds = [list(own.dtypes) for own in cache]
+    block: list[list[Any]] = []
+    for layer, (parts, dtypes) in enumerate(zip(layers, kinds, strict=True)):
+        block.append([])
+        for part, (pages, dtype) in enumerate(zip(parts, dtypes, strict=True)):
+            array = exported.arrays.get(f"{group}.{layer}.{part}")
+            stored = np.dtype(f"u{np.dtype(dtype).itemsize}")
+            if array is None or array.dtype != stored or array.shape != (count, *pages.shape[1:]):
+                raise refusal(
+                    ValueError, "SWAP-2", f"exported: part {part} of layer {layer} of group {group} is damaged"
+                )
+            block[-1].append(array.view(dtype))
+    return block

@@ -1,0 +1,145 @@
+"""MAN-12: the cached map of a manager, rebuilt elsewhere from its events, by a router say."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
+
+from ..pool.hashing import PageHash, PageHashWithGroupId, read_page_hash
+from ..reading.arguments import integer, listed, refusal
+
+__all__ = ["CacheFollower"]
+
+
+class CacheFollower:
+    """Follows one pool's events and has its cached map: which page holds what, duplicates in their order.
+
+    It knows digests, tokens and extra keys, and no pool. A follower begins where the pool does, or at an event that
+    says that the cache was cleared.
+
+    Attributes:
+        cached_page_hash_to_page: the cached map, live and read-only: the ids of the pages under each key, in the
+            order in which they were cached (POOL-7).
+    """
+
+    def __init__(self) -> None:
+        self._key_of: dict[int, PageHashWithGroupId] = {}
+        self._pages: dict[PageHashWithGroupId, OrderedDict[int, None]] = {}
+        self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[int]] = _FollowedMap(self._pages)
+
+    def apply(self, events: Iterable[CacheEvent]) -> None:
+        """Applies events in order. O(events).
+
+        Args:
+            events: what a pool's or a manager's ``take_events`` returned.
+
+        Raises:
+            TypeError: something is no event, or a field of one has the wrong type.
+            ValueError: an event contradicts those before it: a page is stored that is stored already, or one
+                removed that is not there or is there under another hash. Nothing is applied then.
+        """
+        read = self._read(listed("events", events))
+        for page, key in read:
+            if page == 0:
+                self._key_of.clear()
+                self._pages.clear()
+            elif key is not None:
+                self._key_of[page] = key
+                self._pages.setdefault(key, OrderedDict())[page] = None
+            else:
+                gone = self._key_of.pop(page)
+                del self._pages[gone][page]
+                if not self._pages[gone]:
+                    del self._pages[gone]
+
+    def _read(self, events: Sequence[object]) -> list[tuple[int, PageHashWithGroupId | None]]:
+        """Reads events as (page, its key, None where it is removed), page 0 where the cache is cleared (R1)."""
+        read: list[tuple[int, PageHashWithGroupId | None]] = []
+        changed: dict[int, PageHashWithGroupId | None] = {}  # what the events before would have changed
+        cleared = False
+        for event in events:
+            if isinstance(event, CacheCleared):
+                changed.clear()
+                cleared = True
+                read.append((0, None))
+                continue
+            if not isinstance(event, PageStored | PageRemoved):
+                raise refusal(TypeError, "R1", f"events has {event!r}, which is no CacheEvent")
+            page = integer("events page_id", event.page_id, minimum=1, clause="POOL-1")
+            known = changed[page] if page in changed else None if cleared else self._key_of.get(page)
+            if isinstance(event, PageStored):
+                changed[page] = _read_key(event)
+                if known is not None:
+                    raise refusal(ValueError, "MAN-12", f"events: page {page} is stored, which is stored already")
+            else:
+                changed[page] = None
+                if known is None:
+                    raise refusal(ValueError, "MAN-12", f"events: page {page} is removed, which is not stored")
+                if (known.group_id, known.get_hash_value()) != (event.group_id, event.page_hash):
+                    raise refusal(ValueError, "MAN-12", f"events: page {page} is removed under another hash")
+            read.append((page, changed[page]))
+        return read
+
+    def num_cached_pages(self, page_hashes: Iterable[PageHash], kv_cache_group_ids: Iterable[int]) -> int:
+        """How many leading keys of a request are cached in every one of some groups (POOL-7).
+
+        Args:
+            page_hashes: the keys of the request's pages from its first on.
+            kv_cache_group_ids: the groups. O(keys x groups).
+        """
+        keys = [read_page_hash("page_hashes", key) for key in listed("page_hashes", page_hashes)]
+        groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
+        for count, key in enumerate(keys):
+            if not all(PageHashWithGroupId(key, group) in self._pages for group in groups):
+                return count
+        return len(keys)
+
+    def check(self) -> None:
+        """Verifies that pages and keys agree; O(cached pages).
+
+        Raises:
+            AssertionError: they don't; the message shows both.
+        """
+        state = f"pages {self._pages}, keys {self._key_of}"
+        mapped = {page: key for key, pages in self._pages.items() for page in pages}
+        assert mapped == self._key_of, f"POOL-7: {state}"
+        assert len(mapped) == sum(map(len, self._pages.values())), f"POOL-8: a page stands twice: {state}"
+        assert all(self._pages.values()), f"POOL-7: a key without a page: {state}"
+        assert min(self._key_of, default=1) > 0, f"POOL-1: {state}"
+        assert all(key.group_id >= 0 for key in self._pages), f"POOL-7: {state}"
+
+
+class _FollowedMap(Mapping[PageHashWithGroupId, Sequence[int]]):
+    """A follower's cached map, live and read-only. A reading is O(pages of the key)."""
+
+    __slots__ = ("_pages",)
+
+    def __init__(self, pages: Mapping[PageHashWithGroupId, Iterable[int]]) -> None:
+        self._pages = pages
+
+    def __getitem__(self, key: PageHashWithGroupId) -> tuple[int, ...]:
+        return tuple(self._pages[key])
+
+    def __iter__(self) -> Iterator[PageHashWithGroupId]:
+        return iter(self._pages)
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __repr__(self) -> str:
+        return f"CachedMap({dict(self)})"
+
+
+def _read_key(event: PageStored) -> PageHashWithGroupId:
+    """The key of a stored page (R1)."""
+    group = integer("events group_id", event.group_id)
+    key = PageHashWithGroupId(
+        read_page_hash("events page_hash", (event.page_hash, event.token_ids, event.extra_keys)), group
+    )
+    if event.parent_hash is not None and not isinstance(event.parent_hash, bytes):
+        raise refusal(TypeError, "R1", f"events parent_hash={event.parent_hash!r} must be bytes or None")
+    try:
+        hash(key)
+    except TypeError:
+        raise refusal(TypeError, "R1", f"events: the key of page {event.page_id} holds something unhashable") from None
+    return key

@@ -1,0 +1,172 @@
+"""SWAP-2, SEC-3: an exported prefix as a file: a zip archive of stored arrays, signed where a key is given.
+
+Either package reads the other's; the format is written down in the specification's `prefix_files`. Nothing in a file is
+decompressed, unpickled or evaluated, and every size that it claims is held against its own.
+"""
+
+import hashlib
+import hmac
+import io
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..reading.arguments import refusal
+
+__all__ = ["HEADER", "VERSION", "prefix_file", "prefix_of_file"]
+
+HEADER, VERSION = "exported prefix", 1
+_FIELDS = ("kvproof", "version", "model", "root", "groups", "caches", "num_tokens", "keys")
+
+_SIGNED, _DIGEST_BYTES, _LEAST_KEY = b"kvproof signed 1\n", 32, 16
+
+_PART_NAME = re.compile(r"(?:header|\d{1,9}\.\d{1,9}\.\d{1,9})\.npy", re.ASCII)
+_NPY = b"\x93NUMPY\x01\x00"
+_NPY_HEADER = re.compile(
+    rb"{'descr': '(\|u1|<u[248])', 'fortran_order': False, 'shape': \(((?:\d{1,18}, ?){0,7}\d{0,18})\), } *\n"
+)
+_BEYOND = 1 << 60
+"""What an array's number of entries is below."""
+
+
+def prefix_file(header: Mapping[str, Any], arrays: Mapping[str, Any], key: bytes | None) -> bytes:
+    """The file of a header and its arrays. O(their size).
+
+    Raises:
+        TypeError: ``key`` is neither bytes nor None.
+        ValueError: it is too short (R1).
+    """
+    signing = _signing(key)
+    file = io.BytesIO()
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(file, allow_pickle=False, header=text, **{name: np.ascontiguousarray(own) for name, own in arrays.items()})
+    archive = file.getvalue()
+    if signing is None:
+        return archive
+    signing.update(archive)
+    return b"".join((_SIGNED, signing.digest(), archive))
+
+
+def prefix_of_file(data: bytes, max_bytes: int, key: bytes | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads a header and arrays. O(size).
+
+    Args:
+        data: the file.
+        max_bytes: the most bytes that its arrays may have.
+        key: the key of its signature; None: it must have none.
+
+    Raises:
+        TypeError: ``key`` is neither bytes nor None.
+        ValueError: ``key`` is too short (R1), or the file is not signed by it, damaged or too large (SEC-3).
+    """
+    arrays = {name.removesuffix(".npy"): _array(held) for name, held in _members(_verified(data, key), max_bytes)}
+    try:
+        header = json.loads(arrays.pop("header").tobytes().decode())
+    except (KeyError, ValueError, RecursionError):
+        raise _damaged("has no header that is JSON") from None
+    if not isinstance(header, dict) or set(header) != set(_FIELDS):
+        raise _damaged(f"must have a header with the fields {list(_FIELDS)}")
+    if header["kvproof"] != HEADER or type(header["version"]) is not int or header["version"] != VERSION:
+        raise _damaged(f"must be of the kind {HEADER!r}, version {VERSION}")
+    if type(header["num_tokens"]) is not int or header["num_tokens"] <= 0:
+        raise _damaged("must have num_tokens of at least 1 in its header")
+    return header, arrays
+
+
+def _damaged(problem: str) -> Exception:
+    return refusal(ValueError, "SEC-3", f"data {problem}")
+
+
+# -- Signatures -----------------------------------------------------------------------------------
+
+
+def _signing(key: object) -> hmac.HMAC | None:
+    """What signs by a key, the mark of signed files taken in; None without a key. No message shows a key (SEC-2)."""
+    if key is None:
+        return None
+    if not isinstance(key, bytes):
+        raise refusal(TypeError, "R1", f"key={type(key).__name__} must be bytes")
+    if len(key) < _LEAST_KEY:
+        raise refusal(ValueError, "R1", f"key of {len(key)} bytes must have at least {_LEAST_KEY}")
+    return hmac.new(key, _SIGNED, hashlib.sha256)
+
+
+def _verified(data: bytes, key: bytes | None) -> bytes:
+    """The archive in a file, after its signature was looked at."""
+    signing, is_signed = _signing(key), data.startswith(_SIGNED)
+    if signing is None:
+        if is_signed:
+            raise _damaged("is signed and needs its key")
+        return data
+    if not is_signed:
+        raise _damaged("is not signed, though a key is given")
+    start = len(_SIGNED) + _DIGEST_BYTES
+    signing.update(memoryview(data)[start:])
+    if not hmac.compare_digest(signing.digest(), data[len(_SIGNED) : start]):
+        raise _damaged("was signed by another key, or changed since")
+    return data[start:]
+
+
+# -- The archive ----------------------------------------------------------------------------------
+
+
+def _members(archive: bytes, max_bytes: int) -> list[tuple[str, bytes]]:
+    """The members of an archive, by their names."""
+    if not archive.startswith(b"PK\x03\x04"):
+        raise _damaged("is no zip archive from its first byte on")
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as file:
+            entries = file.infolist()
+            problem = _problem(entries, len(archive), max_bytes)
+            members = [] if problem else [(entry.filename, file.read(entry)) for entry in entries]
+    except (
+        zipfile.BadZipFile,
+        struct.error,
+        ValueError,
+        EOFError,
+        OSError,
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
+        raise _damaged(f"is a damaged zip archive: {type(error).__name__}") from None
+    if problem:
+        raise _damaged(problem)
+    return members
+
+
+def _problem(entries: Sequence[zipfile.ZipInfo], num_bytes: int, max_bytes: int) -> str:
+    """Why members are not read; empty if they are."""
+    size = sum(entry.file_size for entry in entries)
+    if size > max_bytes:
+        return f"has arrays of {size} bytes, max_bytes={max_bytes}"
+    if size > num_bytes:
+        return f"claims {size} bytes in a file of {num_bytes}"
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size or entry.flag_bits & 1:
+            return "has a member that is not stored as it is"
+    names = [entry.filename for entry in entries]
+    if len(set(names)) < len(names) or not all(map(_PART_NAME.fullmatch, names)):
+        return "must have members named header.npy and group.layer.part.npy, each once"
+    return ""
+
+
+def _array(content: bytes) -> Any:
+    """An array in numpy's format 1.0, unsigned and in C order, that fills its member. It is a view of it."""
+    start = 10 + int.from_bytes(content[8:10], "little")
+    found = _NPY_HEADER.fullmatch(content[10:start])
+    if content[:8] != _NPY or found is None:
+        raise _damaged("has a member that is no array as kvproof writes them")
+    sizes = found[2].decode().replace(",", " ").split()
+    shape, dtype = [int(size) for size in sizes], np.dtype(found[1].decode())
+    if prod(size or 1 for size in shape) >= _BEYOND:
+        raise _damaged("has an array of a larger size than any cache")
+    if prod(shape) * dtype.itemsize != len(content) - start:
+        raise _damaged(f"has an array of {dtype}{shape} in {len(content) - start} bytes")
+    return np.frombuffer(content, dtype, offset=start).reshape(shape)

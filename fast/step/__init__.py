@@ -1,0 +1,1 @@
+"""MAN-11: the batched step."""

@@ -1,0 +1,219 @@
+"""MAN-3, MAN-11: publishing the pages that a batched step fills.
+
+In most steps every request that fills a page fills one, right behind the page that it published last, and its tokens
+lie in an int32 array. Which page that is, is worked out on arrays, or in a loop where there are few (`small_step`), and
+for each request a slice of its tokens is read. Its first such page lengthens the run that holds the page before, the
+next ones are noted and their tokens put aside (`growing_tails`). Where any request of the step needs more than that,
+all of them go the way of the single call, in its order.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..groups.cache_group import CacheGroup
+from ..groups.coordinator import CacheCoordinator
+from ..groups.publishing import Publishing
+from ..pool.page_keys import KeyStretch
+from ..reading.request_reading import plain_tokens
+
+__all__ = ["Filled", "NextPage", "NextPages", "publish_filled", "publish_next_pages", "read_filled"]
+
+
+NextPage = tuple[int, int, int, bytes, bytes]
+"""A page about to be published behind another: its request's slot, itself, its place in the request, its token bytes,
+and the encoding of the extra keys that touch it."""
+
+
+class NextPages(NamedTuple):
+    """What was read of the next pages of one group's requests, an entry for each.
+
+    Attributes:
+        group: the group.
+        places: the requests' places in the step, `i64[m]`.
+        slots: their slots, `i64[m]`.
+        first: the places of the pages, `i64[m]`.
+        after: the cached pages before them.
+        tokens: their token bytes.
+        extra: the encodings of the extra keys that touch them.
+        keys: their keys, each by itself; empty where none are kept.
+    """
+
+    group: CacheGroup
+    places: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    first: NDArray[np.int64]
+    after: list[int]
+    tokens: list[bytes]
+    extra: list[bytes]
+    keys: list[KeyStretch | None]
+
+
+class Filled(NamedTuple):
+    """What a step publishes: either ``next_pages`` of each group, or entries in the order of the single calls.
+
+    Attributes:
+        next_pages: the usual case, by groups.
+        entries: a request's place in the step, its slot, and what was read of its pages.
+    """
+
+    next_pages: list[NextPages]
+    entries: list[tuple[int, int, Publishing]]
+
+    def of(self, granted: NDArray[np.bool_]) -> "Filled":
+        """What of it is due to requests that were granted slots; one by one, since some were not."""
+        entries: list[tuple[int, int, Publishing]] = [
+            (place, slot, (group, first, after, first + 1, text, keys[number] if keys else None))
+            for group, places, slots, firsts, before, tokens, _, keys in self.next_pages
+            for number, (place, slot, first, after, text) in enumerate(
+                zip(places.tolist(), slots.tolist(), firsts.tolist(), before, tokens, strict=True)
+            )
+        ]
+        kept = [entry for entry in [*entries, *self.entries] if granted[entry[0]]]
+        return Filled([], sorted(kept, key=_in_order))
+
+
+def _in_order(entry: tuple[int, int, Publishing]) -> tuple[int, int]:
+    place, _, (group, *_) = entry
+    return place, group.group_id
+
+
+def read_filled(
+    coordinator: CacheCoordinator,
+    slots: NDArray[np.int64],
+    computed: NDArray[np.int64],
+    promised: NDArray[np.int64],
+) -> Filled:
+    """Reads what publishing takes, for the requests of a step that fill a page; changes nothing (R1).
+
+    Args:
+        coordinator: the groups at work.
+        slots: the requests' slots, `i64[n]`.
+        computed: their computed tokens, `i64[n]`.
+        promised: these and their new tokens, `i64[n]`.
+    """
+    groups = coordinator.publishing
+    if coordinator.page_pool.keeps_keys and len(groups) > 1:  # what events tell goes request by request
+        return Filled([], _entries(coordinator, slots, computed, promised))
+    pages: list[NextPages] = []
+    for group in groups:
+        first = group.published[slots]
+        num_new = promised // group.page_size - first
+        places = (num_new > 0).nonzero()[0]
+        if not places.size:
+            continue
+        usual = not group.rule.has_states and not (num_new > 1).nonzero()[0].size
+        own = (slots, first) if len(places) == len(slots) else (slots[places], first[places])
+        next_pages = _next_pages(coordinator, group, places, *own, computed) if usual else None
+        if next_pages is None:
+            return Filled([], _entries(coordinator, slots, computed, promised))
+        pages.append(next_pages)
+    return Filled(pages, [])
+
+
+def _next_pages(
+    coordinator: CacheCoordinator,
+    group: CacheGroup,
+    places: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    first: NDArray[np.int64],
+    computed: NDArray[np.int64],
+) -> NextPages | None:
+    """What is to be published if all of it is of the usual kind, else None; ``computed`` is of the whole step."""
+    pool = coordinator.page_pool
+    if not first.item(first.argmin()):
+        return None  # a first page has none before it
+    if group.rule.gives_back and np.count_nonzero(first <= group.rule.first_place(computed[places])):
+        return None  # the page before is about to be given back
+    live = coordinator.live
+    if (pool.num_withdrawals or live.any_withdrawn) and (live.withdrawals[slots] != pool.num_withdrawals).any():
+        return None  # the page before may have lost its hash since
+    after = group.cells[group.origins[slots] + (first - 1)]
+    if pool.index.num_cached(after) < len(after):
+        return None
+    by_slot, segments = slots.tolist(), group.segments
+    extra = [b""] * len(by_slot)
+    if not group.is_plain:
+        if any(len(segments[slot]) > 1 for slot in by_slot):
+            return None
+        extra = [segments[slot][0].extra for slot in by_slot]
+    requests, size = live.requests, group.page_size
+    tokens: list[bytes] = []
+    for slot, begin in zip(by_slot, (first * size).tolist(), strict=True):
+        text = plain_tokens(requests[slot], begin, begin + size)
+        if text is None:
+            return None
+        tokens.append(text)
+    next_pages = NextPages(group, places, slots, first, after.tolist(), tokens, extra, [])
+    if pool.keeps_keys:
+        for slot, place, before, text in zip(by_slot, first.tolist(), next_pages.after, tokens, strict=True):
+            next_pages.keys.append(pool.keys_to_be(group.tree, text, segments[slot], place, before))
+    return next_pages
+
+
+def _entries(
+    coordinator: CacheCoordinator, slots: NDArray[np.int64], computed: NDArray[np.int64], promised: NDArray[np.int64]
+) -> list[tuple[int, int, Publishing]]:
+    """What is to be published, read request by request."""
+    entries = []
+    columns = (column.tolist() for column in (slots, computed, promised))
+    for place, (slot, done, end) in enumerate(zip(*columns, strict=True)):
+        request = coordinator.live.requests[slot]
+        assert request is not None, "a live slot has a request"
+        for publishing in coordinator.publisher.read(request, slot, done, end, end):
+            entries.append((place, slot, publishing))
+    return entries
+
+
+def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
+    """Publishes what was read, in order."""
+    pool = coordinator.page_pool
+    for group, _, slots, first, _, tokens, extra, keys in filled.next_pages:
+        pages = group.cells[group.origins[slots] + first].astype(np.int64)
+        numbers = group.tail_runs[slots]
+        if np.count_nonzero(numbers) == len(numbers):  # they are of different runs, and their order does not show
+            tails = group.tails
+            for slot, text in zip(slots.tolist(), tokens, strict=True):
+                tails[slot].tokens += text
+            group.published[slots] = first + 1
+            pool.index.lengthen(numbers, pages, first)
+            pool.note_keys(pages, None)
+        else:
+            entries = zip(slots.tolist(), pages.tolist(), first.tolist(), tokens, extra, strict=True)
+            publish_next_pages(coordinator, group, entries, keys)
+    for _, slot, publishing in filled.entries:
+        coordinator.publisher.publish(slot, publishing)
+
+
+def publish_next_pages(
+    coordinator: CacheCoordinator, group: CacheGroup, pages: Iterable[NextPage], keys: Sequence[KeyStretch | None]
+) -> None:
+    """Publishes the next pages of requests, in order; where keys are kept, notes them.
+
+    Args:
+        coordinator: the groups at work.
+        group: the pages' group.
+        pages: the pages.
+        keys: their keys, each by itself; empty where none are kept.
+    """
+    pool, index = coordinator.page_pool, coordinator.page_pool.index
+    sampling = pool.counter_sampling
+    published, tail_runs, tails = group.num_published, group.num_tail_runs, group.tails
+    for number, (slot, page, first, tokens, extra) in enumerate(pages):
+        if tail_runs[slot]:
+            tails[slot].tokens += tokens
+            published[slot] = first + 1
+            index.lengthen_one(tail_runs[slot], page, first)
+            if not page % sampling:
+                pool.note_keys((page,), None)
+            continue
+        after, key = group.cell[group.num_origins[slot] + first - 1], keys[number] if keys else None
+        if index.publish_next(page, after, first, tokens, extra):
+            published[slot] = first + 1
+            if keys or not page % sampling:
+                pool.note_keys((page,), key)
+        else:
+            coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, key))
+        coordinator.publisher.begin_tail(group, slot)

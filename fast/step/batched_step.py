@@ -1,0 +1,256 @@
+"""MAN-11: a whole decode or mixed step in one call.
+
+Most requests of a step find nothing to do: they neither need a page nor fill one nor give one back. Comparisons
+with two columns tell (`LiveRequests.needs_at`, ``due_at``), and for these only three columns are written. For the
+others, lengths, counts and page lists are columns and tables as well: one bulk take, one scatter into the rows and one
+into the page tables. Only requests that fill a page are looked at one by one, to publish it. Where pages may run short,
+or the order of single takes would show (pages given back that are taken again in the same step), they are served one by
+one through the code of the single call; where there are few, in plain loops (`small_step`).
+
+Small arrays cost what a call costs: `nonzero` and a ufunc's ``reduce`` take a third of `any`, `sum` and `max`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..groups.coordinator import CacheCoordinator
+from ..table.page_table import MultiGroupPageTable
+from ..table.table_rows import Ids, PageBatch
+from .batched_publishing import publish_filled, read_filled
+from .growth import Growth, growth_of
+from .slot_batch import SlotBatch
+from .small_step import FEW, read_small_step
+from .step_reading import Asked, read_asked, read_rows, too_short
+
+__all__ = ["allocate_batch"]
+
+_NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
+_NOBODY.flags.writeable = False
+
+_NOTHING: NDArray[np.int32] = np.empty(0, np.int32)
+_NOTHING.flags.writeable = False
+
+
+def allocate_batch(
+    coordinator: CacheCoordinator,
+    slots: Ids,
+    num_computed_tokens: Ids,
+    num_new_tokens: Ids | int,
+    num_lookahead_tokens: Ids | int,
+    delay: bool,
+    tables: MultiGroupPageTable | None,
+    rows: Ids | None,
+) -> SlotBatch:
+    """`CacheManager.allocate_slots_batch`, whose arguments these are."""
+    asked = read_asked(coordinator, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
+    requests, where, computed, promised, all_slots, _, growing, due, goes_on = asked
+    doing = _NOBODY if delay else due
+    num_busy = growing.size + doing.size
+    small = read_small_step(coordinator, asked, doing) if 0 < num_busy <= FEW else None
+    row_ids = read_rows(coordinator, where, len(requests), tables, rows)
+    granted = np.empty(len(requests), bool)
+    granted.fill(True)
+    if small is not None:
+        if tables is not None and row_ids is not None:
+            small.require_room(tables, row_ids)
+        _write_columns(coordinator, goes_on, where, computed, promised, all_slots)
+        return SlotBatch(granted, *small.serve(coordinator, growing, tables, row_ids))
+    if num_busy:
+        return _serve_many(coordinator, asked, doing, granted, tables, row_ids)
+    _write_columns(coordinator, goes_on, where, computed, promised, all_slots)
+    num_groups = len(coordinator.groups)
+    nobody = (_NOBODY,) * num_groups
+    return SlotBatch(granted, (_NOTHING,) * num_groups, nobody, nobody)
+
+
+def _write_columns(
+    coordinator: CacheCoordinator,
+    goes_on: bool,
+    where: NDArray[np.int64] | slice,
+    computed: NDArray[np.int64],
+    promised: NDArray[np.int64],
+    slots: NDArray[np.int64],
+) -> None:
+    """Notes the counts of requests that were granted slots; ``goes_on`` as in `Asked`."""
+    live = coordinator.live
+    live.computed[where] = computed
+    if goes_on:  # they had less
+        live.promised[where] = promised
+        live.slots[where] = slots
+        return
+    live.promised[where] = np.maximum(live.promised[where], promised)
+    live.slots[where] = np.maximum(live.slots[where], slots)
+
+
+# -- Many at once ---------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """Some requests of a batched step, an entry for each, `i64[n]`.
+
+    Attributes:
+        requests: their slots.
+        computed: their computed tokens.
+        promised: these and their new tokens.
+        slots: these and their look-ahead, cut at the longest request.
+    """
+
+    requests: NDArray[np.int64]
+    computed: NDArray[np.int64]
+    promised: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+
+def _step_of(asked: Asked, places: NDArray[np.int64]) -> Step:
+    """The entries of some of the requests."""
+    promised = asked.promised[places]
+    slots = promised if asked.slots is asked.promised else asked.slots[places]  # as where nothing looks ahead
+    return Step(asked.requests[places], asked.computed[places], promised, slots)
+
+
+def _serve_many(
+    coordinator: CacheCoordinator,
+    asked: Asked,
+    doing: NDArray[np.int64],
+    granted: NDArray[np.bool_],
+    tables: MultiGroupPageTable | None,
+    rows: NDArray[np.int64] | None,
+) -> SlotBatch:
+    """What is to be done for the requests that have something to do, in array operations.
+
+    Args:
+        coordinator: the groups at work.
+        asked: the step.
+        doing: the places of those that may fill a page that is to be published now.
+        granted: whether each request is given slots; those that are not are noted here.
+        tables: the page tables to be appended to, and
+        rows: the requests' rows in them.
+    """
+    growing = asked.growing
+    takers, doers = _step_of(asked, growing), _step_of(asked, doing)
+    growths = [growth_of(group, takers.requests, takers.promised, takers.slots) for group in coordinator.groups]
+    if tables is not None and rows is not None:
+        _require_room(growths, tables, rows[growing])
+    filled = read_filled(coordinator, doers.requests, doers.computed, doers.promised)
+    for growth in growths:  # before anything changes: memory may end here
+        if growth.total:
+            growth.group.make_room_for(growth.slots, growth.ends)
+    total = sum([growth.total for growth in growths])
+    _, where, computed, promised, slots, *_ = asked
+    if total <= coordinator.page_pool.get_num_free_pages() and coordinator.takes_in_bulk():
+        if coordinator.gives_back:
+            _give_back_all(coordinator, takers, growths)
+        new = _take_all(coordinator, takers, growths, total)
+    else:
+        granted[growing] = served = _take_one_by_one(coordinator, takers)
+        if not served.all():
+            growths = [growth.of(served) for growth in growths]
+            filled = filled.of(granted[doing])
+            where, computed, promised, slots = _step_of(asked, granted.nonzero()[0])
+        new = [growth.new_entries() for growth in growths]
+    _write_columns(coordinator, asked.goes_on, where, computed, promised, slots)
+    publish_filled(coordinator, filled)
+    coordinator.note_needs_of(takers.requests)
+    coordinator.note_due_of(takers.requests if coordinator.gives_back else doers.requests)
+    if tables is not None and rows is not None:
+        _append(growths, new, tables, rows[growing])
+    places = [growing[growth.places] for growth in growths]
+    return SlotBatch(granted, tuple(new), tuple(places), tuple([growth.entries for growth in growths]))
+
+
+def _require_room(growths: Sequence[Growth], tables: MultiGroupPageTable, rows: NDArray[np.int64]) -> None:
+    """Refuses rows that are too short, whoever will be granted pages; ``rows`` are those of the requests that grow."""
+    for growth, table in zip(growths, tables.page_tables, strict=True):
+        width = table.max_num_pages_per_req
+        short = (growth.ends > width).nonzero()[0]
+        if short.size:
+            worst = growth.ends.argmax()
+            raise too_short(rows[growth.places[worst]], growth.ends[worst], width)
+
+
+def _give_back_all(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth]) -> None:
+    """`remove_skipped_pages` for the requests that have such pages, in order."""
+    some = np.zeros(len(step.requests), bool)
+    taken = np.zeros(len(step.requests), np.int64)
+    for growth in growths:
+        group = growth.group
+        taken[growth.places] += growth.taken
+        if group.rule.gives_back:
+            some |= group.rule.first_place(step.computed) > group.given_back[step.requests]
+    pool = coordinator.page_pool
+    clock = pool.clock
+    earlier = np.cumsum(taken) - taken
+    for place in some.nonzero()[0].tolist():
+        pool.clock = clock + int(earlier[place])  # as if the requests before had taken theirs already (MAN-12)
+        coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
+    pool.clock = clock
+
+
+def _take_all(
+    coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth], total: int
+) -> list[NDArray[np.int32]]:
+    """Takes all pages of a step at once and deals them out in the order of the single calls.
+
+    Returns:
+        The new entries of each group's lists.
+    """
+    new = [_NOTHING for _ in growths]
+    if total:
+        pages = coordinator.page_pool.take(total)
+        growing = [growth for growth in growths if growth.total]
+        for growth, begins in zip(growing, _begins(growing), strict=True):
+            new[growth.group.group_id] = growth.deal(pages, begins)
+        if coordinator.has_states:
+            _note_copies(coordinator, step, growths)
+    return new
+
+
+def _begins(growths: Sequence[Growth]) -> Sequence[NDArray[np.int64] | None]:
+    """Where each list's share of the step's pages begins: request by request, group by group; None: in order."""
+    if len(growths) == 1:
+        return [None]
+    taken = np.concatenate([growth.taken for growth in growths])
+    order = np.argsort(np.concatenate([growth.places for growth in growths]), kind="stable")
+    begins = np.empty(len(taken), np.int64)
+    begins[order] = np.cumsum(taken[order]) - taken[order]
+    return np.split(begins, np.cumsum([len(growth.taken) for growth in growths])[:-1])
+
+
+def _note_copies(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth]) -> None:
+    """Notes the state copies of a step, request by request."""
+    with_states = [growth for growth in growths if growth.group.rule.has_states]
+    new = [
+        (place, growth.group.group_id, slot, end)
+        for growth in with_states
+        for place, slot, end in zip(growth.places.tolist(), growth.slots.tolist(), growth.ends.tolist(), strict=True)
+    ]
+    for place, group_id, slot, end in sorted(new):
+        group = coordinator.groups[group_id]
+        coordinator.note_copy(group, slot, int(step.computed[place]), group.page_at(slot, end - 1))
+
+
+def _take_one_by_one(coordinator: CacheCoordinator, step: Step) -> NDArray[np.bool_]:
+    """Serves the requests in order, as single calls would; returns who was granted slots."""
+    columns = (step.requests, step.computed, step.promised, step.slots)
+    entries = zip(*[column.tolist() for column in columns], strict=True)
+    return np.array([coordinator.advance(*entry) is not None for entry in entries], bool)
+
+
+# -- What came of it ------------------------------------------------------------------------------
+
+
+def _append(
+    growths: Sequence[Growth],
+    new: Sequence[NDArray[np.int32]],
+    tables: MultiGroupPageTable,
+    rows: NDArray[np.int64],
+) -> None:
+    """Appends the new entries to the rows of the requests that are busy."""
+    for growth, table, pages in zip(growths, tables.page_tables, new, strict=True):
+        if pages.size:
+            own = rows[growth.places]
+            cells = growth.cells(own, table.max_num_pages_per_req)
+            table.write_batch(PageBatch(own, growth.ends, cells, pages.astype(np.int64)))

@@ -1,0 +1,1 @@
+"""TAB: page tables on the host and on the device."""

@@ -1,0 +1,214 @@
+"""TAB-7: where the tokens of a step go, worked out from a page table's host rows.
+
+A cache slot is the number of a place for one token: page times page size plus offset. Both functions here read
+their arguments as a whole and work on arrays; only where something is to be refused, or a page size is so large
+that 64-bit products could overflow, do they go through the tokens one by one.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reading.arguments import id_array, index, integer, materialised, plain_array, refusal
+
+__all__ = ["slot_mapping", "update_slices"]
+
+# Below this page size no product of a page id, a count or a column with it leaves 64 bits.
+_LARGE_PAGE = 2**31
+_SLOTS = 2**31
+_FAR = 2**62  # past every token of such pages
+
+
+def slot_mapping(
+    host: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    max_num_batched_tokens: int,
+    req_indices: object,
+    positions: object,
+    page_size: object,
+) -> NDArray[np.int32]:
+    """The cache slot of each token of a step (TAB-7). O(max_num_batched_tokens).
+
+    Args:
+        host: the host's rows, `i32[max_num_reqs, max_num_pages_per_req]`.
+        counts: how many pages each row names, `i32[max_num_reqs]`.
+        max_num_batched_tokens: the length of the result.
+        req_indices: the row of each token, `[num_tokens]`.
+        positions: the position of each token in its row, `[num_tokens]`.
+        page_size: tokens in a page.
+
+    Returns:
+        `i32[max_num_batched_tokens]`: the slots, then -1.
+
+    Raises:
+        IndexError: a row does not exist, or a token lies past the row's pages.
+        ValueError: more tokens than ``max_num_batched_tokens``, or a slot that no int32 holds.
+    """
+    size = integer("page_size", page_size, minimum=1)
+    rows = id_array("req_indices", req_indices, len(counts), "TAB-2")
+    given = materialised("positions", positions)
+    if len(rows) != len(given):
+        raise refusal(ValueError, "TAB-7", f"req_indices names {len(rows)} tokens, positions {len(given)}")
+    if len(rows) > max_num_batched_tokens:
+        raise refusal(ValueError, "TAB-7", f"{len(rows)} tokens exceed max_num_batched_tokens={max_num_batched_tokens}")
+    mapping = np.full(max_num_batched_tokens, -1, np.int32)
+    if len(rows):
+        slots = _slots(host, counts, rows, plain_array(given), size)
+        mapping[: len(rows)] = _slots_one_by_one(host, counts, rows, given, size) if slots is None else slots
+    return mapping
+
+
+def update_slices(
+    host: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    max_num_batched_tokens: int,
+    req_indices: object,
+    starts: object,
+    lengths: object,
+    page_size: object,
+) -> NDArray[np.int32]:
+    """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7).
+
+    O(max_slices); the number of tokens in a run costs nothing.
+
+    Args:
+        host: the host's rows, `i32[max_num_reqs, max_num_pages_per_req]`.
+        counts: how many pages each row names, `i32[max_num_reqs]`.
+        max_num_batched_tokens: the most tokens of a step.
+        req_indices: the rows, each once, in the order in which their tokens stand in the step, `[n]`.
+        starts: the position of each row's first token in the step, `[n]`.
+        lengths: how many tokens of each row are in the step, `[n]`.
+        page_size: tokens in a page.
+
+    Returns:
+        `i32[3, max_slices]`, a column (first slot, first token of the step, length) for each run, then -1;
+        ``max_slices`` is ``min(2 * max_num_reqs + max_num_batched_tokens // page_size, max_num_batched_tokens)``.
+
+    Raises:
+        IndexError: a row does not exist, or a token lies past the row's pages.
+        ValueError: a row named twice, more tokens than ``max_num_batched_tokens``, or a slot that no int32 holds.
+    """
+    size = integer("page_size", page_size, minimum=1)
+    rows = id_array("req_indices", req_indices, len(counts), "TAB-2")
+    first_given, first = _naturals("starts", starts)
+    given, num = _naturals("lengths", lengths)
+    if not len(rows) == len(first) == len(num):
+        raise refusal(
+            ValueError, "TAB-7", f"req_indices names {len(rows)} rows, starts {len(first)}, lengths {len(num)}"
+        )
+    if len(rows) > 1 and len(np.unique(rows)) < len(rows):
+        raise refusal(ValueError, "TAB-7", f"req_indices={rows.tolist()} names a row twice")
+    # The largest alone is looked at first: then the sum can't overflow.
+    if len(num) and (int(num.max()) > max_num_batched_tokens or int(num.sum()) > max_num_batched_tokens):
+        raise refusal(
+            ValueError,
+            "TAB-7",
+            f"lengths: {sum(map(int, given))} tokens exceed max_num_batched_tokens={max_num_batched_tokens}",
+        )
+    most = min(2 * len(counts) + max_num_batched_tokens // size, max_num_batched_tokens)
+    slices = np.full((3, most), -1, np.int32)
+    some = np.flatnonzero(num)  # rows without a token have no run, and no first token that must exist
+    if some.size:
+        runs = _runs(host, counts, rows[some], first[some], num[some], size)
+        if runs is None:
+            firsts = [int(first_given[place]) for place in some]
+            runs = _runs_one_by_one(host, counts, rows[some], firsts, num[some], size)
+        slices[:, : runs.shape[1]] = runs
+    return slices
+
+
+# -- On arrays ------------------------------------------------------------------------------------
+
+
+def _naturals(name: str, values: object) -> tuple[NDArray[Any] | list[Any], NDArray[np.int64]]:
+    """Reads numbers from 0 on: as given, and as an array in which huge ones are merely large."""
+    given = materialised(name, values)
+    numbers = plain_array(given)
+    if numbers is None or (numbers.size and int(numbers.min()) < 0):
+        given = [integer(name, value) for value in given]
+        numbers = np.array([min(value, _FAR) for value in given], np.int64)
+    return given, np.minimum(numbers, _FAR)
+
+
+def _slots(
+    host: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64] | None,
+    size: int,
+) -> NDArray[np.int64] | None:
+    """The slots of tokens, or None where one is refused or numbers are too large for this way."""
+    if positions is None or size >= _LARGE_PAGE:
+        return None
+    if int(positions.min()) < 0 or bool((positions >= counts[rows].astype(np.int64) * size).any()):
+        return None
+    columns, offsets = np.divmod(positions, size)
+    slots: NDArray[np.int64] = host[rows, columns].astype(np.int64) * size + offsets
+    return None if int(slots.max()) >= _SLOTS else slots
+
+
+def _runs(
+    host: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    first: NDArray[np.int64],
+    num: NDArray[np.int64],
+    size: int,
+) -> NDArray[np.int64] | None:
+    """The runs of rows that have tokens, or None as in `_slots`."""
+    if size >= _LARGE_PAGE:
+        return None
+    past = first + num
+    if bool((past > counts[rows].astype(np.int64) * size).any()):
+        return None
+    first_column = first // size
+    num_runs = (past - 1) // size - first_column + 1
+    # From here on an entry for each run: the row's figures, and the run's column in it.
+    of_row = np.repeat(np.arange(len(rows)), num_runs)
+    earlier_runs = np.cumsum(num_runs) - num_runs
+    column = np.arange(len(of_row)) - (earlier_runs - first_column)[of_row]
+    begin = np.maximum(first[of_row], column * size)
+    end = np.minimum(past[of_row], (column + 1) * size)
+    slot = host[rows[of_row], column].astype(np.int64) * size + begin % size
+    token = (np.cumsum(num) - num - first)[of_row] + begin
+    length = end - begin
+    return None if int((slot + length).max()) > _SLOTS else np.stack([slot, token, length])
+
+
+# -- Token by token -------------------------------------------------------------------------------
+
+
+def _slots_one_by_one(
+    host: NDArray[np.int32], counts: NDArray[np.int32], rows: NDArray[np.int64], positions: Iterable[object], size: int
+) -> list[int]:
+    """The slots of tokens; refuses the first token that has none."""
+    slots = []
+    for row, position in zip(rows.tolist(), positions, strict=True):
+        column, offset = divmod(index("positions", position, int(counts[row]) * size, "TAB-7"), size)
+        slot = int(host[row, column]) * size + offset
+        if slot >= _SLOTS:
+            raise refusal(ValueError, "TAB-7", f"positions={position}: slot {slot} does not fit an int32")
+        slots.append(slot)
+    return slots
+
+
+def _runs_one_by_one(
+    host: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    first: list[int],
+    num: NDArray[np.int64],
+    size: int,
+) -> NDArray[np.int64]:
+    """The runs of rows that have tokens; refuses the first token that has no slot."""
+    token_rows = np.repeat(rows, num)
+    positions = [start + place for start, length in zip(first, num.tolist(), strict=True) for place in range(length)]
+    slots = _slots_one_by_one(host, counts, token_rows, positions, size)
+    begins = [
+        token
+        for token, position in enumerate(positions)
+        if position % size == 0 or not token or token_rows[token] != token_rows[token - 1]
+    ]
+    return np.array([[slots[token] for token in begins], begins, np.diff([*begins, len(slots)])], np.int64)

@@ -1,0 +1,1 @@
+"""ATT: attention over pages, in float64."""

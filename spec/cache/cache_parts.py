@@ -1,0 +1,112 @@
+"""CACHE-5: the parts of a cache that is split over devices.
+
+KV heads are split in ``num_head_shards`` parts, pages in ``num_page_shards`` pools. The pages of a layer are the parts,
+each laid out by itself, laid end to end: pools along the first axis, heads along the axis of rows (or of groups of
+rows). Each part is updated and read by itself: with its pool's rows of queries, keys, values and metadata, and its
+heads of them. So the result is that of one device.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layout.cache_dtypes import CODES, ScaledPages
+from ..reading.arguments import refusal
+from ..reading.array_arguments import array_of
+from .cache_metadata import RaggedPagesCacheMetaData
+from .ragged_metadata import RaggedPagesMetadata
+
+__all__ = ["CacheParts", "Part", "require_pages"]
+
+
+class Part(NamedTuple):
+    """One part of a cache: a pool, and some of the heads of its pages."""
+
+    pool: int
+    heads: int
+
+
+class CacheParts:
+    """How arrays are taken apart and put together.
+
+    Args:
+        metadata: what the cache is made of.
+    """
+
+    def __init__(self, metadata: RaggedPagesCacheMetaData) -> None:
+        self._pools = metadata.num_page_shards
+        self._heads = metadata.num_head_shards
+
+    def __iter__(self) -> Iterator[Part]:
+        """All parts."""
+        return (Part(pool, heads) for pool in range(self._pools) for heads in range(self._heads))
+
+    def step(self, step: RaggedPagesMetadata, part: Part) -> RaggedPagesMetadata:
+        """What a step tells a part's pool."""
+        return step.shard(part.pool, self._pools)
+
+    def batch(self, step: RaggedPagesMetadata, part: Part) -> tuple[Any, Any, Any, Any]:
+        """A part's lengths, page table, starts and number of sequences, as attention takes them."""
+        own = self.step(step, part)
+        return own.context_lens, own.pages_tables, own.query_start_loc, own.num_seqs
+
+    def tokens(self, array: NDArray[Any], part: Part) -> NDArray[Any]:
+        """The rows and heads of `[T, H, D]` that belong to a part."""
+        return self._of(array, part, axis=1)
+
+    def sinks(self, sinks: Any, part: Part) -> NDArray[Any] | None:
+        """The sinks of a part's heads, out of `f32[Hq]`."""
+        if sinks is None:
+            return None
+        return _split(array_of("sinks", sinks, ("Hq",), (CODES["f32"],)), 0, part.heads, self._heads)
+
+    def pages(self, kv_pages: Any, part: Part) -> Any:
+        """A part's pages, with its scales if there are scales."""
+        if isinstance(kv_pages, ScaledPages):
+            return ScaledPages(*(self._of(np.asarray(array), part, axis=2) for array in kv_pages))
+        return self._of(np.asarray(kv_pages), part, axis=2)
+
+    def joined(self, parts: Mapping[Part, NDArray[Any]], axis: int) -> NDArray[Any]:
+        """Arrays of all parts as one: pools along the first axis, heads along another one."""
+        pools = [[parts[Part(pool, heads)] for heads in range(self._heads)] for pool in range(self._pools)]
+        return np.concatenate([np.concatenate(heads, axis) for heads in pools])
+
+    def joined_pages(self, parts: Mapping[Part, Any]) -> Any:
+        """The pages of all parts as one."""
+        if isinstance(next(iter(parts.values())), ScaledPages):
+            values = self.joined({part: pages.values for part, pages in parts.items()}, axis=2)
+            return ScaledPages(values, self.joined({part: pages.scales for part, pages in parts.items()}, axis=2))
+        return self.joined(parts, axis=2)
+
+    def _of(self, array: NDArray[Any], part: Part, axis: int) -> NDArray[Any]:
+        return _split(_split(array, 0, part.pool, self._pools), axis, part.heads, self._heads)
+
+
+def _split(array: NDArray[Any], axis: int, number: int, parts: int) -> NDArray[Any]:
+    """One of the equal parts of an array along an axis (R1)."""
+    size = array.shape[axis]
+    if size % parts:
+        raise refusal(ValueError, "CACHE-5", f"an array of shape {array.shape} can't be split in {parts} along {axis=}")
+    return np.take(array, range(number * size // parts, (number + 1) * size // parts), axis)
+
+
+def require_pages(metadata: RaggedPagesCacheMetaData, pages: Any, clause: str) -> None:
+    """Refuses pages of a layer that are not as the metadata says (CACHE-1, SEC-3).
+
+    Args:
+        metadata: what the cache is made of.
+        pages: an array or `ScaledPages`.
+        clause: the clause that refuses them.
+    """
+    shape = metadata.get_shape_and_axes()[0]
+    scaled = isinstance(pages, ScaledPages)
+    if scaled != metadata.slot_scales:
+        raise refusal(ValueError, clause, f"kv_pages: ScaledPages or not, metadata.slot_scales={metadata.slot_scales}")
+    values = pages.values if scaled else pages
+    if getattr(values, "shape", None) != shape or values.dtype != metadata.kvdtype:
+        raise refusal(ValueError, clause, f"kv_pages must be {metadata.kvdtype.name}{list(shape)}")
+    wanted = (*shape[:2], 2 * metadata.num_kv_heads)
+    if scaled and (pages.scales.shape != wanted or pages.scales.dtype != np.float32):
+        raise refusal(ValueError, clause, f"kv_pages.scales must be float32{list(wanted)}")

@@ -1,0 +1,349 @@
+"""The pages of one layer: what a model's attention writes and reads (CACHE-2 to CACHE-5)."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..attention.attention import fused_ragged_paged_attention, ragged_paged_attention
+from ..layout.cache_dtypes import CODES, FLOATS, ScaledPages
+from ..layout.cache_update import kv_cache_update
+from ..layout.open_pages import OpenPages
+from ..reading.arguments import index, refusal
+from ..reading.array_arguments import array_of
+from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_parts import CacheParts, Part, require_pages
+from .documents import (
+    pages_from_json,
+    pages_to_json,
+    parsed,
+    read_document,
+    rules_from_json,
+    rules_to_json,
+    written_document,
+)
+from .partitions import AxisRules, num_shards
+from .ragged_metadata import RaggedPagesMetadata
+from .slot_quantizer import SlotQuantizer
+from .step_slots import slots_by_table
+
+__all__ = ["RaggedPagesCacheView"]
+
+_KIND = "RaggedPagesCacheView"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RaggedPagesCacheView:
+    """The pages of one layer. A view is never changed: what writes gives another one; `init` makes the first.
+
+    Attributes:
+        metadata: what the cache is made of.
+        layer_index: which layer it is.
+        kv_pages: the pages, `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), or `ScaledPages`.
+        partition_manager: how they are split over the mesh.
+        mesh: the devices; None: one. Nothing here depends on it but for what `init` checks.
+    """
+
+    metadata: RaggedPagesCacheMetaData
+    layer_index: int
+    kv_pages: Any
+    partition_manager: Any = dataclasses.field(default_factory=AxisRules)
+    mesh: Any = None
+
+    @classmethod
+    def init(
+        cls,
+        mesh: Any,
+        metadata: RaggedPagesCacheMetaData,
+        layer_index: int,
+        partition_manager: Any,
+        quantizer: Callable[..., Any] | None = None,
+    ) -> Self:
+        """The pages of a layer, all zero.
+
+        Args:
+            mesh: the devices; None: one.
+            metadata: what the cache is made of.
+            layer_index: which layer it is.
+            partition_manager: how the pages are split over the mesh.
+            quantizer: is called with the pages and gives what is kept in their place, such as `SlotQuantizer` does;
+                None: the pages, with scales if ``metadata.slot_scales`` says so.
+
+        Raises:
+            TypeError: an argument of a wrong type.
+            IndexError: there is no such layer.
+            ValueError: the mesh splits the cache otherwise than the metadata says (CACHE-5), the number of pages is
+                not known, or what the quantizer gives are no such pages (CACHE-1).
+        """
+        metadata = read_metadata(metadata)
+        layer = index("layer_index", layer_index, metadata.num_hidden_layers)
+        for axis, size, field in (
+            ("kv_heads", metadata.num_kv_heads, "num_head_shards"),
+            ("pages", metadata.num_pages, "num_page_shards"),
+        ):
+            shards = num_shards(mesh, partition_manager, axis, size)
+            if shards != getattr(metadata, field):
+                raise refusal(
+                    ValueError,
+                    "CACHE-5",
+                    f"metadata.{field}={getattr(metadata, field)}, but the mesh makes it {shards}",
+                )
+        if quantizer is not None and not callable(quantizer):
+            raise refusal(TypeError, "R1", f"quantizer={quantizer!r} must be callable")
+        pages: Any = np.zeros(metadata.get_shape_and_axes()[0], metadata.kvdtype)
+        if isinstance(quantizer, SlotQuantizer):
+            pages = quantizer(pages, metadata.num_kv_heads)
+        elif quantizer is not None:
+            pages = quantizer(pages)
+        elif metadata.slot_scales:
+            pages = SlotQuantizer(metadata.kvdtype)(pages, metadata.num_kv_heads)
+        require_pages(metadata, pages, "CACHE-1")
+        return cls(metadata, layer, pages, partition_manager, mesh)
+
+    # -- Writing ----------------------------------------------------------------------------------
+
+    def concatenate_to_cache(
+        self,
+        key: Any,
+        value: Any,
+        cache_metadata: RaggedPagesMetadata,
+        *,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+    ) -> Self:
+        """Writes the keys and values of a step, in either layout (CACHE-3).
+
+        Args:
+            key: `[batch, seq, H, D]`, of which the first two axes are taken as one, or `[T, H, D]`.
+            value: `[batch, seq, H, Dv]` or `[T, H, Dv]`.
+            cache_metadata: where they go: its slots or slices; where it has none, the table's places for the tokens'
+                positions.
+            k_scale: by what keys are divided before they are stored; None: 1.
+            v_scale: the same for values.
+
+        Returns:
+            The view after it.
+
+        Raises:
+            TypeError: an argument of a wrong type or dtype.
+            ValueError: a wrong shape, or metadata of other pages (R1).
+        """
+        step = self._read_step(cache_metadata)
+        keys = self._read_tokens("key", key, self.metadata.k_headdim)
+        values = self._read_tokens("value", value, self.metadata.v_headdim)
+        written = {}
+        for part in self._parts:
+            own = self._parts.step(step, part)
+            tokens = self._parts.tokens(keys, part), self._parts.tokens(values, part)
+            slots, count = own.slot_mapping, own.num_kv_update_slices
+            if slots is None:
+                slots, count = slots_by_table(own, len(tokens[0]), self.metadata), None
+            pages = self._parts.pages(self.kv_pages, part)
+            written[part] = kv_cache_update(pages, *tokens, slots, num_slices=count, k_scale=k_scale, v_scale=v_scale)
+        return self.replace(kv_pages=self._parts.joined_pages(written))
+
+    # -- Reading ----------------------------------------------------------------------------------
+
+    def attend(
+        self,
+        queries: Any,
+        cache_metadata: RaggedPagesMetadata,
+        *,
+        sinks: Any = None,
+        validate: bool = False,
+        **options: Any,
+    ) -> Any:
+        """What the queries of a step attend to (ATT-1 to ATT-4).
+
+        Args:
+            queries: `[T, Hq, D]`.
+            cache_metadata: the step.
+            sinks: one more logit for each query head, `f32[Hq]`.
+            validate: whether lengths, starts and page ids are checked, too.
+            options: further options of `ragged_paged_attention`.
+
+        Returns:
+            `[T, Hq, Dv]`, in the dtype of ``queries``.
+
+        Raises:
+            TypeError: an argument of a wrong type or dtype.
+            ValueError: a wrong shape or option, or metadata of other pages (R1).
+        """
+        step = self._read_step(cache_metadata)
+        queries = array_of("queries", queries, ("T", "Hq", self.metadata.k_headdim), FLOATS)
+        out = {
+            part: ragged_paged_attention(
+                self._parts.tokens(queries, part),
+                self._parts.pages(self.kv_pages, part),
+                *self._parts.batch(step, part),
+                num_kv_heads=self.metadata.shard_layout.num_kv_heads,
+                v_head_dim=self.metadata.v_headdim,
+                sinks=self._parts.sinks(sinks, part),
+                validate=validate,
+                **options,
+            )
+            for part in self._parts
+        }
+        return self._parts.joined(out, axis=1)
+
+    def update_and_attend(
+        self,
+        queries: Any,
+        key: Any,
+        value: Any,
+        cache_metadata: RaggedPagesMetadata,
+        *,
+        sinks: Any = None,
+        validate: bool = False,
+        **options: Any,
+    ) -> tuple[Any, Self]:
+        """Writes the whole step, then attends (ATT-5). Tokens go where the table has a place for their positions.
+
+        Args:
+            queries: `[T, Hq, D]`.
+            key: as in `concatenate_to_cache`.
+            value: as there.
+            cache_metadata: the step.
+            sinks: as in `attend`.
+            validate: as there; besides, that no two tokens go to one slot.
+            options: further options of `fused_ragged_paged_attention`.
+
+        Returns:
+            `[T, Hq, Dv]`, and the view after it.
+
+        Raises:
+            TypeError: an argument of a wrong type or dtype.
+            ValueError: a wrong shape or option, or metadata of other pages (R1).
+        """
+        step = self._read_step(cache_metadata)
+        queries = array_of("queries", queries, ("T", "Hq", self.metadata.k_headdim), FLOATS)
+        keys = self._read_tokens("key", key, self.metadata.k_headdim)
+        values = self._read_tokens("value", value, self.metadata.v_headdim)
+        out, written = {}, {}
+        for part in self._parts:
+            out[part], written[part] = fused_ragged_paged_attention(
+                self._parts.tokens(queries, part),
+                self._parts.tokens(keys, part),
+                self._parts.tokens(values, part),
+                self._parts.pages(self.kv_pages, part),
+                *self._parts.batch(step, part),
+                sinks=self._parts.sinks(sinks, part),
+                validate=validate,
+                **options,
+            )
+        return self._parts.joined(out, axis=1), self.replace(kv_pages=self._parts.joined_pages(written))
+
+    @property
+    def key_pages(self) -> NDArray[Any]:
+        """All keys, `[P, page, H, D]`: in the cache's dtype, or as f32 where they have scales (CACHE-2)."""
+        return self._all_slots()[0]
+
+    @property
+    def value_pages(self) -> NDArray[Any]:
+        """All values, `[P, page, H, Dv]`: in the cache's dtype, or as f32 where they have scales (CACHE-2)."""
+        return self._all_slots()[1]
+
+    def flattened_kv_pages(self) -> NDArray[Any]:
+        """The numbers as they are stored, padding included: `[P, page, C, Dp]`, in the cache's dtype."""
+        values = self.kv_pages.values if isinstance(self.kv_pages, ScaledPages) else self.kv_pages
+        rows = self.metadata.storage_num_combined_kv_heads
+        return np.asarray(values).reshape(*values.shape[:2], rows, self.metadata.storage_head_dim)
+
+    # -- Copies and JSON --------------------------------------------------------------------------
+
+    def replace(self, **kwargs: Any) -> Self:
+        """The same view but for the fields given."""
+        return dataclasses.replace(self, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The view as a document; see `documents`. The mesh is not in it.
+
+        Raises:
+            TypeError: the partition manager is not `AxisRules`.
+        """
+        return written_document(
+            _KIND,
+            {
+                "metadata": self.metadata.to_dict(),
+                "layer_index": self.layer_index,
+                "kv_pages": pages_to_json(self.kv_pages),
+                "partition_manager": rules_to_json(self.partition_manager),
+            },
+        )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
+        """The view from a document.
+
+        Args:
+            data: the document.
+            mesh: the devices; None: none are told.
+
+        Raises:
+            TypeError: it is no mapping, or a field is of a wrong type.
+            IndexError: it has no such layer.
+            ValueError: it is damaged (SEC-3).
+        """
+        fields = read_document(_KIND, data, ("metadata", "layer_index", "kv_pages", "partition_manager"))
+        metadata = RaggedPagesCacheMetaData.from_dict(fields["metadata"])
+        layer = index("layer_index", fields["layer_index"], metadata.num_hidden_layers)
+        pages = pages_from_json("kv_pages", fields["kv_pages"])
+        require_pages(metadata, pages, "SEC-3")
+        return cls(metadata, layer, pages, rules_from_json("partition_manager", fields["partition_manager"]), mesh)
+
+    def to_json(self, **kwargs: Any) -> str:
+        """The document as text; ``kwargs`` go to `json.dumps`."""
+        return json.dumps(self.to_dict(), **kwargs)
+
+    @classmethod
+    def from_json(cls, json_str: str, mesh: Any = None) -> Self:
+        """The view from a text; see `from_dict`."""
+        return cls.from_dict(parsed(json_str), mesh)
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    @property
+    def _parts(self) -> CacheParts:
+        return CacheParts(self.metadata)
+
+    def _all_slots(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """All keys and all values."""
+        layout = self.metadata.shard_layout
+        dtype = CODES["f32"] if self.metadata.slot_scales else self.metadata.kvdtype
+        keys: dict[Part, NDArray[Any]] = {}
+        values: dict[Part, NDArray[Any]] = {}
+        for part in self._parts:
+            own = self._parts.pages(self.kv_pages, part)
+            pages = OpenPages(own, layout.head_dim, layout.v_head_dim, layout.num_kv_heads, None, 1, 1)
+            everywhere = np.divmod(np.arange(pages.num_pages * pages.page_size), pages.page_size)
+            for found, read in zip((keys, values), pages.read(*everywhere), strict=True):
+                found[part] = read.astype(dtype).reshape(pages.num_pages, pages.page_size, *read.shape[1:])
+        return self._parts.joined(keys, axis=2), self._parts.joined(values, axis=2)
+
+    def _read_step(self, cache_metadata: object) -> RaggedPagesMetadata:
+        if not isinstance(cache_metadata, RaggedPagesMetadata):
+            kind = type(cache_metadata).__name__
+            raise refusal(TypeError, "R1", f"cache_metadata must be RaggedPagesMetadata, not {kind}")
+        if cache_metadata.page_size != self.metadata.page_size:
+            raise refusal(
+                ValueError,
+                "R1",
+                f"cache_metadata.page_size={cache_metadata.page_size} must be {self.metadata.page_size}",
+            )
+        shards = self.metadata.num_page_shards
+        if cache_metadata.num_seqs.shape not in ((shards,), cache_metadata.context_lens.shape):
+            raise refusal(
+                ValueError,
+                "CACHE-5",
+                f"cache_metadata.num_seqs.shape={cache_metadata.num_seqs.shape} must be ({shards},)",
+            )
+        return cache_metadata
+
+    def _read_tokens(self, name: str, array: Any, head_dim: int) -> NDArray[Any]:
+        four = getattr(array, "ndim", 0) == 4
+        shape = ("batch", "seq") if four else ("T",)
+        read = array_of(name, array, (*shape, self.metadata.num_kv_heads, head_dim), FLOATS)
+        return read.reshape(-1, *read.shape[2:]) if four else read

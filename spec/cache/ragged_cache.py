@@ -1,0 +1,189 @@
+"""The caches of all layers of a model."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ..layout.cache_dtypes import ScaledPages
+from ..layout.states import copy_pages, export_pages, write_states
+from ..reading.arguments import listed, refusal
+from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_view import RaggedPagesCacheView
+from .documents import parsed, read_document, written_document
+from .state_pages import global_ids
+
+__all__ = ["RaggedPagesCache"]
+
+_KIND = "RaggedPagesCache"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RaggedPagesCache:
+    """The views of all layers.
+
+    Attributes:
+        views: a view for each layer, in order.
+    """
+
+    views: list[RaggedPagesCacheView]
+
+    @classmethod
+    def init_cache(
+        cls,
+        mesh: Any,
+        metadata: RaggedPagesCacheMetaData,
+        partition_manager: Any,
+        quantizer: Callable[..., Any] | None = None,
+    ) -> Self:
+        """The pages of all layers, all zero; see `RaggedPagesCacheView.init`, also for what is refused.
+
+        Args:
+            mesh: the devices; None: one.
+            metadata: what the cache is made of.
+            partition_manager: how the pages are split over the mesh.
+            quantizer: makes each layer's pages into others; None: they stay.
+        """
+        layers = range(read_metadata(metadata).num_hidden_layers)
+        return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
+
+    @classmethod
+    def init_empty(cls, *args: Any, **kwargs: Any) -> None:
+        """None: there is no cache of this kind without pages. The seed has it."""
+
+    @property
+    def metadata(self) -> RaggedPagesCacheMetaData | None:
+        """The metadata that all views share; None where there is no view."""
+        return self.views[0].metadata if self.views else None
+
+    def copy_pages(self, sources: Any, destinations: Any) -> Self:
+        """Copies pages onto others, in every layer (MAN-13).
+
+        Every source is read before any destination is written; a pair with an id that no page has does nothing.
+
+        Args:
+            sources: pages, `[n]`; with several page shards `[shards, n]`, in each row a shard's own ids.
+            destinations: the pages to write, alike; none twice, and none that is a source.
+
+        Returns:
+            The cache after it.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: an id that no int32 holds, or shapes that don't fit each other or the shards (R1).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return self
+        froms = global_ids("sources", sources, metadata.num_page_shards, metadata.num_pages)
+        tos = global_ids("destinations", destinations, metadata.num_page_shards, metadata.num_pages)
+        copied = copy_pages([view.kv_pages for view in self.views], froms, tos)
+        return self.replace(
+            views=[view.replace(kv_pages=pages) for view, pages in zip(self.views, copied, strict=True)]
+        )
+
+    # -- To and from host memory ------------------------------------------------------------------
+
+    def export_pages(self, page_ids: Any, num_slots: Any) -> list[Any]:
+        """Some pages of every layer on their way to the host, their dead slots zeroed (SWAP-2).
+
+        Args:
+            page_ids: pages, `[n]`; with several page shards `[shards, n]`, in each row a shard's own; -1 gives zeros.
+            num_slots: how many of each page's first slots hold something, alike.
+
+        Returns:
+            For each layer pages as the view has them, `[shards * n, page, ...]`.
+
+        Raises:
+            TypeError: an id is no integer.
+            ValueError: an id that no int32 holds, or shapes that don't fit each other or the shards (R1).
+        """
+        metadata = self.metadata
+        if metadata is None:
+            return []
+        ids = global_ids("page_ids", page_ids, metadata.num_page_shards, metadata.num_pages)
+        rows = [num_slots] if metadata.num_page_shards == 1 else listed("num_slots", num_slots)
+        slots = np.concatenate([np.zeros(0, np.int32), *(global_ids("num_slots", row, 1, 2**31) for row in rows)])
+        if len(slots) != len(ids):
+            raise refusal(ValueError, "R1", f"num_slots are {len(slots)}, page_ids {len(ids)}")
+        return list(export_pages([view.kv_pages for view in self.views], ids, slots))
+
+    def import_pages(self, page_ids: Any, block: Sequence[Any]) -> Self:
+        """Writes exported pages onto pages of every layer (SWAP-2).
+
+        Args:
+            page_ids: the pages to write, none twice, as in `export_pages`; -1 writes nothing.
+            block: for each layer pages as `export_pages` gave them, `[shards * k, page, ...]` with k of at least n:
+                rows behind the n-th of each shard are not read.
+
+        Returns:
+            The cache after it.
+
+        Raises:
+            TypeError: an id is no integer, or a layer's pages are of another kind or dtype.
+            ValueError: an id that no int32 holds, or shapes that don't fit; not as many layers as there are (R1).
+        """
+        metadata = self.metadata
+        layers = listed("block", block)
+        if len(layers) != len(self.views):
+            raise refusal(ValueError, "SWAP-2", f"block has {len(layers)} layers, the cache {len(self.views)}")
+        if metadata is None:
+            return self
+        ids = global_ids("page_ids", page_ids, metadata.num_page_shards, metadata.num_pages)
+        shards = metadata.num_page_shards
+
+        def first_rows(array: Any) -> Any:
+            if not hasattr(array, "shape"):
+                raise refusal(TypeError, "R1", f"block must hold arrays, not {type(array).__name__}")
+            if not array.ndim or array.shape[0] % shards or array.shape[0] < len(ids):
+                raise refusal(ValueError, "SWAP-2", f"block.shape={array.shape} has no {len(ids)} pages")
+            rows = np.asarray(array).reshape(shards, -1, *array.shape[1:])
+            return rows[:, : len(ids) // shards].reshape(len(ids), *array.shape[1:])
+
+        fitting = [
+            ScaledPages(*map(first_rows, given)) if isinstance(given, ScaledPages) else first_rows(given)
+            for given in layers
+        ]
+        pages = write_states([view.kv_pages for view in self.views], ids, fitting)
+        return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, pages, strict=True)])
+
+    # -- Copies and JSON --------------------------------------------------------------------------
+
+    def replace(self, **kwargs: Any) -> Self:
+        """The same cache but for the fields given."""
+        return dataclasses.replace(self, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cache as a document; see `documents`."""
+        return written_document(_KIND, {"views": [view.to_dict() for view in self.views]})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
+        """The cache from a document.
+
+        Args:
+            data: the document.
+            mesh: the devices; None: none are told.
+
+        Raises:
+            TypeError: it is no mapping, or a field is of a wrong type.
+            ValueError: it is damaged (SEC-3).
+        """
+        views = read_document(_KIND, data, ("views",))["views"]
+        if not isinstance(views, list):
+            raise refusal(ValueError, "SEC-3", f"views must be a list, not {type(views).__name__}")
+        read = [RaggedPagesCacheView.from_dict(view, mesh) for view in views]
+        if any(view.metadata != read[0].metadata or view.layer_index != layer for layer, view in enumerate(read)):
+            raise refusal(ValueError, "SEC-3", "views must be layers of one cache, in order")
+        return cls(read)
+
+    def to_json(self, **kwargs: Any) -> str:
+        """The document as text; ``kwargs`` go to `json.dumps`."""
+        return json.dumps(self.to_dict(), **kwargs)
+
+    @classmethod
+    def from_json(cls, json_str: str, mesh: Any = None) -> Self:
+        """The cache from a text; see `from_dict`."""
+        return cls.from_dict(parsed(json_str), mesh)

@@ -1,0 +1,153 @@
+"""MAN-13: the pages of one layer that keeps states: an array of them for each array of the state."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..declarations import MambaSpec
+from ..layout.cache_dtypes import FLOATS
+from ..layout.states import copy_pages, read_states, write_states
+from ..reading.arguments import index, integer, listed, refusal
+from ..reading.array_arguments import INT32, array_of
+from .partitions import AxisRules, num_shards
+
+__all__ = ["StatePages", "global_ids"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StatePages:
+    """The state pages of a layer. It is never changed: what writes gives another one; `init` makes the first.
+
+    Attributes:
+        pages: for each array of the state, `[num_page_shards * P, *shape]`.
+        dtypes: the element type of each.
+        num_page_shards: pools side by side, each with ids of its own (POOL-12).
+        mesh: the devices; None: one. Nothing here depends on it but for what `init` checks.
+    """
+
+    pages: tuple[NDArray[Any], ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    num_page_shards: int
+    mesh: Any
+
+    @classmethod
+    def init(
+        cls,
+        mesh: Any,
+        spec: MambaSpec,
+        num_pages: int,
+        partition_manager: Any = None,
+        *,
+        head_axes: Sequence[int | None] | None = None,
+    ) -> Self:
+        """The state pages of a layer, all zero.
+
+        Args:
+            mesh: the devices; None: one.
+            spec: the shapes of the state's arrays, and their dtypes: f32, bf16 or f16.
+            num_pages: P, of each page shard, the null page counted.
+            partition_manager: how pages and heads are split over the mesh; None: `AxisRules`.
+            head_axes: for each array the axis of its shape along which its heads lie, which are split as KV heads
+                are; None: they are not split.
+
+        Raises:
+            TypeError: an argument of a wrong type.
+            IndexError: an array has no such axis.
+            ValueError: less than 2 pages (POOL-1), or heads that can't be split evenly (CACHE-5).
+        """
+        kind: object = spec
+        if not isinstance(kind, MambaSpec):
+            raise refusal(TypeError, "R1", f"spec must be a MambaSpec, not {type(spec).__name__}")
+        pages = integer("num_pages", num_pages, minimum=2)
+        shapes = [tuple(integer("spec.shapes", size, minimum=1) for size in shape) for shape in spec.shapes]
+        dtypes = tuple(np.dtype(dtype) for dtype in spec.dtypes)
+        for dtype in dtypes:
+            if dtype not in FLOATS:
+                raise refusal(TypeError, "R1", f"spec.dtypes={dtype.name} must be float32, bfloat16 or float16")
+        axes = [None] * len(shapes) if head_axes is None else listed("head_axes", head_axes)
+        if not len(shapes) == len(dtypes) == len(axes):
+            raise refusal(
+                ValueError, "R1", f"spec has {len(shapes)} shapes and {len(dtypes)} dtypes, head_axes {len(axes)} axes"
+            )
+        rules = AxisRules() if partition_manager is None else partition_manager
+        for shape, axis in zip(shapes, axes, strict=True):
+            if axis is not None:
+                heads = shape[index("head_axes", axis, len(shape))]
+                if heads % num_shards(mesh, rules, "kv_heads", heads):
+                    raise refusal(ValueError, "CACHE-5", f"head_axes={axis}: {heads} heads can't be split evenly")
+        pools = num_shards(mesh, rules, "pages", pages)
+        zeros = [np.zeros((pools * pages, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+        return cls(tuple(zeros), dtypes, pools, mesh)
+
+    def read(self, page_ids: Any) -> tuple[NDArray[Any], ...]:
+        """The states in pages, `[S, *shape]` of each array (MAN-13).
+
+        Args:
+            page_ids: the page of each sequence, `i32[S]`, with several shards `i32[shards * S]`, shard after shard;
+                -1 gives zeros.
+        """
+        states: tuple[NDArray[Any], ...] = read_states(self.pages, self._global("page_ids", page_ids))
+        return states
+
+    def write(self, page_ids: Any, states: Sequence[Any]) -> Self:
+        """Writes states into pages (MAN-13).
+
+        Args:
+            page_ids: the page of each sequence, as in `read`, none twice; -1 writes nothing.
+            states: `[S, *shape]` for each array, of its dtype.
+
+        Returns:
+            The pages after it.
+
+        Raises:
+            TypeError: an array of another dtype.
+            ValueError: one of another shape, or not as many as there are (R1).
+        """
+        given = tuple(listed("states", states))
+        if len(given) != len(self.pages):
+            raise refusal(ValueError, "R1", f"states has {len(given)} arrays, not {len(self.pages)}")
+        return dataclasses.replace(self, pages=write_states(self.pages, self._global("page_ids", page_ids), given))
+
+    def copy_pages(self, sources: Any, destinations: Any) -> Self:
+        """Copies pages onto others; see `RaggedPagesCache.copy_pages` (MAN-13)."""
+        shards, pages = self.num_page_shards, self.pages[0].shape[0] // self.num_page_shards
+        froms = global_ids("sources", sources, shards, pages)
+        tos = global_ids("destinations", destinations, shards, pages)
+        return dataclasses.replace(self, pages=copy_pages(self.pages, froms, tos))
+
+    def _global(self, name: str, page_ids: Any) -> NDArray[np.int32]:
+        ids = array_of(name, page_ids, ("S",), (INT32,))
+        shards = self.num_page_shards
+        if len(ids) % shards:
+            raise refusal(ValueError, "CACHE-5", f"{name}.shape={ids.shape} must be of {shards} shards")
+        return global_ids(name, ids if shards == 1 else ids.reshape(shards, -1), shards, len(self.pages[0]) // shards)
+
+
+def global_ids(name: str, ids: Any, num_page_shards: int, num_pages: int) -> NDArray[np.int32]:
+    """Page ids of all shards as places in an array that holds the shards' pages one behind the other (POOL-12).
+
+    Args:
+        name: what the argument is called.
+        ids: `[n]`, with several shards `[shards, n]`, each row with a shard's own ids; one that a shard does not have
+            becomes -1.
+        num_page_shards: shards.
+        num_pages: P, of each.
+
+    Raises:
+        TypeError: an id is no integer.
+        ValueError: an id that no int32 holds, or another shape (R1).
+    """
+    rows = [ids] if num_page_shards == 1 else listed(name, ids)
+    read = [[integer(name, page, minimum=None) for page in listed(name, row)] for row in rows]
+    if len(read) != num_page_shards or len({len(row) for row in read}) > 1:
+        raise refusal(ValueError, "R1", f"{name} must have {num_page_shards} rows of as many ids")
+    found = []
+    for shard, row in enumerate(read):
+        for page in row:
+            if not -(2**31) <= page < 2**31:
+                raise refusal(ValueError, "R1", f"{name}={page} does not fit an int32")
+            found.append(shard * num_pages + page if 0 <= page < num_pages else -1)
+    return np.array(found, np.int32)

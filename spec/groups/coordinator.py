@@ -1,0 +1,341 @@
+"""MAN-7: the groups of one manager at work: the pool, and each live request's pages in every group.
+
+A coordinator trusts its caller, the manager, which has read all arguments before it asks for anything (R1).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+from typing import TypedDict, Unpack
+
+from ..declarations import CacheGroupSpec, HashFunction, PageCopy
+from ..pool.hashing import PageHash
+from ..pool.page_pool import PagePool
+from ..pool.pages import CachePage
+from ..reading.uncopied import Uncopied
+from .group_rules import GroupRules, read_groups, rules_of
+
+__all__ = [
+    "CacheCoordinator",
+    "CacheCoordinatorNoPrefixCache",
+    "Chains",
+    "GroupPages",
+    "HybridCacheCoordinator",
+    "PoolOptions",
+    "UnitaryCacheCoordinator",
+    "get_kv_cache_coordinator",
+]
+
+Chains = Mapping[int, Sequence[tuple[PageHash, int]]]
+"""Key and content of a request's full pages, for each page size: groups of one page size have one chain (HASH-3)."""
+
+
+class PoolOptions(TypedDict, total=False):
+    """What a coordinator hands on to its `PagePool`, where each is described."""
+
+    hash_seed: bytes | None
+    hash_function: HashFunction
+    unhashed_first: bool
+    enable_events: bool
+    counter_sampling: int
+    max_pinned_pages: int
+    max_pinned_pages_per_salt: int | None
+
+
+@dataclass
+class GroupPages:
+    """A live request's pages in one group.
+
+    Attributes:
+        pages: its page list, a null page where it needs none.
+        num_hits: leading places that were found in the cache.
+        num_published: leading places whose pages are published, as far as they may be (MAN-3).
+        states: in a group of mode ``align``, after how many tokens the state of each place is (MAN-13).
+    """
+
+    pages: list[CachePage]
+    num_hits: int
+    num_published: int
+    states: dict[int, int] = field(default_factory=dict)
+
+
+class CacheCoordinator(Uncopied):
+    """Finds, takes, publishes and gives back pages, for all groups of a request at once.
+
+    Args:
+        num_pages: pages of the pool, the null page included.
+        kv_cache_groups: the cache groups.
+        max_model_len: the most tokens that a request can have.
+        use_eagle: whether an Eagle draft model runs (MAN-9).
+        enable_caching: whether prefixes are cached and found.
+        options: see `PagePool`.
+
+    Attributes:
+        page_pool: the pool that all groups share.
+        rules: what each group needs.
+        held: each live request's pages, for each group.
+        noted_copies: the copies of states that were not handed out yet, each with its request's id (MAN-13).
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        use_eagle: bool,
+        enable_caching: bool,
+        **options: Unpack[PoolOptions],
+    ) -> None:
+        self.kv_cache_groups = read_groups(kv_cache_groups)
+        self.max_model_len = max_model_len
+        self.rules = rules_of(self.kv_cache_groups, use_eagle)
+        self.page_pool = PagePool(num_pages, enable_caching, **options)
+        self.held: dict[str, list[GroupPages]] = {}
+        self.noted_copies: list[tuple[str, PageCopy]] = []
+
+    # -- Finding ----------------------------------------------------------------------------------
+
+    def find_longest_cache_hit(
+        self, chains: Chains, max_cache_hit_length: int, with_eagle: bool = True
+    ) -> tuple[list[list[CachePage]], int]:
+        """The longest prefix that every group can serve from its cached pages (MAN-1, MAN-9).
+
+        Args:
+            chains: of the request's full pages.
+            max_cache_hit_length: the most tokens of a hit.
+            with_eagle: whether an Eagle group must hold the page after the prefix as well.
+
+        Returns:
+            The prefix's pages in each group, and how many tokens it has; no pages and 0 if there is none.
+        """
+        cached = [
+            [self.cached_page(key, content, rules.group_id) for key, content in chains[rules.page_size]]
+            for rules in self.rules
+        ]
+        step = lcm(*(rules.page_size for rules in self.rules))
+        for length in range(max_cache_hit_length // step * step, 0, -step):
+            if all(rules.is_served(length, own, with_eagle) for rules, own in zip(self.rules, cached, strict=True)):
+                pages = [self._prefix(rules, length, own) for rules, own in zip(self.rules, cached, strict=True)]
+                if any(not page.is_null for group in pages for page in group):
+                    return pages, length
+        return [[] for _ in self.rules], 0
+
+    def cached_page(self, key: PageHash, content: int, group_id: int) -> CachePage | None:
+        """The first page that is cached in a group under a content.
+
+        A key of a weak hash function may stand for other content as well (R2).
+        """
+        candidates = self.page_pool.cached_under(key, group_id)
+        return next((page for page in candidates if self.page_pool.content_of(page) == content), None)
+
+    def _prefix(self, rules: GroupRules, length: int, cached: Sequence[CachePage | None]) -> list[CachePage]:
+        """A group's page list for a prefix that it can serve: null pages where it needs none."""
+        first = rules.first_place(length)
+        needed = [page for page in cached[first : length // rules.page_size] if page is not None]
+        return [self.page_pool.null_page] * first + needed
+
+    def holds(self, page: CachePage, content: int, group_id: int) -> bool:
+        """Whether a page is cached in a group under a content (R2)."""
+        return (
+            page.page_hash is not None
+            and page.page_hash.group_id == group_id
+            and self.page_pool.content_of(page) == content
+        )
+
+    # -- Taking -----------------------------------------------------------------------------------
+
+    def get_num_new_places(
+        self, request_id: str, promised: int, slots: int, hits: Sequence[Sequence[CachePage]]
+    ) -> list[int]:
+        """How many places a request's list lacks in each group (MAN-2).
+
+        Args:
+            request_id: the request, live or not.
+            promised: its computed and new tokens.
+            slots: these and look-ahead.
+            hits: pages that it is to get first, a list for each group.
+        """
+        held = self.get_pages(request_id)
+        return [
+            max(rules.num_places(promised, slots) - len(held[rules.group_id]) - len(hits[rules.group_id]), 0)
+            for rules in self.rules
+        ]
+
+    def get_num_pages_to_allocate(
+        self, request_id: str, promised: int, slots: int, hits: Sequence[Sequence[CachePage]]
+    ) -> int:
+        """How many free pages a request uses up, free hits among them (MAN-2). See `get_num_new_places`."""
+        places = self.get_num_new_places(request_id, promised, slots, hits)
+        new = sum(rules.num_pages(places[rules.group_id]) for rules in self.rules)
+        return new + sum(page.ref_cnt == 0 and not page.is_null for group in hits for page in group)
+
+    def save_new_computed_pages(self, request_id: str, hits: Sequence[Sequence[CachePage]]) -> None:
+        """Begins a request's page lists with its hits, which are held from now on."""
+        self.page_pool.touch(hits)
+        self.held[request_id] = [
+            GroupPages(list(pages), len(pages), len(pages), self._states_of_hits(rules, pages))
+            for rules, pages in zip(self.rules, hits, strict=True)
+        ]
+
+    def _states_of_hits(self, rules: GroupRules, hits: Sequence[CachePage]) -> dict[int, int]:
+        if not rules.copies_states:
+            return {}
+        return {place: (place + 1) * rules.page_size for place, page in enumerate(hits) if not page.is_null}
+
+    def allocate_new_pages(self, request_id: str, reached: int, promised: int, slots: int) -> list[list[CachePage]]:
+        """Puts new pages behind a request's lists, group by group (MAN-2), and notes the copies of states (MAN-13).
+
+        Args:
+            request_id: a live request.
+            reached: its computed tokens, those just found included.
+            promised: computed and new tokens.
+            slots: these and look-ahead.
+
+        Returns:
+            What was put behind the list of each group, null pages included.
+        """
+        places = self.get_num_new_places(request_id, promised, slots, [[] for _ in self.rules])
+        added: list[list[CachePage]] = []
+        for rules, held, lacking in zip(self.rules, self.held[request_id], places, strict=True):
+            taken = self.page_pool.get_new_pages(rules.num_pages(lacking))
+            added.append([self.page_pool.null_page] * (lacking - len(taken)) + taken)
+            held.pages += added[-1]
+            if rules.copies_states:
+                if taken and reached > 0:
+                    source = held.pages[rules.first_place(reached)]
+                    copy = PageCopy(rules.group_id, source.page_id, taken[0].page_id)
+                    self.noted_copies.append((request_id, copy))
+                held.states[len(held.pages) - 1] = promised
+        return added
+
+    def take_page_copies(self) -> list[PageCopy]:
+        """The copies noted since the last call, in order; they are to be run before the step (MAN-13)."""
+        copies = [copy for _, copy in self.noted_copies]
+        self.noted_copies.clear()
+        return copies
+
+    def cache_pages(self, request_id: str, chains: Chains, num_tokens: int) -> None:
+        """Publishes a live request's full pages up to ``num_tokens`` tokens, group by group (MAN-3).
+
+        Null pages are passed over, and so are states that are not at the end of their place (MAN-13).
+        """
+        for rules, held in zip(self.rules, self.held[request_id], strict=True):
+            first, end = held.num_published, rules.num_publishable(num_tokens)
+            if end > first:
+                pages = [
+                    held.pages[place] if rules.is_publishable(place, held.states) else self.page_pool.null_page
+                    for place in range(first, end)
+                ]
+                chain = chains[rules.page_size]
+                parent = chain[first - 1][0].hash_value if first else None
+                self.page_pool.publish(pages, chain[first:end], rules.group_id, parent)
+                held.num_published = end
+
+    # -- Giving back ------------------------------------------------------------------------------
+
+    def remove_skipped_pages(self, request_id: str, num_computed: int) -> None:
+        """Gives back the pages that a step cannot read that begins with ``num_computed`` tokens (MAN-8).
+
+        They go group by group, the last one of each group first, and null pages take their places.
+        """
+        for rules, held in zip(self.rules, self.held[request_id], strict=True):
+            skipped = held.pages[: rules.first_place(num_computed)]
+            self.page_pool.free_pages(reversed(skipped))
+            held.pages[: len(skipped)] = [self.page_pool.null_page] * len(skipped)
+            held.states = {place: tokens for place, tokens in held.states.items() if place >= len(skipped)}
+
+    def withdraw(self, request_id: str, num_written: int) -> list[CachePage]:
+        """Drops the hashes of the pages that a live request published and that are not written (MAN-4).
+
+        Args:
+            request_id: the request.
+            num_written: tokens that are written: a page that lies wholly below keeps its hash.
+
+        Returns:
+            The pages.
+        """
+        withdrawn: list[CachePage] = []
+        for rules, held in zip(self.rules, self.held[request_id], strict=True):
+            first = max(held.num_hits, num_written // rules.page_size)
+            withdrawn += [page for page in held.pages[first : held.num_published] if not page.is_null]
+        self.page_pool.withdraw(withdrawn)
+        return withdrawn
+
+    def free(self, request_id: str) -> None:
+        """Gives a live request's pages back, group by group, the last one of each group first (MAN-5)."""
+        for held in self.forget(request_id):
+            self.page_pool.free_pages(reversed(held.pages))
+
+    def forget(self, request_id: str) -> list[GroupPages]:
+        """Takes away the lists of a live request, whose pages stay held, and returns them.
+
+        Its copies that were not handed out are dropped: nobody will advance those states.
+        """
+        self.noted_copies = [(other, copy) for other, copy in self.noted_copies if other != request_id]
+        return self.held.pop(request_id)
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    def get_pages(self, request_id: str) -> list[list[CachePage]]:
+        """A request's page list in each group; empty lists if it is not live."""
+        if request_id not in self.held:
+            return [[] for _ in self.rules]
+        return [list(held.pages) for held in self.held[request_id]]
+
+    def get_num_common_prefix_pages(self, request_id: str, running: Iterable[str]) -> list[int]:
+        """How many leading pages a live request shares with all that run, for each group (MAN-10).
+
+        They are the same pages at the same places, no null pages; 0 where a group gives pages back or holds states.
+        """
+        others = [self.get_pages(other) for other in running]
+        counts = []
+        for rules, own in zip(self.rules, self.get_pages(request_id), strict=True):
+            count = 0
+            for page, *same in zip(own, *(pages[rules.group_id] for pages in others), strict=False):
+                if not rules.keeps_prefix or page.is_null or any(other is not page for other in same):
+                    break
+                count += 1
+            counts.append(count)
+        return counts
+
+
+class CacheCoordinatorNoPrefixCache(CacheCoordinator):
+    """Nothing is cached and nothing found: caching is off, or there is no group."""
+
+    def find_longest_cache_hit(
+        self,
+        chains: Chains,  # noqa: ARG002 - see the class
+        max_cache_hit_length: int,  # noqa: ARG002
+        with_eagle: bool = True,  # noqa: ARG002
+    ) -> tuple[list[list[CachePage]], int]:
+        """See `CacheCoordinator`: no pages and 0."""
+        return [[] for _ in self.rules], 0
+
+    def cache_pages(self, request_id: str, chains: Chains, num_tokens: int) -> None:
+        """See `CacheCoordinator`: does nothing."""
+
+
+class UnitaryCacheCoordinator(CacheCoordinator):
+    """One group."""
+
+
+class HybridCacheCoordinator(CacheCoordinator):
+    """Several groups, of any kinds and page sizes (MAN-7)."""
+
+
+def get_kv_cache_coordinator(
+    num_pages: int,
+    kv_cache_groups: Sequence[CacheGroupSpec],
+    max_model_len: int,
+    use_eagle: bool,
+    enable_caching: bool,
+    **options: Unpack[PoolOptions],
+) -> CacheCoordinator:
+    """The coordinator that a manager of these groups needs; see `CacheCoordinator` for the arguments."""
+    groups = read_groups(kv_cache_groups)
+    if not enable_caching or not groups:
+        kind: type[CacheCoordinator] = CacheCoordinatorNoPrefixCache
+        enable_caching = False
+    else:
+        kind = UnitaryCacheCoordinator if len(groups) == 1 else HybridCacheCoordinator
+    return kind(num_pages, groups, max_model_len, use_eagle, enable_caching, **options)

@@ -1,0 +1,76 @@
+"""MAN-7: reading the fields of a cache group's declaration (R1)."""
+
+import warnings
+
+import ml_dtypes  # noqa: F401 - numpy knows the names of its types (bfloat16, float8_e4m3fn, ...) once it is imported
+import numpy as np
+
+from ..declarations import AttentionSpec, MambaSpec
+from ..reading.arguments import integer, listed, refusal
+
+__all__ = ["read_attention", "read_layers", "read_states"]
+
+_OF_A_PACKAGE = 2  # what numpy's `dtype.isbuiltin` says of a type that a package registered
+_SIZES = ("page_size", "num_kv_heads", "head_size", "sliding_window", "attention_chunk_size")
+
+
+def read_attention(spec: AttentionSpec) -> None:
+    """Reads a group of attention: its sizes are at least 1, its dtype is one that numpy knows."""
+    for name in _SIZES:
+        if hasattr(spec, name):
+            integer(f"kv_cache_groups {name}", getattr(spec, name), minimum=1, clause="MAN-7")
+    head_size_v = getattr(spec, "head_size_v", None)
+    if head_size_v is not None:
+        integer("kv_cache_groups head_size_v", head_size_v, minimum=1, clause="MAN-7")
+    _read_dtype("dtype", spec.dtype)
+
+
+def read_states(spec: MambaSpec) -> None:
+    """Reads a group of states: a dtype for each shape, a known mode, padding that only adds (MAN-13)."""
+    integer("kv_cache_groups page_size", spec.page_size, minimum=1, clause="MAN-7")
+    shapes = [tuple(listed("kv_cache_groups shapes", shape)) for shape in listed("kv_cache_groups shapes", spec.shapes)]
+    for size in (size for shape in shapes for size in shape):
+        integer("kv_cache_groups shapes", size, minimum=1, clause="MAN-7")
+    dtypes = listed("kv_cache_groups dtypes", spec.dtypes)
+    for dtype in dtypes:
+        _read_dtype("dtypes", dtype)
+    if not shapes or len(shapes) != len(dtypes):
+        raise refusal(ValueError, "MAN-7", f"kv_cache_groups has {len(shapes)} shapes and {len(dtypes)} dtypes")
+    mode = spec.mamba_cache_mode
+    if not isinstance(mode, str):
+        raise refusal(TypeError, "R1", f"kv_cache_groups mamba_cache_mode={mode!r} must be a str")
+    if mode not in ("none", "align"):
+        raise refusal(ValueError, "MAN-13", f"kv_cache_groups mamba_cache_mode={mode!r} must be 'none' or 'align'")
+    if spec.page_size_padded is not None:
+        padded = integer("kv_cache_groups page_size_padded", spec.page_size_padded, minimum=1, clause="MAN-7")
+        if padded < spec.state_bytes:
+            raise refusal(
+                ValueError,
+                "MAN-7",
+                f"kv_cache_groups page_size_padded={padded} is below the state's {spec.state_bytes} bytes",
+            )
+
+
+def read_layers(layer_names: object) -> list[str]:
+    """Reads a group's layer names; None, where nobody needs to know, names none."""
+    if layer_names is None:
+        return []
+    layers = listed("kv_cache_groups layer_names", layer_names)
+    for layer in layers:
+        if not isinstance(layer, str):
+            raise refusal(TypeError, "R1", f"kv_cache_groups layer_names has {layer!r}, which is no str")
+    if not layers:
+        raise refusal(ValueError, "MAN-7", f"kv_cache_groups layer_names={layer_names!r} names no layer")
+    return layers
+
+
+def _read_dtype(name: str, value: object) -> None:
+    """Reads the type of numbers, of numpy's own or of ml_dtypes; None is no name for float64 here."""
+    try:
+        with warnings.catch_warnings(action="error"):  # of names that numpy is giving up
+            dtype = np.dtype(value)  # type: ignore[call-overload]
+            is_number = value is not None and (dtype.kind in "biufc" or dtype.isbuiltin == _OF_A_PACKAGE)
+    except (TypeError, ValueError, SyntaxError, Warning):
+        is_number = False
+    if not is_number:
+        raise refusal(TypeError, "R1", f"kv_cache_groups {name}={value!r} is no dtype of numbers")

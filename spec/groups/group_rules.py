@@ -1,0 +1,240 @@
+"""MAN-7: what each kind of cache group needs of a request's pages.
+
+A request has a page list in every group. A *place* is an index in it: under attention, place i is for the tokens
+``[i * page_size, (i + 1) * page_size)``; in a state group it is for the state after up to ``(i + 1) * page_size``
+tokens. Where a group needs no page, the null page stands.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from ..declarations import (
+    CacheGroupSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+from ..reading.arguments import flag, listed, refusal
+from ..table.page_table import cdiv
+from .group_fields import read_attention, read_layers, read_states
+
+__all__ = [
+    "AlignedStates",
+    "ChunkedLocal",
+    "EveryPosition",
+    "GroupRules",
+    "OneState",
+    "SlidingWindow",
+    "read_groups",
+    "rules_of",
+]
+
+
+class GroupRules:
+    """What one group needs; the kinds differ in the methods that they override.
+
+    Args:
+        group_id: the group's number.
+        page_size: tokens in a page.
+        is_eagle: whether a hit must be followed by one more cached page in this group (MAN-9).
+    """
+
+    keeps_prefix = False
+    """Whether a request keeps all of its pages in this group, so that common ones are counted (MAN-10)."""
+
+    holds_states = False
+    """Whether a page holds a state in place of keys and values (MAN-13)."""
+
+    copies_states = False
+    """Whether states stay where they were, and the next one goes on from a copy in a page of its own (MAN-13)."""
+
+    def __init__(self, group_id: int, page_size: int, is_eagle: bool = False) -> None:
+        self.group_id = group_id
+        self.page_size = page_size
+        self.is_eagle = is_eagle
+
+    def first_place(self, num_computed: int) -> int:
+        """The first place whose page a step can read that begins with ``num_computed`` computed tokens (MAN-8)."""
+        raise NotImplementedError
+
+    def num_places(self, promised: int, slots: int) -> int:  # noqa: ARG002 - the states look at `promised`
+        """How long a page list must be (MAN-2).
+
+        Args:
+            promised: computed and new tokens.
+            slots: these and look-ahead.
+        """
+        return cdiv(slots, self.page_size)
+
+    def num_pages(self, num_places: int) -> int:
+        """How many of the places that a list lacks get a page, the last ones; null pages stand at the others."""
+        return num_places
+
+    def num_publishable(self, num_tokens: int) -> int:
+        """How many leading places can be published once ``num_tokens`` tokens are computed and known (MAN-3)."""
+        return num_tokens // self.page_size
+
+    def is_publishable(self, place: int, states: Mapping[int, int]) -> bool:  # noqa: ARG002 - see `AlignedStates`
+        """Whether the page at one of those places is published; else it stays private (MAN-13).
+
+        Args:
+            place: the place.
+            states: where the group keeps several states, after how many tokens that of each place is.
+        """
+        return True
+
+    def is_served(self, length: int, cached: Sequence[object | None], with_eagle: bool) -> bool:
+        """Whether this group can serve a prefix from its cached pages (MAN-1).
+
+        Args:
+            length: the prefix's tokens, a multiple of the page size.
+            cached: the cached page of each place that is full with known tokens; None where there is none.
+            with_eagle: whether an Eagle group must hold the page after the prefix as well (MAN-9).
+        """
+        end = length // self.page_size
+        needed = list(cached[self.first_place(length) : end])
+        if with_eagle and self.is_eagle:
+            needed += cached[end : end + 1] or [None]
+        return None not in needed
+
+
+class EveryPosition(GroupRules):
+    """Full attention and MLA: every earlier position is read."""
+
+    keeps_prefix = True
+
+    def first_place(self, num_computed: int) -> int:  # noqa: ARG002 - all is read
+        """See `GroupRules`: all is read."""
+        return 0
+
+
+class SlidingWindow(GroupRules):
+    """Sliding window: position p reads the positions ``j > p - window``."""
+
+    def __init__(self, group_id: int, page_size: int, is_eagle: bool, window: int) -> None:
+        super().__init__(group_id, page_size, is_eagle)
+        self.window = window
+
+    def first_place(self, num_computed: int) -> int:
+        """See `GroupRules`: the window of the first new position."""
+        return max(num_computed - self.window + 1, 0) // self.page_size
+
+
+class ChunkedLocal(GroupRules):
+    """Chunked local attention: position p reads the positions ``j >= p // chunk * chunk``."""
+
+    def __init__(self, group_id: int, page_size: int, is_eagle: bool, chunk: int) -> None:
+        super().__init__(group_id, page_size, is_eagle)
+        self.chunk = chunk
+
+    def first_place(self, num_computed: int) -> int:
+        """See `GroupRules`: the chunk of the first new position."""
+        return num_computed // self.chunk * self.chunk // self.page_size
+
+
+class OneState(GroupRules):
+    """States of mode ``none``: one page a request, advanced in place and so never published (MAN-13)."""
+
+    holds_states = True
+
+    def first_place(self, num_computed: int) -> int:  # noqa: ARG002 - the page is read and written by each step
+        """See `GroupRules`: the one page."""
+        return 0
+
+    def num_places(self, promised: int, slots: int) -> int:  # noqa: ARG002 - one page is for all
+        """See `GroupRules`: one, whatever the tokens."""
+        return 1
+
+    def num_publishable(self, num_tokens: int) -> int:  # noqa: ARG002 - see the class
+        """See `GroupRules`: none, ever."""
+        return 0
+
+
+class AlignedStates(GroupRules):
+    """States of mode ``align``: those at page boundaries on which a step ended are published (MAN-13)."""
+
+    holds_states = True
+    copies_states = True
+
+    def first_place(self, num_computed: int) -> int:
+        """See `GroupRules`: the place of the state after ``num_computed`` tokens."""
+        return max(cdiv(num_computed, self.page_size) - 1, 0)
+
+    def num_places(self, promised: int, slots: int) -> int:  # noqa: ARG002 - look-ahead never enters a state
+        """See `GroupRules`: up to the place of the state after ``promised`` tokens."""
+        return cdiv(promised, self.page_size)
+
+    def num_pages(self, num_places: int) -> int:
+        """See `GroupRules`: the state that the step ends with gets one; those between were never kept."""
+        return min(num_places, 1)
+
+    def is_publishable(self, place: int, states: Mapping[int, int]) -> bool:
+        """See `GroupRules`: a state exactly at the end of its place; it is *frozen*, no step advances it any more."""
+        return states.get(place) == (place + 1) * self.page_size
+
+
+# -- Reading groups (R1) --------------------------------------------------------------------------
+
+
+def read_groups(kv_cache_groups: object) -> tuple[CacheGroupSpec, ...]:
+    """Reads cache groups (R1, MAN-7).
+
+    Raises:
+        TypeError: one is no `CacheGroupSpec` of a declared kind, or a field has the wrong type.
+        ValueError: a size below 1, an unknown mode, shapes and dtypes that don't go together, a padded size
+            below the state's, a group without layers, or a layer that is named twice.
+    """
+    groups = tuple(listed("kv_cache_groups", kv_cache_groups))
+    layers: list[str] = []
+    for group in groups:
+        if not isinstance(group, CacheGroupSpec):
+            raise refusal(TypeError, "R1", f"kv_cache_groups has {group!r}, which is no CacheGroupSpec")
+        flag("kv_cache_groups is_eagle_group", group.is_eagle_group)
+        spec = group.kv_cache_spec
+        match spec:
+            case FullAttentionSpec() | SlidingWindowSpec() | ChunkedLocalAttentionSpec() | MLAAttentionSpec():
+                read_attention(spec)
+            case MambaSpec():
+                read_states(spec)
+            case _:
+                raise refusal(TypeError, "R1", f"kv_cache_groups has a group of {spec!r}, which is no declared kind")
+        layers += read_layers(group.layer_names)
+    for layer in layers:
+        if layers.count(layer) > 1:
+            raise refusal(ValueError, "MAN-7", f"kv_cache_groups layer_names: {layer!r} is named twice")
+    return groups
+
+
+def rules_of(groups: Sequence[CacheGroupSpec], use_eagle: bool) -> tuple[GroupRules, ...]:
+    """The rules of groups that were read.
+
+    Eagle groups are those that are flagged; if none is, all of attention (MAN-9). Without Eagle flags mean nothing.
+
+    Args:
+        groups: the groups.
+        use_eagle: whether an Eagle draft model runs on them.
+
+    Raises:
+        ValueError: with Eagle, a state group is flagged.
+    """
+    flagged = [group.is_eagle_group for group in groups]
+    rules: list[GroupRules] = []
+    for group_id, group in enumerate(groups):
+        spec = group.kv_cache_spec
+        size = int(spec.page_size)
+        is_eagle = use_eagle and (flagged[group_id] or not any(flagged))
+        match spec:
+            case SlidingWindowSpec():
+                rules.append(SlidingWindow(group_id, size, is_eagle, int(spec.sliding_window)))
+            case ChunkedLocalAttentionSpec():
+                rules.append(ChunkedLocal(group_id, size, is_eagle, int(spec.attention_chunk_size)))
+            case MambaSpec():
+                if use_eagle and flagged[group_id]:
+                    raise refusal(
+                        ValueError, "MAN-9", f"kv_cache_groups[{group_id}]: a state group with is_eagle_group"
+                    )
+                rules.append((AlignedStates if spec.mamba_cache_mode == "align" else OneState)(group_id, size))
+            case _:
+                rules.append(EveryPosition(group_id, size, is_eagle))
+    return tuple(rules)

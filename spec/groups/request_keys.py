@@ -1,0 +1,70 @@
+"""HASH-3, MAN-6: the keys of requests, computed once for the same tokens."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..declarations import ExtraKey
+from ..pool.hashing import PageHash
+from ..pool.page_pool import PagePool
+from ..reading.arguments import refusal
+from .coordinator import Chains
+
+__all__ = ["RequestKeys"]
+
+
+@dataclass
+class _Keys:
+    """The keys of one request id, with the tokens and extra keys that they were computed from (MAN-6).
+
+    Attributes:
+        tokens: the tokens.
+        extra_keys: the extra keys.
+        chains: key and content of each full page, for each page size.
+    """
+
+    tokens: list[int]
+    extra_keys: tuple[ExtraKey, ...]
+    chains: dict[int, list[tuple[PageHash, int]]] = field(default_factory=dict)
+
+
+class RequestKeys:
+    """The chains of keys of each request id, one for each page size of the groups.
+
+    Args:
+        pool: the pool whose hash function and root make the keys.
+        page_sizes: the groups' page sizes.
+    """
+
+    def __init__(self, pool: PagePool, page_sizes: Iterable[int]) -> None:
+        self._pool = pool
+        self._page_sizes = set(page_sizes)
+        self._keys: dict[str, _Keys] = {}
+
+    def chains(self, request_id: str, tokens: list[int], extra_keys: tuple[ExtraKey, ...], is_live: bool) -> Chains:
+        """The chains of a request's full pages, all known tokens over (HASH-3).
+
+        Args:
+            request_id: the request's id.
+            tokens: its tokens.
+            extra_keys: its extra keys.
+            is_live: whether it is live.
+
+        Raises:
+            ValueError: the request is live and its tokens or extra keys are no longer those of its keys (MAN-6). A
+                backend may leave that to its caller: finding it costs O(tokens) a call, and finds only tokens that
+                were shown before. What was computed from others is published under the tokens that the request has
+                when a page is full.
+        """
+        keys = self._keys.get(request_id)
+        if keys is None or keys.extra_keys != extra_keys or keys.tokens != tokens[: len(keys.tokens)]:
+            if keys is not None and is_live:
+                raise refusal(ValueError, "MAN-6", f"request {request_id!r} is live, its tokens or extra keys changed")
+            keys = self._keys[request_id] = _Keys([], extra_keys, {size: [] for size in self._page_sizes})
+        keys.tokens = tokens
+        for size, chain in keys.chains.items():
+            self._pool.extend_chain(chain, tokens, extra_keys, size, len(tokens) // size)
+        return keys.chains
+
+    def drop(self, request_id: str) -> None:
+        """Forgets the keys of a request id."""
+        self._keys.pop(request_id, None)

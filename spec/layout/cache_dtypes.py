@@ -1,0 +1,185 @@
+"""CACHE-4: what the numbers of a cache are: element types, the cast into each, and scales by slot and head.
+
+A cache holds one of six types, called by short codes in what is saved::
+
+    f32, bf16, f16      values as they are, rounded to nearest even; what f16 can't hold becomes infinite
+    f8_e4m3, f8_e5m2    values, divided by a scale, saturated
+    int8                values divided by a scale, rounded to nearest even, saturated; never without a scale
+
+A scale is one static number for all keys (or all values) of a cache, or, in `ScaledPages`, one for each slot and
+head: amax / 127 for int8, amax / 448 for e4m3, amax / 57344 for e5m2, but never less than the least normal float32;
+and 1.0 for a head of zeros.
+
+The error of a value x stored by a scale s that lets it fit, and s itself being exact (CACHE-4):
+
+- int8: at most s / 2;
+- e4m3: at most 2^-4 |x|, or half the least subnormal, 2^-10 s;
+- e5m2: at most 2^-3 |x|, or half the least subnormal, 2^-17 s.
+
+Devices take subnormal float32 numbers for zeros, so that nothing is promised of values below 2^-126.
+"""
+
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reading.arguments import real, refusal
+
+__all__ = [
+    "CODES",
+    "FLOATS",
+    "ScaledPages",
+    "as_bits",
+    "code_of",
+    "read_dtype",
+    "read_scale",
+    "saturated",
+    "scale_of",
+    "stored_dtype",
+]
+
+CODES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
+    "f8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "int8": np.dtype(np.int8),
+}
+"""The types that a cache can have, by their codes."""
+
+_SPELLINGS = {
+    **{code: code for code in CODES},
+    **{dtype.name: code for code, dtype in CODES.items()},
+    "f8_e4m3fn": "f8_e4m3",
+    "fp8_e4m3": "f8_e4m3",
+    "fp8_e4m3fn": "f8_e4m3",
+    "float8_e4m3": "f8_e4m3",
+    "fp8_e5m2": "f8_e5m2",
+    "i8": "int8",
+}
+
+FLOATS = (CODES["f32"], CODES["bf16"], CODES["f16"])
+"""What queries, keys, values and states may be."""
+
+LARGEST: dict[np.dtype[Any], float] = {
+    CODES["int8"]: 127.0,
+    CODES["f8_e4m3"]: 448.0,
+    CODES["f8_e5m2"]: 57344.0,
+}
+"""The types that saturate, and can have scales by slot and head, each with its largest number."""
+
+
+class ScaledPages(NamedTuple):
+    """Pages in which each slot and head has a scale of its own (CACHE-4).
+
+    A number of the cache stands for itself times the scale of its slot and head.
+
+    Attributes:
+        values: the pages, `int8` or fp8 `[P, page, 2H, Dp]` (v2) or `[P, page, groups, packing, Dp]` (v3).
+        scales: `f32[P, page, 2H]`, in the order K0, V0, K1, V1, ..., without padding.
+    """
+
+    values: Any
+    scales: Any
+
+
+def read_dtype(name: str, value: object) -> np.dtype[Any]:
+    """Reads the element type of a cache: a dtype, a scalar type or a name of one (R1).
+
+    Raises:
+        TypeError: it is no type that a cache can have.
+    """
+    if isinstance(value, str):
+        if value in _SPELLINGS:
+            return CODES[_SPELLINGS[value]]
+    elif value is not None:
+        try:
+            dtype: np.dtype[Any] | None = np.dtype(value)  # type: ignore[call-overload]
+        except (TypeError, ValueError):  # the latter of a dict
+            dtype = None
+        if dtype is not None and dtype in CODES.values():
+            return dtype
+    raise refusal(TypeError, "R1", f"{name}={value!r} must be one of {', '.join(CODES)}")
+
+
+def code_of(dtype: np.dtype[Any]) -> str:
+    """The code of a cache's element type."""
+    return _SPELLINGS[dtype.name]
+
+
+def stored_dtype(name: str, array: NDArray[Any], kv_dtype: object) -> np.dtype[Any]:
+    """What the numbers of an array of pages are: its dtype, or what ``kv_dtype`` says of bits (R1).
+
+    A backend may keep two-byte floats as `u16` and one-byte floats as `u8`, where its device copies bits faster.
+
+    Args:
+        name: the array's name, for messages.
+        array: pages.
+        kv_dtype: required where the array is unsigned; else None or the array's own dtype.
+
+    Raises:
+        TypeError: the dtype is none that a cache has, or bits come without ``kv_dtype``.
+        ValueError: ``kv_dtype`` contradicts the array.
+    """
+    wanted = None if kv_dtype is None else read_dtype("kv_dtype", kv_dtype)
+    if array.dtype in (np.dtype(np.uint8), np.dtype(np.uint16)):
+        if wanted is None:
+            raise refusal(TypeError, "R1", f"kv_dtype=None must say what the bits of {name} ({array.dtype}) are")
+        if wanted.itemsize != array.dtype.itemsize or wanted == CODES["int8"]:
+            raise refusal(ValueError, "R1", f"kv_dtype={wanted.name} does not fit {name} of {array.dtype}")
+        return wanted
+    if array.dtype not in CODES.values():
+        raise refusal(TypeError, "R1", f"{name}.dtype={array.dtype} must be one of {', '.join(CODES)}")
+    if wanted not in (None, array.dtype):
+        raise refusal(ValueError, "R1", f"kv_dtype={wanted.name} contradicts {name} of {array.dtype}")
+    return array.dtype
+
+
+def as_bits(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory as unsigned integers, so that arrays can be compared bit for bit (CACHE-3)."""
+    kinds = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+    return np.ascontiguousarray(array).view(kinds[array.dtype.itemsize])
+
+
+def read_scale(name: str, value: object) -> float | None:
+    """Reads a static scale: None, or a positive number (R1)."""
+    if value is None:
+        return None
+    number = real(name, value)
+    if number <= 0:
+        raise refusal(ValueError, "R1", f"{name}={number} must be above 0")
+    return number
+
+
+def scale_of(numbers: NDArray[np.float64], dtype: np.dtype[Any]) -> np.float32:
+    """The scale by which one head of one slot is stored (CACHE-4). O(D).
+
+    Args:
+        numbers: the head's key or value, `f64[D]`.
+        dtype: a type that saturates.
+
+    Returns:
+        The largest magnitude, or the largest float32 if that is less, over the type's largest number; at least the
+        least normal float32; 1.0 for zeros.
+    """
+    limits = np.finfo(np.float32)
+    amax = min(np.max(np.abs(numbers), initial=0.0), float(limits.max))
+    return np.float32(max(amax / LARGEST[dtype], float(limits.tiny))) if amax else np.float32(1.0)
+
+
+def saturated(numbers: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Casts into a cache's element type: round to nearest even; fp8 and int8 saturate (CACHE-4).
+
+    Args:
+        numbers: `f64[...]`, divided by their scale.
+        dtype: the cache's.
+    """
+    if dtype in LARGEST:
+        numbers = np.clip(numbers, -LARGEST[dtype], LARGEST[dtype])
+    if dtype == CODES["int8"]:
+        numbers = np.nan_to_num(np.rint(numbers))
+    with np.errstate(over="ignore"):  # what f16 can't hold is infinite, as documented above
+        return numbers.astype(dtype)

@@ -1,0 +1,198 @@
+"""MAN-13, SWAP-2: the pages of state groups, and copies of pages of any kind.
+
+The cache of a layer of kind `MambaSpec` is one array `[P, *shape]` for each of its states: a page holds the state
+after some number of tokens. All functions take such a tuple of arrays, or any pytree of arrays `[P, ...]`: tuples,
+named tuples, lists and dicts, such as the pages of all layers of a group, of which each is treated alike.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reading.arguments import flag, index, refusal
+from ..reading.array_arguments import INT32, array_of
+
+__all__ = ["copy_pages", "export_pages", "read_states", "write_states"]
+
+
+def copy_pages(pages: Any, sources: Any, destinations: Any, *, validate: bool = False) -> Any:
+    """Copies whole pages onto others: what a manager's `PageCopy` list asks for, before the step (MAN-13).
+
+    Every source is read before any destination is written. A pair with a negative id, or one past the pages, on
+    either side does nothing. O(cache), as it is copied.
+
+    Args:
+        pages: a pytree of arrays `[P, ...]`, `ScaledPages` too.
+        sources: `i32[n]`.
+        destinations: `i32[n]`.
+        validate: whether the ids themselves are checked, too.
+
+    Returns:
+        The pages after it, in a pytree like ``pages``, which stays as it is.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: a wrong shape; with ``validate`` a destination named twice, or one that is a source, too.
+        IndexError: with ``validate``: an id past the pages.
+    """
+    num_pages = _num_pages(pages)
+    froms = array_of("sources", sources, ("n",), (INT32,)).tolist()
+    tos = array_of("destinations", destinations, (len(froms),), (INT32,)).tolist()
+    pairs = [
+        (source, destination) for source, destination in zip(froms, tos, strict=True) if min(source, destination) >= 0
+    ]
+    if flag("validate", validate):
+        _require_once("destinations", [destination for _, destination in pairs], num_pages)
+        taken = {destination for _, destination in pairs}
+        for source, _ in pairs:
+            if index("sources", source, num_pages) in taken:
+                raise refusal(ValueError, "R1", f"sources={source} is a destination, too")
+    pairs = [pair for pair in pairs if max(pair) < num_pages]
+
+    def copied(array: NDArray[Any]) -> NDArray[Any]:
+        after = array.copy()
+        for source, destination in pairs:
+            after[destination] = array[source]
+        return after
+
+    return _mapped(copied, "pages", pages)
+
+
+def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
+    """Pages on their way off the device, their dead slots zeroed; `write_states` is the way back (SWAP-2). O(pages).
+
+    Args:
+        pages: a pytree of arrays `[P, page, ...]`, `ScaledPages` too.
+        page_ids: `i32[n]`; -1 (or any id that no page has) gives zeros.
+        num_slots: `i32[n]`: how many of each page's first slots hold something; the others are zero in what is
+            returned, whatever they hold.
+
+    Returns:
+        A pytree like ``pages`` of arrays `[n, page, ...]`.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: a wrong shape.
+    """
+    num_pages = _num_pages(pages)
+    ids = array_of("page_ids", page_ids, ("n",), (INT32,)).tolist()
+    slots = array_of("num_slots", num_slots, (len(ids),), (INT32,)).tolist()
+
+    def exported(array: NDArray[Any]) -> NDArray[Any]:
+        if array.ndim < 2:
+            raise refusal(ValueError, "R1", f"pages.shape={array.shape} must be [P, page, ...]")
+        block = np.zeros((len(ids), *array.shape[1:]), array.dtype)
+        for place, (page, live) in enumerate(zip(ids, slots, strict=True)):
+            if 0 <= page < num_pages and live > 0:
+                block[place, :live] = array[page, :live]
+        return block
+
+    return _mapped(exported, "pages", pages)
+
+
+def read_states(pages: Any, page_ids: Any) -> Any:
+    """The states that pages hold (MAN-13). O(states).
+
+    Args:
+        pages: a pytree of arrays `[P, ...]`.
+        page_ids: the page of each sequence, `i32[S]`; -1 (or any id that no page has) gives zeros.
+
+    Returns:
+        A pytree like ``pages`` of arrays `[S, ...]`.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: a wrong shape.
+    """
+    num_pages = _num_pages(pages)
+    ids = array_of("page_ids", page_ids, ("S",), (INT32,)).tolist()
+
+    def read(array: NDArray[Any]) -> NDArray[Any]:
+        states = np.zeros((len(ids), *array.shape[1:]), array.dtype)
+        for place, page in enumerate(ids):
+            if 0 <= page < num_pages:
+                states[place] = array[page]
+        return states
+
+    return _mapped(read, "pages", pages)
+
+
+def write_states(pages: Any, page_ids: Any, states: Any, *, validate: bool = False) -> Any:
+    """Writes states into pages (MAN-13). O(cache), as it is copied.
+
+    Args:
+        pages: a pytree of arrays `[P, ...]`.
+        page_ids: the page of each sequence, `i32[S]`, disjoint; -1 (or any id that no page has) writes nothing.
+        states: a pytree like ``pages`` of arrays `[S, ...]` of the same dtypes.
+        validate: whether the ids themselves are checked, too.
+
+    Returns:
+        The pages after it, in a pytree like ``pages``, which stays as it is.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: a wrong shape; with ``validate`` a page named twice.
+        IndexError: with ``validate``: an id past the pages.
+    """
+    num_pages = _num_pages(pages)
+    ids = array_of("page_ids", page_ids, ("S",), (INT32,)).tolist()
+    if flag("validate", validate):
+        _require_once("page_ids", [page for page in ids if page >= 0], num_pages)
+
+    def written(array: NDArray[Any], new: Any) -> NDArray[Any]:
+        new = array_of("states", new, (len(ids), *array.shape[1:]), (array.dtype,))
+        after = array.copy()
+        for place, page in enumerate(ids):
+            if 0 <= page < num_pages:
+                after[page] = new[place]
+        return after
+
+    return _mapped(written, "pages", pages, states)
+
+
+def _require_once(name: str, ids: list[int], num_pages: int) -> None:
+    """Refuses ids that no page has, and those that are named twice (R1)."""
+    for place, page in enumerate(ids):
+        if index(name, page, num_pages) in ids[:place]:
+            raise refusal(ValueError, "R1", f"{name}={page} is named twice")
+
+
+def _num_pages(pages: Any) -> int:
+    """P, which all arrays of the pytree share; 0 where there are none (R1)."""
+    counts: list[int] = []
+
+    def count(array: NDArray[Any]) -> NDArray[Any]:
+        if not array.ndim:
+            raise refusal(ValueError, "R1", "pages.shape=() must be [P, ...]")
+        counts.append(array.shape[0])
+        return array
+
+    _mapped(count, "pages", pages)
+    if len(set(counts)) > 1:
+        raise refusal(ValueError, "R1", f"pages: arrays of {counts} pages must be of as many each")
+    return counts[0] if counts else 0
+
+
+def _mapped(function: Callable[..., NDArray[Any]], name: str, tree: Any, *others: Any) -> Any:
+    """A pytree with a function applied to its arrays, each with those at its place in other pytrees (R1)."""
+    if isinstance(tree, dict):
+        for other in others:
+            _require_like(name, tree, other, isinstance(other, dict) and other.keys() == tree.keys())
+        return {key: _mapped(function, name, tree[key], *(other[key] for other in others)) for key in tree}
+    if isinstance(tree, list | tuple):
+        for other in others:
+            _require_like(name, tree, other, type(other) is type(tree) and len(other) == len(tree))
+        parts = [_mapped(function, name, *part) for part in zip(tree, *others, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    if not (hasattr(tree, "shape") and hasattr(tree, "dtype")):
+        raise refusal(TypeError, "R1", f"{name} must hold arrays, not {type(tree).__name__}")
+    return function(np.asarray(tree), *others)
+
+
+def _require_like(name: str, tree: Any, other: Any, alike: bool) -> None:
+    if not alike:
+        raise refusal(
+            ValueError, "R1", f"states: a {type(other).__name__} must be like the {type(tree).__name__} of {name}"
+        )

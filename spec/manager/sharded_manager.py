@@ -1,0 +1,262 @@
+"""POOL-12: a cache manager over the shards of data parallelism."""
+
+import os
+from collections.abc import Sequence
+
+from ..declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy, SwapPlan
+from ..groups.cache_pages import CachePages
+from ..groups.live_requests import request_id_of
+from ..pool.hashing import sha256
+from ..reading.arguments import index, integer, listed, refusal
+from ..reading.uncopied import Uncopied
+from .cache_manager import CacheManager
+
+__all__ = ["ShardedCacheManager"]
+
+
+class ShardedCacheManager(Uncopied):
+    """One `CacheManager` a shard, each with a pool, a null page and page ids of its own.
+
+    A request lives on one shard: on the one where its longest cached prefix is, else on the one with most free
+    pages, else on that with the lowest number. It stays there while it is swapped out: its host pages are numbers of
+    that shard's host memory, and the device pages that it comes back to are that shard's. Events, counters, pins,
+    priorities, batched steps and pages received from elsewhere are those of a shard: call them on ``shards[i]``.
+
+    A plan of shard i with the id k there has the id ``k * num_shards + i`` here, so that `swap_done` needs no shard.
+
+    Args:
+        num_shards: how many shards.
+        num_pages: pages of each shard's pool, the null page included.
+        kv_cache_groups: see `CacheManager`, as for the others, each of which is every shard's.
+        max_model_len: the most tokens that a request can have.
+        enable_caching: whether prefixes are cached and found.
+        use_eagle: whether an Eagle draft model runs.
+        hash_seed: the seed of the keys of all shards; None draws one for all (HASH-1).
+        hash_function: the hash of the keys.
+        unhashed_first: see `PagePool` (POOL-13).
+        enable_events: see `PagePool` (MAN-12).
+        counter_sampling: see `PagePool` (MAN-12).
+        max_pinned_pages: the most pages that may be pinned on each shard (PIN-1).
+        max_pinned_pages_per_salt: the most that may be for one cache salt on each shard (PIN-1).
+        num_host_pages: pages of each shard's host memory; 0: no request is swapped out (SWAP-1).
+
+    Attributes:
+        shards: the shards' managers.
+    """
+
+    def __init__(
+        self,
+        num_shards: int,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        *,
+        hash_seed: bytes | None = None,
+        hash_function: HashFunction = sha256,
+        unhashed_first: bool = False,
+        enable_events: bool = False,
+        counter_sampling: int = 64,
+        max_pinned_pages: int = 0,
+        max_pinned_pages_per_salt: int | None = None,
+        num_host_pages: int = 0,
+    ) -> None:
+        self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
+        seed = os.urandom(32) if hash_seed is None else hash_seed
+        groups = listed("kv_cache_groups", kv_cache_groups)
+        self.shards = tuple(
+            CacheManager(
+                num_pages,
+                groups,
+                max_model_len,
+                enable_caching,
+                use_eagle,
+                hash_seed=seed,
+                hash_function=hash_function,
+                unhashed_first=unhashed_first,
+                enable_events=enable_events,
+                counter_sampling=counter_sampling,
+                max_pinned_pages=max_pinned_pages,
+                max_pinned_pages_per_salt=max_pinned_pages_per_salt,
+                num_host_pages=num_host_pages,
+            )
+            for _ in range(self.num_shards)
+        )
+
+    @property
+    def usage(self) -> float:
+        """The share of all shards' pages in use, from 0.0 to 1.0 (POOL-10)."""
+        num_pages = sum(shard.num_pages - 1 for shard in self.shards)
+        return (num_pages - sum(shard.page_pool.get_num_free_pages() for shard in self.shards)) / num_pages
+
+    def create_empty_page_list(self) -> CachePages:
+        """No pages, in as many groups as each shard has."""
+        return self.shards[0].create_empty_page_list()
+
+    def shard_of(self, request_id: str) -> int | None:
+        """The number of the shard on which a request is live, swapped out or on its way; None if it is on none."""
+        if not isinstance(request_id, str):
+            raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
+        return next((number for number, shard in enumerate(self.shards) if request_id in _ids_on(shard)), None)
+
+    def _shard(self, request: EngineRequest) -> CacheManager:
+        """The shard that a request is on; the first, which will say that it is not live, if it is on none."""
+        return self.shards[self.shard_of(request_id_of(request)) or 0]
+
+    def _best(self, lengths: Sequence[int]) -> int:
+        """The shard of the longest hit, then of most free pages, then the first."""
+        free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
+        return max(range(self.num_shards), key=lambda number: (lengths[number], free[number], -number))
+
+    # -- Finding and allocating -------------------------------------------------------------------
+
+    def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
+        """The longest cached prefix of a request on any shard, or on its own if it is on one.
+
+        See `CacheManager.get_computed_pages`.
+        """
+        if self.shard_of(request_id_of(request)) is not None:
+            return self._shard(request).get_computed_pages(request)
+        found = [shard.get_computed_pages(request) for shard in self.shards]
+        return found[self._best([length for _, length in found])]
+
+    def allocate_slots(
+        self,
+        request: EngineRequest,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_pages: CachePages | None = None,
+        num_lookahead_tokens: int = 0,
+        delay_cache_pages: bool = False,
+    ) -> CachePages | None:
+        """Gives a request slots on its shard; see `CacheManager.allocate_slots`.
+
+        At its admission that is the shard of ``new_computed_pages``; if there are none, that of most free pages.
+
+        Raises:
+            ValueError: the pages are of no shard, or of several.
+        """
+        if self.shard_of(request_id_of(request)) is not None:
+            shard = self._shard(request)
+        elif isinstance(new_computed_pages, CachePages) and any(new_computed_pages.pages):
+            shard = self._shard_of_pages(new_computed_pages)
+        else:
+            shard = self.shards[self._best([0] * self.num_shards)]
+        return shard.allocate_slots(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_pages,
+            num_lookahead_tokens,
+            delay_cache_pages,
+        )
+
+    def _shard_of_pages(self, pages: CachePages) -> CacheManager:
+        pools = {page._pool for group in pages.pages for page in group}
+        owners = [shard for shard in self.shards if shard.page_pool in pools]
+        if len(owners) != 1 or len(pools) != 1:
+            raise refusal(ValueError, "POOL-12", f"new_computed_pages={pages!r} are not of one shard")
+        return owners[0]
+
+    def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
+        """See `CacheManager.cache_pages`."""
+        self._shard(request).cache_pages(request, num_computed_tokens)
+
+    def take_page_copies(self, shard: int) -> list[PageCopy]:
+        """The copies of states noted on a shard; see `CacheManager.take_page_copies` (MAN-13).
+
+        Args:
+            shard: its number.
+        """
+        return self.shards[index("shard", shard, self.num_shards, "POOL-12")].take_page_copies()
+
+    # -- Host memory ------------------------------------------------------------------------------
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a live request goes to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
+        return self._numbered(request, self._shard(request).swap_out(request))
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a request comes back to the shard that it went from; see `CacheManager.swap_in` (SWAP-1)."""
+        return self._numbered(request, self._shard(request).swap_in(request))
+
+    def _numbered(self, request: EngineRequest, plan: SwapPlan | None) -> SwapPlan | None:
+        """A shard's plan under its id here; while it is under way the request is on that shard."""
+        if plan is None:
+            return None
+        shard = self.shard_of(request.request_id)
+        assert shard is not None, f"SWAP-1: {request.request_id!r} is on its way, on no shard"
+        return plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence of a plan, whatever its shard; see `CacheManager.swap_done` (SWAP-1).
+
+        Args:
+            swap_id: the plan's id, as `swap_out` or `swap_in` gave it.
+        """
+        number = integer("swap_id", swap_id, minimum=None)
+        own, shard = divmod(number, self.num_shards)
+        if own not in self.shards[shard]._swapped.flights:
+            raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are to end")
+        self.shards[shard].swap_done(own)
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids, in its shard's host memory, of a request's host pages; see `CacheManager.get_host_page_ids`."""
+        return self.shards[self.shard_of(request_id) or 0].get_host_page_ids(request_id)
+
+    # -- Giving back ------------------------------------------------------------------------------
+
+    def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
+        """See `CacheManager.free`."""
+        return self._shard(request).free(request, num_written)
+
+    def free_page_hashes(self, request: EngineRequest) -> None:
+        """See `CacheManager.free_page_hashes`; a request is looked up on every shard."""
+        for shard in self.shards:
+            shard.free_page_hashes(request)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix, if on no shard a page is in use or a request swapped out (POOL-9).
+
+        Returns:
+            Whether it did.
+        """
+        if self.usage > 0 or not all(shard._swapped.is_idle for shard in self.shards):
+            return False
+        for shard in self.shards:
+            shard.reset_prefix_cache()
+        return True
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids, on its shard, of the pages that a request holds; empty lists if it is not live."""
+        return self.shards[self.shard_of(request_id) or 0].get_page_ids(request_id)
+
+    def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
+        """How many leading pages all requests share that run on a request's shard (MAN-10).
+
+        Args:
+            request: a live request whose status is ``RUNNING``.
+            num_scheduled_requests: how many requests are running on its shard.
+        """
+        return self._shard(request).get_num_common_prefix_pages(request, num_scheduled_requests)
+
+    def check(self) -> None:
+        """Verifies every shard's state, and that no request lives on two.
+
+        Raises:
+            AssertionError: something does not hold; the message shows the shard's state.
+        """
+        for shard in self.shards:
+            shard.check()
+        live = [request_id for shard in self.shards for request_id in _ids_on(shard)]
+        assert len(set(live)) == len(live), f"POOL-12: a request lives on two shards: {live}"
+        roots = {shard.page_pool.none_hash for shard in self.shards}
+        assert len(roots) == 1, "HASH-1: the shards' keys have different roots"
+
+
+def _ids_on(shard: CacheManager) -> list[str]:
+    """The ids of the requests that are live on a shard, swapped out or on their way."""
+    return [*shard._live, *shard._swapped.by_id]

@@ -1,0 +1,179 @@
+"""MAN-14: a manager's whole state as JSON, in one format that every implementation writes and reads.
+
+::
+
+    kvproof         "manager snapshot"
+    version         2
+    num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
+    max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     as the manager was made
+    none_hash       the root of its keys, hexadecimal as all bytes
+    groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
+    now             the time last told, or null
+    free            [page], in eviction order
+    priorities      [[page, priority, expires_at]] of the pages that have one, by page
+    contents        [[place of the content before in this list or -1, [token], extra keys]]
+    cached          [[group, page, place in contents]]; the pages of one key in their order, keys by their first page
+    requests        [{id, slot, num_promised, num_slots, num_computed, groups}], live ones, in order of admission;
+                    groups: [{pages, num_hits, num_published, states}], a null page as 0; states: [[place, tokens]]
+                    of the places with a page in a group of mode align, else []
+    known           [id] of the requests looked up or admitted whose keys were not dropped, in their order
+    given_back      [[id, tokens]] of those among them that were live
+    pins            [{id, num_tokens, pages}], a list of pages for each group
+    next_pin_id     the id of the next pin
+    next_swap_id    the id of the next plan of copies to or from the host
+    copies          [[request id, group, source, destination]], not handed out yet
+    events          [{kind, the fields of the event}], not handed out yet
+    counters        {the fields of CacheCounters}
+    clock           pages handed out
+    stored_at       [[page, clock]] of the sampled pages that are cached, by page
+    freed_at        [[page, clock]] of those among them that are free, by page
+    extra keys      null, or [{kind, its fields}]
+
+The engine's request objects are not in it; keys are not, as the contents tell them; and no salt is, as none is
+kept (SEC-2). Token ids are.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..pool.hashing import PageHashWithGroupId
+from ..pool.page_pool import PagePool
+from ..pool.pages import CachePage
+from ..reading.arguments import refusal
+from .snapshot_fields import event_to_json, extra_keys_to_json, group_to_json
+
+if TYPE_CHECKING:
+    from .cache_manager import CacheManager
+
+__all__ = ["HEADER", "VERSION", "snapshot_of"]
+
+HEADER = "manager snapshot"
+VERSION = 2
+
+
+def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
+    """The snapshot of a manager; see `CacheManager.snapshot`."""
+    pool = manager.page_pool
+    _require_none_swapped(manager)
+    _require_told(manager)
+    contents, place_of = _contents(pool)
+    return {
+        "kvproof": HEADER,
+        "version": VERSION,
+        "num_pages": manager.num_pages,
+        "max_model_len": manager.max_model_len,
+        "enable_caching": manager.enable_caching,
+        "use_eagle": manager.use_eagle,
+        "unhashed_first": pool.unhashed_first,
+        "enable_events": pool.enable_events,
+        "counter_sampling": pool.counter_sampling,
+        "max_pinned_pages": pool.max_pinned_pages,
+        "max_pinned_pages_per_salt": pool.max_pinned_pages_per_salt,
+        "num_host_pages": manager.num_host_pages,
+        "none_hash": pool.none_hash.hex(),
+        "groups": [group_to_json(group) for group in manager.kv_cache_groups],
+        "now": pool.now,
+        "free": [page.page_id for page in pool.free_page_queue.get_all_free_pages()],
+        "priorities": [[page, priority, end] for page, (priority, end) in sorted(pool._priority.items())],
+        "contents": contents,
+        "cached": [
+            [key.group_id, page.page_id, place_of[pool._content_of[page.page_id]]]
+            for key, pages in _cached(pool)
+            for page in pages
+        ],
+        "requests": [_request(manager, request_id) for request_id in manager._live],
+        "known": list(manager._known),
+        "given_back": [[request_id, tokens] for request_id, tokens in manager._given_back.items()],
+        "pins": [
+            {"id": pin.pin_id, "num_tokens": pin.num_tokens, "pages": list(pin.pages.get_page_ids())}
+            for pin in manager._pinned.values()
+        ],
+        "next_pin_id": manager._next_pin_id,
+        "next_swap_id": manager._swapped.next_swap_id,
+        "copies": [[request_id, *copy] for request_id, copy in manager.coordinator.noted_copies],
+        "events": [event_to_json(event) for event in pool._events],
+        "counters": {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(manager.counters).items()
+        },
+        "clock": pool._clock,
+        "stored_at": [list(entry) for entry in sorted(pool._stored_at.items())],
+        "freed_at": [list(entry) for entry in sorted(pool._freed_at.items())],
+    }
+
+
+def _require_none_swapped(manager: "CacheManager") -> None:
+    """Refuses requests that are swapped out or on their way (SWAP-1).
+
+    What was copied lies in the memory of this process, and a copy under way ends nowhere else: who restored the manager
+    would wait for fences that never come, and bring back pages that hold nothing.
+    """
+    swapped = manager._swapped
+    if not swapped.is_idle:
+        raise refusal(
+            ValueError,
+            "MAN-14",
+            f"requests {list(swapped.by_id)} are swapped out, copies of swaps {list(swapped.flights)} under way: host "
+            f"memory is in no snapshot",
+        )
+
+
+def _require_told(manager: "CacheManager") -> None:
+    """Refuses pages that are held otherwise than by requests and pinned prefixes: nobody could restore them."""
+    lists = [pages for request_id in manager._live for pages in manager.coordinator.get_pages(request_id)]
+    lists += [list(pages) for pin in manager._pinned.values() for pages in pin.pages.pages]
+    holders = Counter(page.page_id for pages in lists for page in pages)
+    for page in manager.page_pool.pages[1:]:
+        if page.ref_cnt != holders[page.page_id]:
+            raise refusal(
+                ValueError,
+                "MAN-14",
+                f"page {page.page_id} is held {page.ref_cnt} times, by requests and pinned prefixes "
+                f"{holders[page.page_id]} times: what calls on the pool hold is in no snapshot",
+            )
+
+
+def _cached(pool: PagePool) -> list[tuple[PageHashWithGroupId, Sequence[CachePage]]]:
+    """The cached map, its keys by their first pages: equal maps give equal snapshots, whichever key came first."""
+    return sorted(pool.cached_page_hash_to_page.items(), key=lambda entry: entry[1][0].page_id)
+
+
+def _contents(pool: PagePool) -> tuple[list[list[Any]], dict[int, int]]:
+    """The contents of the cached pages and of all that came before them, and the place of each content id."""
+    content_of_id = {content_id: content for content, content_id in pool._content_ids.items()}
+    contents: list[list[Any]] = []
+    place_of: dict[int, int] = {}
+    for _, pages in _cached(pool):
+        for page in pages:
+            chain: list[int] = []
+            content_id: int | None = pool._content_of[page.page_id]
+            while content_id is not None and content_id not in place_of:
+                chain.append(content_id)
+                content_id = content_of_id[content_id][0]
+            for known in reversed(chain):
+                parent, tokens, extra_keys = content_of_id[known]
+                place_of[known] = len(contents)
+                before = -1 if parent is None else place_of[parent]
+                contents.append([before, list(tokens), extra_keys_to_json(extra_keys)])
+    return contents, place_of
+
+
+def _request(manager: "CacheManager", request_id: str) -> dict[str, Any]:
+    live = manager._live[request_id]
+    return {
+        "id": request_id,
+        "slot": live.slot,
+        "num_promised": live.num_promised,
+        "num_slots": live.num_slots,
+        "num_computed": live.num_computed,
+        "groups": [
+            {
+                "pages": [page.page_id for page in held.pages],
+                "num_hits": held.num_hits,
+                "num_published": held.num_published,
+                "states": [list(state) for state in sorted(held.states.items())],
+            }
+            for held in manager.coordinator.held[request_id]
+        ],
+    }

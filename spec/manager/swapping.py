@@ -1,0 +1,297 @@
+"""SWAP-1: requests that leave the device for host memory and come back."""
+
+from itertools import count as numbers_from
+
+from ..declarations import EngineRequest, SwapCopy, SwapPlan
+from ..groups.coordinator import GroupPages
+from ..groups.group_rules import GroupRules
+from ..groups.live_requests import Live, read_computed, read_tokens, request_id_of
+from ..groups.swapped_requests import Flight, Swapped
+from ..pool.hashing import PageHash, request_extra_keys
+from ..pool.pages import CachePage
+from ..reading.arguments import integer, refusal
+from .prefix_manager import PrefixManager
+
+__all__ = ["SwapManager"]
+
+
+class SwapManager(PrefixManager):
+    """The third of a `CacheManager` that moves requests to host memory and back.
+
+    A manager plans the copies, the engine runs them (`export_pages`, `import_pages`), and `swap_done` is the fence:
+    the engine says when copies have ended, or when all that it will dispatch is ordered behind them. Nothing waits
+    inside. A request goes through four stages, in each of which an abort by `free` is possible::
+
+        live  -- swap_out -->  on its way out  -- swap_done -->  out  -- swap_in -->  on its way back  -- swap_done -->
+
+    Until the fence the pages on both sides are held: on the way out the device's, lest somebody else writes to what is
+    still to be read; on the way back both, as neither is whole. The pages that came back are published at that fence
+    and not at once: MAN-4 allows a promise only as ATT-5 makes it good, by writing a step's tokens before any of
+    them is read, and that says nothing of a copy which may take several steps. For the same reason the request
+    is live again only then.
+    """
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how the computed tokens of a live request leave the device, which is live no more.
+
+        Of each group what a step could read goes that begins with these tokens (MAN-8): null pages stay, and so do
+        pages before a window and pages for tokens that were not computed. What the request published is written.
+
+        Args:
+            request: a live request; its ``num_computed_tokens`` are known tokens, at least 1.
+
+        Returns:
+            The plan; the request's pages stay held until `swap_done`, and are then given back (MAN-5). None if the
+            free host pages don't suffice: then nothing has changed.
+
+        Raises:
+            ValueError: the request is not live, or its computed tokens are none, not all known, or not those that
+                `allocate_slots` would take (MAN-8, MAN-13).
+        """
+        tokens = read_tokens(request)
+        extra_keys = request_extra_keys(request)
+        live = self._require_live(request)
+        has_states = any(rules.holds_states for rules in self.coordinator.rules)
+        computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, has_states)
+        if not 1 <= computed <= len(tokens):
+            raise refusal(
+                ValueError,
+                "SWAP-1",
+                f"request.num_computed_tokens={computed} must be in [1, {len(tokens)}] to be copied",
+            )
+        request_id = request_id_of(request)
+        pages = self.coordinator.get_pages(request_id)
+        places = [list(_needed(rules, computed)) for rules in self.coordinator.rules]
+        if sum(map(len, places)) > self._swapped.num_free:
+            return None
+        host = [dict(zip(own, self._swapped.take(len(own)), strict=True)) for own in places]
+        swapped = Swapped(request, request_id, tuple(tokens[:computed]), extra_keys, host)
+        self._swapped.by_id[request_id] = swapped
+        swap_id = self._swapped.begin(Flight(swapped, True, pages, []))
+        del self._live[request_id]
+        self.coordinator.forget(request_id)
+        return SwapPlan(swap_id, request_id, "out", computed, self._copies(swapped, pages, places))
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a request that is swapped out comes back: what of it is still cached is hit, the rest is copied.
+
+        A page that a step could read and that is full is hit if it is cached at its place, whatever stands before
+        it, since a key tells of all tokens from the first on. The request's ``num_computed_tokens`` are not read.
+
+        Args:
+            request: a request whose copies to the host have ended.
+
+        Returns:
+            The plan; at `swap_done` the request is live, with as many computed tokens as it had, and goes on by
+            `allocate_slots`. None if the free pages don't suffice: then nothing has changed.
+
+        Raises:
+            ValueError: the request is not swapped out, or not yet; its tokens or extra keys are others (MAN-6).
+        """
+        tokens = read_tokens(request)
+        extra_keys = request_extra_keys(request)
+        swapped = self._swapped.require(request)
+        computed = len(swapped.tokens)
+        if tuple(tokens[:computed]) != swapped.tokens or extra_keys != swapped.extra_keys:
+            raise refusal(
+                ValueError, "MAN-6", f"request {request.request_id!r} was swapped out with other tokens or extra keys"
+            )
+        return self._plan_in(swapped)
+
+    def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
+        """Plans how pages that come from elsewhere, from another manager's cache, say, enter the cache (SWAP-2).
+
+        Of each group those come that a request needs which hits so many tokens; their *places in the block*, which a
+        copy's ``host_page`` tells, count them group by group. What is cached already is not copied. At `swap_done`
+        the pages are published and given back, tail first: whoever asks hits them then, this request first of all. Its
+        id is taken until then, and `free` gives the pages up.
+
+        Args:
+            request: whose tokens and extra keys the pages hold; it is not live.
+            num_tokens: how many of its tokens, at least 1; a multiple of every group's page size.
+
+        Returns:
+            The plan; None if the free pages don't suffice: then nothing has changed.
+
+        Raises:
+            ValueError: the request is live or swapped out, the number is impossible, or pages of these groups are
+                never cached.
+        """
+        tokens = read_tokens(request)
+        extra_keys = request_extra_keys(request)
+        count = integer("num_tokens", num_tokens, minimum=1)
+        self._swapped.require_none(request)
+        request_id = request_id_of(request)
+        if request_id in self._live:
+            raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is live")
+        if count > min(len(tokens), self.max_model_len):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: the request can have {len(tokens)} tokens")
+        if any(count % rules.page_size for rules in self.coordinator.rules):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count} must be a multiple of every page size")
+        if not self.enable_caching or not all(rules.num_publishable(count) for rules in self.coordinator.rules):
+            raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: a group's pages are never cached")
+        numbers = numbers_from()
+        block = [{place: next(numbers) for place in _needed(rules, count)} for rules in self.coordinator.rules]
+        received = Swapped(request, request_id, tuple(tokens[:count]), extra_keys, block, is_received=True)
+        plan = self._plan_in(received)
+        if plan is not None:
+            self._swapped.by_id[request_id] = received
+        return plan
+
+    def _plan_in(self, swapped: Swapped) -> SwapPlan | None:
+        """Takes the pages for what comes to the device, hits first; None if there are too few."""
+        hits: list[dict[int, CachePage]] = []
+        copied: list[list[int]] = []
+        computed = len(swapped.tokens)
+        for rules in self.coordinator.rules:
+            needed = _needed(rules, computed)
+            chain = self._chain(swapped, rules)
+            found = {
+                place: self.coordinator.cached_page(*chain[place], rules.group_id)
+                for place in needed
+                if place < len(chain)
+            }
+            hits.append({place: page for place, page in found.items() if page is not None})
+            copied.append([place for place in needed if place not in hits[-1]])
+        wanted = sum(map(len, copied)) + sum(page.ref_cnt == 0 for own in hits for page in own.values())
+        if wanted > self.page_pool.get_num_free_pages():
+            return None
+        self.page_pool.touch(own.values() for own in hits)
+        pages = []
+        for rules, own, places in zip(self.coordinator.rules, hits, copied, strict=True):
+            given = own | dict(zip(places, self.page_pool.get_new_pages(len(places)), strict=True))
+            length = rules.num_places(computed, computed)
+            pages.append([given.get(place, self.page_pool.null_page) for place in range(length)])
+        swap_id = self._swapped.begin(Flight(swapped, False, pages, copied))
+        return SwapPlan(swap_id, swapped.request_id, "in", computed, self._copies(swapped, pages, copied))
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence: the copies of a plan have ended, or nothing dispatched from now on can overtake them.
+
+        On the way out the device's pages are given back (MAN-5), and on the way back the host's: the request is live,
+        in the lowest slot that is free, and its pages are published as far as they are full (MAN-3). If it
+        was freed meanwhile, its pages are given back on both sides.
+
+        Args:
+            swap_id: the plan's.
+
+        Raises:
+            ValueError: there is no such plan, or its copies have ended already.
+        """
+        number = integer("swap_id", swap_id, minimum=None)
+        if number not in self._swapped.flights:
+            raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are to end")
+        flight = self._swapped.flights[number]
+        swapped = flight.swapped
+        chains = [self._chain(swapped, rules) for rules in self.coordinator.rules]  # before anything changes (R1)
+        del self._swapped.flights[number]
+        swapped.swap_id = None
+        request_id = swapped.request_id
+        is_wanted = self._swapped.by_id.get(request_id) is swapped
+        if is_wanted and not flight.is_out:
+            del self._swapped.by_id[request_id]
+            if not swapped.is_received:
+                self._resume(flight, chains)
+            self._publish_copied(flight, chains)
+        if flight.is_out or not is_wanted or swapped.is_received:
+            for pages in flight.pages:
+                self.page_pool.free_pages(reversed(pages))
+        if not flight.is_out or not is_wanted:
+            self._swapped.give_back(swapped)
+
+    def _resume(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
+        """Makes a request live with the pages that came back."""
+        request, request_id = flight.swapped.request, flight.swapped.request_id
+        computed = len(flight.swapped.tokens)
+        self._live[request_id] = Live(request, self._lowest_free_slot(), computed, computed, computed)
+        held = []
+        for rules, pages, chain in zip(self.coordinator.rules, flight.pages, chains, strict=True):
+            states = {len(pages) - 1: computed} if rules.copies_states else {}
+            held.append(GroupPages(pages, len(chain), len(chain), states))  # all is written, and never withdrawn
+        self.coordinator.held[request_id] = held
+
+    def _publish_copied(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
+        """Publishes the full ones of the pages that came to the device (MAN-3)."""
+        computed = len(flight.swapped.tokens)
+        for rules, pages, copied, chain in zip(
+            self.coordinator.rules, flight.pages, flight.copied, chains, strict=True
+        ):
+            states = {len(pages) - 1: computed} if rules.copies_states else {}
+            fresh = [
+                page if place in copied and rules.is_publishable(place, states) else self.page_pool.null_page
+                for place, page in enumerate(pages[: len(chain)])
+            ]
+            self.page_pool.publish(fresh, chain, rules.group_id)
+
+    def _chain(self, swapped: Swapped, rules: GroupRules) -> list[tuple[PageHash, int]]:
+        """Key and content of the pages of a group that can be published (HASH-3); none with caching off."""
+        if not self.enable_caching:
+            return []
+        end = rules.num_publishable(len(swapped.tokens))
+        return self.page_pool.extend_chain([], swapped.tokens, swapped.extra_keys, rules.page_size, end)
+
+    def _copies(self, swapped: Swapped, pages: list[list[CachePage]], places: list[list[int]]) -> tuple[SwapCopy, ...]:
+        """The copies of some places of each group."""
+        computed = len(swapped.tokens)
+        return tuple(
+            SwapCopy(
+                rules.group_id,
+                pages[rules.group_id][place].page_id,
+                swapped.host_pages[rules.group_id][place],
+                rules.page_size if rules.holds_states else min(computed - place * rules.page_size, rules.page_size),
+            )
+            for rules, own in zip(self.coordinator.rules, places, strict=True)
+            for place in own
+        )
+
+    def _abandon(self, request: EngineRequest, request_id: str) -> None:
+        """Forgets a request that is swapped out: its host pages are free, at the fence if copies are under way."""
+        swapped = self._swapped.by_id.get(request_id)
+        if swapped is None or swapped.request is not request:
+            return
+        del self._swapped.by_id[request_id]
+        if request_id in self._known and not swapped.is_received:
+            self._given_back[request_id] = len(swapped.tokens)
+        if swapped.swap_id is None:
+            self._swapped.give_back(swapped)
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def num_host_pages(self) -> int:
+        """How many pages host memory has room for."""
+        return self._swapped.num_host_pages
+
+    @property
+    def num_free_host_pages(self) -> int:
+        """How many host pages hold nothing and are not being copied (SWAP-1)."""
+        return self._swapped.num_free
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages of a request that is swapped out or on its way, a list for each group; else empty lists."""
+        if not isinstance(request_id, str):
+            raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
+        swapped = self._swapped.by_id.get(request_id)
+        return tuple([] for _ in self.kv_cache_groups) if swapped is None else tuple(swapped.held_host_pages)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix, if no page is in use and nothing is swapped out (POOL-9). Returns whether."""
+        return self._swapped.is_idle and super().reset_prefix_cache()
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    def _require_live(self, request: EngineRequest) -> Live:
+        live = self._live.get(request_id_of(request))
+        if live is None or live.request is not request:
+            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
+        return live
+
+    def _lowest_free_slot(self) -> int:
+        """The lowest slot that no live request has (MAN-11)."""
+        taken = {live.slot for live in self._live.values()}
+        return next(number for number in numbers_from() if number not in taken)
+
+
+def _needed(rules: GroupRules, computed: int) -> range:
+    """The places whose pages a step can read that begins with ``computed`` tokens."""
+    return range(rules.first_place(computed), rules.num_places(computed, computed))

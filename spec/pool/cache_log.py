@@ -1,0 +1,99 @@
+"""MAN-12: what a pool tells of its cache: the events that a follower needs, and counts of what became of its pages."""
+
+from collections.abc import Iterable
+
+from ..declarations import NUM_BUCKETS, CacheCounters, CacheEvent
+from ..reading.arguments import flag, integer
+from .pages import CachePage
+
+__all__ = ["CacheLog"]
+
+
+class CacheLog:
+    """Events and counters. Time is counted in pages handed out: the k-th one, from 0 on, sees the clock at k.
+
+    Args:
+        enable_events: whether events are kept for `take_events`.
+        counter_sampling: the histograms count the pages whose id is a multiple of this.
+    """
+
+    def __init__(self, enable_events: bool, counter_sampling: int) -> None:
+        self.enable_events = flag("enable_events", enable_events)
+        self.counter_sampling = integer("counter_sampling", counter_sampling, minimum=1)
+        self._events: list[CacheEvent] = []
+        self._clock = 0
+        self._stored_at: dict[int, int] = {}  # of the sampled pages that are cached
+        self._freed_at: dict[int, int] = {}  # of the sampled pages that are cached and free
+        self._evictions = 0
+        self._page_lifetimes = [0] * NUM_BUCKETS
+        self._reuse_gaps = [0] * NUM_BUCKETS
+
+    def take_events(self) -> list[CacheEvent]:
+        """The events since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def counters(self) -> CacheCounters:
+        """What a pool counts: evictions, and of sampled pages lifetimes and reuse gaps (MAN-12).
+
+        A page that loses its hash otherwise than by being handed out counts in none of them.
+        """
+        return CacheCounters(
+            evictions=self._evictions,
+            page_lifetimes=tuple(self._page_lifetimes),
+            reuse_gaps=tuple(self._reuse_gaps),
+        )
+
+    def _tell(self, event: CacheEvent) -> None:
+        if self.enable_events:
+            self._events.append(event)
+
+    def _is_sampled(self, page: CachePage) -> bool:
+        return page.page_id % self.counter_sampling == 0
+
+    def _count_stored(self, page: CachePage) -> None:
+        """A page was cached."""
+        if self._is_sampled(page):
+            self._stored_at[page.page_id] = self._clock
+
+    def _count_forgotten(self, page: CachePage) -> None:
+        """A page lost its hash: nothing of it is measured any more."""
+        self._stored_at.pop(page.page_id, None)
+        self._freed_at.pop(page.page_id, None)
+
+    def _count_freed(self, page: CachePage) -> None:
+        """A page became free."""
+        if self._is_sampled(page) and page.page_hash is not None:
+            self._freed_at[page.page_id] = self._clock
+
+    def _count_reused(self, page: CachePage) -> None:
+        """A free page was found and is held again."""
+        if page.page_id in self._freed_at:
+            self._reuse_gaps[_bucket(self._clock - self._freed_at.pop(page.page_id))] += 1
+
+    def _count_handed_out(self, page: CachePage) -> None:
+        """A page is handed out; if it still has a hash, it is evicted by that."""
+        if page.page_hash is not None:
+            self._evictions += 1
+            if page.page_id in self._stored_at:
+                self._page_lifetimes[_bucket(self._clock - self._stored_at[page.page_id])] += 1
+        self._clock += 1
+
+    def _check_log(self, pages: Iterable[CachePage]) -> None:
+        """Verifies that times are kept of the pages whose times are measured, and none ahead of the clock."""
+        cached = [page for page in pages if page.page_hash is not None and self._is_sampled(page)]
+        free = [page for page in cached if page.ref_cnt == 0]
+        assert self._stored_at.keys() == {page.page_id for page in cached}, "MAN-12: times stored and cached pages"
+        assert self._freed_at.keys() == {page.page_id for page in free}, "MAN-12: times freed and free cached pages"
+        for times in (self._stored_at, self._freed_at):
+            assert all(0 <= time <= self._clock for time in times.values()), "MAN-12: a time ahead of the clock"
+        for page_id, time in self._freed_at.items():
+            assert self._stored_at[page_id] <= time, f"MAN-12: page {page_id} was freed before it was stored"
+        assert sum(self._page_lifetimes) <= self._evictions <= self._clock, "MAN-12: more evictions than pages taken"
+        assert self.enable_events or not self._events, "MAN-12: events are kept that nobody asked for"
+
+
+def _bucket(value: int) -> int:
+    """The bucket of a histogram that counts a value, see `NUM_BUCKETS`."""
+    return min(value.bit_length(), NUM_BUCKETS - 1)

@@ -1,0 +1,179 @@
+"""POOL-7, POOL-8: which pages can be found by their keys, and what they hold."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ..declarations import ExtraKey, HashFunction, PageRemoved, PageStored
+from ..reading.arguments import flag, integer, listed, refusal
+from .cache_log import CacheLog
+from .hashing import PageHash, PageHashWithGroupId, hash_page_tokens, init_none_hash, page_extra_keys
+from .pages import CachePage, PageList
+
+__all__ = ["CachedMap", "read_page_hash"]
+
+Content = tuple[int | None, tuple[int, ...], tuple[Any, ...] | None]
+"""What a full page holds: (content id of the page before, its tokens, its extra keys)."""
+
+
+class CachedMap(CacheLog):
+    """The cached map, with the *ghost content* of its pages, and the events that tell of it (MAN-12).
+
+    A page's ghost content (R2) says whose K/V it holds, as an id of (content of the page before, tokens, extra
+    keys). Equal ids mean equal content from the first token on, with no hash involved.
+
+    Args:
+        enable_caching: whether full pages can be cached and found again.
+        hash_seed: the seed of the keys; None draws one (HASH-1).
+        hash_function: the hash of the keys, bytes in, bytes out.
+        enable_events: see `CacheLog`.
+        counter_sampling: see `CacheLog`.
+    """
+
+    def __init__(
+        self,
+        enable_caching: bool,
+        hash_seed: bytes | None,
+        hash_function: HashFunction,
+        enable_events: bool,
+        counter_sampling: int,
+    ) -> None:
+        super().__init__(enable_events, counter_sampling)
+        self.enable_caching = flag("enable_caching", enable_caching)
+        self.hash_function = hash_function
+        self.none_hash = init_none_hash(hash_seed, hash_function)
+        self._cached: dict[PageHashWithGroupId, list[CachePage]] = {}
+        self._content_ids: dict[Content, int] = {}
+        self._content_of: dict[int, int] = {}
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def cached_page_hash_to_page(self) -> Mapping[PageHashWithGroupId, Sequence[CachePage]]:
+        """The cached map: key to pages, in the order in which they were cached (POOL-7). Read-only."""
+        return MappingProxyType({key: PageList(pages) for key, pages in self._cached.items()})
+
+    def cached_under(self, page_hash: PageHash, group_id: int) -> PageList:
+        """The pages cached under a key, in the order in which they were cached (POOL-7)."""
+        return PageList(self._cached.get(PageHashWithGroupId(page_hash, group_id), ()))
+
+    def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
+        """The first page cached under a key, for each of several groups (POOL-7).
+
+        Args:
+            page_hash: the key.
+            kv_cache_group_ids: the groups.
+
+        Returns:
+            One page a group, or None if any group has none.
+        """
+        key = read_page_hash("page_hash", page_hash)
+        groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
+        found = [self.cached_under(key, group) for group in groups]
+        return PageList(pages[0] for pages in found) if all(found) else None
+
+    def content_id(self, parent: int | None, tokens: Sequence[int], extra_keys: tuple[Any, ...] | None) -> int:
+        """The id of the content of a full page (R2): the same for the same content, another for any other."""
+        return self._content_ids.setdefault((parent, tuple(tokens), extra_keys), len(self._content_ids))
+
+    def content_of(self, page: CachePage) -> int | None:
+        """The id of what a cached page holds; None for a page that is not cached (R2)."""
+        return self._content_of.get(page.page_id)
+
+    # -- Entering and leaving ---------------------------------------------------------------------
+
+    def extend_chain(
+        self,
+        chain: list[tuple[PageHash, int]],
+        tokens: Sequence[int],
+        extra_keys: Iterable[ExtraKey],
+        page_size: int,
+        num_pages: int,
+    ) -> list[tuple[PageHash, int]]:
+        """Adds (key, content id) of the pages up to ``num_pages`` to those of a sequence's first pages (HASH-3, R2).
+
+        Args:
+            chain: of the first ``len(chain)`` pages; it is extended in place.
+            tokens: of the whole sequence.
+            extra_keys: of the whole sequence.
+            page_size: tokens in a page.
+            num_pages: how long the chain is to be.
+
+        Returns:
+            The chain.
+        """
+        for start in range(len(chain) * page_size, num_pages * page_size, page_size):
+            parent, content = (chain[-1][0].hash_value, chain[-1][1]) if chain else (None, None)
+            page_tokens = tokens[start : start + page_size]
+            touching = page_extra_keys(extra_keys, start, start + page_size)
+            key = hash_page_tokens(self.hash_function, parent, page_tokens, touching, none_hash=self.none_hash)
+            chain.append((key, self.content_id(content, page_tokens, touching)))
+        return chain
+
+    def publish(
+        self,
+        pages: Sequence[CachePage],
+        chain: Sequence[tuple[PageHash, int]],
+        group_id: int,
+        parent: bytes | None = None,
+    ) -> None:
+        """Enters pages in the cached map, each with its key and content, and tells of it (POOL-7, R2, MAN-12).
+
+        Args:
+            pages: pages of a request that follow each other; null pages among them are passed over.
+            chain: key and content id of each.
+            group_id: the group that they belong to.
+            parent: the digest of the key before the first of them; None where that is the request's first page.
+        """
+        for page, (key, content) in zip(pages, chain, strict=True):
+            if not page.is_null:
+                page._hash = PageHashWithGroupId(key, group_id)
+                self._cached.setdefault(page._hash, []).append(page)
+                self._content_of[page.page_id] = content
+                self._count_stored(page)
+                self._tell(PageStored(group_id, page.page_id, key.hash_value, parent, key.token_ids, key.extra_keys))
+            parent = key.hash_value
+
+    def withdraw(self, pages: Iterable[CachePage]) -> None:
+        """Drops the hashes of pages that hold not what they promised (MAN-4), pinned ones too, in the order given."""
+        for page in pages:
+            self._forget(page, told=True)
+
+    def _forget(self, page: CachePage, told: bool) -> None:
+        """Takes a page out of the cached map; those cached under the same key stay, in order (POOL-7).
+
+        Args:
+            page: the page; one without a hash is passed over.
+            told: whether an event tells of it.
+        """
+        if page._hash is None:
+            return
+        if told:
+            self._tell(PageRemoved(page._hash.group_id, page.page_id, page._hash.get_hash_value()))
+        duplicates = self._cached[page._hash]
+        duplicates.remove(page)
+        if not duplicates:
+            del self._cached[page._hash]
+        page._hash = None
+        del self._content_of[page.page_id]
+        self._count_forgotten(page)
+
+    def _check_map(self, pages: Sequence[CachePage]) -> None:
+        """Verifies that the map and the hashes and contents of all pages agree."""
+        hashed = {page.page_id: page.page_hash for page in pages if page.page_hash is not None}
+        mapped = {page.page_id: key for key, duplicates in self._cached.items() for page in duplicates}
+        assert 0 not in hashed, "POOL-1: the null page is cached"
+        assert hashed == mapped, "POOL-7: the cached map and the pages' hashes differ"
+        assert len(mapped) == sum(map(len, self._cached.values())), "POOL-8: a page has two hashes"
+        assert all(self._cached.values()), "POOL-7: a key without pages"
+        assert self._content_of.keys() == hashed.keys(), "R2: content and hashes differ"
+
+
+def read_page_hash(name: str, value: object) -> PageHash:
+    """Reads a key (R1)."""
+    if not (isinstance(value, tuple) and len(value) == 3):
+        raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")
+    for field, kind, own in zip(("hash_value", "token_ids"), (bytes, tuple), value, strict=False):
+        if not isinstance(own, kind):
+            raise refusal(TypeError, "R1", f"{name}: {field} must be {kind.__name__}, is {type(own).__name__}")
+    return PageHash(*value)

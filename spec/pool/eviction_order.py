@@ -1,0 +1,141 @@
+"""POOL-3, PIN-2: the order in which free pages are taken: those of a low priority first, then those that came first."""
+
+from collections.abc import Iterable
+
+from ..reading.arguments import flag, index, integer, listed, real, refusal, shown
+from .free_queue import FreeCachePageQueue, PoolFreeQueue
+from .pages import CachePage, PageList
+
+__all__ = ["EvictionOrder"]
+
+
+class EvictionOrder:
+    """The pages of a pool, their priorities, and the free ones in the order in which they will be taken.
+
+    Args:
+        num_pages: how many pages, the null page included; at least 2 (POOL-1).
+        unhashed_first: freed pages that carry no hash go before all others of priority 0 (POOL-13).
+    """
+
+    def __init__(self, num_pages: int, unhashed_first: bool) -> None:
+        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
+        self.unhashed_first = flag("unhashed_first", unhashed_first)
+        self.null_page = CachePage(0, is_null=True)
+        self.pages = PageList([self.null_page, *(CachePage(page_id) for page_id in range(1, self.num_pages))])
+        self._free = FreeCachePageQueue(self.pages[1:])
+        self.free_page_queue = PoolFreeQueue(self._free)
+        self.now: float | None = None
+        self._priority: dict[int, tuple[int, float | None]] = {}
+        """Priority and the end of it, of the pages whose priority is not 0."""
+
+    def get_priority(self, page_id: int) -> int:
+        """The priority of a page (PIN-2).
+
+        Args:
+            page_id: the page's id.
+
+        Raises:
+            IndexError: there is no such page.
+        """
+        return self._priority.get(index("page_id", page_id, self.num_pages), (0, None))[0]
+
+    def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
+        """Gives cached pages a priority; null pages are passed over (PIN-2).
+
+        A free page whose priority changes goes behind the others of its new one; the others stay where they are.
+
+        Args:
+            pages: the pages.
+            priority: an int32; the pages of the lowest are taken first. 0 is what every page has at first.
+            expires_at: the time at which it ends, in the unit of `advance_time`; None: never by time. Priority 0,
+                to which a page would fall back, ends never.
+
+        Raises:
+            ValueError: a page is not cached, or ``expires_at`` does not lie after ``now``; nothing changes.
+        """
+        given = [page for page in self._own("pages", pages) if not page.is_null]
+        priority = integer("priority", priority, minimum=None)
+        end = None if expires_at is None else real("expires_at", expires_at)
+        if not -(2**31) <= priority < 2**31:
+            raise refusal(ValueError, "R1", f"priority={priority} does not fit an int32")
+        if end is not None and self.now is not None and end <= self.now:
+            raise refusal(ValueError, "PIN-2", f"expires_at={end} does not lie after now={self.now}")
+        for page in given:
+            if page.page_hash is None:
+                raise refusal(ValueError, "PIN-2", f"pages: page {page.page_id} is not cached")
+        for page in given:
+            self._prioritise(page, priority, end)
+
+    def advance_time(self, now: float) -> None:
+        """Tells the time: priorities that last no longer than to ``now`` end, the earliest first, then by page (PIN-2).
+
+        Args:
+            now: the time, in any unit, from any start.
+
+        Raises:
+            ValueError: it is earlier than the last one.
+        """
+        time = real("now", now)
+        if self.now is not None and time < self.now:
+            raise refusal(ValueError, "PIN-2", f"now={time} is earlier than {self.now}")
+        self.now = time
+        ends = [(end, page_id) for page_id, (_, end) in self._priority.items() if end is not None and end <= time]
+        for _, page_id in sorted(ends):
+            self._prioritise(self.pages[page_id], 0, None)
+
+    def _prioritise(self, page: CachePage, priority: int, end: float | None) -> None:
+        before = self.get_priority(page.page_id)
+        self._priority.pop(page.page_id, None)
+        if priority != 0:
+            self._priority[page.page_id] = (priority, end)
+        if priority != before and page._queue is self._free:
+            self._free.remove(page)
+            self._free._insert_n(self._num_free_below(priority + 1), [page])
+
+    def _queue_up(self, pages: Iterable[CachePage]) -> None:
+        """Puts pages that became free behind the others of their priority, in the order given (POOL-3, POOL-13)."""
+        freed = list(pages)
+        for page in freed:
+            if page.page_hash is None:
+                self._priority.pop(page.page_id, None)  # PIN-2
+        self._free._insert_n(self._num_free_below(0), [page for page in freed if self._goes_first(page)])
+        for page in freed:
+            if not self._goes_first(page):
+                self._free._insert_n(self._num_free_below(self.get_priority(page.page_id) + 1), [page])
+
+    def _goes_first(self, page: CachePage) -> bool:
+        """Whether a freed page is to be taken before all others of priority 0 (POOL-13)."""
+        return self.unhashed_first and page.page_hash is None
+
+    def _num_free_below(self, priority: int) -> int:
+        """How many free pages have a lower priority; O(pages that have one)."""
+        given = [value for page_id, (value, _) in self._priority.items() if self.pages[page_id]._queue is self._free]
+        if priority <= 0:  # the others are of priority 0
+            return sum(value < priority for value in given)
+        return self._free.num_free_pages - sum(value >= priority for value in given)
+
+    def _own(self, name: str, pages: object) -> list[CachePage]:
+        """Reads a list of pages of this pool (R1)."""
+        given = listed(name, pages)
+        for page in given:
+            if not isinstance(page, CachePage):
+                raise refusal(TypeError, "R1", f"{name} has {shown(page)}, which is no CachePage")
+            if page._pool is not self:
+                raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
+        return given
+
+    def _check_order(self) -> None:
+        """Verifies that the queue holds the free pages, once each, in the order of their priorities."""
+        free = self._free.get_all_free_pages()
+        assert len(free) == len({page.page_id for page in free}), "POOL-2: a page is in the queue twice"
+        assert all(0 < page.page_id < self.num_pages for page in free), "POOL-1: the null page is in the queue"
+        for page in self.pages[1:]:
+            assert (page._queue is self._free) == (page.ref_cnt == 0), f"POOL-2: page {page.page_id}"
+        assert len(free) == sum(page.ref_cnt == 0 for page in self.pages[1:]), "POOL-2: free pages and queue differ"
+        assert self.null_page.ref_cnt == 0, "POOL-1: the null page is held"
+        for page_id, (priority, end) in self._priority.items():
+            assert 0 < page_id < self.num_pages, f"PIN-2: page {page_id} has a priority"
+            assert priority != 0, f"PIN-2: page {page_id} is noted for the priority that all have"
+            assert end is None or self.now is None or end > self.now, f"PIN-2: the priority of page {page_id} has ended"
+        priorities = [self.get_priority(page.page_id) for page in free]
+        assert priorities == sorted(priorities), "PIN-2: a page stands before one of a lower priority"

@@ -1,0 +1,172 @@
+"""The free queue: free pages in the order in which they will be taken (POOL-3)."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from ..reading.arguments import integer, listed, refusal
+from ..reading.uncopied import Uncopied
+from .pages import CachePage, PageList
+
+if TYPE_CHECKING:
+    from .page_pool import PagePool
+
+__all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
+
+
+class FreeCachePageQueue(Uncopied):
+    """Pages in a row: taken at the front, put back at the end, removable from the middle.
+
+    It works on any pages, also without a pool. A page is in one queue at most, and once.
+
+    Args:
+        pages: the pages, first the one to be taken first.
+    """
+
+    def __init__(self, pages: Iterable[CachePage]) -> None:
+        self._pages: OrderedDict[int, CachePage] = OrderedDict()  # by identity
+        self._head, self._tail = CachePage(0), CachePage(0)
+        for end in (self._head, self._tail):
+            end._page_id = -1  # no page has this id: the ends are no pages
+            end._queue = self
+        self._pool: PagePool | None = None  # set by the pool that the queue belongs to
+        self.append_n(pages)
+
+    @property
+    def num_free_pages(self) -> int:
+        """How many pages are in the queue."""
+        return len(self._pages)
+
+    @property
+    def fake_free_list_head(self) -> CachePage:
+        """The end before the first page: no page, its id is -1."""
+        return self._head
+
+    @property
+    def fake_free_list_tail(self) -> CachePage:
+        """The end behind the last page: no page, its id is -1."""
+        return self._tail
+
+    def popleft(self) -> CachePage:
+        """Takes the first page; refused when there is none (POOL-4)."""
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[CachePage]:
+        """Takes the first ``n`` pages, in order; refused, with nothing taken, when there are fewer (POOL-4)."""
+        n = integer("n", n, clause="POOL-4")
+        if n > len(self._pages):
+            raise refusal(ValueError, "POOL-4", f"n={n} pages asked for, {len(self._pages)} free")
+        taken = [self._pages.popitem(last=False)[1] for _ in range(n)]
+        for page in taken:
+            page._queue = None
+        return taken
+
+    def remove(self, page: CachePage) -> None:
+        """Takes one page out of the middle; refused when it is not in this queue (POOL-2)."""
+        _require_page("page", page)
+        if page._queue is not self or id(page) not in self._pages:
+            raise refusal(ValueError, "POOL-2", f"page {page.page_id} is not in this queue")
+        del self._pages[id(page)]
+        page._queue = None
+
+    def append(self, page: CachePage) -> None:
+        """Puts a page behind the last; refused when it is in a queue already (POOL-2)."""
+        self.append_n([page])
+
+    def append_n(self, pages: Iterable[CachePage]) -> None:
+        """Puts pages behind the last, in the order given; refused as a whole if one is in a queue already (POOL-2)."""
+        self._insert_n(len(self._pages), pages)
+
+    def prepend_n(self, pages: Iterable[CachePage]) -> None:
+        """Puts pages before the first, in the order given (POOL-13); refused like `append_n`."""
+        self._insert_n(0, pages)
+
+    def _insert_n(self, place: int, pages: Iterable[CachePage]) -> None:
+        """Puts pages behind the first ``place`` pages, in the order given; refused like `append_n`."""
+        given = self._outside(pages)
+        behind = list(islice(reversed(self._pages), len(self._pages) - place)) if given else []
+        for page in given:
+            self._pages[id(page)] = page
+            page._queue = self
+        for other in reversed(behind):
+            self._pages.move_to_end(other)
+
+    def get_all_free_pages(self) -> list[CachePage]:
+        """Every page of the queue, first the one to be taken first."""
+        return list(self._pages.values())
+
+    def neighbour(self, page: CachePage, step: int) -> CachePage | None:
+        """The page that stands ``step`` (-1 or +1) beside ``page``, the ends included."""
+        row = [self._head, *self._pages.values(), self._tail]
+        place = next(i for i, other in enumerate(row) if other is page) + step
+        return row[place] if 0 <= place < len(row) else None
+
+    def _outside(self, pages: Iterable[CachePage]) -> list[CachePage]:
+        given = listed("pages", pages)
+        for page in given:
+            _require_page("pages", page)
+            if page._queue is not None or page._pool is not self._pool:
+                raise refusal(ValueError, "POOL-2", f"page {page.page_id} is in a queue already, or belongs to a pool")
+        if len({id(page) for page in given}) < len(given):
+            raise refusal(ValueError, "POOL-2", f"pages={[page.page_id for page in given]} names a page twice")
+        return given
+
+
+class PoolFreeQueue:
+    """A pool's free queue, to look at: what would change it behind the pool's back is refused (POOL-2).
+
+    Args:
+        queue: the queue.
+    """
+
+    def __init__(self, queue: FreeCachePageQueue) -> None:
+        self._queue = queue
+
+    @property
+    def num_free_pages(self) -> int:
+        """How many pages are free."""
+        return self._queue.num_free_pages
+
+    @property
+    def fake_free_list_head(self) -> CachePage:
+        """The end before the first page: no page, its id is -1."""
+        return self._queue.fake_free_list_head
+
+    @property
+    def fake_free_list_tail(self) -> CachePage:
+        """The end behind the last page: no page, its id is -1."""
+        return self._queue.fake_free_list_tail
+
+    def get_all_free_pages(self) -> PageList:
+        """The free pages in eviction order (POOL-3)."""
+        return PageList(self._queue.get_all_free_pages())
+
+    def popleft(self) -> CachePage:
+        """Refused: `PagePool.get_new_pages` takes pages."""
+        raise _owned("popleft")
+
+    def popleft_n(self, n: int) -> list[CachePage]:
+        """Refused: `PagePool.get_new_pages` takes pages."""
+        raise _owned(f"popleft_n(n={n})")
+
+    def remove(self, page: CachePage) -> None:
+        """Refused: `PagePool.touch` takes a page out of the middle."""
+        raise _owned(f"remove(page={page!r})")
+
+    def append(self, page: CachePage) -> None:
+        """Refused: `PagePool.free_pages` puts pages back."""
+        raise _owned(f"append(page={page!r})")
+
+    def append_n(self, pages: Iterable[CachePage]) -> None:
+        """Refused: `PagePool.free_pages` puts pages back."""
+        raise _owned(f"append_n(pages={pages!r})")
+
+
+def _owned(call: str) -> Exception:
+    return refusal(ValueError, "POOL-2", f"{call}: this queue belongs to a pool, whose calls move pages")
+
+
+def _require_page(name: str, page: object) -> None:
+    if not isinstance(page, CachePage):
+        raise refusal(TypeError, "R1", f"{name}={page!r} must be a CachePage")

@@ -1,0 +1,348 @@
+"""POOL: the pages, who holds them, which of them are free, and which can be found again by their content."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..declarations import CacheCleared, CacheSalt, EngineRequest, HashFunction
+from ..reading.arguments import attribute, index, integer, listed, refusal, token_list
+from ..reading.uncopied import Uncopied
+from .cached_map import CachedMap, read_page_hash
+from .eviction_order import EvictionOrder
+from .hashing import PageHash, request_extra_keys, sha256
+from .pages import CachePage, PageList
+
+__all__ = ["PagePool"]
+
+
+class PagePool(EvictionOrder, CachedMap, Uncopied):
+    """A pool of pages: hands them out, counts who holds them, takes them back, and finds cached ones by their keys.
+
+    In which order free pages are taken is told by `EvictionOrder`, what is found by a key by `CachedMap`; this
+    class moves pages between those who hold them and the queue.
+
+    Args:
+        num_pages: how many pages, the null page included; at least 2 (POOL-1).
+        enable_caching: whether full pages can be cached and found again.
+        hash_seed: the seed of the keys; None draws one (HASH-1).
+        hash_function: the hash of the keys, bytes in, bytes out.
+        unhashed_first: freed pages that carry no hash go to the front of the queue (POOL-13).
+        enable_events: whether events are kept for `take_events` (MAN-12).
+        counter_sampling: the histograms of `counters` count the pages whose id is a multiple of this (MAN-12).
+        max_pinned_pages: the most pages that can be pinned at once (PIN-1).
+        max_pinned_pages_per_salt: the most among them that carry one salt, and the most that carry none; None:
+            no bound of its own (PIN-1).
+
+    Attributes:
+        pages: every page, the null page first.
+        null_page: page 0.
+        free_page_queue: the free pages in eviction order, read-only (POOL-3).
+        now: the time last told by `advance_time`, None before (PIN-2).
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        enable_caching: bool,
+        *,
+        hash_seed: bytes | None = None,
+        hash_function: HashFunction = sha256,
+        unhashed_first: bool = False,
+        enable_events: bool = False,
+        counter_sampling: int = 64,
+        max_pinned_pages: int = 0,
+        max_pinned_pages_per_salt: int | None = None,
+    ) -> None:
+        EvictionOrder.__init__(self, num_pages, unhashed_first)
+        CachedMap.__init__(self, enable_caching, hash_seed, hash_function, enable_events, counter_sampling)
+        self.max_pinned_pages = integer("max_pinned_pages", max_pinned_pages)
+        self.max_pinned_pages_per_salt = (
+            None
+            if max_pinned_pages_per_salt is None
+            else integer("max_pinned_pages_per_salt", max_pinned_pages_per_salt)
+        )
+        self._pins: Counter[int] = Counter()
+        """How many pins hold each pinned page."""
+        self._free._pool = self
+        for page in self.pages:
+            page._pool = self
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    def get_num_free_pages(self) -> int:
+        """How many pages can be handed out."""
+        return self._free.num_free_pages
+
+    def get_usage(self) -> float:
+        """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10)."""
+        return (self.num_pages - 1 - self.get_num_free_pages()) / (self.num_pages - 1)
+
+    # -- Handing out and taking back --------------------------------------------------------------
+
+    def get_new_pages(self, num_pages: int) -> PageList:
+        """Takes pages from the front of the free queue, each with a count of 1, their hashes evicted (POOL-3).
+
+        Args:
+            num_pages: how many; 0 gives an empty list (POOL-4).
+
+        Returns:
+            The pages, in queue order.
+
+        Raises:
+            ValueError: there are not so many; nothing is taken (POOL-4).
+        """
+        num_pages = integer("num_pages", num_pages, clause="POOL-4")
+        if num_pages > self.get_num_free_pages():
+            raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {self.get_num_free_pages()} free")
+        pages = self._free.popleft_n(num_pages)
+        for page in pages:
+            self._count_handed_out(page)
+            self._forget(page, told=True)
+            self._priority.pop(page.page_id, None)  # PIN-2
+            page._ref_cnt = 1
+        return PageList(pages)
+
+    def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        """Raises the count of each page once per mention, taking free ones out of the queue (POOL-6).
+
+        Args:
+            pages: one list of pages a group.
+
+        Raises:
+            ValueError: a page is free and has no hash, so that it holds nothing.
+        """
+        mentioned = self._mentioned(pages)
+        for page in mentioned:
+            if page.ref_cnt == 0 and page.page_hash is None:
+                raise refusal(ValueError, "POOL-6", f"pages: page {page.page_id} is free and has no hash")
+        self._hold(mentioned)
+
+    def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
+        """Lowers the count of each page once per mention; a page at 0 goes to the back of the queue (POOL-3, POOL-5).
+
+        Args:
+            ordered_pages: the pages, the one to be evicted first in front.
+
+        Raises:
+            ValueError: a page is mentioned more often than it is held; nothing changes.
+        """
+        mentioned = [page for page in self._own("ordered_pages", ordered_pages) if not page.is_null]
+        for page, mentions in Counter(mentioned).items():
+            held = page.ref_cnt - self.pins_of(page.page_id)
+            if mentions > held:
+                raise refusal(
+                    ValueError,
+                    "POOL-5",
+                    f"ordered_pages: page {page.page_id} mentioned {mentions} times, held {held} times but for pins",
+                )
+        self._release(mentioned)
+
+    # -- Pins -------------------------------------------------------------------------------------
+
+    def pin(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        """Holds cached pages by one reference more, once per mention; null pages are passed over (PIN-1).
+
+        Only `unpin` takes such a reference back. As long as a page is pinned it is not evicted.
+
+        Args:
+            pages: one list of pages a group.
+
+        Raises:
+            ValueError: a page is not cached, or more pages would be pinned than the bounds allow; nothing changes.
+        """
+        mentioned = self._mentioned(pages)
+        for page in mentioned:
+            if page.page_hash is None:
+                raise refusal(ValueError, "PIN-1", f"pages: page {page.page_id} is not cached")
+        excess = self._beyond_bounds({*self._pins, *(page.page_id for page in mentioned)})
+        if excess is not None:
+            raise refusal(ValueError, "PIN-1", f"pages={[page.page_id for page in mentioned]}: {excess}")
+        self._hold(mentioned)
+        self._pins.update(page.page_id for page in mentioned)
+
+    def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
+        """Takes a pin's reference back from each page, once per mention; null pages are passed over (PIN-1).
+
+        Args:
+            pages: one list of pages a group; those that come to 0 join the queue in the order given (POOL-3).
+
+        Raises:
+            ValueError: a page is mentioned more often than it is pinned; nothing changes.
+        """
+        mentioned = self._mentioned(pages)
+        for page, mentions in Counter(mentioned).items():
+            pins = self.pins_of(page.page_id)
+            if mentions > pins:
+                raise refusal(
+                    ValueError, "PIN-1", f"pages: page {page.page_id} mentioned {mentions} times, pinned {pins} times"
+                )
+        self._pins = self._pins - Counter(page.page_id for page in mentioned)
+        self._release(mentioned)
+
+    def pins_of(self, page_id: int) -> int:
+        """How many pins hold a page; IndexError where there is no such page."""
+        return self._pins[index("page_id", page_id, self.num_pages)]
+
+    @property
+    def num_pinned_pages(self) -> int:
+        """How many pages are pinned (PIN-1)."""
+        return len(self._pins)
+
+    def _beyond_bounds(self, page_ids: Iterable[int]) -> str | None:
+        """What is wrong with having those pages pinned, if anything is (PIN-1).
+
+        A page whose hash was withdrawn carries no extra keys any more: it counts for the first bound only.
+        """
+        pinned = [self.pages[page_id] for page_id in page_ids]
+        if len(pinned) > self.max_pinned_pages:
+            return f"{len(pinned)} pinned pages, max_pinned_pages={self.max_pinned_pages}"
+        salts = Counter(_salt(page.page_hash.page_hash) for page in pinned if page.page_hash is not None)
+        most = max(salts.values(), default=0)
+        if self.max_pinned_pages_per_salt is not None and most > self.max_pinned_pages_per_salt:
+            return f"{most} pinned pages of one salt, max_pinned_pages_per_salt={self.max_pinned_pages_per_salt}"
+        return None
+
+    # -- Caching ----------------------------------------------------------------------------------
+
+    def cache_full_pages(
+        self,
+        request: EngineRequest,
+        pages: Sequence[CachePage],
+        page_hashes: Sequence[PageHash],
+        num_cached_pages: int,
+        num_full_pages: int,
+        page_size: int,
+        kv_cache_group_id: int,
+    ) -> None:
+        """Caches the pages ``[num_cached_pages, num_full_pages)`` of a request (POOL-7, POOL-8).
+
+        Null pages among them are passed over (POOL-1); the keys' chain runs over them (HASH-3).
+
+        Args:
+            request: whose tokens and extra keys the pages hold.
+            pages: the request's pages from its first on.
+            page_hashes: keys of the request's pages from its first on, computed before; the list may be short
+                or empty, the rest is computed here. A key that is not the request's is refused, since it
+                would be found by a request with other tokens (R2).
+            num_cached_pages: how many leading pages are cached already.
+            num_full_pages: how many leading pages are to be cached after the call.
+            page_size: tokens in a page.
+            kv_cache_group_id: the group that the pages belong to.
+
+        Raises:
+            ValueError: a page is free, has a hash already (POOL-8) or is named twice; the counts exceed the pages
+                or the request's tokens; a key is not the request's own; caching is off.
+        """
+        given = self._own("pages", pages)
+        page_size = integer("page_size", page_size, minimum=1)
+        group = integer("kv_cache_group_id", kv_cache_group_id)
+        first = integer("num_cached_pages", num_cached_pages)
+        end = integer("num_full_pages", num_full_pages)
+        tokens = token_list("request.all_token_ids", attribute(request, "all_token_ids"))
+        extra_keys = request_extra_keys(request)
+        if not self.enable_caching:
+            raise refusal(ValueError, "R1", "enable_caching=False: this pool caches no pages")
+        if not first <= end <= len(given):
+            raise refusal(
+                ValueError,
+                "R1",
+                f"num_cached_pages={first} <= num_full_pages={end} <= {len(given)} pages must hold",
+            )
+        if end * page_size > len(tokens):
+            raise refusal(ValueError, "HASH-3", f"num_full_pages={end}: the request has only {len(tokens)} tokens")
+        chain = self.extend_chain([], tokens, extra_keys, page_size, end)
+        for place, (key, known) in enumerate(zip(chain, listed("page_hashes", page_hashes), strict=False)):
+            if read_page_hash(f"page_hashes[{place}]", known) != key[0]:
+                raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
+        for page, mentions in Counter(page for page in given[first:end] if not page.is_null).items():
+            if page.ref_cnt == 0:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} is free, its content is nobody's")
+            if page.page_id in self._pins and page.page_hash is None:
+                raise refusal(ValueError, "PIN-1", f"pages: page {page.page_id} is pinned for what was withdrawn")
+            if page.page_hash is not None or mentions > 1:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} has a hash already or is named twice")
+        self.publish(given[first:end], chain[first:end], group, chain[first - 1][0].hash_value if first else None)
+
+    def evict_pages(self, page_ids: Iterable[int]) -> None:
+        """Drops the hashes of pages, wherever they stand, in the order given (POOL-11).
+
+        The null page and unhashed pages are passed over.
+
+        Args:
+            page_ids: the pages' ids.
+
+        Raises:
+            IndexError: there is no such page.
+            ValueError: a page is pinned (PIN-1); nothing changes.
+        """
+        ids = [index("page_ids", page_id, self.num_pages) for page_id in listed("page_ids", page_ids)]
+        for page_id in ids:
+            if page_id in self._pins:
+                raise refusal(ValueError, "PIN-1", f"page_ids: page {page_id} is pinned")
+        self.withdraw(self.pages[page_id] for page_id in ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every hash, if no page is in use (POOL-9).
+
+        Returns:
+            Whether it did.
+        """
+        if self.get_num_free_pages() != self.num_pages - 1:
+            return False
+        for page in self.pages:
+            self._forget(page, told=False)
+        self._tell(CacheCleared())
+        return True
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    def _mentioned(self, pages: object) -> list[CachePage]:
+        """Reads lists of pages, one a group, null pages left out (R1, POOL-1)."""
+        return [page for group in listed("pages", pages) for page in self._own("pages", group) if not page.is_null]
+
+    def _hold(self, pages: Iterable[CachePage]) -> None:
+        """Raises the count of each page, taking free ones out of the queue (POOL-6)."""
+        for page in pages:
+            if page.ref_cnt == 0:
+                self._free.remove(page)
+                self._count_reused(page)
+            page._ref_cnt += 1
+
+    def _release(self, pages: Iterable[CachePage]) -> None:
+        """Lowers the count of each page; those that come to 0 join the queue (POOL-3, POOL-5)."""
+        freed = []
+        for page in pages:  # the last mention is the one that brings the count to 0
+            page._ref_cnt -= 1
+            if page.ref_cnt == 0:
+                self._count_freed(page)
+                freed.append(page)
+        self._queue_up(freed)
+
+    def check(self) -> None:
+        """Verifies every redundancy of the state; O(pages).
+
+        Raises:
+            AssertionError: one does not hold; the message shows the whole state.
+        """
+        try:
+            self._check_order()
+            self._check_map(self.pages)
+            for page_id, pins in self._pins.items():
+                assert 0 < page_id < self.num_pages, f"PIN-1: page {page_id} is pinned"
+                assert 1 <= pins <= self.pages[page_id].ref_cnt, f"PIN-1: pins of page {page_id} and its count"
+            assert self._beyond_bounds(self._pins) is None, f"PIN-1: {self._beyond_bounds(self._pins)}"
+            self._check_log(self.pages)
+        except AssertionError as error:
+            state = "\n".join(
+                f"page {page.page_id}: count {page.ref_cnt}, in the queue {page._queue is self._free}, {page.page_hash}"
+                for page in self.pages
+            )
+            raise AssertionError(
+                f"{error}\nfree: {[page.page_id for page in self._free.get_all_free_pages()]}\n"
+                f"pins: {dict(self._pins)}, priorities at {self.now}: {self._priority}\n"
+                f"clock: {self._clock}, stored at {self._stored_at}, freed at {self._freed_at}\n{state}"
+            ) from None
+
+
+def _salt(page_hash: PageHash) -> CacheSalt | None:
+    """The salt of a page, None if it has none (PIN-1)."""
+    return next((key for key in page_hash.extra_keys or () if isinstance(key, CacheSalt)), None)

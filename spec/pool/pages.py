@@ -1,0 +1,179 @@
+"""Pages, and the lists of pages that calls return."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from ..reading.arguments import integer, refusal, shown
+from .hashing import PageHashWithGroupId
+
+if TYPE_CHECKING:
+    from .free_queue import FreeCachePageQueue
+    from .page_pool import PagePool
+
+__all__ = ["CachePage", "PageList"]
+
+
+class CachePage:
+    """One page: its id, its reference count, its hash while it has one, and its place in a free queue.
+
+    A page made by hand is its maker's own: count and hash can be set at will, and it can be put into a
+    `FreeCachePageQueue`. The pages of a `PagePool` are made by the pool; theirs change only as far as the
+    pool's clauses allow.
+
+    Args:
+        page_id: the page's number.
+        ref_cnt: how many hold it.
+        _page_hash: its hash, None if it has none.
+        prev_free_page: only None: a page gets its neighbours from the queue it is in.
+        next_free_page: only None, likewise.
+        is_null: whether it is a null page (POOL-1).
+    """
+
+    def __init__(
+        self,
+        page_id: int,
+        ref_cnt: int = 0,
+        _page_hash: PageHashWithGroupId | None = None,
+        prev_free_page: "CachePage | None" = None,
+        next_free_page: "CachePage | None" = None,
+        is_null: bool = False,
+    ) -> None:
+        if prev_free_page is not None or next_free_page is not None:
+            raise refusal(ValueError, "POOL-2", "prev_free_page and next_free_page come from the queue a page is in")
+        self._page_id = integer("page_id", page_id)
+        self._ref_cnt = integer("ref_cnt", ref_cnt)
+        self._hash = _page_hash
+        self._is_null = is_null
+        self._queue: FreeCachePageQueue | None = None
+        self._pool: PagePool | None = None
+
+    @property
+    def page_id(self) -> int:
+        """The page's number."""
+        return self._page_id
+
+    @property
+    def is_null(self) -> bool:
+        """Whether this is a null page: a placeholder that holds nothing (POOL-1)."""
+        return self._is_null
+
+    @property
+    def ref_cnt(self) -> int:
+        """How many hold the page; 0 if it is free.
+
+        Setting it keeps POOL-2 and PIN-1 or is refused; on the null page it does nothing (POOL-1).
+        """
+        return self._ref_cnt
+
+    @ref_cnt.setter
+    def ref_cnt(self, count: int) -> None:
+        count = integer("ref_cnt", count)
+        if count >= 2**31:
+            raise refusal(ValueError, "R1", f"ref_cnt={count} does not fit an int32")
+        if self._is_null:
+            return
+        if self._pool is not None and (count == 0) != (self._ref_cnt == 0):
+            raise refusal(
+                ValueError,
+                "POOL-2",
+                f"ref_cnt={count} on page {self._page_id} at {self._ref_cnt}: use touch or free_pages",
+            )
+        if self._pool is not None and count < self._pool.pins_of(self._page_id):
+            raise refusal(ValueError, "PIN-1", f"ref_cnt={count} on page {self._page_id}: more pins hold it")
+        self._ref_cnt = count
+
+    def incr_ref(self) -> None:
+        """Raises the count by one; refused where that would break POOL-2."""
+        self.ref_cnt = self._ref_cnt + 1
+
+    def decr_ref(self) -> None:
+        """Lowers the count by one; refused below 0 and where that would break POOL-2 or PIN-1."""
+        if not self._is_null:
+            self.ref_cnt = self._ref_cnt - 1
+
+    @property
+    def page_hash(self) -> PageHashWithGroupId | None:
+        """The page's hash, None while it has none; a pool's page gets one from `cache_full_pages` only (POOL-7)."""
+        return self._hash
+
+    @page_hash.setter
+    def page_hash(self, page_hash: PageHashWithGroupId) -> None:
+        if self._pool is not None or self._is_null:
+            raise refusal(ValueError, "POOL-7", f"page_hash of page {self._page_id}: use cache_full_pages of its pool")
+        if self._hash is not None:
+            raise refusal(ValueError, "POOL-8", f"page_hash: page {self._page_id} has a hash already")
+        self._hash = page_hash
+
+    def reset_hash(self) -> None:
+        """Drops the page's hash; a page of a pool leaves the cached map with it (POOL-11)."""
+        if self._pool is not None:
+            self._pool.evict_pages([self._page_id])
+        self._hash = None
+
+    @property
+    def prev_free_page(self) -> "CachePage | None":
+        """The page before this one in the free queue it is in (the queue's fake head before the first); else None."""
+        return None if self._queue is None else self._queue.neighbour(self, -1)
+
+    @property
+    def next_free_page(self) -> "CachePage | None":
+        """The page after this one in the free queue it is in (the queue's fake tail after the last); else None."""
+        return None if self._queue is None else self._queue.neighbour(self, +1)
+
+    def __repr__(self) -> str:
+        before, after = self.prev_free_page, self.next_free_page
+        return (
+            f"CachePage(page_id={self._page_id}, ref_cnt={self._ref_cnt}, _page_hash={self._hash}, "
+            f"prev_free_page={before and before.page_id}, next_free_page={after and after.page_id})"
+        )
+
+
+class PageList(Sequence[CachePage]):
+    """An immutable list of pages, equal to lists of the same pages and addable with them.
+
+    Args:
+        pages: the pages.
+    """
+
+    __slots__ = ("_pages",)
+
+    def __init__(self, pages: Iterable[CachePage] = ()) -> None:
+        self._pages = tuple(pages)
+        for page in self._pages:
+            if not isinstance(page, CachePage):
+                raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")
+
+    @property
+    def page_ids(self) -> list[int]:
+        """The pages' ids."""
+        return [page.page_id for page in self._pages]
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @overload
+    def __getitem__(self, place: int) -> CachePage: ...
+    @overload
+    def __getitem__(self, place: slice) -> "PageList": ...
+    def __getitem__(self, place: int | slice) -> "CachePage | PageList":
+        if isinstance(place, slice):
+            return PageList(self._pages[place])
+        return self._pages[place]
+
+    def __iter__(self) -> Iterator[CachePage]:
+        return iter(self._pages)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PageList | list):
+            return list(self) == list(other)
+        return NotImplemented
+
+    def __add__(self, other: Iterable[Any]) -> "PageList":
+        return PageList((*self._pages, *other)) if isinstance(other, PageList | list) else NotImplemented
+
+    def __radd__(self, other: Iterable[Any]) -> list[CachePage]:
+        # a list: Python asks here for ``pages += page_list`` too, and what was a list is to stay one
+        return [*other, *self._pages] if isinstance(other, list) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"PageList({self.page_ids})"

@@ -1,0 +1,1 @@
+"""R1: how arguments are read and refused."""

@@ -1,0 +1,229 @@
+"""SWAP-2: a cached prefix that leaves a cache and enters another: what its pages hold, their keys, and their order.
+
+The pages of a group are those that a request needs which hits ``num_tokens`` tokens, in the order of their places.
+Token ids and salts are not in it (SEC-2). `prefix_files` says what its file looks like.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cache.ragged_cache import RaggedPagesCache
+from ..cache.state_pages import StatePages
+from ..declarations import EngineRequest
+from ..manager.cache_manager import CacheManager
+from ..manager.snapshot_fields import group_to_json
+from ..pool.hashing import hash_request_tokens
+from ..reading.arguments import integer, listed, refusal
+from .prefix_files import KIND, VERSION, read_prefix_file, written_prefix_file
+
+__all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
+
+_IN_COMMON = ("model", "root", "groups", "caches")
+_LAYOUT = (
+    *("num_hidden_layers", "num_kv_heads", "k_headdim", "v_headdim", "page_size", "version", "_kvdtype_str"),
+    *("slot_scales", "num_head_shards"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedPrefix:
+    """A prefix that left a cache.
+
+    Attributes:
+        header: the file's header.
+        arrays: the pages by ``group.layer.part``.
+    """
+
+    header: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens its pages hold."""
+        return int(self.header["num_tokens"])
+
+    def to_bytes(self, key: bytes | None = None) -> bytes:
+        """The file.
+
+        Args:
+            key: signs it, so that who reads it with the same key refuses what was changed; at least 16 bytes, and a
+                secret: 32 random ones are right. None: it is not signed, and whoever can write to it on its way can
+                put other pages under these keys.
+
+        Raises:
+            TypeError: ``key`` is not bytes.
+            ValueError: it is shorter than 16 bytes (R1).
+        """
+        return written_prefix_file(self.header, self.arrays, key)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
+        """Reads a file. What it takes is of the order of the file's own size, whatever the file says.
+
+        Args:
+            data: what `to_bytes` gave.
+            max_bytes: the most bytes that its arrays may have.
+            key: the key that it was signed with; None: it must not be signed.
+
+        Raises:
+            TypeError: ``data`` or ``key`` is not bytes.
+            ValueError: it is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3); the
+                key is too short (R1).
+        """
+        if not isinstance(data, bytes):
+            raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
+        return cls(*read_prefix_file(data, integer("max_bytes", max_bytes), key))
+
+
+def export_prefix(
+    manager: CacheManager, request: EngineRequest, caches: Sequence[Any], model: str
+) -> ExportedPrefix | None:
+    """Takes the longest cached prefix of a request out of a cache, which keeps it.
+
+    Args:
+        manager: whose cache.
+        request: whose prefix; its last token is left to compute, as with every hit.
+        caches: the pages of each group: a `RaggedPagesCache`, or the `StatePages` of each layer.
+        model: a fingerprint of the model.
+
+    Returns:
+        The prefix; None where nothing is cached (MAN-1).
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: not as many caches as groups, or one of several page shards.
+    """
+    common = _in_common(manager, caches, model)
+    pages, num_tokens = manager.get_computed_pages(request)
+    if num_tokens == 0:
+        return None
+    keys = _keys(manager, request, num_tokens)
+    arrays = {}
+    for group, cache in enumerate(caches):
+        ids = [page for page in pages.get_page_ids()[group] if page != 0]
+        for layer, parts in enumerate(_layers(cache)):
+            for part, array in enumerate(parts):
+                arrays[f"{group}.{layer}.{part}"] = array[ids].view(f"u{array.dtype.itemsize}")
+    header = {"kvproof": KIND, "version": VERSION, **common, "num_tokens": num_tokens, "keys": keys}
+    return ExportedPrefix(header, arrays)
+
+
+def import_prefix(
+    manager: CacheManager, request: EngineRequest, caches: Sequence[Any], model: str, exported: ExportedPrefix
+) -> list[Any] | None:
+    """Puts an exported prefix into a cache, as any prefix that was cached there: it is hit by whoever begins like it.
+
+    Args:
+        manager: whose cache.
+        request: a request that begins with it; not live.
+        caches: the pages of each group, as for `export_prefix`.
+        model: a fingerprint of the model.
+        exported: the prefix.
+
+    Returns:
+        The caches after it; None if the free pages don't suffice, and then nothing has changed.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: another model, hash seed, page size, layout or dtype; another prefix than the request's; pages that
+            are not of the shapes told; or what `CacheManager.receive_pages` refuses.
+    """
+    common = _in_common(manager, caches, model)
+    for name in _IN_COMMON:
+        if json.dumps(exported.header[name], sort_keys=True) != json.dumps(common[name], sort_keys=True):
+            raise refusal(ValueError, "SWAP-2", f"exported: its {name} is another one than here")
+    num_tokens = integer("exported.num_tokens", exported.header["num_tokens"], minimum=1)
+    if num_tokens > request.num_tokens or any(num_tokens % rules.page_size for rules in manager.coordinator.rules):
+        raise refusal(ValueError, "SWAP-2", f"exported.num_tokens={num_tokens} is no whole prefix of the request")
+    keys = _keys(manager, request, num_tokens)
+    if exported.header["keys"] != keys:
+        raise refusal(ValueError, "SWAP-2", "exported.keys are not those of the request's prefix")
+    wanted = {
+        f"{group}.{layer}.{part}": ((len(keys[group]), *array.shape[1:]), f"u{array.dtype.itemsize}", array.dtype)
+        for group, cache in enumerate(caches)
+        for layer, parts in enumerate(_layers(cache))
+        for part, array in enumerate(parts)
+    }
+    found = {name: (array.shape, array.dtype) for name, array in exported.arrays.items()}
+    if found != {name: (shape, np.dtype(kind)) for name, (shape, kind, _) in wanted.items()}:
+        raise refusal(ValueError, "SWAP-2", "exported.arrays are not the pages of these caches")
+    plan = manager.receive_pages(request, num_tokens)
+    if plan is None:
+        return None
+    after: list[Any] = []
+    before = 0
+    for group, cache in enumerate(caches):
+        copies = [copy for copy in plan.copies if copy.group_id == group]
+        rows = [copy.host_page - before for copy in copies]
+        before += len(keys[group])
+        ids = np.array([copy.device_page for copy in copies], np.int32)
+        layers = [
+            [
+                exported.arrays[name].view(wanted[name][2])[rows]
+                for name in (f"{group}.{layer}.{part}" for part in range(len(parts)))
+            ]
+            for layer, parts in enumerate(_layers(cache))
+        ]
+        if isinstance(cache, RaggedPagesCache):
+            kinds = [type(view.kv_pages) for view in cache.views]
+            given = [
+                kind(*parts) if issubclass(kind, tuple) else parts[0] for kind, parts in zip(kinds, layers, strict=True)
+            ]
+            after.append(cache.import_pages(ids.tolist(), given))
+        else:
+            after.append([own.write(ids, parts) for own, parts in zip(cache, layers, strict=True)])
+    manager.swap_done(plan.swap_id)
+    return after
+
+
+def _in_common(manager: CacheManager, caches: Any, model: object) -> dict[str, Any]:
+    """What both sides must say of themselves alike."""
+    if not isinstance(model, str):
+        raise refusal(TypeError, "R1", f"model={model!r} must be a str")
+    given = listed("caches", caches)
+    if len(given) != manager.num_kv_cache_groups:
+        raise refusal(ValueError, "R1", f"caches has {len(given)} of {manager.num_kv_cache_groups} groups")
+    return {
+        "model": model,
+        "root": manager.page_pool.none_hash.hex(),
+        "groups": [group_to_json(group) | {"layer_names": None} for group in manager.kv_cache_groups],
+        "caches": [_layout(cache) for cache in given],
+    }
+
+
+def _layout(cache: Any) -> Any:
+    if isinstance(cache, RaggedPagesCache):
+        metadata = cache.metadata
+        if metadata is None or metadata.num_page_shards > 1:
+            raise refusal(ValueError, "SWAP-2", "caches: one without layers, or of several page shards")
+        return {name: getattr(metadata, name) for name in _LAYOUT}
+    layers = listed("caches", cache)
+    if not layers or not all(isinstance(own, StatePages) and own.num_page_shards == 1 for own in layers):
+        raise refusal(TypeError, "R1", "caches must hold a RaggedPagesCache or StatePages of one page shard")
+    return [
+        [[dtype.name, list(pages.shape[1:])] for dtype, pages in zip(own.dtypes, own.pages, strict=True)]
+        for own in layers
+    ]
+
+
+def _layers(cache: Any) -> list[list[NDArray[Any]]]:
+    """The arrays of each layer, `[P, ...]`."""
+    if isinstance(cache, RaggedPagesCache):
+        pages = [view.kv_pages for view in cache.views]
+        return [list(own) if isinstance(own, tuple) else [own] for own in pages]
+    return [list(own.pages) for own in cache]
+
+
+def _keys(manager: CacheManager, request: EngineRequest, num_tokens: int) -> list[list[str]]:
+    """The digests of the pages that a hit of so many tokens needs, for each group."""
+    pool, keys = manager.page_pool, []
+    for rules in manager.coordinator.rules:
+        chain = hash_request_tokens(pool.hash_function, rules.page_size, request, none_hash=pool.none_hash)
+        needed = chain[rules.first_place(num_tokens) : num_tokens // rules.page_size]
+        keys.append([key.hash_value.hex() for key in needed])
+    return keys

@@ -1,0 +1,1 @@
+"""TAB: page tables."""

@@ -1,0 +1,413 @@
+"""TABLE: which page holds which tokens of which row, on the host and on the device."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..reading.arguments import index, integer, listed, refusal
+from ..reading.uncopied import Uncopied
+
+__all__ = ["MultiGroupPageTable", "PageTable", "cdiv"]
+
+
+def cdiv(a: int, b: int) -> int:
+    """The quotient ``a / b`` rounded up; ``b`` is at least 1 (R1)."""
+    return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
+
+
+class PageTable(Uncopied):
+    """The page table of one cache group: a host copy that calls change and a device copy that `commit` updates.
+
+    Args:
+        max_num_reqs: rows.
+        max_num_pages_per_req: entries of a row.
+        max_num_batched_tokens: the most tokens of one step: the length of a slot mapping, whatever the step
+            holds, so that the programs that read it are compiled once (TAB-7).
+        sharding: where the copy on the device lies. Nothing depends on it: here that copy is an array of the host's.
+
+    Attributes:
+        cpu_version: grows with every call that changes the host's rows or counts (TAB-8).
+    """
+
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_num_pages_per_req: int,
+        max_num_batched_tokens: int,
+        *,
+        sharding: object = None,
+    ) -> None:
+        del sharding
+        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1, below=2**31)
+        self.max_num_pages_per_req = integer("max_num_pages_per_req", max_num_pages_per_req, minimum=1, below=2**31)
+        self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1, below=2**31)
+        self._rows: list[list[int]] = [[] for _ in range(self.max_num_reqs)]
+        self._device = self._zeros()
+        self.cpu_version = 0
+
+    # -- Reading ----------------------------------------------------------------------------------
+
+    @property
+    def page_table(self) -> NDArray[np.int32]:
+        """The device table, `i32[max_num_reqs, max_num_pages_per_req]`, as of the last commit (TAB-4)."""
+        return self._device
+
+    @property
+    def page_table_cpu(self) -> NDArray[np.int32]:
+        """The host table, `i32[max_num_reqs, max_num_pages_per_req]`, 0 past each row's count (TAB-1, TAB-6)."""
+        table = self._zeros()
+        table.flags.writeable = True
+        for row_idx, row in enumerate(self._rows):
+            table[row_idx, : len(row)] = row
+        table.flags.writeable = False
+        return table
+
+    @property
+    def num_pages_per_row(self) -> NDArray[np.int32]:
+        """How many pages each row names, `i32[max_num_reqs]`; read-only."""
+        counts = np.array([len(row) for row in self._rows], np.int32)
+        counts.flags.writeable = False
+        return counts
+
+    def get_device_tensor(self) -> NDArray[np.int32]:
+        """The device table; see ``page_table``."""
+        return self.page_table
+
+    def get_cpu_tensor(self) -> NDArray[np.int32]:
+        """The host table; see ``page_table_cpu``."""
+        return self.page_table_cpu
+
+    # -- Changing the host's rows -----------------------------------------------------------------
+
+    def append_row(self, page_ids: Sequence[int], row_idx: int) -> None:
+        """Adds pages behind those of a row.
+
+        Args:
+            page_ids: the pages; none is no error.
+            row_idx: the row.
+
+        Raises:
+            IndexError: there is no such row.
+            ValueError: the row has no room for all of them (TAB-2).
+        """
+        self.append_rows_batch([page_ids], [row_idx])
+
+    def append_rows_batch(self, page_ids: Sequence[Sequence[int]], req_indices: Sequence[int]) -> None:
+        """Adds pages to several rows, in order, or to none if one does not fit (TAB-2).
+
+        Args:
+            page_ids: the pages to add, a list for each of ``req_indices``.
+            req_indices: the rows; one named twice is appended to twice.
+        """
+        for row_idx, pages in self.read_batch(page_ids, req_indices):
+            self._rows[row_idx] += pages
+            self.cpu_version += 1
+
+    def read_batch(self, page_ids: Sequence[Sequence[int]], req_indices: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """Reads a batch of appends and refuses it unless all of it fits (R1, TAB-2). Changes nothing."""
+        rows = [index("req_indices", row, self.max_num_reqs, "TAB-2") for row in listed("req_indices", req_indices)]
+        lists = [self._page_ids(pages) for pages in listed("page_ids", page_ids)]
+        if len(rows) != len(lists):
+            raise refusal(ValueError, "TAB-2", f"req_indices names {len(rows)} rows, page_ids has {len(lists)} lists")
+        lengths = [len(row) for row in self._rows]
+        for row_idx, pages in zip(rows, lists, strict=True):
+            lengths[row_idx] += len(pages)
+            self._fit(lengths[row_idx], row_idx)
+        return list(zip(rows, lists, strict=True))
+
+    def add_row(self, page_ids: Sequence[int], row_idx: int) -> None:
+        """Replaces the pages of a row.
+
+        Args:
+            page_ids: the row's pages from now on.
+            row_idx: the row.
+        """
+        row_idx, pages = self.read_row(page_ids, row_idx)
+        self._rows[row_idx] = pages
+        self.cpu_version += 1
+
+    def read_row(self, page_ids: Sequence[int], row_idx: int) -> tuple[int, list[int]]:
+        """Reads a row's new pages and refuses them unless they fit (R1, TAB-2). Changes nothing."""
+        row_idx = index("row_idx", row_idx, self.max_num_reqs, "TAB-2")
+        pages = self._page_ids(page_ids)
+        self._fit(len(pages), row_idx)
+        return row_idx, pages
+
+    def clear_row(self, row_idx: int) -> None:
+        """Empties a row."""
+        self._rows[index("row_idx", row_idx, self.max_num_reqs, "TAB-2")] = []
+        self.cpu_version += 1
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Copies the pages and the count of row ``src`` over row ``tgt``; ``src`` stays as it is (TAB-3)."""
+        src, tgt = self._two_rows(src, tgt)
+        self._rows[tgt] = list(self._rows[src])
+        self.cpu_version += 1
+
+    def swap_row(self, src: int, tgt: int) -> None:
+        """Exchanges the pages and the counts of two rows (TAB-3)."""
+        src, tgt = self._two_rows(src, tgt)
+        self._rows[src], self._rows[tgt] = self._rows[tgt], self._rows[src]
+        self.cpu_version += 1
+
+    def clear(self) -> None:
+        """Empties every row, on the host and on the device at once (TAB-6).
+
+        To device handles given out before it is what a commit is: they keep their values or raise (TAB-4).
+        """
+        self._rows = [[] for _ in range(self.max_num_reqs)]
+        self._device = self._zeros()
+        self.cpu_version += 1
+
+    # -- The device -------------------------------------------------------------------------------
+
+    def commit(self, num_reqs: int) -> None:
+        """Makes the first rows of the device equal to the host's; the other rows keep what they have (TAB-4).
+
+        Where there is a device, what travels are the entries that changed, by at most 4 compiled programs (TAB-5);
+        here there is none, and the table is copied.
+
+        Args:
+            num_reqs: how many rows, from 0 to ``max_num_reqs``.
+        """
+        count = index("num_reqs", num_reqs, self.max_num_reqs + 1, "TAB-2")
+        device = self._device.copy()  # handles given out before keep their values
+        device[:count] = self.page_table_cpu[:count]
+        device.flags.writeable = False
+        self._device = device
+
+    # -- Where tokens go (TAB-7) ------------------------------------------------------------------
+
+    def slot_mapping(self, req_indices: Sequence[int], positions: Sequence[int], page_size: int) -> NDArray[np.int32]:
+        """The cache slot of each token of a step (TAB-7).
+
+        Args:
+            req_indices: the row of each token, `[num_tokens]`.
+            positions: the position of each token in its row, `[num_tokens]`.
+            page_size: tokens in a page.
+
+        Returns:
+            `i32[max_num_batched_tokens]`: page times ``page_size`` plus offset; -1 past ``num_tokens``.
+
+        Raises:
+            IndexError: a row does not exist, or a token lies past the row's pages.
+            ValueError: more tokens than ``max_num_batched_tokens``, or a slot that no int32 holds.
+        """
+        size = integer("page_size", page_size, minimum=1)
+        rows = [index("req_indices", row, self.max_num_reqs, "TAB-2") for row in listed("req_indices", req_indices)]
+        places = listed("positions", positions)
+        if len(rows) != len(places):
+            raise refusal(ValueError, "TAB-7", f"req_indices names {len(rows)} tokens, positions {len(places)}")
+        if len(rows) > self.max_num_batched_tokens:
+            raise refusal(
+                ValueError,
+                "TAB-7",
+                f"{len(rows)} tokens exceed max_num_batched_tokens={self.max_num_batched_tokens}",
+            )
+        mapping = np.full(self.max_num_batched_tokens, -1, np.int32)
+        for place, (row, position) in enumerate(zip(rows, places, strict=True)):
+            mapping[place] = self._slot(row, position, size)
+        return mapping
+
+    def update_slices(
+        self, req_indices: Sequence[int], starts: Sequence[int], lengths: Sequence[int], page_size: int
+    ) -> NDArray[np.int32]:
+        """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7).
+
+        Args:
+            req_indices: the rows, in the order in which their tokens stand in the step, `[n]`.
+            starts: the position of each row's first token in the step, `[n]`.
+            lengths: how many tokens of each row are in the step, `[n]`.
+            page_size: tokens in a page.
+
+        Returns:
+            `i32[3, max_slices]`, a column (first slot, first token of the step, length) for each run; columns
+            past the last run are -1. ``max_slices`` is ``min(2 * max_num_reqs + max_num_batched_tokens //
+            page_size, max_num_batched_tokens)``, which no step with each row once exceeds.
+        """
+        size = integer("page_size", page_size, minimum=1)
+        rows = [index("req_indices", row, self.max_num_reqs, "TAB-2") for row in listed("req_indices", req_indices)]
+        firsts = [integer("starts", start) for start in listed("starts", starts)]
+        counts = [integer("lengths", length) for length in listed("lengths", lengths)]
+        if not len(rows) == len(firsts) == len(counts):
+            raise refusal(
+                ValueError,
+                "TAB-7",
+                f"req_indices names {len(rows)} rows, starts {len(firsts)}, lengths {len(counts)}",
+            )
+        if len(set(rows)) < len(rows):
+            raise refusal(ValueError, "TAB-7", f"req_indices={rows} names a row twice")
+        if sum(counts) > self.max_num_batched_tokens:
+            raise refusal(
+                ValueError,
+                "TAB-7",
+                f"lengths: {sum(counts)} tokens exceed max_num_batched_tokens={self.max_num_batched_tokens}",
+            )
+        runs: list[list[int]] = []
+        token = 0
+        for row, first, count in zip(rows, firsts, counts, strict=True):
+            for position in range(first, first + count):
+                slot = self._slot(row, position, size)
+                if position > first and position % size:
+                    runs[-1][2] += 1
+                else:
+                    runs.append([slot, token, 1])
+                token += 1
+        most = min(2 * self.max_num_reqs + self.max_num_batched_tokens // size, self.max_num_batched_tokens)
+        slices = np.full((3, most), -1, np.int32)
+        for place, run in enumerate(runs):
+            slices[:, place] = run
+        return slices
+
+    def _slot(self, row: int, position: object, page_size: int) -> int:
+        place = index("positions", position, len(self._rows[row]) * page_size, "TAB-7")
+        slot = self._rows[row][place // page_size] * page_size + place % page_size
+        if slot >= 2**31:
+            raise refusal(ValueError, "TAB-7", f"slot {slot} does not fit an int32")
+        return slot
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    def _zeros(self) -> NDArray[np.int32]:
+        table = np.zeros((self.max_num_reqs, self.max_num_pages_per_req), np.int32)
+        table.flags.writeable = False
+        return table
+
+    def _page_ids(self, page_ids: object) -> list[int]:
+        return [index("page_ids", page_id, 2**31) for page_id in listed("page_ids", page_ids)]
+
+    def _fit(self, count: int, row_idx: int) -> None:
+        if count > self.max_num_pages_per_req:
+            raise refusal(
+                ValueError,
+                "TAB-2",
+                f"page_ids: row {row_idx} would have {count} pages of {self.max_num_pages_per_req}",
+            )
+
+    def _two_rows(self, src: int, tgt: int) -> tuple[int, int]:
+        return index("src", src, self.max_num_reqs, "TAB-2"), index("tgt", tgt, self.max_num_reqs, "TAB-2")
+
+    def check(self) -> None:
+        """Verifies the state's bounds.
+
+        Raises:
+            AssertionError: one does not hold; the message shows the whole state.
+        """
+        for row_idx, row in enumerate(self._rows):
+            fits = len(row) <= self.max_num_pages_per_req and all(0 <= page < 2**31 for page in row)
+            assert fits, f"TAB-2: row {row_idx} of {self._rows}"
+
+
+class MultiGroupPageTable(Uncopied):
+    """The page tables of several cache groups, a row being the same request in all of them.
+
+    Args:
+        max_num_reqs: rows.
+        max_model_len: the most tokens of a request; each table's rows have room for as many.
+        max_num_batched_tokens: the most tokens of one step.
+        page_sizes: tokens in a page, for each group.
+        sharding: see `PageTable`.
+
+    Attributes:
+        page_tables: the groups' tables.
+    """
+
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        page_sizes: Sequence[int],
+        *,
+        sharding: object = None,
+    ) -> None:
+        length = integer("max_model_len", max_model_len, minimum=1, below=2**31)
+        self.page_sizes = [integer("page_sizes", size, minimum=1) for size in listed("page_sizes", page_sizes)]
+        if not self.page_sizes:
+            raise refusal(ValueError, "R1", "page_sizes=[] names no group")
+        self.page_tables = [
+            PageTable(max_num_reqs, cdiv(length, size), max_num_batched_tokens, sharding=sharding)
+            for size in self.page_sizes
+        ]
+
+    def __getitem__(self, group: int) -> PageTable:
+        """The table of one group."""
+        return self.page_tables[index("group", group, len(self.page_tables))]
+
+    def __len__(self) -> int:
+        return len(self.page_tables)
+
+    def append_row(self, page_ids: Sequence[Sequence[int]], row_idx: int) -> None:
+        """Adds pages to a row in every group, or in none if one does not fit (TAB-2).
+
+        Args:
+            page_ids: the pages, a list for each group.
+            row_idx: the row.
+        """
+        self.append_rows_batch([page_ids], [row_idx])
+
+    def append_rows_batch(
+        self, page_ids_per_req: Sequence[Sequence[Sequence[int]]], req_indices: Sequence[int]
+    ) -> None:
+        """Adds pages to several rows in every group, or to none if one does not fit (TAB-2).
+
+        Args:
+            page_ids_per_req: for each of ``req_indices`` a list for each group.
+            req_indices: the rows.
+        """
+        requests = [self._groups("page_ids_per_req", lists) for lists in listed("page_ids_per_req", page_ids_per_req)]
+        rows = listed("req_indices", req_indices)
+        for group, table in enumerate(self.page_tables):
+            table.read_batch([lists[group] for lists in requests], rows)
+        for group, table in enumerate(self.page_tables):
+            table.append_rows_batch([lists[group] for lists in requests], rows)
+
+    def add_row(self, page_ids: Sequence[Sequence[int]], row_idx: int) -> None:
+        """Replaces the pages of a row in every group, or in none if one list does not fit (TAB-2).
+
+        Args:
+            page_ids: the row's pages from now on, a list for each group.
+            row_idx: the row.
+        """
+        lists = self._groups("page_ids", page_ids)
+        for table, pages in zip(self.page_tables, lists, strict=True):
+            table.read_row(pages, row_idx)
+        for table, pages in zip(self.page_tables, lists, strict=True):
+            table.add_row(pages, row_idx)
+
+    def clear_row(self, row_idx: int) -> None:
+        """Empties a row in every group."""
+        for table in self.page_tables:
+            table.clear_row(row_idx)
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Copies row ``src`` over row ``tgt`` in every group (TAB-3)."""
+        for table in self.page_tables:
+            table.move_row(src, tgt)
+
+    def swap_row(self, src: int, tgt: int) -> None:
+        """Exchanges two rows in every group (TAB-3)."""
+        for table in self.page_tables:
+            table.swap_row(src, tgt)
+
+    def commit(self, num_reqs: int) -> None:
+        """Commits the first ``num_reqs`` rows of every group (TAB-4)."""
+        for table in self.page_tables:
+            table.commit(num_reqs)
+
+    def clear(self) -> None:
+        """Empties every row of every group, on host and device (TAB-6)."""
+        for table in self.page_tables:
+            table.clear()
+
+    def check(self) -> None:
+        """Verifies every table's state."""
+        for table in self.page_tables:
+            table.check()
+
+    def _groups(self, name: str, lists: object) -> list[list[int]]:
+        given = [listed(name, pages) for pages in listed(name, lists)]
+        if len(given) != len(self.page_tables):
+            raise refusal(ValueError, "TAB-2", f"{name} has {len(given)} lists for {len(self.page_tables)} groups")
+        return given
