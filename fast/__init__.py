@@ -90,7 +90,8 @@ from .saved.event_documents import events_from_json, events_to_json
 from .saved.exported_prefix import ExportedPrefix, export_prefix, import_prefix
 from .saved.follower import CacheFollower
 from .step.slot_batch import SlotBatch
-from .table.page_table import MultiGroupPageTable, PageTable, cdiv
+from .table.multi_group_table import MultiGroupPageTable
+from .table.page_table import PageTable, cdiv
 
 __all__ = [
     "NONE_HASH",

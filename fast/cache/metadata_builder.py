@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reading.arguments import flag, integer, listed, naturals, refusal
-from ..table.page_table import MultiGroupPageTable, PageTable, cdiv
+from ..table.multi_group_table import MultiGroupPageTable
+from ..table.page_table import PageTable, cdiv
 from ..table.slots import slot_mapping, update_slices
 from ..table.table_rows import Ids
 from .ragged_metadata import RaggedPagesMetadata, read_version

@@ -20,7 +20,7 @@ from ..reading.request_reading import (
 )
 from ..step.batched_step import allocate_batch
 from ..step.slot_batch import SlotBatch
-from ..table.page_table import MultiGroupPageTable
+from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import Ids
 from .prefix_manager import PinnedPrefix
 from .swapping import SwapManager

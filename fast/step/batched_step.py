@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..groups.coordinator import CacheCoordinator
-from ..table.page_table import MultiGroupPageTable
+from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import Ids, PageBatch
 from .batched_publishing import publish_filled, read_filled
 from .growth import Growth, growth_of

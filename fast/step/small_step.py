@@ -18,7 +18,7 @@ from ..groups.cache_group import CacheGroup
 from ..groups.coordinator import CacheCoordinator
 from ..pool.page_keys import KeyStretch
 from ..reading.request_reading import plain_tokens
-from ..table.page_table import MultiGroupPageTable
+from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import FewAppends
 from .batched_publishing import NextPage, publish_next_pages
 from .step_reading import Asked, too_short

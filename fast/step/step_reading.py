@@ -14,7 +14,7 @@ from ..groups.coordinator import CacheCoordinator
 from ..groups.live_requests import Named
 from ..reading.arguments import all_below, id_array, materialised, plain_array, refusal
 from ..reading.arguments import integer as read_integer
-from ..table.page_table import MultiGroupPageTable
+from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import Ids
 
 __all__ = ["Asked", "read_asked", "read_rows", "too_short"]

@@ -1,25 +1,20 @@
-"""TABLE: which page holds which tokens of which row, on the host and on the device.
+"""TAB: the page table of one cache group: the host's rows, their copy on the device, and where tokens go."""
 
-`PageTable` is the table of one cache group, `MultiGroupPageTable` the tables of all groups.
-"""
+from typing import NoReturn
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any
-
+import jax
 import numpy as np
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from ..reading.arguments import id_array, index, integer, listed, materialised, refusal
+from kvproof.kernels import empty_table, write_cells
+
+from ..reading.arguments import index, integer, refusal
 from ..reading.uncopied import Uncopied
-from .group_table import PageTable
-from .table_lag import FEW
-from .table_rows import Ids
+from .slots import slot_mapping, update_slices
+from .table_rows import HostRows, Ids
 
-__all__ = ["MultiGroupPageTable", "PageTable", "cdiv"]
-
-_SEQUENCES = frozenset((list, tuple))
+__all__ = ["PageTable", "cdiv"]
 
 
 def cdiv(a: int, b: int) -> int:
@@ -31,147 +26,160 @@ def cdiv(a: int, b: int) -> int:
     return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
-class MultiGroupPageTable(Uncopied):
-    """The page tables of several cache groups, a row being the same request in all of them. Not thread-safe.
+class PageTable(HostRows, Uncopied):
+    """The page table of one cache group: a host copy that calls change and a device copy that `commit` updates.
+
+    Not thread-safe.
 
     Args:
         max_num_reqs: rows.
-        max_model_len: the most tokens of a request; each table's rows have room for as many.
-        max_num_batched_tokens: the most tokens of one step.
-        page_sizes: tokens in a page, for each group.
-        sharding: where the device tables lie; see `PageTable`.
+        max_num_pages_per_req: entries of a row.
+        max_num_batched_tokens: the most tokens of one step: the length of a slot mapping, whatever the step
+            holds, so that the programs that read it are compiled once (TAB-7).
+        sharding: where the device table lies; None: on JAX's default device. A mesh axis that splits the
+            table must be of the type ``Auto``; over others it may be replicated.
 
     Attributes:
-        page_tables: the groups' tables.
-        page_sizes: tokens in a page, for each group.
+        cpu_version: grows with every call that changes the host's rows or counts (TAB-8).
     """
 
     def __init__(
         self,
         max_num_reqs: int,
-        max_model_len: int,
+        max_num_pages_per_req: int,
         max_num_batched_tokens: int,
-        page_sizes: Sequence[int],
         *,
         sharding: Sharding | None = None,
     ) -> None:
-        length = integer("max_model_len", max_model_len, minimum=1, below=2**31)
-        self.page_sizes = [integer("page_sizes", size, minimum=1) for size in listed("page_sizes", page_sizes)]
-        if not self.page_sizes:
-            raise refusal(ValueError, "R1", "page_sizes=[] names no group")
-        self.page_tables = [
-            PageTable(max_num_reqs, cdiv(length, size), max_num_batched_tokens, sharding=sharding)
-            for size in self.page_sizes
-        ]
+        super().__init__(max_num_reqs, max_num_pages_per_req)
+        self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1, below=2**31)
+        if sharding is not None and not isinstance(sharding, Sharding):
+            raise refusal(TypeError, "R1", f"sharding={sharding!r} must be a jax.sharding.Sharding or None")
+        self._sharding = sharding
+        self._device: jax.Array = empty_table(*self._host.shape, sharding)
 
-    def __getitem__(self, group: int) -> PageTable:
-        """The table of one group."""
-        return self.page_tables[index("group", group, len(self.page_tables))]
+    # -- The device -------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self.page_tables)
+    @property
+    def page_table(self) -> jax.Array:
+        """The device table, `i32[max_num_reqs, max_num_pages_per_req]`, as of the last commit (TAB-4). O(1).
 
-    def append_row(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], row_idx: int) -> None:
-        """Adds pages to a row in every group, or in none if one does not fit (TAB-2). O(pages).
-
-        Args:
-            page_ids: the pages, a list for each group, or an integer array `[groups, k]`.
-            row_idx: the row.
-
-        Raises:
-            TypeError: a page or the row is no integer.
-            IndexError: there is no such page or row.
-            ValueError: a table has no room, or there are not as many lists as groups (TAB-2).
+        A handle is good until the next commit, which writes into the table in place; using it after that
+        raises JAX's ``RuntimeError``. Never donate it.
         """
-        self.append_rows_batch([page_ids], [row_idx])
+        return self._device
 
-    def append_rows_batch(
-        self, page_ids_per_req: Iterable[Iterable[Ids]] | NDArray[np.integer[Any]], req_indices: Ids
-    ) -> None:
-        """Adds pages to several rows in every group, or to none if one does not fit (TAB-2). O(rows and pages).
-
-        Args:
-            page_ids_per_req: for each of ``req_indices`` a list for each group, or an integer array
-                `[m, groups, k]`.
-            req_indices: the rows, `[m]`.
-
-        Raises:
-            TypeError: a page or a row is no integer.
-            IndexError: there is no such page or row.
-            ValueError: a table has no room, or there are not as many lists as rows or groups (TAB-2).
-        """
-        by_group = self._by_group("page_ids_per_req", page_ids_per_req)
-        rows: Ids = req_indices
-        if not (type(rows) is list and len(rows) <= FEW):  # else each table reads them faster by itself
-            rows = id_array("req_indices", rows, self.page_tables[0].max_num_reqs, "TAB-2")
-        batches = [table.read_batch(lists, rows) for table, lists in zip(self.page_tables, by_group, strict=True)]
-        for table, batch in zip(self.page_tables, batches, strict=True):
-            table.write_batch(batch)
-
-    def add_row(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], row_idx: int) -> None:
-        """Replaces the pages of a row in every group, or in none if one list does not fit (TAB-2). O(pages).
-
-        Args:
-            page_ids: the row's pages from now on, a list for each group, or an integer array `[groups, k]`.
-            row_idx: the row.
-
-        Raises:
-            TypeError: a page or the row is no integer.
-            IndexError: there is no such page or row.
-            ValueError: a table has no room, or there are not as many lists as groups (TAB-2).
-        """
-        lists = self._groups("page_ids", page_ids)
-        rows = [table.read_row(pages, row_idx) for table, pages in zip(self.page_tables, lists, strict=True)]
-        for table, row in zip(self.page_tables, rows, strict=True):
-            table.write_row(*row)
-
-    def clear_row(self, row_idx: int) -> None:
-        """Empties a row in every group; errors as in `PageTable`."""
-        for table in self.page_tables:  # all have the same rows: what one refuses the first refuses
-            table.clear_row(row_idx)
-
-    def move_row(self, src: int, tgt: int) -> None:
-        """Copies row ``src`` over row ``tgt`` in every group (TAB-3); errors as in `PageTable`."""
-        for table in self.page_tables:
-            table.move_row(src, tgt)
-
-    def swap_row(self, src: int, tgt: int) -> None:
-        """Exchanges two rows in every group (TAB-3); errors as in `PageTable`."""
-        for table in self.page_tables:
-            table.swap_row(src, tgt)
+    def get_device_tensor(self) -> jax.Array:
+        """The device table; see ``page_table`` (TAB-4)."""
+        return self._device
 
     def commit(self, num_reqs: int) -> None:
-        """Commits the first ``num_reqs`` rows of every group (TAB-4); errors as in `PageTable`."""
-        for table in self.page_tables:
-            table.commit(num_reqs)
+        """Makes the first rows of the device equal to the host's; the other rows keep what they have (TAB-4).
+
+        Sends the entries that changed since they were last sent, and nothing where none did (TAB-5). Does not
+        wait for the device. O(num_reqs + entries sent); where few rows changed, O(those + entries sent).
+
+        Args:
+            num_reqs: how many rows, from 0 to ``max_num_reqs``.
+
+        Raises:
+            TypeError: ``num_reqs`` is no integer.
+            IndexError: there are not so many rows (TAB-2).
+        """
+        num = index("num_reqs", num_reqs, self.max_num_reqs + 1, "TAB-2")
+        cells = self._lag.dirty_cells(num)
+        if cells is not None:
+            self._device = write_cells(self._device, cells, self._sharding)
+        self._lag.mark_sent(num)
 
     def clear(self) -> None:
-        """Empties every row of every group, on host and device (TAB-6)."""
-        for table in self.page_tables:
-            table.clear()
+        """Empties every row, on the host and on the device at once (TAB-6). O(entries of the table).
 
-    def check(self) -> None:
-        """Verifies every table's state; raises AssertionError with the whole state of the first that is broken."""
-        for table in self.page_tables:
-            table.check()
+        Device handles given out before keep their values.
+        """
+        self._device = empty_table(*self._host.shape, self._sharding)
+        super().clear()
+
+    # -- Where tokens go (TAB-7) ------------------------------------------------------------------
+
+    def slot_mapping(self, req_indices: Ids, positions: Ids, page_size: int) -> NDArray[np.int32]:
+        """The cache slot of each token of a step (TAB-7). O(max_num_batched_tokens).
+
+        Args:
+            req_indices: the row of each token, `[num_tokens]`.
+            positions: the position of each token in its row, `[num_tokens]`.
+            page_size: tokens in a page.
+
+        Returns:
+            `i32[max_num_batched_tokens]`: page times ``page_size`` plus offset; -1 past ``num_tokens``.
+
+        Raises:
+            TypeError: a row, a position or ``page_size`` is no integer.
+            IndexError: a row does not exist, or a token lies past the row's pages.
+            ValueError: more tokens than ``max_num_batched_tokens``, or a slot that no int32 holds.
+        """
+        return slot_mapping(self._host, self._counts, self.max_num_batched_tokens, req_indices, positions, page_size)
+
+    def update_slices(self, req_indices: Ids, starts: Ids, lengths: Ids, page_size: int) -> NDArray[np.int32]:
+        """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7). O(max_slices).
+
+        Args:
+            req_indices: the rows, each once, in the order in which their tokens stand in the step, `[n]`.
+            starts: the position of each row's first token in the step, `[n]`.
+            lengths: how many tokens of each row are in the step, `[n]`.
+            page_size: tokens in a page.
+
+        Returns:
+            `i32[3, max_slices]`, a column (first slot, first token of the step, length) for each run; columns
+            past the last run are -1. ``max_slices`` is ``min(2 * max_num_reqs + max_num_batched_tokens //
+            page_size, max_num_batched_tokens)``, which no step with each row once exceeds.
+
+        Raises:
+            TypeError: a row, a start, a length or ``page_size`` is no integer.
+            IndexError: a row does not exist, or a token lies past the row's pages.
+            ValueError: a row named twice, more tokens than ``max_num_batched_tokens``, a negative start or
+                length, or a slot that no int32 holds.
+        """
+        return update_slices(
+            self._host, self._counts, self.max_num_batched_tokens, req_indices, starts, lengths, page_size
+        )
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _groups(self, name: str, lists: object) -> list[Any]:
-        given = [materialised(name, pages) for pages in listed(name, lists)]
-        if len(given) != len(self.page_tables):
-            raise refusal(ValueError, "TAB-2", f"{name} has {len(given)} lists for {len(self.page_tables)} groups")
-        return given
+    def check(self) -> None:
+        """Verifies every redundancy of the state. O(entries of the table); waits for the device.
 
-    def _by_group(self, name: str, requests: object) -> list[Any]:
-        """The lists of several requests, group by group instead of request by request."""
-        num_groups = len(self.page_tables)
-        if isinstance(requests, np.ndarray) and requests.ndim == 3 and requests.shape[1] == num_groups:
-            return [requests[:, group] for group in range(num_groups)]
-        given = materialised(name, requests)
-        if type(given) is list and _SEQUENCES.issuperset(map(type, given)) and set(map(len, given)) == {num_groups}:
-            columns = list(map(list, zip(*given, strict=True)))
-            if _SEQUENCES.issuperset(map(type, chain.from_iterable(columns))):
-                return columns
-        groups = [self._groups(name, lists) for lists in given]
-        return [[lists[group] for lists in groups] for group in range(num_groups)]
+        Raises:
+            AssertionError: one does not hold; the message shows the whole state.
+        """
+        device = np.array(self._device)
+        width = self.max_num_pages_per_req
+        columns = np.arange(width)[None, :]
+        lag = self._lag
+        counts, synced, device_counts = self._counts[:, None], lag.synced[:, None], lag.device_counts[:, None]
+        may_differ = (columns >= synced) & (columns < np.maximum(counts, device_counts))
+        if device.shape != self._host.shape or device.dtype != np.int32:
+            self._broken("TAB-1", f"the device table is {device.dtype}{list(device.shape)}", device)
+        if not ((self._counts >= 0) & (self._counts <= width)).all():
+            self._broken("TAB-2", "a count is negative or above the row's length", device)
+        if (self._host < 0).any() or (self._host[columns >= counts]).any():
+            self._broken("TAB-1", "the host has a negative entry, or one past a row's count that is not 0", device)
+        if not ((synced >= 0) & (synced <= np.minimum(counts, device_counts))).all():
+            self._broken("TAB-4", "more entries count as sent than a row has", device)
+        if (device[columns >= device_counts]).any():
+            self._broken("TAB-4", "the device has an entry past what was sent", device)
+        if ((device != self._host) & ~may_differ).any():
+            self._broken("TAB-4", "host and device differ in an entry that no commit would send", device)
+        lacking = set(np.flatnonzero(may_differ[: lag.num_known].any(axis=1)).tolist())
+        if not lacking <= lag.changed:
+            self._broken("TAB-4", f"rows {sorted(lacking - lag.changed)} lack entries and count as unchanged", device)
+
+    def _broken(self, clause: str, what: str, device: NDArray[np.int32]) -> NoReturn:
+        lines = [f"{what} [{clause}]"]
+        for row_idx in range(self.max_num_reqs):
+            lines.append(
+                f"row {row_idx}: count {self._counts[row_idx]}, synced {self._lag.synced[row_idx]}, "
+                f"device count {self._lag.device_counts[row_idx]}, host {self._host[row_idx].tolist()}, "
+                f"device {device[row_idx].tolist()}"
+            )
+        raise AssertionError("\n".join(lines))

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reading.arguments import flag, integer, listed, refusal
-from ..table.page_table import MultiGroupPageTable, PageTable, cdiv
+from ..table.multi_group_table import MultiGroupPageTable
+from ..table.page_table import PageTable, cdiv
 from .cache_metadata import read_version
 from .ragged_metadata import RaggedPagesMetadata
 

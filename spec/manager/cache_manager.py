@@ -14,7 +14,7 @@ from ..pool.pages import CachePage
 from ..reading.arguments import flag, integer, refusal
 from ..step.demand import Demand, read_hits
 from ..step.slot_batch import SlotBatch, batch_of, read_counts, read_rows, read_slots, require_room
-from ..table.page_table import MultiGroupPageTable
+from ..table.multi_group_table import MultiGroupPageTable
 from .manager_check import check_manager
 from .prefix_manager import PinnedPrefix
 from .restore import restored

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..declarations import EngineRequest
 from ..pool.pages import CachePage
 from ..reading.arguments import index, integer, listed, refusal
-from ..table.page_table import MultiGroupPageTable
+from ..table.multi_group_table import MultiGroupPageTable
 
 __all__ = ["SlotBatch", "batch_of", "read_counts", "read_rows", "read_slots", "require_room"]
 

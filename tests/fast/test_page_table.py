@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvproof import fast, spec
 from kvproof.fast.reading.arguments import flag, id_array, id_lists, plain_array
-from kvproof.fast.table import group_table, table_lag, table_rows
-from kvproof.fast.table import page_table as fast
+from kvproof.fast.table import multi_group_table, page_table, table_lag, table_rows
 from kvproof.kernels import staging_sizes, write_cells
 from kvproof.spec.clauses import clause_of_message
-from kvproof.spec.table import page_table as spec
 
 ROWS, WIDTH, TOKENS = 4, 6, 12
 
@@ -42,7 +41,7 @@ class Once:
 def _limits(few: int, long: int) -> Iterator[None]:
     """Lets small tables go the ways that large ones go."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (fast, table_rows, table_lag):
+        for module in (multi_group_table, table_rows, table_lag):
             patch.setattr(module, "FEW", few)
         patch.setattr(table_lag, "_LONG", long)
         yield
@@ -487,7 +486,7 @@ def test_a_commit_sends_the_entries_that_changed(monkeypatch: pytest.MonkeyPatch
         sent.append(cells.shape[1])
         return write_cells(table, cells, *rest)
 
-    monkeypatch.setattr(group_table, "write_cells", spy)
+    monkeypatch.setattr(page_table, "write_cells", spy)
     table = fast.PageTable(64, 300, 16)
     for _ in range(2):
         table.append_rows_batch([[3] * 100] * 64, range(64))

@@ -87,7 +87,7 @@ class Shard:
             self.tables.add_row(self.manager.get_page_ids(request.request_id), row)
         computed = [request.num_computed_tokens for request, _ in planned]
         counts = [count for _, count in planned]
-        with mock.patch("kvproof.fast.table.group_table.write_cells", wraps=write_cells) as sent:
+        with mock.patch("kvproof.fast.table.page_table.write_cells", wraps=write_cells) as sent:
             steps = [self._builder.build(table, computed, counts) for table in self.tables.page_tables]
         self.num_commits += sent.call_count
         scheduled = [

@@ -1,0 +1,165 @@
+"""TAB: the page tables of several cache groups, a row being the same request in all of them."""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from jax.sharding import Sharding
+from numpy.typing import NDArray
+
+from ..reading.arguments import id_array, index, integer, listed, materialised, refusal
+from ..reading.uncopied import Uncopied
+from .page_table import PageTable, cdiv
+from .table_lag import FEW
+from .table_rows import Ids
+
+__all__ = ["MultiGroupPageTable"]
+
+_SEQUENCES = frozenset((list, tuple))
+
+
+class MultiGroupPageTable(Uncopied):
+    """The page tables of several cache groups, a row being the same request in all of them. Not thread-safe.
+
+    Args:
+        max_num_reqs: rows.
+        max_model_len: the most tokens of a request; each table's rows have room for as many.
+        max_num_batched_tokens: the most tokens of one step.
+        page_sizes: tokens in a page, for each group.
+        sharding: where the device tables lie; see `PageTable`.
+
+    Attributes:
+        page_tables: the groups' tables.
+        page_sizes: tokens in a page, for each group.
+    """
+
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        page_sizes: Sequence[int],
+        *,
+        sharding: Sharding | None = None,
+    ) -> None:
+        length = integer("max_model_len", max_model_len, minimum=1, below=2**31)
+        self.page_sizes = [integer("page_sizes", size, minimum=1) for size in listed("page_sizes", page_sizes)]
+        if not self.page_sizes:
+            raise refusal(ValueError, "R1", "page_sizes=[] names no group")
+        self.page_tables = [
+            PageTable(max_num_reqs, cdiv(length, size), max_num_batched_tokens, sharding=sharding)
+            for size in self.page_sizes
+        ]
+
+    def __getitem__(self, group: int) -> PageTable:
+        """The table of one group."""
+        return self.page_tables[index("group", group, len(self.page_tables))]
+
+    def __len__(self) -> int:
+        return len(self.page_tables)
+
+    def append_row(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], row_idx: int) -> None:
+        """Adds pages to a row in every group, or in none if one does not fit (TAB-2). O(pages).
+
+        Args:
+            page_ids: the pages, a list for each group, or an integer array `[groups, k]`.
+            row_idx: the row.
+
+        Raises:
+            TypeError: a page or the row is no integer.
+            IndexError: there is no such page or row.
+            ValueError: a table has no room, or there are not as many lists as groups (TAB-2).
+        """
+        self.append_rows_batch([page_ids], [row_idx])
+
+    def append_rows_batch(
+        self, page_ids_per_req: Iterable[Iterable[Ids]] | NDArray[np.integer[Any]], req_indices: Ids
+    ) -> None:
+        """Adds pages to several rows in every group, or to none if one does not fit (TAB-2). O(rows and pages).
+
+        Args:
+            page_ids_per_req: for each of ``req_indices`` a list for each group, or an integer array
+                `[m, groups, k]`.
+            req_indices: the rows, `[m]`.
+
+        Raises:
+            TypeError: a page or a row is no integer.
+            IndexError: there is no such page or row.
+            ValueError: a table has no room, or there are not as many lists as rows or groups (TAB-2).
+        """
+        by_group = self._by_group("page_ids_per_req", page_ids_per_req)
+        rows: Ids = req_indices
+        if not (type(rows) is list and len(rows) <= FEW):  # else each table reads them faster by itself
+            rows = id_array("req_indices", rows, self.page_tables[0].max_num_reqs, "TAB-2")
+        batches = [table.read_batch(lists, rows) for table, lists in zip(self.page_tables, by_group, strict=True)]
+        for table, batch in zip(self.page_tables, batches, strict=True):
+            table.write_batch(batch)
+
+    def add_row(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], row_idx: int) -> None:
+        """Replaces the pages of a row in every group, or in none if one list does not fit (TAB-2). O(pages).
+
+        Args:
+            page_ids: the row's pages from now on, a list for each group, or an integer array `[groups, k]`.
+            row_idx: the row.
+
+        Raises:
+            TypeError: a page or the row is no integer.
+            IndexError: there is no such page or row.
+            ValueError: a table has no room, or there are not as many lists as groups (TAB-2).
+        """
+        lists = self._groups("page_ids", page_ids)
+        rows = [table.read_row(pages, row_idx) for table, pages in zip(self.page_tables, lists, strict=True)]
+        for table, row in zip(self.page_tables, rows, strict=True):
+            table.write_row(*row)
+
+    def clear_row(self, row_idx: int) -> None:
+        """Empties a row in every group; errors as in `PageTable`."""
+        for table in self.page_tables:  # all have the same rows: what one refuses the first refuses
+            table.clear_row(row_idx)
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Copies row ``src`` over row ``tgt`` in every group (TAB-3); errors as in `PageTable`."""
+        for table in self.page_tables:
+            table.move_row(src, tgt)
+
+    def swap_row(self, src: int, tgt: int) -> None:
+        """Exchanges two rows in every group (TAB-3); errors as in `PageTable`."""
+        for table in self.page_tables:
+            table.swap_row(src, tgt)
+
+    def commit(self, num_reqs: int) -> None:
+        """Commits the first ``num_reqs`` rows of every group (TAB-4); errors as in `PageTable`."""
+        for table in self.page_tables:
+            table.commit(num_reqs)
+
+    def clear(self) -> None:
+        """Empties every row of every group, on host and device (TAB-6)."""
+        for table in self.page_tables:
+            table.clear()
+
+    def check(self) -> None:
+        """Verifies every table's state; raises AssertionError with the whole state of the first that is broken."""
+        for table in self.page_tables:
+            table.check()
+
+    # -- Inside -----------------------------------------------------------------------------------
+
+    def _groups(self, name: str, lists: object) -> list[Any]:
+        given = [materialised(name, pages) for pages in listed(name, lists)]
+        if len(given) != len(self.page_tables):
+            raise refusal(ValueError, "TAB-2", f"{name} has {len(given)} lists for {len(self.page_tables)} groups")
+        return given
+
+    def _by_group(self, name: str, requests: object) -> list[Any]:
+        """The lists of several requests, group by group instead of request by request."""
+        num_groups = len(self.page_tables)
+        if isinstance(requests, np.ndarray) and requests.ndim == 3 and requests.shape[1] == num_groups:
+            return [requests[:, group] for group in range(num_groups)]
+        given = materialised(name, requests)
+        if type(given) is list and _SEQUENCES.issuperset(map(type, given)) and set(map(len, given)) == {num_groups}:
+            columns = list(map(list, zip(*given, strict=True)))
+            if _SEQUENCES.issuperset(map(type, chain.from_iterable(columns))):
+                return columns
+        groups = [self._groups(name, lists) for lists in given]
+        return [[lists[group] for lists in groups] for group in range(num_groups)]

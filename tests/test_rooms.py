@@ -1,0 +1,137 @@
+"""The rooms of spec and fast: the same folders in both, each file beside its twin, or with a reason why it has none."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from .test_layout import MODULES, ROOT, _circle, _imports, _module_of
+
+PACKAGES = ("spec", "fast")
+
+ALONE = {
+    # -- spec --------------------------------------------------------------------------------------
+    "spec/clauses": "the sentences of the contract stand once",
+    "spec/declarations/events": "declared once, for both",
+    "spec/declarations/extra_keys": "declared once, for both",
+    "spec/declarations/groups": "declared once, for both",
+    "spec/declarations/requests": "declared once, for both",
+    "spec/declarations/swaps": "declared once, for both",
+    "spec/attention/attention": "fast calls kernels",
+    "spec/attention/attention_batch": "fast calls kernels",
+    "spec/attention/mla": "fast calls kernels",
+    "spec/layout/cache_update": "fast calls kernels",
+    "spec/layout/open_pages": "fast calls kernels",
+    "spec/layout/states": "fast calls kernels",
+    "spec/cache/cache_parts": "fast leaves the parts of a split cache to jax.shard_map",
+    "spec/cache/step_slots": "fast's kernels find the slots of a step",
+    "spec/reading/array_arguments": "fast reads the arrays of a view in cache/view_arguments",
+    "spec/groups/group_fields": "fast reads a group's declaration in groups/group_rules",
+    "spec/groups/request_keys": "fast finds prefixes by their tokens and keeps no keys of requests",
+    "spec/step/demand": "fast reads a single call in manager/cache_manager, a batched one in step/step_reading",
+    "spec/manager/manager_check": "fast checks its columns in groups/row_check",
+    "spec/pool/cached_map": "a dict here, index/prefix_index in fast",
+    "spec/pool/cache_log": "pool/pool_events and pool/sampling in fast",
+    "spec/pool/eviction_order": "pool/free_log and pool/priorities in fast",
+    # -- fast --------------------------------------------------------------------------------------
+    "fast/reading/tokens": "tokens as bytes, which the index compares",
+    "fast/reading/extra_keys": "extra keys over pages, as the index compares them",
+    "fast/reading/request_reading": "spec reads requests in groups/live_requests",
+    "fast/index/joining": "the index is fast's own: spec has a dict",
+    "fast/index/prefix_index": "the index is fast's own: spec has a dict",
+    "fast/index/runs": "the index is fast's own: spec has a dict",
+    "fast/pool/cached_pages": "the half of PagePool that knows contents; pool/cached_map in spec",
+    "fast/pool/held_pages": "the half of PagePool that knows holders; part of page_pool in spec",
+    "fast/pool/free_log": "the free order as an array; pool/eviction_order in spec",
+    "fast/pool/priorities": "the free order where there are priorities; pool/eviction_order in spec",
+    "fast/pool/page_keys": "keys on demand; spec keeps them with the pages",
+    "fast/pool/pins": "part of page_pool in spec",
+    "fast/pool/pool_events": "pool/cache_log in spec",
+    "fast/pool/sampling": "pool/cache_log in spec",
+    "fast/groups/cache_group": "columns of live requests; dicts in spec's coordinator",
+    "fast/groups/coordinator_kinds": "the seeds' four names for one coordinator; beside it in spec",
+    "fast/groups/growing_tails": "work that is put off; spec puts nothing off",
+    "fast/groups/longest_hit": "part of coordinator in spec",
+    "fast/groups/page_lists": "page lists in one array; lists in spec",
+    "fast/groups/publishing": "part of coordinator in spec",
+    "fast/groups/row_check": "manager/manager_check in spec",
+    "fast/step/batched_publishing": "a batched step by columns; single calls in spec",
+    "fast/step/batched_step": "a batched step by columns; single calls in spec",
+    "fast/step/growth": "a batched step by columns; single calls in spec",
+    "fast/step/small_step": "a batched step by columns; single calls in spec",
+    "fast/step/step_reading": "a batched step by columns; single calls in spec",
+    "fast/manager/restored_index": "the index is fast's own; part of restore in spec",
+    "fast/manager/restored_requests": "columns of live requests; part of restore in spec",
+    "fast/manager/snapshot_parts": "how damaged JSON is refused; part of snapshot_fields in spec",
+    "fast/table/slots": "part of page_table in spec",
+    "fast/table/table_lag": "what the device lacks; spec's device copy is an array of the host's",
+    "fast/table/table_rows": "part of page_table in spec",
+    "fast/cache/block_arguments": "part of layout/states in spec",
+    "fast/cache/cache_programs": "compiled programs; spec computes at once",
+    "fast/cache/page_copies": "padding for compiled programs; spec computes at once",
+    "fast/cache/step_checks": "part of attention/attention_batch in spec",
+    "fast/cache/view_arguments": "reading/array_arguments in spec",
+}
+"""The modules that have no twin, each with the reason."""
+
+
+def _places(package: str) -> set[str]:
+    """Where the modules of a package stand in it."""
+    root = ROOT / package
+    return {
+        str(path.relative_to(root).with_suffix(""))
+        for path in MODULES
+        if path.is_relative_to(root) and path.stem != "__init__"
+    }
+
+
+def test_every_module_has_its_twin_or_a_reason() -> None:
+    spec, fast = _places("spec"), _places("fast")
+    alone = {f"spec/{place}" for place in spec - fast} | {f"fast/{place}" for place in fast - spec}
+    assert alone == ALONE.keys()
+
+
+def test_modules_stand_in_rooms() -> None:
+    """At the top of a package are the sentences of the contract and nothing else."""
+    assert {place for package in PACKAGES for place in _places(package) if "/" not in place} == {"clauses"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_room_imports_itself_in_a_circle(package: str) -> None:
+    """Not even by what only type checkers or functions import."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    root = ROOT / package
+    for path in MODULES:
+        if not path.is_relative_to(root) or path.stem == "__init__":
+            continue
+        room = _room(path)
+        for name in _imports(path):
+            other = _module_of(name)
+            if other is not None and other.startswith(f"kvproof.{package}."):
+                graph[room].add(_room(ROOT.joinpath(*other.split(".")[1:])))
+        graph[room].discard(room)
+    rooms = {room: others & graph.keys() for room, others in graph.items()}
+    assert sum(map(len, rooms.values())) > len(rooms), "the imports were found"
+    assert _circle(rooms) == []
+
+
+def _room(path: Path) -> str:
+    """The room in which a module stands."""
+    return path.relative_to(ROOT).parts[1]
+
+
+def test_a_class_stands_where_its_name_says() -> None:
+    for package in PACKAGES:
+        for place, name in (
+            ("pool/page_pool", "PagePool"),
+            ("table/page_table", "PageTable"),
+            ("table/multi_group_table", "MultiGroupPageTable"),
+            ("manager/cache_manager", "CacheManager"),
+            ("manager/sharded_manager", "ShardedCacheManager"),
+            ("cache/cache_view", "RaggedPagesCacheView"),
+            ("cache/ragged_cache", "RaggedPagesCache"),
+            ("cache/metadata_builder", "MetadataBuilder"),
+        ):
+            text = (ROOT / package / f"{place}.py").read_text()
+            assert re.search(rf"^class {name}\b", text, re.MULTILINE), f"{package}/{place}: {name}"
