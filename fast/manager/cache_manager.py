@@ -94,9 +94,9 @@ class CacheManager(SwapManager):
         """
         if type(num_new_tokens) is not int or num_new_tokens < 1:
             num_new_tokens = integer("num_new_tokens", num_new_tokens, minimum=1)
-        if type(num_new_computed_tokens) is not int or num_new_computed_tokens < 0:
+        if type(num_new_computed_tokens) is not int or not 0 <= num_new_computed_tokens < 2**63:
             num_new_computed_tokens = integer("num_new_computed_tokens", num_new_computed_tokens)
-        if type(num_lookahead_tokens) is not int or num_lookahead_tokens < 0:
+        if type(num_lookahead_tokens) is not int or not 0 <= num_lookahead_tokens < 2**63:
             num_lookahead_tokens = integer("num_lookahead_tokens", num_lookahead_tokens)
         delay: object = delay_cache_pages
         if type(delay) is not bool:

@@ -142,7 +142,7 @@ class PagePool(HeldPages, Uncopied):
             taken._pool = self
             taken._held = page
             return taken
-        if type(num_pages) is not int or num_pages < 0:
+        if type(num_pages) is not int or not 0 <= num_pages < 2**63:
             num_pages = integer("num_pages", num_pages, clause="POOL-4")
         if num_pages > free.num_free:
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {free.num_free} free")

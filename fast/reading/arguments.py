@@ -41,8 +41,14 @@ def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
     return kind(f"{message} [{clause}]")
 
 
+_MOST_BITS = 8192
+"""Of a longer int a message shows the length: Python writes none of more than 4,300 digits, and raises instead."""
+
+
 def shown(value: object) -> str:
     """A value as a message shows it; of what may hold token ids only the type (SEC-2)."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"<an int of {value.bit_length()} bits>"
     plain = value is None or isinstance(value, int | float | str | bytes | np.generic)
     return repr(value) if plain else f"<{type(value).__name__}>"
 
@@ -74,9 +80,11 @@ def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1
     """
     number = _number(name, value)
     if minimum is not None and number < minimum:
-        raise refusal(ValueError, clause, f"{name}={number} must be at least {minimum}")
+        raise refusal(ValueError, clause, f"{name}={shown(number)} must be at least {minimum}")
     if below is not None and number >= below:
-        raise refusal(ValueError, clause, f"{name}={number} must be less than {below}")
+        raise refusal(ValueError, clause, f"{name}={shown(number)} must be less than {below}")
+    if number.bit_length() > _MOST_BITS:
+        raise refusal(ValueError, clause, f"{name}={shown(number)} is larger than any number that counts something")
     return number
 
 
@@ -95,7 +103,7 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
     """
     number = _number(name, value)
     if not 0 <= number < size:
-        raise refusal(IndexError, clause, f"{name}={number} must be in [0, {size})")
+        raise refusal(IndexError, clause, f"{name}={shown(number)} must be in [0, {size})")
     return number
 
 
@@ -124,7 +132,7 @@ def finite(name: str, value: object) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={value} must be finite")
+        raise refusal(ValueError, "R1", f"{name}={shown(value) if isinstance(value, int) else value} must be finite")
     return number
 
 

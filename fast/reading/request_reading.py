@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, EngineRequestStatus
 
-from .arguments import attribute, refusal
+from .arguments import attribute, integer, refusal
 from .tokens import NO_TOKENS, listed_bytes, token_view
 
 __all__ = [
@@ -57,11 +57,13 @@ def another(request: EngineRequest) -> Exception:
 
 def never_slotted(computed: int, slots: int) -> Exception:
     """The error for computed tokens beyond the slots given (MAN-8)."""
+    computed = integer("request.num_computed_tokens", computed)
     return refusal(ValueError, "MAN-8", f"request.num_computed_tokens={computed}: only {slots} have slots")
 
 
 def too_long(new: int, promised: int, most: int) -> Exception:
     """The error for new tokens with which a request would have more than it can (MAN-2)."""
+    new = integer("num_new_tokens", new)
     return refusal(
         ValueError, "MAN-2", f"num_new_tokens={new}: computed + new={promised} tokens exceed max_model_len={most}"
     )

@@ -19,8 +19,14 @@ def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
     return kind(f"{message} [{clause}]")
 
 
+_MOST_BITS = 8192
+"""Of a longer int a message shows the length: Python writes none of more than 4,300 digits, and raises instead."""
+
+
 def shown(value: object) -> str:
     """A value as a message shows it; of what may hold token ids only the type (SEC-2)."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"<an int of {value.bit_length()} bits>"
     plain = value is None or isinstance(value, int | float | str | bytes | np.generic)
     return repr(value) if plain else f"<{type(value).__name__}>"
 
@@ -32,12 +38,20 @@ def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1
         TypeError: it is no integer; a bool is none, a numpy integer is one.
         ValueError: it is out of its bounds.
     """
+    number = _int(name, value)
+    if minimum is not None and number < minimum:
+        raise refusal(ValueError, clause, f"{name}={shown(number)} must be at least {minimum}")
+    if below is not None and number >= below:
+        raise refusal(ValueError, clause, f"{name}={shown(number)} must be less than {below}")
+    if number.bit_length() > _MOST_BITS:
+        raise refusal(ValueError, clause, f"{name}={shown(number)} is larger than any number that counts something")
+    return number
+
+
+def _int(name: str, value: object) -> int:
+    """Reads an integer of any size; TypeError where it is none (R1)."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise refusal(TypeError, "R1", f"{name}={shown(value)} must be an int")
-    if minimum is not None and value < minimum:
-        raise refusal(ValueError, clause, f"{name}={value} must be at least {minimum}")
-    if below is not None and value >= below:
-        raise refusal(ValueError, clause, f"{name}={value} must be less than {below}")
     return int(value)
 
 
@@ -48,9 +62,9 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
         TypeError: it is no integer.
         IndexError: it is negative or not below ``size``.
     """
-    number = integer(name, value, minimum=None)
+    number = _int(name, value)
     if not 0 <= number < size:
-        raise refusal(IndexError, clause, f"{name}={number} must be in [0, {size})")
+        raise refusal(IndexError, clause, f"{name}={shown(number)} must be in [0, {size})")
     return number
 
 
@@ -87,7 +101,7 @@ def real(name: str, value: object) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={value} must be finite")
+        raise refusal(ValueError, "R1", f"{name}={shown(value) if isinstance(value, int) else value} must be finite")
     return number
 
 

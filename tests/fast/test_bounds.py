@@ -132,3 +132,28 @@ def test_r1_a_refusal_names_the_number_that_was_given(package: ModuleType, name:
 def test_r1_a_time_that_no_float_holds_is_named(package: ModuleType) -> None:
     with pytest.raises(ValueError, match=rf"now={10**400} must be finite \[R1\]$"):
         manager_of(package).advance_time(10**400)
+
+
+@PACKAGES
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "name", [*CALLS, "pages", "look-ahead", "hits", "computed tokens", "a page", "a time", "written tokens"]
+)
+def test_r1_a_number_that_python_does_not_write_is_refused_by_its_length(
+    package: ModuleType, name: str, sign: int
+) -> None:
+    """Python raises an error of its own where an int of more than 4,300 digits is written into a message."""
+    at = Used(package)
+    others: dict[str, Callable[[Used, int], Any]] = {
+        "pages": lambda at, number: at.manager.page_pool.get_new_pages(number),
+        "look-ahead": lambda at, number: at.manager.allocate_slots(at.live, 1, num_lookahead_tokens=number),
+        "hits": lambda at, number: at.manager.allocate_slots(at.live, 1, number),
+        "computed tokens": lambda at, number: at.manager.receive_pages(at.live, number),
+        "a page": lambda at, number: at.manager.page_pool.get_priority(number),
+        "a time": lambda at, number: at.manager.advance_time(number),
+        "written tokens": lambda at, number: at.manager.free(at.live, number),
+    }
+    before = at.manager.snapshot()
+    with pytest.raises((ValueError, IndexError), match=r"<an int of 16610 bits>.*\[[A-Z]+-?\d+\]$"):
+        (CALLS | others)[name](at, sign * 10**5000)
+    assert at.manager.snapshot() == before
