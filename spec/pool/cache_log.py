@@ -1,4 +1,4 @@
-"""MAN-12: what a pool tells of its cache: the events that a follower needs, and counts of what became of its pages."""
+"""MAN-12: the events that a pool emits about its cache, and the counters of what became of its pages."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ __all__ = ["CacheLog"]
 
 
 class CacheLog:
-    """Events and counters. Time is counted in pages handed out: the k-th one, from 0 on, sees the clock at k.
+    """Events and counters. The clock counts allocated pages: it stands at k when page k (from 0 on) is allocated.
 
     Args:
         enable_events: whether events are kept for `take_events`.
@@ -22,22 +22,25 @@ class CacheLog:
         self.counter_sampling = integer("counter_sampling", counter_sampling, minimum=1)
         self._events: list[CacheEvent] = []
         self._clock = 0
-        self._stored_at: dict[int, int] = {}  # of the sampled pages that are cached
-        self._freed_at: dict[int, int] = {}  # of the sampled pages that are cached and free
+        self._stored_at: dict[int, int] = {}
+        """Clock at which each sampled page that is cached was cached."""
+        self._freed_at: dict[int, int] = {}
+        """Clock at which each sampled page that is cached and free became free."""
         self._evictions = 0
         self._page_lifetimes = [0] * NUM_BUCKETS
         self._reuse_gaps = [0] * NUM_BUCKETS
 
     def take_events(self) -> list[CacheEvent]:
-        """The events since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
+        """The events emitted since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
         events, self._events = self._events, []
         return events
 
     @property
     def counters(self) -> CacheCounters:
-        """What a pool counts: evictions, and of sampled pages lifetimes and reuse gaps (MAN-12).
+        """The pool's counters: evictions, and the lifetimes and reuse gaps of sampled pages (MAN-12).
 
-        A page that loses its hash otherwise than by being handed out counts in none of them.
+        Only a page that is allocated while it has a hash counts as evicted; one that loses its hash in another way
+        counts nowhere.
         """
         return CacheCounters(
             evictions=self._evictions,
@@ -45,7 +48,8 @@ class CacheLog:
             reuse_gaps=tuple(self._reuse_gaps),
         )
 
-    def _tell(self, event: CacheEvent) -> None:
+    def _emit(self, event: CacheEvent) -> None:
+        """Keeps an event for `take_events`, if events are on."""
         if self.enable_events:
             self._events.append(event)
 
@@ -53,27 +57,27 @@ class CacheLog:
         return page.page_id % self.counter_sampling == 0
 
     def _count_stored(self, page: CachePage) -> None:
-        """A page was cached."""
+        """Counts a page that was just cached."""
         if self._is_sampled(page):
             self._stored_at[page.page_id] = self._clock
 
     def _count_forgotten(self, page: CachePage) -> None:
-        """A page lost its hash: nothing of it is measured any more."""
+        """Stops measuring a page that lost its hash."""
         self._stored_at.pop(page.page_id, None)
         self._freed_at.pop(page.page_id, None)
 
     def _count_freed(self, page: CachePage) -> None:
-        """A page became free."""
+        """Counts a page that became free."""
         if self._is_sampled(page) and page.page_hash is not None:
             self._freed_at[page.page_id] = self._clock
 
     def _count_reused(self, page: CachePage) -> None:
-        """A free page was found and is held again."""
+        """Counts a free page that was hit and is referenced again."""
         if page.page_id in self._freed_at:
             self._reuse_gaps[_bucket(self._clock - self._freed_at.pop(page.page_id))] += 1
 
-    def _count_handed_out(self, page: CachePage) -> None:
-        """A page is handed out; if it still has a hash, it is evicted by that."""
+    def _count_allocated(self, page: CachePage) -> None:
+        """Counts a page that is about to be allocated: an eviction, if it still has a hash."""
         if page.page_hash is not None:
             self._evictions += 1
             if page.page_id in self._stored_at:
@@ -81,7 +85,7 @@ class CacheLog:
         self._clock += 1
 
     def _check_log(self, pages: Iterable[CachePage]) -> None:
-        """Verifies that times are kept of the pages whose times are measured, and none ahead of the clock."""
+        """Verifies that exactly the measured pages have times, and that none is ahead of the clock."""
         cached = [page for page in pages if page.page_hash is not None and self._is_sampled(page)]
         free = [page for page in cached if page.ref_cnt == 0]
         assert self._stored_at.keys() == {page.page_id for page in cached}, "MAN-12: times stored and cached pages"
@@ -95,5 +99,5 @@ class CacheLog:
 
 
 def _bucket(value: int) -> int:
-    """The bucket of a histogram that counts a value, see `NUM_BUCKETS`."""
+    """The bucket of a histogram into which a value falls, see `NUM_BUCKETS`."""
     return min(value.bit_length(), NUM_BUCKETS - 1)

@@ -1,4 +1,4 @@
-"""POOL-7, POOL-8: which pages can be found by their keys, and what they hold."""
+"""POOL-7, POOL-8: the cached map, from keys to pages, and the content of each cached page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,14 +13,15 @@ from .pages import CachePage, PageList
 __all__ = ["CachedMap", "read_page_hash"]
 
 Content = tuple[int | None, tuple[int, ...], tuple[Any, ...] | None]
-"""What a full page holds: (content id of the page before, its tokens, its extra keys)."""
+"""The content of a full page: (content id of the page before, its tokens, its extra keys)."""
 
 
 class CachedMap(CacheLog):
-    """The cached map, with the *ghost content* of its pages, and the events that tell of it (MAN-12).
+    """The cached map: finds pages by their keys, and emits an event for each change (MAN-12).
 
-    A page's ghost content (R2) says whose K/V it holds, as an id of (content of the page before, tokens, extra
-    keys). Equal ids mean equal content from the first token on, with no hash involved.
+    It also keeps the *ghost content* of each cached page: an id of (content of the page before, tokens, extra keys).
+    Equal ids mean equal content from the first token on. No hash is involved, so that a hit can be verified whatever
+    the hash function is (R2).
 
     Args:
         enable_caching: whether full pages can be cached and found again.
@@ -45,6 +46,7 @@ class CachedMap(CacheLog):
         self._cached: dict[PageHashWithGroupId, list[CachePage]] = {}
         self._content_ids: dict[Content, int] = {}
         self._content_of: dict[int, int] = {}
+        """Content id of each cached page, by page id."""
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -73,14 +75,14 @@ class CachedMap(CacheLog):
         return PageList(pages[0] for pages in found) if all(found) else None
 
     def content_id(self, parent: int | None, tokens: Sequence[int], extra_keys: tuple[Any, ...] | None) -> int:
-        """The id of the content of a full page (R2): the same for the same content, another for any other."""
+        """The id of a full page's content: equal ids if and only if the contents are equal (R2)."""
         return self._content_ids.setdefault((parent, tuple(tokens), extra_keys), len(self._content_ids))
 
     def content_of(self, page: CachePage) -> int | None:
-        """The id of what a cached page holds; None for a page that is not cached (R2)."""
+        """The content id of a cached page; None for a page that is not cached (R2)."""
         return self._content_of.get(page.page_id)
 
-    # -- Entering and leaving ---------------------------------------------------------------------
+    # -- Caching and evicting ---------------------------------------------------------------------
 
     def extend_chain(
         self,
@@ -90,14 +92,14 @@ class CachedMap(CacheLog):
         page_size: int,
         num_pages: int,
     ) -> list[tuple[PageHash, int]]:
-        """Adds (key, content id) of the pages up to ``num_pages`` to those of a sequence's first pages (HASH-3, R2).
+        """Extends a sequence's chain of (key, content id), an entry a full page, to ``num_pages`` pages (HASH-3, R2).
 
         Args:
-            chain: of the first ``len(chain)`` pages; it is extended in place.
-            tokens: of the whole sequence.
-            extra_keys: of the whole sequence.
+            chain: the entries of the sequence's first pages; extended in place.
+            tokens: the tokens of the whole sequence.
+            extra_keys: the extra keys of the whole sequence.
             page_size: tokens in a page.
-            num_pages: how long the chain is to be.
+            num_pages: length of the chain after the call.
 
         Returns:
             The chain.
@@ -117,12 +119,12 @@ class CachedMap(CacheLog):
         group_id: int,
         parent: bytes | None = None,
     ) -> None:
-        """Enters pages in the cached map, each with its key and content, and tells of it (POOL-7, R2, MAN-12).
+        """Caches pages, each under its key and with its content, and emits their events (POOL-7, R2, MAN-12).
 
         Args:
-            pages: pages of a request that follow each other; null pages among them are passed over.
-            chain: key and content id of each.
-            group_id: the group that they belong to.
+            pages: consecutive pages of a request; null pages among them are skipped.
+            chain: key and content id of each page.
+            group_id: the cache group of the pages.
             parent: the digest of the key before the first of them; None where that is the request's first page.
         """
         for page, (key, content) in zip(pages, chain, strict=True):
@@ -131,25 +133,25 @@ class CachedMap(CacheLog):
                 self._cached.setdefault(page._hash, []).append(page)
                 self._content_of[page.page_id] = content
                 self._count_stored(page)
-                self._tell(PageStored(group_id, page.page_id, key.hash_value, parent, key.token_ids, key.extra_keys))
+                self._emit(PageStored(group_id, page.page_id, key.hash_value, parent, key.token_ids, key.extra_keys))
             parent = key.hash_value
 
     def withdraw(self, pages: Iterable[CachePage]) -> None:
-        """Drops the hashes of pages that hold not what they promised (MAN-4), pinned ones too, in the order given."""
+        """Drops the hashes of pages whose promised content was never written, pinned pages too, in order (MAN-4)."""
         for page in pages:
-            self._forget(page, told=True)
+            self._forget(page, emit=True)
 
-    def _forget(self, page: CachePage, told: bool) -> None:
-        """Takes a page out of the cached map; those cached under the same key stay, in order (POOL-7).
+    def _forget(self, page: CachePage, emit: bool) -> None:
+        """Removes a page from the cached map; others cached under the same key stay, in order (POOL-7).
 
         Args:
-            page: the page; one without a hash is passed over.
-            told: whether an event tells of it.
+            page: the page; one without a hash is skipped.
+            emit: whether a `PageRemoved` event is emitted.
         """
         if page._hash is None:
             return
-        if told:
-            self._tell(PageRemoved(page._hash.group_id, page.page_id, page._hash.get_hash_value()))
+        if emit:
+            self._emit(PageRemoved(page._hash.group_id, page.page_id, page._hash.get_hash_value()))
         duplicates = self._cached[page._hash]
         duplicates.remove(page)
         if not duplicates:
@@ -159,7 +161,7 @@ class CachedMap(CacheLog):
         self._count_forgotten(page)
 
     def _check_map(self, pages: Sequence[CachePage]) -> None:
-        """Verifies that the map and the hashes and contents of all pages agree."""
+        """Verifies that the cached map agrees with the hashes and the contents of all pages."""
         hashed = {page.page_id: page.page_hash for page in pages if page.page_hash is not None}
         mapped = {page.page_id: key for key, duplicates in self._cached.items() for page in duplicates}
         assert 0 not in hashed, "POOL-1: the null page is cached"

@@ -1,4 +1,4 @@
-"""POOL-3, PIN-2: the order in which free pages are taken: those of a low priority first, then those that came first."""
+"""POOL-3, PIN-2: the order in which free pages are evicted: by priority, lowest first, then least recently freed."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ __all__ = ["EvictionOrder"]
 
 
 class EvictionOrder:
-    """The pages of a pool, their priorities, and the free ones in the order in which they will be taken.
+    """The pages of a pool, their priorities, and the free pages in eviction order.
 
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
@@ -26,7 +26,7 @@ class EvictionOrder:
         self.free_page_queue = PoolFreeQueue(self._free)
         self.now: float | None = None
         self._priority: dict[int, tuple[int, float | None]] = {}
-        """Priority and the end of it, of the pages whose priority is not 0."""
+        """Priority and expiry time (None: never) of each page whose priority is not 0, by page id."""
 
     def get_priority(self, page_id: int) -> int:
         """The priority of a page (PIN-2).
@@ -40,34 +40,34 @@ class EvictionOrder:
         return self._priority.get(index("page_id", page_id, self.num_pages), (0, None))[0]
 
     def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
-        """Gives cached pages a priority; null pages are passed over (PIN-2).
+        """Sets the priority of cached pages; null pages are skipped (PIN-2).
 
-        A free page whose priority changes goes behind the others of its new one; the others stay where they are.
+        A free page whose priority changes goes behind the free pages of its new priority. No other page moves.
 
         Args:
             pages: the pages.
-            priority: an int32; the pages of the lowest are taken first. 0 is what every page has at first.
-            expires_at: the time at which it ends, in the unit of `advance_time`; None: never by time. Priority 0,
-                to which a page would fall back, ends never.
+            priority: an int32; pages of the lowest priority are evicted first. Every page begins with 0.
+            expires_at: the time at which the priority falls back to 0, in the unit of `advance_time`; None: never
+                by time. Without effect for priority 0.
 
         Raises:
             ValueError: a page is not cached, or ``expires_at`` does not lie after ``now``; nothing changes.
         """
-        given = [page for page in self._own("pages", pages) if not page.is_null]
+        cached = [page for page in self._own("pages", pages) if not page.is_null]
         priority = integer("priority", priority, minimum=None)
         end = None if expires_at is None else real("expires_at", expires_at)
         if not -(2**31) <= priority < 2**31:
             raise refusal(ValueError, "R1", f"priority={priority} does not fit an int32")
         if end is not None and self.now is not None and end <= self.now:
             raise refusal(ValueError, "PIN-2", f"expires_at={end} does not lie after now={self.now}")
-        for page in given:
+        for page in cached:
             if page.page_hash is None:
                 raise refusal(ValueError, "PIN-2", f"pages: page {page.page_id} is not cached")
-        for page in given:
+        for page in cached:
             self._prioritise(page, priority, end)
 
     def advance_time(self, now: float) -> None:
-        """Tells the time: priorities that last no longer than to ``now`` end, the earliest first, then by page (PIN-2).
+        """Sets the time: priorities that expire by ``now`` end, in order of expiry time, then of page id (PIN-2).
 
         Args:
             now: the time, in any unit, from any start.
@@ -84,6 +84,7 @@ class EvictionOrder:
             self._prioritise(self.pages[page_id], 0, None)
 
     def _prioritise(self, page: CachePage, priority: int, end: float | None) -> None:
+        """Sets a page's priority and expiry time, and moves the page in the queue if it is free."""
         before = self.get_priority(page.page_id)
         self._priority.pop(page.page_id, None)
         if priority != 0:
@@ -93,7 +94,7 @@ class EvictionOrder:
             self._free._insert_n(self._num_free_below(priority + 1), [page])
 
     def _queue_up(self, pages: Iterable[CachePage]) -> None:
-        """Puts pages that became free behind the others of their priority, in the order given (POOL-3, POOL-13)."""
+        """Puts freed pages into the queue, each behind the free pages of its priority, in order (POOL-3, POOL-13)."""
         freed = list(pages)
         for page in freed:
             if page.page_hash is None:
@@ -104,25 +105,27 @@ class EvictionOrder:
                 self._free._insert_n(self._num_free_below(self.get_priority(page.page_id) + 1), [page])
 
     def _goes_first(self, page: CachePage) -> bool:
-        """Whether a freed page is to be taken before all others of priority 0 (POOL-13)."""
+        """Whether a freed page goes before all free pages of priority 0 (POOL-13)."""
         return self.unhashed_first and page.page_hash is None
 
     def _num_free_below(self, priority: int) -> int:
-        """How many free pages have a lower priority; O(pages that have one)."""
-        given = [value for page_id, (value, _) in self._priority.items() if self.pages[page_id]._queue is self._free]
-        if priority <= 0:  # the others are of priority 0
-            return sum(value < priority for value in given)
-        return self._free.num_free_pages - sum(value >= priority for value in given)
+        """How many free pages have a lower priority; O(pages whose priority is not 0)."""
+        priorities = [
+            value for page_id, (value, _) in self._priority.items() if self.pages[page_id]._queue is self._free
+        ]
+        if priority <= 0:  # a page that has no entry is of priority 0, which is not lower
+            return sum(value < priority for value in priorities)
+        return self._free.num_free_pages - sum(value >= priority for value in priorities)
 
     def _own(self, name: str, pages: object) -> list[CachePage]:
         """Reads a list of pages of this pool (R1)."""
-        given = listed(name, pages)
-        for page in given:
+        own = listed(name, pages)
+        for page in own:
             if not isinstance(page, CachePage):
                 raise refusal(TypeError, "R1", f"{name} has {shown(page)}, which is no CachePage")
             if page._pool is not self:
                 raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
-        return given
+        return own
 
     def _check_order(self) -> None:
         """Verifies that the queue holds the free pages, once each, in the order of their priorities."""

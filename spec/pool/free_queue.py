@@ -1,4 +1,4 @@
-"""The free queue: free pages in the order in which they will be taken (POOL-3)."""
+"""POOL-3: the free queue: the free pages of a pool in eviction order."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
 
 class FreeCachePageQueue(Uncopied):
-    """Pages in a row: taken at the front, put back at the end, removable from the middle.
+    """A queue of pages: taken at the front, put back at the end, removable from the middle.
 
-    It works on any pages, also without a pool. A page is in one queue at most, and once.
+    It works without a pool, too. A page is in one queue at most, and once.
 
     Args:
-        pages: the pages, first the one to be taken first.
+        pages: the pages, the one to take first in front.
     """
 
     def __init__(self, pages: Iterable[CachePage]) -> None:
@@ -71,50 +71,51 @@ class FreeCachePageQueue(Uncopied):
         page._queue = None
 
     def append(self, page: CachePage) -> None:
-        """Puts a page behind the last; refused when it is in a queue already (POOL-2)."""
+        """Puts a page at the back; refused when it is in a queue already (POOL-2)."""
         self.append_n([page])
 
     def append_n(self, pages: Iterable[CachePage]) -> None:
-        """Puts pages behind the last, in the order given; refused as a whole if one is in a queue already (POOL-2)."""
+        """Puts pages at the back, in order; all are refused if one of them is in a queue already (POOL-2)."""
         self._insert_n(len(self._pages), pages)
 
     def prepend_n(self, pages: Iterable[CachePage]) -> None:
-        """Puts pages before the first, in the order given (POOL-13); refused like `append_n`."""
+        """Puts pages at the front, in order (POOL-13); refused like `append_n`."""
         self._insert_n(0, pages)
 
     def _insert_n(self, place: int, pages: Iterable[CachePage]) -> None:
-        """Puts pages behind the first ``place`` pages, in the order given; refused like `append_n`."""
-        given = self._outside(pages)
-        behind = list(islice(reversed(self._pages), len(self._pages) - place)) if given else []
-        for page in given:
+        """Puts pages behind the first ``place`` pages, in order; refused like `append_n`."""
+        inserted = self._outside(pages)
+        behind = list(islice(reversed(self._pages), len(self._pages) - place)) if inserted else []
+        for page in inserted:
             self._pages[id(page)] = page
             page._queue = self
         for other in reversed(behind):
             self._pages.move_to_end(other)
 
     def get_all_free_pages(self) -> list[CachePage]:
-        """Every page of the queue, first the one to be taken first."""
+        """The pages of the queue, in order."""
         return list(self._pages.values())
 
     def neighbour(self, page: CachePage, step: int) -> CachePage | None:
-        """The page that stands ``step`` (-1 or +1) beside ``page``, the ends included."""
+        """The page before (``step=-1``) or after (``step=+1``) a page of the queue, which may be a fake end."""
         row = [self._head, *self._pages.values(), self._tail]
         place = next(i for i, other in enumerate(row) if other is page) + step
         return row[place] if 0 <= place < len(row) else None
 
     def _outside(self, pages: Iterable[CachePage]) -> list[CachePage]:
-        given = listed("pages", pages)
-        for page in given:
+        """Reads pages that are in no queue yet, each once (R1, POOL-2)."""
+        outside = listed("pages", pages)
+        for page in outside:
             _require_page("pages", page)
             if page._queue is not None or page._pool is not self._pool:
                 raise refusal(ValueError, "POOL-2", f"page {page.page_id} is in a queue already, or belongs to a pool")
-        if len({id(page) for page in given}) < len(given):
-            raise refusal(ValueError, "POOL-2", f"pages={[page.page_id for page in given]} names a page twice")
-        return given
+        if len({id(page) for page in outside}) < len(outside):
+            raise refusal(ValueError, "POOL-2", f"pages={[page.page_id for page in outside]} names a page twice")
+        return outside
 
 
 class PoolFreeQueue:
-    """A pool's free queue, to look at: what would change it behind the pool's back is refused (POOL-2).
+    """A read-only view of a pool's free queue: calls that would change it are refused (POOL-2).
 
     Args:
         queue: the queue.

@@ -1,4 +1,4 @@
-"""HASH: the keys of full pages.
+"""HASH: the keys of full pages, a chain of digests over each request's tokens and extra keys.
 
 The encoding (HASH-1). ``H`` is SHA-256 unless another function is given; integers are little-endian::
 
@@ -16,9 +16,9 @@ The encoding (HASH-1). ``H`` is SHA-256 unless another function is given; intege
                 | "k" + kind (1 byte) + its fields       an extra key of a declared kind, each field a value
     kind        = 1 CacheSalt (its fingerprint), 2 LoraAdapter, 3 WeightsVersion, 4 MultimodalItem, 5 PromptEmbeddings
 
-The parent's digest has the same length in every message, and the extra keys tell where they end; so no two
-different (parent, extra keys, tokens) have one message (HASH-2: a salt and an adapter of the same name differ
-in their kind, None differs from ``()`` and from ``CacheSalt("")``).
+The parent's digest has the same length in every message, and the encoding of extra keys shows where they end. So
+different (parent, extra keys, tokens) always have different messages (HASH-2): a salt and an adapter of the same name
+differ in their kind, None differs from ``()`` and from ``CacheSalt("")``.
 """
 
 import dataclasses
@@ -61,9 +61,9 @@ class PageHash(NamedTuple):
     """The key of a full page.
 
     Attributes:
-        hash_value: the digest, which stands for the page's tokens and for all before them.
+        hash_value: the digest over the page's tokens and extra keys and all those before it in the request.
         token_ids: the page's own tokens.
-        extra_keys: the extra keys that touch the page, or None.
+        extra_keys: the extra keys that touch the page; None if there are none.
     """
 
     hash_value: bytes
@@ -72,7 +72,7 @@ class PageHash(NamedTuple):
 
 
 class PageHashWithGroupId(NamedTuple):
-    """The key of a page in the cached map: groups share a pool and never each other's pages (POOL-7)."""
+    """The key of a page in the cached map: with the group's number, as groups never share pages (POOL-7)."""
 
     page_hash: PageHash
     group_id: int
@@ -97,11 +97,11 @@ def _digest(hash_function: HashFunction, message: bytes) -> bytes:
 
 
 def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha256) -> bytes:
-    """The root of a chain of keys: what stands for the parent of a first page (HASH-1).
+    """The root of a chain of keys: the digest that takes the place of a first page's parent (HASH-1).
 
     Args:
         seed: any bytes; the same seed gives the same root in every process. None draws 32 random bytes, so
-            that nobody can compute this pool's keys in advance.
+            that this pool's keys can't be computed in advance.
         hash_function: the hash of the chain.
 
     Returns:
@@ -115,7 +115,7 @@ def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha2
 
 
 NONE_HASH: bytes = init_none_hash()
-"""The root where the free functions of this module are given none: another one in every process."""
+"""The default root of this module's functions, random in each process."""
 
 
 def hash_page_tokens(
@@ -159,7 +159,7 @@ def hash_request_tokens(
     Args:
         hash_function: bytes in, bytes out.
         page_size: tokens in a page.
-        request: whose tokens, prompt and output alike, are read.
+        request: the request; its prompt and output tokens are read.
         none_hash: the root of the chain, see `init_none_hash`.
     """
     page_size = integer("page_size", page_size, minimum=1)
@@ -190,14 +190,14 @@ def _require_root(none_hash: object) -> None:
 def request_extra_keys(request: EngineRequest) -> tuple[ExtraKey, ...]:
     """Reads a request's extra keys: kinds in the order of their tags, items by position (HASH-2).
 
-    The order is part of the key, so that two requests that list the same keys in another order share.
+    Sorted, since order is part of the encoding: requests that list the same keys in another order share pages.
 
     Raises:
         TypeError: a key is of no declared kind, or a field has the wrong type.
-        ValueError: two salts, adapters or versions; an item given twice, without length or at a negative offset.
+        ValueError: two salts, adapters or versions; an item listed twice, without length or at a negative offset.
     """
-    given = attribute(request, "extra_keys")
-    keys = [] if given is None else listed("request.extra_keys", given)
+    extra_keys = attribute(request, "extra_keys")
+    keys = [] if extra_keys is None else listed("request.extra_keys", extra_keys)
     for key in keys:
         if type(key) not in _KINDS:
             raise refusal(
@@ -218,6 +218,7 @@ def request_extra_keys(request: EngineRequest) -> tuple[ExtraKey, ...]:
 
 
 def _place(key: ExtraKey) -> tuple[int, int, int, bytes]:
+    """The sort key of an extra key: kind, position, length, content."""
     if isinstance(key, MultimodalItem | PromptEmbeddings):
         return _KINDS[type(key)], key.offset, key.length, key.content
     return _KINDS[type(key)], 0, 0, b""
@@ -226,10 +227,10 @@ def _place(key: ExtraKey) -> tuple[int, int, int, bytes]:
 def page_extra_keys(extra_keys: Iterable[ExtraKey], start: int, end: int) -> tuple[ExtraKey, ...] | None:
     """The extra keys that touch the tokens ``[start, end)`` (HASH-2).
 
-    Salt, adapter and weights version touch every token; an item touches those that it stands for.
+    Salt, adapter and weights version touch every token; an item touches the tokens that it stands for.
 
     Returns:
-        They, in the order given; None if there are none.
+        The keys, in their order in ``extra_keys``; None if there are none.
     """
     touching = tuple(
         key
@@ -241,7 +242,7 @@ def page_extra_keys(extra_keys: Iterable[ExtraKey], start: int, end: int) -> tup
 
 
 def encode_extra_keys(extra_keys: tuple[Any, ...] | None) -> bytes:
-    """The bytes that stand for a page's extra keys in its message (HASH-2)."""
+    """The encoding of a page's extra keys, see the module's docstring (HASH-2)."""
     if extra_keys is None:
         return b"\x00"
     if not isinstance(extra_keys, tuple):
@@ -250,7 +251,7 @@ def encode_extra_keys(extra_keys: tuple[Any, ...] | None) -> bytes:
 
 
 def encode_value(value: object) -> bytes:
-    """One value in the encoding above."""
+    """The encoding of one value, see the module's docstring (HASH-2)."""
     if value is None:
         return b"n"
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""POOL: the pages, who holds them, which of them are free, and which can be found again by their content."""
+"""POOL: allocates pages, counts references to them, frees them, and finds cached ones by their keys."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,10 +15,10 @@ __all__ = ["PagePool"]
 
 
 class PagePool(EvictionOrder, CachedMap, Uncopied):
-    """A pool of pages: hands them out, counts who holds them, takes them back, and finds cached ones by their keys.
+    """A pool of pages: allocates them, counts references, frees them, and finds cached ones by their keys.
 
-    In which order free pages are taken is told by `EvictionOrder`, what is found by a key by `CachedMap`; this
-    class moves pages between those who hold them and the queue.
+    It has three parts: `EvictionOrder` keeps the free pages in the order in which they will be evicted, `CachedMap`
+    finds pages by their keys, and this class counts references and moves pages into and out of the free queue.
 
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
@@ -36,7 +36,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         pages: every page, the null page first.
         null_page: page 0.
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
-        now: the time last told by `advance_time`, None before (PIN-2).
+        now: the time of the last `advance_time`; None before the first (PIN-2).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             else integer("max_pinned_pages_per_salt", max_pinned_pages_per_salt)
         )
         self._pins: Counter[int] = Counter()
-        """How many pins hold each pinned page."""
+        """Number of pins of each pinned page, by page id."""
         self._free._pool = self
         for page in self.pages:
             page._pool = self
@@ -69,17 +69,17 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_num_free_pages(self) -> int:
-        """How many pages can be handed out."""
+        """How many pages can be allocated."""
         return self._free.num_free_pages
 
     def get_usage(self) -> float:
         """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10)."""
         return (self.num_pages - 1 - self.get_num_free_pages()) / (self.num_pages - 1)
 
-    # -- Handing out and taking back --------------------------------------------------------------
+    # -- Allocating and freeing -------------------------------------------------------------------
 
     def get_new_pages(self, num_pages: int) -> PageList:
-        """Takes pages from the front of the free queue, each with a count of 1, their hashes evicted (POOL-3).
+        """Allocates the pages at the front of the free queue: evicts their hashes, sets their counts to 1 (POOL-3).
 
         Args:
             num_pages: how many; 0 gives an empty list (POOL-4).
@@ -88,15 +88,15 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             The pages, in queue order.
 
         Raises:
-            ValueError: there are not so many; nothing is taken (POOL-4).
+            ValueError: fewer pages are free; nothing changes (POOL-4).
         """
         num_pages = integer("num_pages", num_pages, clause="POOL-4")
         if num_pages > self.get_num_free_pages():
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {self.get_num_free_pages()} free")
         pages = self._free.popleft_n(num_pages)
         for page in pages:
-            self._count_handed_out(page)
-            self._forget(page, told=True)
+            self._count_allocated(page)
+            self._forget(page, emit=True)
             self._priority.pop(page.page_id, None)  # PIN-2
             page._ref_cnt = 1
         return PageList(pages)
@@ -108,7 +108,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             pages: one list of pages a group.
 
         Raises:
-            ValueError: a page is free and has no hash, so that it holds nothing.
+            ValueError: a page is free and has no hash, so that it has no content.
         """
         mentioned = self._mentioned(pages)
         for page in mentioned:
@@ -120,10 +120,10 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         """Lowers the count of each page once per mention; a page at 0 goes to the back of the queue (POOL-3, POOL-5).
 
         Args:
-            ordered_pages: the pages, the one to be evicted first in front.
+            ordered_pages: the pages, the one to evict first in front.
 
         Raises:
-            ValueError: a page is mentioned more often than it is held; nothing changes.
+            ValueError: a page is mentioned more often than it is referenced, pins not counted; nothing changes.
         """
         mentioned = [page for page in self._own("ordered_pages", ordered_pages) if not page.is_null]
         for page, mentions in Counter(mentioned).items():
@@ -139,9 +139,9 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
     # -- Pins -------------------------------------------------------------------------------------
 
     def pin(self, pages: Iterable[Iterable[CachePage]]) -> None:
-        """Holds cached pages by one reference more, once per mention; null pages are passed over (PIN-1).
+        """Pins cached pages: adds a reference per mention that only `unpin` removes; skips null pages (PIN-1).
 
-        Only `unpin` takes such a reference back. As long as a page is pinned it is not evicted.
+        A pinned page is not evicted.
 
         Args:
             pages: one list of pages a group.
@@ -160,10 +160,10 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         self._pins.update(page.page_id for page in mentioned)
 
     def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
-        """Takes a pin's reference back from each page, once per mention; null pages are passed over (PIN-1).
+        """Removes a pin's reference from each page, once per mention; null pages are skipped (PIN-1).
 
         Args:
-            pages: one list of pages a group; those that come to 0 join the queue in the order given (POOL-3).
+            pages: one list of pages a group; pages whose count falls to 0 join the queue in this order (POOL-3).
 
         Raises:
             ValueError: a page is mentioned more often than it is pinned; nothing changes.
@@ -179,7 +179,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         self._release(mentioned)
 
     def pins_of(self, page_id: int) -> int:
-        """How many pins hold a page; IndexError where there is no such page."""
+        """The number of pins of a page; IndexError where there is no such page."""
         return self._pins[index("page_id", page_id, self.num_pages)]
 
     @property
@@ -190,7 +190,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
     def _beyond_bounds(self, page_ids: Iterable[int]) -> str | None:
         """What is wrong with having those pages pinned, if anything is (PIN-1).
 
-        A page whose hash was withdrawn carries no extra keys any more: it counts for the first bound only.
+        A page whose hash was withdrawn has no extra keys any more, so it counts for the first bound only.
         """
         pinned = [self.pages[page_id] for page_id in page_ids]
         if len(pinned) > self.max_pinned_pages:
@@ -215,24 +215,23 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
     ) -> None:
         """Caches the pages ``[num_cached_pages, num_full_pages)`` of a request (POOL-7, POOL-8).
 
-        Null pages among them are passed over (POOL-1); the keys' chain runs over them (HASH-3).
+        Null pages among them are skipped (POOL-1), but the chain of keys runs over them (HASH-3).
 
         Args:
-            request: whose tokens and extra keys the pages hold.
-            pages: the request's pages from its first on.
-            page_hashes: keys of the request's pages from its first on, computed before; the list may be short
-                or empty, the rest is computed here. A key that is not the request's is refused, since it
-                would be found by a request with other tokens (R2).
+            request: the request whose tokens and extra keys the pages hold.
+            pages: the request's pages, from the first on.
+            page_hashes: known keys of the request's pages, from the first on; keys that the list lacks are computed
+                here. A key that is not the request's is refused, since a request with other tokens would hit it (R2).
             num_cached_pages: how many leading pages are cached already.
-            num_full_pages: how many leading pages are to be cached after the call.
+            num_full_pages: how many leading pages are cached after the call.
             page_size: tokens in a page.
-            kv_cache_group_id: the group that the pages belong to.
+            kv_cache_group_id: the cache group of the pages.
 
         Raises:
             ValueError: a page is free, has a hash already (POOL-8) or is named twice; the counts exceed the pages
                 or the request's tokens; a key is not the request's own; caching is off.
         """
-        given = self._own("pages", pages)
+        own = self._own("pages", pages)
         page_size = integer("page_size", page_size, minimum=1)
         group = integer("kv_cache_group_id", kv_cache_group_id)
         first = integer("num_cached_pages", num_cached_pages)
@@ -241,11 +240,11 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         extra_keys = request_extra_keys(request)
         if not self.enable_caching:
             raise refusal(ValueError, "R1", "enable_caching=False: this pool caches no pages")
-        if not first <= end <= len(given):
+        if not first <= end <= len(own):
             raise refusal(
                 ValueError,
                 "R1",
-                f"num_cached_pages={first} <= num_full_pages={end} <= {len(given)} pages must hold",
+                f"num_cached_pages={first} <= num_full_pages={end} <= {len(own)} pages must hold",
             )
         if end * page_size > len(tokens):
             raise refusal(ValueError, "HASH-3", f"num_full_pages={end}: the request has only {len(tokens)} tokens")
@@ -253,19 +252,19 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         for place, (key, known) in enumerate(zip(chain, listed("page_hashes", page_hashes), strict=False)):
             if read_page_hash(f"page_hashes[{place}]", known) != key[0]:
                 raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
-        for page, mentions in Counter(page for page in given[first:end] if not page.is_null).items():
+        for page, mentions in Counter(page for page in own[first:end] if not page.is_null).items():
             if page.ref_cnt == 0:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} is free, its content is nobody's")
             if page.page_id in self._pins and page.page_hash is None:
                 raise refusal(ValueError, "PIN-1", f"pages: page {page.page_id} is pinned for what was withdrawn")
             if page.page_hash is not None or mentions > 1:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} has a hash already or is named twice")
-        self.publish(given[first:end], chain[first:end], group, chain[first - 1][0].hash_value if first else None)
+        self.publish(own[first:end], chain[first:end], group, chain[first - 1][0].hash_value if first else None)
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
-        """Drops the hashes of pages, wherever they stand, in the order given (POOL-11).
+        """Drops the hashes of pages, free or not, in order (POOL-11).
 
-        The null page and unhashed pages are passed over.
+        The null page and pages without a hash are skipped.
 
         Args:
             page_ids: the pages' ids.
@@ -281,26 +280,26 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         self.withdraw(self.pages[page_id] for page_id in ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every hash, if no page is in use (POOL-9).
+        """Drops the hashes of all pages, if no page is in use (POOL-9).
 
         Returns:
-            Whether it did.
+            True if it did, False if a page is in use: then nothing changed.
         """
         if self.get_num_free_pages() != self.num_pages - 1:
             return False
         for page in self.pages:
-            self._forget(page, told=False)
-        self._tell(CacheCleared())
+            self._forget(page, emit=False)
+        self._emit(CacheCleared())
         return True
 
     # -- Inside -----------------------------------------------------------------------------------
 
     def _mentioned(self, pages: object) -> list[CachePage]:
-        """Reads lists of pages, one a group, null pages left out (R1, POOL-1)."""
+        """Reads lists of this pool's pages, one a group, and leaves out null pages (R1, POOL-1)."""
         return [page for group in listed("pages", pages) for page in self._own("pages", group) if not page.is_null]
 
     def _hold(self, pages: Iterable[CachePage]) -> None:
-        """Raises the count of each page, taking free ones out of the queue (POOL-6)."""
+        """Raises the count of each page once per mention, and takes free ones out of the queue (POOL-6)."""
         for page in pages:
             if page.ref_cnt == 0:
                 self._free.remove(page)
@@ -308,7 +307,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             page._ref_cnt += 1
 
     def _release(self, pages: Iterable[CachePage]) -> None:
-        """Lowers the count of each page; those that come to 0 join the queue (POOL-3, POOL-5)."""
+        """Lowers the count of each page once per mention; those at 0 join the queue (POOL-3, POOL-5)."""
         freed = []
         for page in pages:  # the last mention is the one that brings the count to 0
             page._ref_cnt -= 1
@@ -321,7 +320,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         """Verifies every redundancy of the state; O(pages).
 
         Raises:
-            AssertionError: one does not hold; the message shows the whole state.
+            AssertionError: one does not hold; the message has the whole state.
         """
         try:
             self._check_order()
@@ -344,5 +343,5 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
 
 
 def _salt(page_hash: PageHash) -> CacheSalt | None:
-    """The salt of a page, None if it has none (PIN-1)."""
+    """The cache salt of a page, None if it has none (PIN-1)."""
     return next((key for key in page_hash.extra_keys or () if isinstance(key, CacheSalt)), None)

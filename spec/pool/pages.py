@@ -1,4 +1,4 @@
-"""Pages, and the lists of pages that calls return."""
+"""POOL: a page, and the immutable list of pages that calls return."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -16,17 +16,16 @@ __all__ = ["CachePage", "PageList"]
 class CachePage:
     """One page: its id, its reference count, its hash while it has one, and its place in a free queue.
 
-    A page made by hand is its maker's own: count and hash can be set at will, and it can be put into a
-    `FreeCachePageQueue`. The pages of a `PagePool` are made by the pool; theirs change only as far as the
-    pool's clauses allow.
+    A `PagePool` makes its own pages, and they change only as its clauses allow. A page made without a pool is free
+    of these rules: its count and hash can be set, and it can be put into a `FreeCachePageQueue`.
 
     Args:
         page_id: the page's number.
-        ref_cnt: how many hold it.
-        _page_hash: its hash, None if it has none.
-        prev_free_page: only None: a page gets its neighbours from the queue it is in.
-        next_free_page: only None, likewise.
-        is_null: whether it is a null page (POOL-1).
+        ref_cnt: the reference count.
+        _page_hash: the hash; None: the page has none.
+        prev_free_page: must be None: the neighbours of a page come from the queue it is in.
+        next_free_page: must be None, for the same reason.
+        is_null: whether this is a null page (POOL-1).
     """
 
     def __init__(
@@ -59,9 +58,9 @@ class CachePage:
 
     @property
     def ref_cnt(self) -> int:
-        """How many hold the page; 0 if it is free.
+        """The reference count; 0 if the page is free.
 
-        Setting it keeps POOL-2 and PIN-1 or is refused; on the null page it does nothing (POOL-1).
+        A value that would break POOL-2 or PIN-1 is refused; setting the null page's does nothing (POOL-1).
         """
         return self._ref_cnt
 
@@ -93,7 +92,7 @@ class CachePage:
 
     @property
     def page_hash(self) -> PageHashWithGroupId | None:
-        """The page's hash, None while it has none; a pool's page gets one from `cache_full_pages` only (POOL-7)."""
+        """The page's hash, None while it has none; a pool's page gets one only by `cache_full_pages` (POOL-7)."""
         return self._hash
 
     @page_hash.setter
@@ -105,7 +104,7 @@ class CachePage:
         self._hash = page_hash
 
     def reset_hash(self) -> None:
-        """Drops the page's hash; a page of a pool leaves the cached map with it (POOL-11)."""
+        """Drops the page's hash; a page of a pool leaves the cached map, too (POOL-11)."""
         if self._pool is not None:
             self._pool.evict_pages([self._page_id])
         self._hash = None
@@ -129,7 +128,7 @@ class CachePage:
 
 
 class PageList(Sequence[CachePage]):
-    """An immutable list of pages, equal to lists of the same pages and addable with them.
+    """An immutable list of pages; it compares and adds with lists of pages.
 
     Args:
         pages: the pages.
