@@ -1,1 +1,1 @@
-"""MAN, SWAP: the cache manager."""
+"""MAN, SWAP, POOL-12: the cache manager: which pages each request holds, from look-up to free."""

@@ -1,4 +1,4 @@
-"""MAN: which pages a request holds, from its first look-up to its end."""
+"""MAN: the cache manager: which pages a request holds, from its first look-up until it is freed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -46,8 +46,8 @@ class CacheManager(SwapManager):
         num_host_pages: how many pages host memory has room for; 0: no request is swapped out (SWAP-1).
 
     Attributes:
-        coordinator: the groups at work.
-        page_pool: the pool.
+        coordinator: each live request's pages in every group.
+        page_pool: the pool that all groups share.
         page_size: tokens in a page of the first group; None with caching off.
     """
 
@@ -62,7 +62,7 @@ class CacheManager(SwapManager):
         num_lookahead_tokens: int = 0,
         delay_cache_pages: bool = False,
     ) -> CachePages | None:
-        """Gives a request slots for new tokens (MAN-2) and publishes the pages that they fill (MAN-3).
+        """Allocates slots for a request's new tokens (MAN-2) and publishes the pages that they fill (MAN-3).
 
         ::
 
@@ -70,32 +70,32 @@ class CacheManager(SwapManager):
             |<---------------- slots ------------------->|
             |<-------- published ------->|                 full pages, as far as the tokens are known
 
-        First the pages that no group needs any more are given back (MAN-8). A state group has no slots for
-        look-ahead; where it goes on in a new page, a copy is noted for `take_page_copies` (MAN-13).
+        First each group's pages that no later step reads are freed (MAN-8). A state group has no slots for look-ahead;
+        where its state goes on in a new page, a copy is queued for `take_page_copies` (MAN-13).
 
         Args:
             request: the request; its ``num_computed_tokens`` are in the cache already.
-            num_new_tokens: tokens to be computed, at least 1, tokens that come from elsewhere included.
+            num_new_tokens: tokens that need slots, at least 1: to be computed, or received from elsewhere.
             num_new_computed_tokens: tokens just found in the cache; only at admission.
             new_computed_pages: the pages that hold them, as `get_computed_pages` returned them.
             num_lookahead_tokens: speculative tokens to allocate for; never published.
-            delay_cache_pages: leave publishing to `cache_pages` or to a later call, for pages whose content
-                arrives in a later step.
+            delay_cache_pages: whether publishing is left to `cache_pages` or to a later call, for pages whose
+                content arrives in a later step.
 
         Returns:
-            What was put behind the request's page list in each group: its new pages, and in a state group the
-            null pages before them. None if the free pages don't suffice, and then nothing else has changed.
+            The pages appended to the request's page list in each group: its new pages, in a state group with null
+            pages before them. None if too few pages are free: then nothing changed but for the pages freed first.
 
         Raises:
-            ValueError: a count is impossible, the id is live for another request (MAN-6), computed tokens were
-                never given slots or fell (MAN-8) or are not those of a state (MAN-13), a computed page is not
-                the request's prefix (MAN-2).
+            ValueError: a count is impossible; the id is live for another request (MAN-6); computed tokens have no
+                slots, fell (MAN-8) or are not those of a state (MAN-13); a computed page does not hold the request's
+                prefix (MAN-2).
         """
         new = integer("num_new_tokens", num_new_tokens, minimum=1)
         found = integer("num_new_computed_tokens", num_new_computed_tokens)
         lookahead = integer("num_lookahead_tokens", num_lookahead_tokens)
         delay = flag("delay_cache_pages", delay_cache_pages)
-        demand = self._read_demand(request, new, lookahead, found=found, given=new_computed_pages)
+        demand = self._read_demand(request, new, lookahead, found=found, found_pages=new_computed_pages)
         pages = self._meet(demand)
         if pages is None:
             return None
@@ -114,24 +114,24 @@ class CacheManager(SwapManager):
         tables: MultiGroupPageTable | None = None,
         rows: Iterable[int] | NDArray[np.int64] | None = None,
     ) -> SlotBatch:
-        """`allocate_slots` for n live requests, in order; one that does not fit keeps none from going on (MAN-11).
+        """`allocate_slots` for n live requests, in order; where one does not fit, the later ones go on (MAN-11).
 
-        All is read before anything changes: one faulty request refuses the whole call. Pages are published when
-        all have been taken, so that events tell of the step's removals first, and a page's age counts from there
+        All arguments are read before anything changes: one faulty request refuses the whole call. Pages are published
+        after all are allocated, so that the step's removal events come first, and a page's lifetime counts from there
         (MAN-12).
 
         Args:
             slots: the requests' slots, each once, `i64[n]`; see `slot_of`.
-            num_computed_tokens: their computed tokens, `i64[n]`; the requests' own are not read.
-            num_new_tokens: tokens to be computed, at least 1, `i64[n]` or one number for all.
+            num_computed_tokens: computed tokens of each request, `i64[n]`; the requests' own numbers are not read.
+            num_new_tokens: tokens that need slots, at least 1, `i64[n]` or one number for all.
             num_lookahead_tokens: speculative tokens to allocate for, `i64[n]` or one number for all.
             delay_cache_pages: see `allocate_slots`.
-            tables: page tables, one for each group, to whose rows the new pages are appended; None: none.
-            rows: the requests' rows, each once, `i64[n]`. A row names as many pages as its request's lists have
-                places, and has room for what the request asks for, whether granted or not.
+            tables: page tables, one for each group, to whose rows the new pages are appended; None: to no table.
+            rows: the requests' rows, each once, `i64[n]`. A row must have the length of its request's page lists, and
+                room for the pages that the request asks for, even where they are not granted.
 
         Returns:
-            Who got slots, and the new pages of each group.
+            Which requests got slots, and the new pages of each group.
 
         Raises:
             IndexError: no live request has a slot, or there is no such row (TAB-2).
@@ -167,7 +167,7 @@ class CacheManager(SwapManager):
         return batch
 
     def slot_of(self, request_id: str) -> int:
-        """A live request's slot: the lowest number that no live request had at its admission (MAN-11).
+        """A live request's slot: the lowest number that was free at its admission (MAN-11).
 
         Raises:
             ValueError: the request is not live.
@@ -186,17 +186,17 @@ class CacheManager(SwapManager):
         *,
         computed: int | None = None,
         found: int = 0,
-        given: CachePages | None = None,
+        found_pages: CachePages | None = None,
     ) -> Demand:
-        """Reads what a call asks for one request, and refuses it before anything changes (R1).
+        """Reads what a call asks for one request; refuses faults before anything changes (R1).
 
         Args:
             request: the request.
             new: new tokens.
             lookahead: speculative tokens.
-            computed: computed tokens; None: those that the request tells.
+            computed: computed tokens; None: ``request.num_computed_tokens``.
             found: tokens just found in the cache.
-            given: the pages that hold them.
+            found_pages: the pages that hold them.
         """
         tokens = read_tokens(request)
         chains = self._chains(request, tokens)
@@ -204,7 +204,7 @@ class CacheManager(SwapManager):
         request_id = request_id_of(request)
         live = self._live.get(request_id)
         has_states = any(rules.holds_states for rules in self.coordinator.rules)
-        hits = read_hits(self.coordinator, request, live is not None, found, given, chains)
+        hits = read_hits(self.coordinator, request, live is not None, found, found_pages, chains)
         if computed is None:
             computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, has_states)
         else:
@@ -220,10 +220,10 @@ class CacheManager(SwapManager):
         return Demand(request, request_id, live, len(tokens), chains, computed, found, hits, promised, slots)
 
     def _meet(self, demand: Demand) -> list[list[CachePage]] | None:
-        """Gives back what a request no longer needs, then takes what it asks for, or nothing if that is too much."""
+        """Frees what a request no longer needs, then allocates the pages that it asks for; None if too few are free."""
         request_id, live = demand.request_id, demand.live
         if live is not None:
-            live.num_computed = demand.computed  # also if there is no room: what is given back is not computed again
+            live.num_computed = demand.computed  # also if there is no room: the pages freed next are not computed again
             self.coordinator.remove_skipped_pages(request_id, demand.computed)
         wanted = self.coordinator.get_num_pages_to_allocate(request_id, demand.promised, demand.slots, demand.hits)
         if wanted > self.page_pool.get_num_free_pages():
@@ -236,7 +236,7 @@ class CacheManager(SwapManager):
         return self.coordinator.allocate_new_pages(request_id, reached, demand.promised, demand.slots)
 
     def _admit(self, demand: Demand) -> Live:
-        """Makes a request live, in the lowest slot that is free (MAN-11), with its hits."""
+        """Makes a request live with its hits, in the lowest free slot (MAN-11)."""
         request_id = demand.request_id
         self._live[request_id] = Live(demand.request, self._lowest_free_slot(), num_computed=demand.found)
         self._remember(demand.request, request_id)
@@ -245,7 +245,7 @@ class CacheManager(SwapManager):
         return self._live[request_id]
 
     def _publish(self, demand: Demand) -> None:
-        """Publishes the full pages up to what a met demand promised, as far as the tokens are known (MAN-3)."""
+        """Publishes the full pages up to the promised tokens, as far as the tokens are known (MAN-3)."""
         bound = min(demand.promised, demand.num_tokens)
         self.coordinator.cache_pages(demand.request_id, demand.chains, bound)
 
@@ -254,7 +254,7 @@ class CacheManager(SwapManager):
 
         Args:
             request: a live request.
-            num_computed_tokens: tokens whose K/V have come; as many as `allocate_slots` was told at most.
+            num_computed_tokens: leading tokens whose K/V are written; at most those that `allocate_slots` promised.
 
         Raises:
             ValueError: the request is not live, or the count exceeds its computed + new tokens.
@@ -272,25 +272,25 @@ class CacheManager(SwapManager):
         self.coordinator.cache_pages(request_id_of(request), chains, min(count, len(tokens)))
 
     def take_page_copies(self) -> list[PageCopy]:
-        """The copies of states noted since the last call, in order: they are to be run before the step (MAN-13)."""
+        """The copies of states queued since the last call, in order, to run before the step (MAN-13)."""
         return self.coordinator.take_page_copies()
 
-    # -- Giving back ------------------------------------------------------------------------------
+    # -- Freeing ----------------------------------------------------------------------------------
 
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
-        """Gives a request's pages back, the last page first, so that a prefix outlives what follows it (MAN-5).
+        """Frees a request's pages, the last one first, so that the tail is evicted before the prefix it needs (MAN-5).
 
-        They keep their hashes until they are taken for something else, so that the same prompt hits them (HIT-1).
+        The pages keep their hashes until they are allocated again, so that the same prompt hits them (HIT-1).
 
         Args:
-            request: the request. One that is swapped out is forgotten (SWAP-1), any other that is not live passed over.
-            num_written: tokens whose K/V have been written or will be, where the request goes before its last
-                step was dispatched; None if all are. What it promised beyond is withdrawn (MAN-4).
+            request: the request. A swapped-out one is forgotten (SWAP-1); any other that is not live is skipped.
+            num_written: tokens whose K/V are written or will be, for a request freed before its last step was
+                dispatched; None: all of them. Pages published beyond are withdrawn: they lose their hashes (MAN-4).
 
         Returns:
-            The ids of the other live requests that hold a withdrawn page, in the order of their admission, then of
-            those that are on their way to or from host memory with one, in the order of their plans: what they
-            computed from it is void, they are to be freed and scheduled anew. Empty for None.
+            The ids of the other requests that hold a withdrawn page: live ones in the order of their admission, then
+            those being swapped, in the order of their plans. What they computed from the page is void: free them and
+            schedule them again. Empty if ``num_written`` is None.
         """
         written = None if num_written is None else integer("num_written", num_written)
         request_id = request_id_of(request)
@@ -312,7 +312,7 @@ class CacheManager(SwapManager):
         return holders + self._swapped.holders_of(withdrawn)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
-        """Drops the keys computed for a request: when it is finished, not when it is preempted."""
+        """Drops the keys computed for a request; call it when the request is finished, not when it is preempted."""
         request_id = request_id_of(request)
         self._known.pop(request_id, None)
         self._given_back.pop(request_id, None)
@@ -331,8 +331,8 @@ class CacheManager(SwapManager):
 
         Args:
             request: a live request whose status is ``RUNNING``.
-            num_scheduled_requests: how many requests are running; where it is not the number of live requests
-                with that status, the engine's count and the manager's differ and the answer is 0.
+            num_scheduled_requests: how many requests the engine runs. If the manager has another number of live
+                requests with that status, the result is 0 for every group.
         """
         count = integer("num_scheduled_requests", num_scheduled_requests)
         self._require_live(request)
@@ -350,13 +350,13 @@ class CacheManager(SwapManager):
     # -- Snapshots --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """The whole state, ready for JSON; its format stands in `snapshot` (MAN-14).
+        """The whole state as a document for JSON; the module `snapshot` describes its format (MAN-14).
 
-        It has token ids and no salts. The requests' objects are the engine's to keep.
+        It has token ids and no salts. The engine keeps the requests' objects.
 
         Raises:
-            ValueError: a page is held by calls on the pool, which no request or pinned prefix tells of; a request is
-                swapped out or on its way (SWAP-1).
+            ValueError: a page is held by direct calls on the pool, and by no request or pinned prefix; a request is
+                swapped out or being swapped (SWAP-1).
         """
         return snapshot_of(self)
 
@@ -368,12 +368,12 @@ class CacheManager(SwapManager):
         *,
         hash_function: HashFunction = sha256,
     ) -> Self:
-        """A manager that goes on from a snapshot and behaves alike in every later call (MAN-14).
+        """A manager with the state of a snapshot, which behaves the same in every later call (MAN-14).
 
         Args:
-            snapshot: what `snapshot` gave, of this package or another one.
-            requests: the engine's objects of the requests that were live, or known by their keys, at least.
-            hash_function: the one that the manager had.
+            snapshot: the result of `snapshot`, by this package or another backend.
+            requests: the engine's objects; at least those of the requests that were live, or known by their keys.
+            hash_function: the hash function of the manager that was saved.
 
         Raises:
             TypeError: ``snapshot`` is no mapping, or ``requests`` are none.
@@ -387,7 +387,7 @@ class CacheManager(SwapManager):
         """Verifies every redundancy of the state; O(pages held).
 
         Raises:
-            AssertionError: one does not hold; the message shows the whole state.
+            AssertionError: one does not hold; the message has the whole state.
         """
         self.page_pool.check()
         check_manager(self.coordinator, self._live, self._pinned.values(), self._swapped)

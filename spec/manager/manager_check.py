@@ -1,4 +1,4 @@
-"""What must hold between live requests, their pages and the pool, whatever was called."""
+"""The redundancies between live requests, their pages and the pool, which hold after every call."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -24,10 +24,10 @@ def check_manager(
         coordinator: the manager's groups.
         live_requests: its live requests, by id.
         pinned: its pinned prefixes.
-        swapped: what is swapped out, and which copies are under way.
+        swapped: its requests that are swapped out, and the copies under way.
 
     Raises:
-        AssertionError: one does not hold; the message shows the whole state.
+        AssertionError: one does not hold; the message has the whole state.
     """
     try:
         assert coordinator.held.keys() == live_requests.keys(), "MAN-5: pages are held by requests that are not live"
@@ -54,7 +54,7 @@ def check_manager(
 
 
 def _check_hits(rules: Sequence[GroupRules], held: Sequence[GroupPages], live: Live) -> None:
-    """A hit is of one number of computed tokens, of which each group counts its full pages (MAN-1, SWAP-1)."""
+    """Verifies that a request's hits have the same number of tokens in every group (MAN-1, SWAP-1)."""
     tokens = max((own.num_hits * rule.page_size for rule, own in zip(rules, held, strict=True)), default=0)
     assert tokens <= live.num_computed, "MAN-1: hits that are not computed"
     for rule, own in zip(rules, held, strict=True):
@@ -62,7 +62,7 @@ def _check_hits(rules: Sequence[GroupRules], held: Sequence[GroupPages], live: L
 
 
 def _check_list(rules: GroupRules, held: GroupPages, live: Live) -> None:
-    """One request's page list in one group: as long as its slots need, null pages where nothing is read."""
+    """Verifies a request's page list in one group: its length, and null pages where nothing is read."""
     assert held.num_hits <= held.num_published <= len(held.pages), "MAN-3: more published than held"
     assert held.num_published <= rules.num_publishable(live.num_promised), "MAN-3: more published than promised"
     assert len(held.pages) == rules.num_places(live.num_promised, live.num_slots), "MAN-2: a list of another length"
@@ -83,9 +83,9 @@ def _check_list(rules: GroupRules, held: GroupPages, live: Live) -> None:
 
 
 def _check_counts(coordinator: CacheCoordinator, live_requests: Mapping[str, Live], swapped: SwappedRequests) -> None:
-    """No page is held more often than it is counted (POOL-2), one that is still written by one request alone (R2).
+    """Verifies that no count is below the page's known holders (POOL-2), and that unpublished pages have one (R2).
 
-    One may be counted more often: who took pages from the pool by its own calls is not known here.
+    A count may be higher: pages may also be held by direct calls on the pool, which the manager does not know of.
     """
     lists = [pages for request_id in live_requests for pages in coordinator.get_pages(request_id)]
     lists += [pages for flight in swapped.flights.values() for pages in flight.pages]
@@ -103,7 +103,7 @@ def _check_counts(coordinator: CacheCoordinator, live_requests: Mapping[str, Liv
 
 
 def _check_pins(coordinator: CacheCoordinator, pinned: Collection[PinnedPrefix]) -> None:
-    """Every pinned prefix pins its pages (PIN-1); the pool may have other pins, from calls of its own."""
+    """Verifies that every pinned prefix pins its pages (PIN-1); direct calls on the pool may pin others."""
     for prefix in pinned:
         for rules, pages in zip(coordinator.rules, prefix.pages.pages, strict=True):
             assert len(pages) * rules.page_size == prefix.num_tokens > 0, f"PIN-1: tokens and pages of {prefix}"

@@ -1,4 +1,4 @@
-"""MAN-1, PIN: what a manager does with cached prefixes, whether or not a live request holds them."""
+"""MAN-1, PIN, MAN-12: cached prefixes: how they are found, pinned, ranked, dropped and counted."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,9 @@ class PinnedPrefix:
     """A prefix whose pages are pinned (PIN-1).
 
     Attributes:
-        pin_id: by which `CacheManager.unpin_prefix` knows it.
-        num_tokens: its tokens.
-        pages: its pages, null pages where a group needs none.
+        pin_id: the number that `CacheManager.unpin_prefix` takes.
+        num_tokens: tokens of the prefix.
+        pages: pages of the prefix, null pages where a group needs none.
     """
 
     pin_id: int
@@ -34,7 +34,7 @@ class PinnedPrefix:
 
 
 class PrefixManager(Uncopied):
-    """The half of a `CacheManager` that is about prefixes: finds them, pins them, ranks them, tells of them.
+    """The part of `CacheManager` that deals with prefixes: finds, pins, ranks and drops them, and reports on them.
 
     Args:
         num_pages: see `CacheManager`, as for all others.
@@ -94,15 +94,15 @@ class PrefixManager(Uncopied):
         self.page_size: int | None = sizes[0] if self.enable_caching else None
         self._live: dict[str, Live] = {}
         self._known: dict[str, EngineRequest] = {}
-        """The requests that were looked up or admitted, until their keys are dropped."""
+        """The requests that were looked up or admitted and whose keys were not dropped, by id."""
         self._given_back: dict[str, int] = {}
-        """Of those that are no longer live: the tokens that they had been given slots for (MAN-12)."""
+        """Tokens that had slots when a known request was freed, by request id: preempted, if it returns (MAN-12)."""
         self._keys = RequestKeys(self.page_pool, sizes)
         self._pinned: dict[int, PinnedPrefix] = {}
         self._next_pin_id = 0
         self._swapped = SwappedRequests(num_host_pages)
         self._counted = CacheCounters()
-        """What the manager counts; the pool counts the rest."""
+        """The counters that the manager keeps; the pool keeps the others."""
 
     @property
     def usage(self) -> float:
@@ -111,10 +111,10 @@ class PrefixManager(Uncopied):
 
     @property
     def req_to_page_hashes(self) -> defaultdict[str, list[PageHash]]:
-        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`; else ``[]``.
+        """The keys of each known request's full pages, by request id; ``[]`` for any other id.
 
-        With several page sizes those of the first group's; with caching off there are none. It is made when it is
-        read: changing it changes nothing here.
+        A request is known from its first look-up or admission until `free_page_hashes`. With several page sizes the
+        keys are those of the first group's; with caching off the mapping is empty. It is a copy.
         """
         pool, size = self.page_pool, self.page_size
         keys: defaultdict[str, list[PageHash]] = defaultdict(list)
@@ -126,7 +126,7 @@ class PrefixManager(Uncopied):
         return keys
 
     def create_empty_page_list(self) -> CachePages:
-        """No pages, in as many groups as the manager has."""
+        """An empty page list for each cache group."""
         return CachePages([] for _ in self.kv_cache_groups)
 
     # -- Finding ----------------------------------------------------------------------------------
@@ -134,14 +134,14 @@ class PrefixManager(Uncopied):
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
         """The longest cached prefix of a request that every group can serve (MAN-1). Changes nothing in the pool.
 
-        At least the last token is left to compute, since its logits are wanted. An Eagle group must hold the
-        page after the prefix too, from which the draft model's hidden state is computed (MAN-9).
+        At least the last token is left to compute, since its logits are needed. An Eagle group must also hold the
+        page after the prefix, from which the draft model's hidden state is computed (MAN-9).
 
         Args:
-            request: a request that is to be admitted.
+            request: a request to be admitted.
 
         Returns:
-            Its cached pages, null pages where a group needs none, and how many tokens they stand for.
+            The cached pages, null pages where a group needs none, and the number of tokens of the prefix.
         """
         tokens = read_tokens(request)
         chains = self._chains(request, tokens)
@@ -153,7 +153,7 @@ class PrefixManager(Uncopied):
         return CachePages(pages), found
 
     def _chains(self, request: EngineRequest, tokens: list[int]) -> Chains:
-        """The keys of a request's full pages for each page size; none with caching off (R1, HASH-3, MAN-6)."""
+        """The chains of a request's full pages, by page size; empty with caching off (R1, HASH-3, MAN-6)."""
         extra_keys = request_extra_keys(request)
         request_id = request_id_of(request)
         live = self._live.get(request_id)
@@ -165,13 +165,13 @@ class PrefixManager(Uncopied):
         return self._keys.chains(request_id, tokens, extra_keys, live is not None)
 
     def _remember(self, request: EngineRequest, request_id: str) -> None:
-        """Notes a request until its keys are dropped; another one of its id is forgotten (MAN-6)."""
+        """Makes a request known, in place of any other request of its id (MAN-6)."""
         if self._known.get(request_id) is not request:
             self._given_back.pop(request_id, None)
         self._known[request_id] = request
 
     def _find_prefix(self, request: EngineRequest, num_tokens: int | None) -> tuple[list[list[CachePage]], int]:
-        """The longest cached prefix of a request for its own sake: all of its tokens, no Eagle page after it."""
+        """The longest cached prefix to pin or rank: it may have all tokens, and needs no Eagle page after it."""
         most = None if num_tokens is None else integer("num_tokens", num_tokens)
         tokens = read_tokens(request)
         chains = self._chains(request, tokens)
@@ -184,11 +184,11 @@ class PrefixManager(Uncopied):
         """Pins the longest cached prefix of a request: its pages stay cached until `unpin_prefix` (PIN-1).
 
         Args:
-            request: whose tokens and extra keys are read; it need not be live.
-            num_tokens: the most tokens to pin; None: all that the request has.
+            request: the request whose tokens and extra keys are read, live or not.
+            num_tokens: the most tokens to pin; None: all tokens of the request.
 
         Returns:
-            What is pinned; None where nothing is cached.
+            The pinned prefix; None if nothing is cached.
 
         Raises:
             ValueError: more pages would be pinned than the bounds allow.
@@ -202,10 +202,10 @@ class PrefixManager(Uncopied):
         return pinned
 
     def unpin_prefix(self, pin_id: int) -> None:
-        """Ends a pin: its pages are given back, group by group, tail first (PIN-1).
+        """Ends a pin and frees its pages, group by group, tail first (PIN-1).
 
         Args:
-            pin_id: which `pin_prefix` gave.
+            pin_id: the pin's number, see `PinnedPrefix`.
 
         Raises:
             ValueError: there is no such pin.
@@ -219,46 +219,46 @@ class PrefixManager(Uncopied):
     def set_prefix_priority(
         self, request: EngineRequest, priority: int, num_tokens: int | None = None, expires_at: float | None = None
     ) -> int:
-        """Gives the pages of the longest cached prefix of a request a priority (PIN-2).
+        """Sets the priority of the pages of a request's longest cached prefix (PIN-2).
 
-        They get it group by group, tail first, so that of free pages a prefix outlives what follows it (MAN-5).
+        Group by group and tail first, so that among free pages the tail is evicted before the prefix it needs (MAN-5).
 
         Args:
-            request: whose tokens and extra keys are read; it need not be live.
+            request: the request whose tokens and extra keys are read, live or not.
             priority: see `PagePool.set_priority`.
-            num_tokens: the most tokens of the prefix; None: all that the request has.
+            num_tokens: the most tokens of the prefix; None: all tokens of the request.
             expires_at: see `PagePool.set_priority`.
 
         Returns:
-            How many tokens the prefix has; 0 where nothing is cached.
+            The number of tokens of the prefix; 0 if nothing is cached.
         """
         pages, found = self._find_prefix(request, num_tokens)
         self.page_pool.set_priority([page for group in pages for page in reversed(group)], priority, expires_at)
         return found
 
     def advance_time(self, now: float) -> None:
-        """Tells the time: priorities that last no longer end; see `PagePool.advance_time` (PIN-2)."""
+        """Sets the time and ends the priorities that expire by it; see `PagePool.advance_time` (PIN-2)."""
         self.page_pool.advance_time(now)
 
-    # -- Forgetting -------------------------------------------------------------------------------
+    # -- Dropping ---------------------------------------------------------------------------------
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
         """Drops the hashes of pages; see `PagePool.evict_pages` (POOL-11)."""
         self.page_pool.evict_pages(page_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if no page is in use (POOL-9). Returns whether it did."""
+        """Drops all hashes if no page is in use (POOL-9). Returns whether it did."""
         return self.page_pool.reset_prefix_cache()
 
-    # -- Telling ----------------------------------------------------------------------------------
+    # -- Events and counters ----------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """The events since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
+        """The events emitted since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
         return self.page_pool.take_events()
 
     @property
     def counters(self) -> CacheCounters:
-        """What was counted since the manager was made (MAN-12)."""
+        """The counters since the manager was made (MAN-12)."""
         pool = self.page_pool.counters
         return replace(
             self._counted,

@@ -1,4 +1,4 @@
-"""POOL-12: a cache manager over the shards of data parallelism."""
+"""POOL-12: the cache manager under data parallelism: a `CacheManager` for each shard."""
 
 import os
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ __all__ = ["ShardedCacheManager"]
 
 
 class ShardedCacheManager(Uncopied):
-    """One `CacheManager` a shard, each with a pool, a null page and page ids of its own.
+    """A `CacheManager` for each shard, each with a pool, a null page and page ids of its own.
 
-    A request lives on one shard: on the one where its longest cached prefix is, else on the one with most free
-    pages, else on that with the lowest number. It stays there while it is swapped out: its host pages are numbers of
-    that shard's host memory, and the device pages that it comes back to are that shard's. Events, counters, pins,
-    priorities, batched steps and pages received from elsewhere are those of a shard: call them on ``shards[i]``.
+    A request is admitted on the shard with its longest cached prefix; if several have the same, on the one with most
+    free pages, then on that with the lowest number. It stays there, also while it is swapped out: its host pages are
+    in that shard's host memory. Events, counters, pins, priorities, batched steps and received pages have no methods
+    here: call them on ``shards[i]``.
 
-    A plan of shard i with the id k there has the id ``k * num_shards + i`` here, so that `swap_done` needs no shard.
+    The plan with the id k on shard i has the id ``k * num_shards + i`` here, so that `swap_done` needs no shard.
 
     Args:
         num_shards: how many shards.
@@ -91,28 +91,28 @@ class ShardedCacheManager(Uncopied):
         return (num_pages - sum(shard.page_pool.get_num_free_pages() for shard in self.shards)) / num_pages
 
     def create_empty_page_list(self) -> CachePages:
-        """No pages, in as many groups as each shard has."""
+        """An empty page list for each cache group."""
         return self.shards[0].create_empty_page_list()
 
     def shard_of(self, request_id: str) -> int | None:
-        """The number of the shard on which a request is live, swapped out or on its way; None if it is on none."""
+        """The shard on which a request is live, swapped out or being swapped; None if it is on none."""
         if not isinstance(request_id, str):
             raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
         return next((number for number, shard in enumerate(self.shards) if request_id in _ids_on(shard)), None)
 
     def _shard(self, request: EngineRequest) -> CacheManager:
-        """The shard that a request is on; the first, which will say that it is not live, if it is on none."""
+        """The manager of a request's shard; if it is on none, the first, which refuses what needs a live request."""
         return self.shards[self.shard_of(request_id_of(request)) or 0]
 
     def _best(self, lengths: Sequence[int]) -> int:
-        """The shard of the longest hit, then of most free pages, then the first."""
+        """The number of the shard with the longest hit, then with most free pages, then the lowest."""
         free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
         return max(range(self.num_shards), key=lambda number: (lengths[number], free[number], -number))
 
     # -- Finding and allocating -------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request on any shard, or on its own if it is on one.
+        """The longest cached prefix of a request: on its own shard if it is on one, else on any shard.
 
         See `CacheManager.get_computed_pages`.
         """
@@ -132,10 +132,10 @@ class ShardedCacheManager(Uncopied):
     ) -> CachePages | None:
         """Gives a request slots on its shard; see `CacheManager.allocate_slots`.
 
-        At its admission that is the shard of ``new_computed_pages``; if there are none, that of most free pages.
+        A new request is admitted on the shard of ``new_computed_pages``, or without these on that with most free pages.
 
         Raises:
-            ValueError: the pages are of no shard, or of several.
+            ValueError: the pages belong to no shard, or to several.
         """
         if self.shard_of(request_id_of(request)) is not None:
             shard = self._shard(request)
@@ -153,6 +153,7 @@ class ShardedCacheManager(Uncopied):
         )
 
     def _shard_of_pages(self, pages: CachePages) -> CacheManager:
+        """The manager of the shard that pages belong to (R1)."""
         pools = {page._pool for group in pages.pages for page in group}
         owners = [shard for shard in self.shards if shard.page_pool in pools]
         if len(owners) != 1 or len(pools) != 1:
@@ -174,15 +175,15 @@ class ShardedCacheManager(Uncopied):
     # -- Host memory ------------------------------------------------------------------------------
 
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a live request goes to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
+        """Plans the copies of a live request to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
         return self._numbered(request, self._shard(request).swap_out(request))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a request comes back to the shard that it went from; see `CacheManager.swap_in` (SWAP-1)."""
+        """Plans the copies of a request back to its shard's device; see `CacheManager.swap_in` (SWAP-1)."""
         return self._numbered(request, self._shard(request).swap_in(request))
 
     def _numbered(self, request: EngineRequest, plan: SwapPlan | None) -> SwapPlan | None:
-        """A shard's plan under its id here; while it is under way the request is on that shard."""
+        """A shard's plan with the id that it has here."""
         if plan is None:
             return None
         shard = self.shard_of(request.request_id)
@@ -190,7 +191,7 @@ class ShardedCacheManager(Uncopied):
         return plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
 
     def swap_done(self, swap_id: int) -> None:
-        """The fence of a plan, whatever its shard; see `CacheManager.swap_done` (SWAP-1).
+        """The fence of a plan of any shard; see `CacheManager.swap_done` (SWAP-1).
 
         Args:
             swap_id: the plan's id, as `swap_out` or `swap_in` gave it.
@@ -202,7 +203,7 @@ class ShardedCacheManager(Uncopied):
         self.shards[shard].swap_done(own)
 
     def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The ids, in its shard's host memory, of a request's host pages; see `CacheManager.get_host_page_ids`."""
+        """The ids of a request's host pages on its shard; see `CacheManager.get_host_page_ids`."""
         return self.shards[self.shard_of(request_id) or 0].get_host_page_ids(request_id)
 
     # -- Giving back ------------------------------------------------------------------------------
@@ -212,15 +213,15 @@ class ShardedCacheManager(Uncopied):
         return self._shard(request).free(request, num_written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
-        """See `CacheManager.free_page_hashes`; a request is looked up on every shard."""
+        """Drops the request's keys on every shard; see `CacheManager.free_page_hashes`."""
         for shard in self.shards:
             shard.free_page_hashes(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if on no shard a page is in use or a request swapped out (POOL-9).
+        """Drops all hashes on every shard, if on none a page is in use or a request swapped out (POOL-9).
 
         Returns:
-            Whether it did.
+            True if it did, else False: then nothing changed.
         """
         if self.usage > 0 or not all(shard._swapped.is_idle for shard in self.shards):
             return False
@@ -231,11 +232,11 @@ class ShardedCacheManager(Uncopied):
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The ids, on its shard, of the pages that a request holds; empty lists if it is not live."""
+        """The ids of a request's pages on its shard, a list for each group; empty lists if it is not live."""
         return self.shards[self.shard_of(request_id) or 0].get_page_ids(request_id)
 
     def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
-        """How many leading pages all requests share that run on a request's shard (MAN-10).
+        """How many leading pages all running requests of a request's shard share, for each group (MAN-10).
 
         Args:
             request: a live request whose status is ``RUNNING``.
@@ -244,7 +245,7 @@ class ShardedCacheManager(Uncopied):
         return self._shard(request).get_num_common_prefix_pages(request, num_scheduled_requests)
 
     def check(self) -> None:
-        """Verifies every shard's state, and that no request lives on two.
+        """Verifies every shard's state, and that no request is on two shards.
 
         Raises:
             AssertionError: something does not hold; the message shows the shard's state.
@@ -258,5 +259,5 @@ class ShardedCacheManager(Uncopied):
 
 
 def _ids_on(shard: CacheManager) -> list[str]:
-    """The ids of the requests that are live on a shard, swapped out or on their way."""
+    """The ids of the requests that are live on a shard, swapped out or being swapped."""
     return [*shard._live, *shard._swapped.by_id]

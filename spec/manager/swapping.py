@@ -16,37 +16,38 @@ __all__ = ["SwapManager"]
 
 
 class SwapManager(PrefixManager):
-    """The third of a `CacheManager` that moves requests to host memory and back.
+    """The part of `CacheManager` that swaps requests out to host memory and back in.
 
-    A manager plans the copies, the engine runs them (`export_pages`, `import_pages`), and `swap_done` is the fence:
-    the engine says when copies have ended, or when all that it will dispatch is ordered behind them. Nothing waits
-    inside. A request goes through four stages, in each of which an abort by `free` is possible::
+    The manager plans the copies, the engine runs them (`export_pages`, `import_pages`), and `swap_done` is the fence:
+    by it the engine says that the copies have ended, or that all it will dispatch is ordered behind them. No call
+    waits. A request goes through four stages, in each of which `free` can abort it::
 
         live  -- swap_out -->  on its way out  -- swap_done -->  out  -- swap_in -->  on its way back  -- swap_done -->
 
-    Until the fence the pages on both sides are held: on the way out the device's, lest somebody else writes to what is
-    still to be read; on the way back both, as neither is whole. The pages that came back are published at that fence
-    and not at once: MAN-4 allows a promise only as ATT-5 makes it good, by writing a step's tokens before any of
-    them is read, and that says nothing of a copy which may take several steps. For the same reason the request
-    is live again only then.
+    Until the fence the pages on both sides stay allocated: on the way out the device's pages, so that no other request
+    writes to them before they are read; on the way back both, as neither side is complete. The pages that came back
+    are published only at the fence. MAN-4 lets pages be published before they are written because a step writes all
+    its tokens before it reads any (ATT-5), but a copy may take several steps. For the same reason the request is live
+    again only at the fence.
     """
 
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how the computed tokens of a live request leave the device, which is live no more.
+        """Plans how the computed tokens of a live request are copied to the host; the request is no longer live.
 
-        Of each group what a step could read goes that begins with these tokens (MAN-8): null pages stay, and so do
-        pages before a window and pages for tokens that were not computed. What the request published is written.
+        In each group the pages are copied that a step after these tokens could read (MAN-8): not null pages, not
+        pages before a window, not pages for tokens that were not computed. All that the request published counts as
+        written.
 
         Args:
             request: a live request; its ``num_computed_tokens`` are known tokens, at least 1.
 
         Returns:
-            The plan; the request's pages stay held until `swap_done`, and are then given back (MAN-5). None if the
-            free host pages don't suffice: then nothing has changed.
+            The plan; the request's pages stay allocated until `swap_done`, which frees them (MAN-5). None if too few
+            host pages are free: then nothing has changed.
 
         Raises:
-            ValueError: the request is not live, or its computed tokens are none, not all known, or not those that
-                `allocate_slots` would take (MAN-8, MAN-13).
+            ValueError: the request is not live; it has no computed token, or more than known tokens, or a number of
+                them that `allocate_slots` would refuse (MAN-8, MAN-13).
         """
         tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
@@ -73,20 +74,21 @@ class SwapManager(PrefixManager):
         return SwapPlan(swap_id, request_id, "out", computed, self._copies(swapped, pages, places))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a request that is swapped out comes back: what of it is still cached is hit, the rest is copied.
+        """Plans how a swapped-out request comes back: its pages that are still cached are hit, the rest is copied.
 
-        A page that a step could read and that is full is hit if it is cached at its place, whatever stands before
-        it, since a key tells of all tokens from the first on. The request's ``num_computed_tokens`` are not read.
+        Each full page is looked up by itself: it can be hit where the page before it is not, since its key covers all
+        tokens from the first on. The request's ``num_computed_tokens`` are not read.
 
         Args:
-            request: a request whose copies to the host have ended.
+            request: a request that is swapped out, its copies to the host ended.
 
         Returns:
-            The plan; at `swap_done` the request is live, with as many computed tokens as it had, and goes on by
-            `allocate_slots`. None if the free pages don't suffice: then nothing has changed.
+            The plan; at `swap_done` the request is live with the computed tokens it had, and `allocate_slots`
+            continues it. None if too few pages are free: then nothing has changed.
 
         Raises:
-            ValueError: the request is not swapped out, or not yet; its tokens or extra keys are others (MAN-6).
+            ValueError: the request is not swapped out, or its copies have not ended; its tokens or extra keys changed
+                (MAN-6).
         """
         tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
@@ -99,23 +101,23 @@ class SwapManager(PrefixManager):
         return self._plan_in(swapped)
 
     def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
-        """Plans how pages that come from elsewhere, from another manager's cache, say, enter the cache (SWAP-2).
+        """Plans how pages from elsewhere, such as another manager's cache, enter this cache (SWAP-2).
 
-        Of each group those come that a request needs which hits so many tokens; their *places in the block*, which a
-        copy's ``host_page`` tells, count them group by group. What is cached already is not copied. At `swap_done`
-        the pages are published and given back, tail first: whoever asks hits them then, this request first of all. Its
-        id is taken until then, and `free` gives the pages up.
+        The pages come as one block: group by group, those that a hit of ``num_tokens`` tokens needs. In the plan a
+        copy's ``host_page`` is the place of its page in the block. Pages that are cached already are not copied.
+        `swap_done` publishes the pages and frees them, tail first, so that from then on any request can hit them.
+        Until then the request's id is in use, and `free` aborts the transfer.
 
         Args:
-            request: whose tokens and extra keys the pages hold; it is not live.
-            num_tokens: how many of its tokens, at least 1; a multiple of every group's page size.
+            request: the request whose tokens and extra keys the pages hold; it is not live.
+            num_tokens: tokens that the pages hold, at least 1; a multiple of every group's page size.
 
         Returns:
-            The plan; None if the free pages don't suffice: then nothing has changed.
+            The plan; None if too few pages are free: then nothing has changed.
 
         Raises:
-            ValueError: the request is live or swapped out, the number is impossible, or pages of these groups are
-                never cached.
+            ValueError: the request is live or swapped out; it has fewer tokens, or they are no multiple of a page
+                size; or some group never caches pages.
         """
         tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
@@ -139,7 +141,7 @@ class SwapManager(PrefixManager):
         return plan
 
     def _plan_in(self, swapped: Swapped) -> SwapPlan | None:
-        """Takes the pages for what comes to the device, hits first; None if there are too few."""
+        """Allocates pages for what comes to the device, after its hits are referenced; None if too few are free."""
         hits: list[dict[int, CachePage]] = []
         copied: list[list[int]] = []
         computed = len(swapped.tokens)
@@ -159,21 +161,21 @@ class SwapManager(PrefixManager):
         self.page_pool.touch(own.values() for own in hits)
         pages = []
         for rules, own, places in zip(self.coordinator.rules, hits, copied, strict=True):
-            given = own | dict(zip(places, self.page_pool.get_new_pages(len(places)), strict=True))
+            all_pages = own | dict(zip(places, self.page_pool.get_new_pages(len(places)), strict=True))
             length = rules.num_places(computed, computed)
-            pages.append([given.get(place, self.page_pool.null_page) for place in range(length)])
+            pages.append([all_pages.get(place, self.page_pool.null_page) for place in range(length)])
         swap_id = self._swapped.begin(Flight(swapped, False, pages, copied))
         return SwapPlan(swap_id, swapped.request_id, "in", computed, self._copies(swapped, pages, copied))
 
     def swap_done(self, swap_id: int) -> None:
         """The fence: the copies of a plan have ended, or nothing dispatched from now on can overtake them.
 
-        On the way out the device's pages are given back (MAN-5), and on the way back the host's: the request is live,
-        in the lowest slot that is free, and its pages are published as far as they are full (MAN-3). If it
-        was freed meanwhile, its pages are given back on both sides.
+        On the way out it frees the device's pages (MAN-5). On the way back it frees the host's pages, makes the
+        request live in the lowest free slot, and publishes its full pages (MAN-3). If the request was freed
+        meanwhile, the pages on both sides are freed.
 
         Args:
-            swap_id: the plan's.
+            swap_id: the plan's id.
 
         Raises:
             ValueError: there is no such plan, or its copies have ended already.
@@ -211,7 +213,7 @@ class SwapManager(PrefixManager):
         self.coordinator.held[request_id] = held
 
     def _publish_copied(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
-        """Publishes the full ones of the pages that came to the device (MAN-3)."""
+        """Publishes the full pages among those that were copied to the device (MAN-3)."""
         computed = len(flight.swapped.tokens)
         for rules, pages, copied, chain in zip(
             self.coordinator.rules, flight.pages, flight.copied, chains, strict=True
@@ -224,14 +226,14 @@ class SwapManager(PrefixManager):
             self.page_pool.publish(fresh, chain, rules.group_id)
 
     def _chain(self, swapped: Swapped, rules: GroupRules) -> list[tuple[PageHash, int]]:
-        """Key and content of the pages of a group that can be published (HASH-3); none with caching off."""
+        """Key and content id of each page that a group can publish (HASH-3); empty with caching off."""
         if not self.enable_caching:
             return []
         end = rules.num_publishable(len(swapped.tokens))
         return self.page_pool.extend_chain([], swapped.tokens, swapped.extra_keys, rules.page_size, end)
 
     def _copies(self, swapped: Swapped, pages: list[list[CachePage]], places: list[list[int]]) -> tuple[SwapCopy, ...]:
-        """The copies of some places of each group."""
+        """The copies for some places of each group."""
         computed = len(swapped.tokens)
         return tuple(
             SwapCopy(
@@ -245,7 +247,7 @@ class SwapManager(PrefixManager):
         )
 
     def _abandon(self, request: EngineRequest, request_id: str) -> None:
-        """Forgets a request that is swapped out: its host pages are free, at the fence if copies are under way."""
+        """Forgets a swapped-out request and frees its host pages, if copies are under way only at the fence."""
         swapped = self._swapped.by_id.get(request_id)
         if swapped is None or swapped.request is not request:
             return
@@ -264,7 +266,7 @@ class SwapManager(PrefixManager):
 
     @property
     def num_free_host_pages(self) -> int:
-        """How many host pages hold nothing and are not being copied (SWAP-1)."""
+        """How many host pages are free; pages that are being copied are not (SWAP-1)."""
         return self._swapped.num_free
 
     def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
@@ -275,12 +277,13 @@ class SwapManager(PrefixManager):
         return tuple([] for _ in self.kv_cache_groups) if swapped is None else tuple(swapped.held_host_pages)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if no page is in use and nothing is swapped out (POOL-9). Returns whether."""
+        """Drops all hashes if no page is in use and no request swapped out (POOL-9). Returns whether it did."""
         return self._swapped.is_idle and super().reset_prefix_cache()
 
     # -- Inside -----------------------------------------------------------------------------------
 
     def _require_live(self, request: EngineRequest) -> Live:
+        """What is known of a request, which is refused unless it is live (R1)."""
         live = self._live.get(request_id_of(request))
         if live is None or live.request is not request:
             raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
@@ -293,5 +296,5 @@ class SwapManager(PrefixManager):
 
 
 def _needed(rules: GroupRules, computed: int) -> range:
-    """The places whose pages a step can read that begins with ``computed`` tokens."""
+    """The places whose pages a step after ``computed`` computed tokens can read."""
     return range(rules.first_place(computed), rules.num_places(computed, computed))
