@@ -1,4 +1,4 @@
-"""What the manager and a scheduler hand each other: pages of one request, by cache group."""
+"""Pages of one request by cache group, as the manager and a scheduler exchange them."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ __all__ = ["CachePages"]
 
 
 class CachePages:
-    """Pages of one request, a list for each cache group: what the manager and a scheduler hand each other.
+    """Pages of one request, a list for each cache group, as the manager and a scheduler exchange them.
 
     Args:
         pages: one list of pages a group.
@@ -21,7 +21,7 @@ class CachePages:
         self.pages: tuple[PageList, ...] = tuple(PageList(group) for group in pages)
 
     def __add__(self, other: "CachePages") -> "CachePages":
-        """The pages of both, group by group; refused when they have not the same number of groups (R1)."""
+        """The pages of both, group by group; refused unless both have the same number of groups (R1)."""
         if not isinstance(other, CachePages):
             return NotImplemented
         if len(self.pages) != len(other.pages):
@@ -39,7 +39,7 @@ class CachePages:
         return tuple(group.page_ids for group in self.pages)
 
     def get_unhashed_page_ids(self) -> list[int]:
-        """The ids of the pages that have no hash, null pages left out (POOL-1); for a single group only (R1)."""
+        """The ids of the pages without a hash, null pages left out (POOL-1); refused for several groups (R1)."""
         if len(self.pages) != 1:
             raise refusal(
                 ValueError,
@@ -49,5 +49,5 @@ class CachePages:
         return [page.page_id for page in self.pages[0] if page.page_hash is None and not page.is_null]
 
     def new_empty(self) -> "CachePages":
-        """No pages, in as many groups."""
+        """An empty page list for each of these groups."""
         return CachePages([] for _ in self.pages)

@@ -1,6 +1,6 @@
-"""MAN-7: the groups of one manager at work: the pool, and each live request's pages in every group.
+"""MAN-7: the coordinator of a manager's cache groups: the pool, and each live request's pages in every group.
 
-A coordinator trusts its caller, the manager, which has read all arguments before it asks for anything (R1).
+A coordinator does not check its arguments: its caller, the manager, has read and checked all of them (R1).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Chains = Mapping[int, Sequence[tuple[PageHash, int]]]
-"""Key and content of a request's full pages, for each page size: groups of one page size have one chain (HASH-3)."""
+"""Key and content id of each full page of a request, by page size: groups of one page size share a chain (HASH-3)."""
 
 
 class PoolOptions(TypedDict, total=False):
@@ -47,10 +47,11 @@ class GroupPages:
     """A live request's pages in one group.
 
     Attributes:
-        pages: its page list, a null page where it needs none.
-        num_hits: leading places that were found in the cache.
-        num_published: leading places whose pages are published, as far as they may be (MAN-3).
-        states: in a group of mode ``align``, after how many tokens the state of each place is (MAN-13).
+        pages: the page list, a null page where the group needs none.
+        num_hits: number of leading places whose pages hold content when the request becomes live: hits, or pages
+            that came back from the host. They are never withdrawn (MAN-4).
+        num_published: number of leading places whose pages are published; private pages among them are skipped (MAN-3).
+        states: in a group of mode ``align``, the number of tokens that each place's state covers, by place (MAN-13).
     """
 
     pages: list[CachePage]
@@ -60,7 +61,7 @@ class GroupPages:
 
 
 class CacheCoordinator(Uncopied):
-    """Finds, takes, publishes and gives back pages, for all groups of a request at once.
+    """Finds, allocates, publishes and frees the pages of a request, in all groups at once.
 
     Args:
         num_pages: pages of the pool, the null page included.
@@ -72,9 +73,9 @@ class CacheCoordinator(Uncopied):
 
     Attributes:
         page_pool: the pool that all groups share.
-        rules: what each group needs.
-        held: each live request's pages, for each group.
-        noted_copies: the copies of states that were not handed out yet, each with its request's id (MAN-13).
+        rules: each group's rules.
+        held: each live request's pages in every group, by request id.
+        noted_copies: queued copies of states, each with its request's id, until `take_page_copies` (MAN-13).
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class CacheCoordinator(Uncopied):
         """The longest prefix that every group can serve from its cached pages (MAN-1, MAN-9).
 
         Args:
-            chains: of the request's full pages.
+            chains: the chains of the request's full pages.
             max_cache_hit_length: the most tokens of a hit.
             with_eagle: whether an Eagle group must hold the page after the prefix as well.
 
         Returns:
-            The prefix's pages in each group, and how many tokens it has; no pages and 0 if there is none.
+            The prefix's pages in each group, and its number of tokens; empty lists and 0 if there is none.
         """
         cached = [
             [self.cached_page(key, content, rules.group_id) for key, content in chains[rules.page_size]]
@@ -121,28 +122,28 @@ class CacheCoordinator(Uncopied):
         return [[] for _ in self.rules], 0
 
     def cached_page(self, key: PageHash, content: int, group_id: int) -> CachePage | None:
-        """The first page that is cached in a group under a content.
+        """The first page that is cached in a group under a key and has a content.
 
-        A key of a weak hash function may stand for other content as well (R2).
+        Content is compared as well, since a weak hash function may give the same key to other content (R2).
         """
         candidates = self.page_pool.cached_under(key, group_id)
         return next((page for page in candidates if self.page_pool.content_of(page) == content), None)
 
     def _prefix(self, rules: GroupRules, length: int, cached: Sequence[CachePage | None]) -> list[CachePage]:
-        """A group's page list for a prefix that it can serve: null pages where it needs none."""
+        """A group's page list for a prefix that it can serve, null pages where it needs none."""
         first = rules.first_place(length)
         needed = [page for page in cached[first : length // rules.page_size] if page is not None]
         return [self.page_pool.null_page] * first + needed
 
     def holds(self, page: CachePage, content: int, group_id: int) -> bool:
-        """Whether a page is cached in a group under a content (R2)."""
+        """Whether a page is cached in a group and has a content (R2)."""
         return (
             page.page_hash is not None
             and page.page_hash.group_id == group_id
             and self.page_pool.content_of(page) == content
         )
 
-    # -- Taking -----------------------------------------------------------------------------------
+    # -- Allocating -------------------------------------------------------------------------------
 
     def get_num_new_places(
         self, request_id: str, promised: int, slots: int, hits: Sequence[Sequence[CachePage]]
@@ -152,8 +153,8 @@ class CacheCoordinator(Uncopied):
         Args:
             request_id: the request, live or not.
             promised: its computed and new tokens.
-            slots: these and look-ahead.
-            hits: pages that it is to get first, a list for each group.
+            slots: its computed, new and look-ahead tokens.
+            hits: pages that will be appended first, a list for each group.
         """
         held = self.get_pages(request_id)
         return [
@@ -164,13 +165,13 @@ class CacheCoordinator(Uncopied):
     def get_num_pages_to_allocate(
         self, request_id: str, promised: int, slots: int, hits: Sequence[Sequence[CachePage]]
     ) -> int:
-        """How many free pages a request uses up, free hits among them (MAN-2). See `get_num_new_places`."""
+        """How many free pages a request uses up, free hits included (MAN-2). See `get_num_new_places`."""
         places = self.get_num_new_places(request_id, promised, slots, hits)
         new = sum(rules.num_pages(places[rules.group_id]) for rules in self.rules)
         return new + sum(page.ref_cnt == 0 and not page.is_null for group in hits for page in group)
 
     def save_new_computed_pages(self, request_id: str, hits: Sequence[Sequence[CachePage]]) -> None:
-        """Begins a request's page lists with its hits, which are held from now on."""
+        """Makes the page lists of a new request from its hits, and raises their counts."""
         self.page_pool.touch(hits)
         self.held[request_id] = [
             GroupPages(list(pages), len(pages), len(pages), self._states_of_hits(rules, pages))
@@ -178,21 +179,22 @@ class CacheCoordinator(Uncopied):
         ]
 
     def _states_of_hits(self, rules: GroupRules, hits: Sequence[CachePage]) -> dict[int, int]:
+        """The number of tokens that each hit state covers, by place; see `GroupPages`."""
         if not rules.copies_states:
             return {}
         return {place: (place + 1) * rules.page_size for place, page in enumerate(hits) if not page.is_null}
 
     def allocate_new_pages(self, request_id: str, reached: int, promised: int, slots: int) -> list[list[CachePage]]:
-        """Puts new pages behind a request's lists, group by group (MAN-2), and notes the copies of states (MAN-13).
+        """Appends new pages to a request's lists, group by group (MAN-2), and queues the copies of states (MAN-13).
 
         Args:
             request_id: a live request.
             reached: its computed tokens, those just found included.
-            promised: computed and new tokens.
-            slots: these and look-ahead.
+            promised: its computed and new tokens.
+            slots: its computed, new and look-ahead tokens.
 
         Returns:
-            What was put behind the list of each group, null pages included.
+            The pages appended to the list of each group, null pages included.
         """
         places = self.get_num_new_places(request_id, promised, slots, [[] for _ in self.rules])
         added: list[list[CachePage]] = []
@@ -209,7 +211,7 @@ class CacheCoordinator(Uncopied):
         return added
 
     def take_page_copies(self) -> list[PageCopy]:
-        """The copies noted since the last call, in order; they are to be run before the step (MAN-13)."""
+        """The copies of states queued since the last call, in order, to run before the step (MAN-13)."""
         copies = [copy for _, copy in self.noted_copies]
         self.noted_copies.clear()
         return copies
@@ -217,7 +219,7 @@ class CacheCoordinator(Uncopied):
     def cache_pages(self, request_id: str, chains: Chains, num_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_tokens`` tokens, group by group (MAN-3).
 
-        Null pages are passed over, and so are states that are not at the end of their place (MAN-13).
+        Null pages are skipped, and so are states that do not lie at the end of their place (MAN-13).
         """
         for rules, held in zip(self.rules, self.held[request_id], strict=True):
             first, end = held.num_published, rules.num_publishable(num_tokens)
@@ -231,12 +233,12 @@ class CacheCoordinator(Uncopied):
                 self.page_pool.publish(pages, chain[first:end], rules.group_id, parent)
                 held.num_published = end
 
-    # -- Giving back ------------------------------------------------------------------------------
+    # -- Freeing ----------------------------------------------------------------------------------
 
     def remove_skipped_pages(self, request_id: str, num_computed: int) -> None:
-        """Gives back the pages that a step cannot read that begins with ``num_computed`` tokens (MAN-8).
+        """Frees the pages that no step after ``num_computed`` computed tokens can read (MAN-8).
 
-        They go group by group, the last one of each group first, and null pages take their places.
+        Group by group, the last page of each group first; null pages take their places.
         """
         for rules, held in zip(self.rules, self.held[request_id], strict=True):
             skipped = held.pages[: rules.first_place(num_computed)]
@@ -245,14 +247,14 @@ class CacheCoordinator(Uncopied):
             held.states = {place: tokens for place, tokens in held.states.items() if place >= len(skipped)}
 
     def withdraw(self, request_id: str, num_written: int) -> list[CachePage]:
-        """Drops the hashes of the pages that a live request published and that are not written (MAN-4).
+        """Drops the hashes of the pages that a live request published and that are not fully written (MAN-4).
 
         Args:
             request_id: the request.
-            num_written: tokens that are written: a page that lies wholly below keeps its hash.
+            num_written: leading tokens that are written; pages of these tokens only keep their hashes.
 
         Returns:
-            The pages.
+            The pages that lost their hashes.
         """
         withdrawn: list[CachePage] = []
         for rules, held in zip(self.rules, self.held[request_id], strict=True):
@@ -262,14 +264,14 @@ class CacheCoordinator(Uncopied):
         return withdrawn
 
     def free(self, request_id: str) -> None:
-        """Gives a live request's pages back, group by group, the last one of each group first (MAN-5)."""
+        """Frees a live request's pages, group by group, the last page of each group first (MAN-5)."""
         for held in self.forget(request_id):
             self.page_pool.free_pages(reversed(held.pages))
 
     def forget(self, request_id: str) -> list[GroupPages]:
-        """Takes away the lists of a live request, whose pages stay held, and returns them.
+        """Removes the page lists of a live request and returns them; the pages stay allocated.
 
-        Its copies that were not handed out are dropped: nobody will advance those states.
+        The request's queued copies of states are dropped, as no step will use them.
         """
         self.noted_copies = [(other, copy) for other, copy in self.noted_copies if other != request_id]
         return self.held.pop(request_id)
@@ -300,7 +302,7 @@ class CacheCoordinator(Uncopied):
 
 
 class CacheCoordinatorNoPrefixCache(CacheCoordinator):
-    """Nothing is cached and nothing found: caching is off, or there is no group."""
+    """The coordinator with caching off, or without groups: caches nothing and finds nothing."""
 
     def find_longest_cache_hit(
         self,
@@ -308,19 +310,19 @@ class CacheCoordinatorNoPrefixCache(CacheCoordinator):
         max_cache_hit_length: int,  # noqa: ARG002
         with_eagle: bool = True,  # noqa: ARG002
     ) -> tuple[list[list[CachePage]], int]:
-        """See `CacheCoordinator`: no pages and 0."""
+        """No pages and 0; see `CacheCoordinator`."""
         return [[] for _ in self.rules], 0
 
     def cache_pages(self, request_id: str, chains: Chains, num_tokens: int) -> None:
-        """See `CacheCoordinator`: does nothing."""
+        """Does nothing; see `CacheCoordinator`."""
 
 
 class UnitaryCacheCoordinator(CacheCoordinator):
-    """One group."""
+    """The coordinator of a single group."""
 
 
 class HybridCacheCoordinator(CacheCoordinator):
-    """Several groups, of any kinds and page sizes (MAN-7)."""
+    """The coordinator of several groups, of any kinds and page sizes (MAN-7)."""
 
 
 def get_kv_cache_coordinator(

@@ -10,12 +10,12 @@ from ..reading.arguments import integer, listed, refusal
 
 __all__ = ["read_attention", "read_layers", "read_states"]
 
-_OF_A_PACKAGE = 2  # what numpy's `dtype.isbuiltin` says of a type that a package registered
+_OF_A_PACKAGE = 2  # `numpy.dtype.isbuiltin` of a type that another package registered
 _SIZES = ("page_size", "num_kv_heads", "head_size", "sliding_window", "attention_chunk_size")
 
 
 def read_attention(spec: AttentionSpec) -> None:
-    """Reads a group of attention: its sizes are at least 1, its dtype is one that numpy knows."""
+    """Reads an attention group: its sizes must be at least 1, and numpy must know its dtype."""
     for name in _SIZES:
         if hasattr(spec, name):
             integer(f"kv_cache_groups {name}", getattr(spec, name), minimum=1, clause="MAN-7")
@@ -26,7 +26,7 @@ def read_attention(spec: AttentionSpec) -> None:
 
 
 def read_states(spec: MambaSpec) -> None:
-    """Reads a group of states: a dtype for each shape, a known mode, padding that only adds (MAN-13)."""
+    """Reads a state group: a dtype for each shape, a known mode, no padded size below the state's (MAN-13)."""
     integer("kv_cache_groups page_size", spec.page_size, minimum=1, clause="MAN-7")
     shapes = [tuple(listed("kv_cache_groups shapes", shape)) for shape in listed("kv_cache_groups shapes", spec.shapes)]
     for size in (size for shape in shapes for size in shape):
@@ -52,7 +52,7 @@ def read_states(spec: MambaSpec) -> None:
 
 
 def read_layers(layer_names: object) -> list[str]:
-    """Reads a group's layer names; None, where nobody needs to know, names none."""
+    """Reads a group's layer names; none for None, which stands for names that are not needed."""
     if layer_names is None:
         return []
     layers = listed("kv_cache_groups layer_names", layer_names)
@@ -65,9 +65,9 @@ def read_layers(layer_names: object) -> list[str]:
 
 
 def _read_dtype(name: str, value: object) -> None:
-    """Reads the type of numbers, of numpy's own or of ml_dtypes; None is no name for float64 here."""
+    """Reads a dtype of numbers, numpy's or ml_dtypes'; refuses None, which numpy takes for float64."""
     try:
-        with warnings.catch_warnings(action="error"):  # of names that numpy is giving up
+        with warnings.catch_warnings(action="error"):  # numpy warns of deprecated names
             dtype = np.dtype(value)  # type: ignore[call-overload]
             is_number = value is not None and (dtype.kind in "biufc" or dtype.isbuiltin == _OF_A_PACKAGE)
     except (TypeError, ValueError, SyntaxError, Warning):

@@ -1,8 +1,8 @@
-"""MAN-7: what each kind of cache group needs of a request's pages.
+"""MAN-7: the rules of each kind of cache group: which pages of a request it needs.
 
-A request has a page list in every group. A *place* is an index in it: under attention, place i is for the tokens
-``[i * page_size, (i + 1) * page_size)``; in a state group it is for the state after up to ``(i + 1) * page_size``
-tokens. Where a group needs no page, the null page stands.
+A request has a page list in every group. A *place* is an index in it. In an attention group, place i is for the tokens
+``[i * page_size, (i + 1) * page_size)``; in a state group, for the state after at most ``(i + 1) * page_size`` tokens.
+Where a group needs no page, its list has the null page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class GroupRules:
-    """What one group needs; the kinds differ in the methods that they override.
+    """The rules of one group; each kind overrides the methods in which it differs.
 
     Args:
         group_id: the group's number.
@@ -41,13 +41,13 @@ class GroupRules:
     """
 
     keeps_prefix = False
-    """Whether a request keeps all of its pages in this group, so that common ones are counted (MAN-10)."""
+    """Whether a request keeps all its pages in this group; only then are common prefix pages counted (MAN-10)."""
 
     holds_states = False
-    """Whether a page holds a state in place of keys and values (MAN-13)."""
+    """Whether a page holds a state instead of keys and values (MAN-13)."""
 
     copies_states = False
-    """Whether states stay where they were, and the next one goes on from a copy in a page of its own (MAN-13)."""
+    """Whether a state stays in its page and the next one is advanced from a copy in a new page (MAN-13)."""
 
     def __init__(self, group_id: int, page_size: int, is_eagle: bool = False) -> None:
         self.group_id = group_id
@@ -55,32 +55,32 @@ class GroupRules:
         self.is_eagle = is_eagle
 
     def first_place(self, num_computed: int) -> int:
-        """The first place whose page a step can read that begins with ``num_computed`` computed tokens (MAN-8)."""
+        """The first place whose page a step after ``num_computed`` computed tokens can read (MAN-8)."""
         raise NotImplementedError
 
     def num_places(self, promised: int, slots: int) -> int:  # noqa: ARG002 - the states look at `promised`
-        """How long a page list must be (MAN-2).
+        """The length that a page list must have (MAN-2).
 
         Args:
             promised: computed and new tokens.
-            slots: these and look-ahead.
+            slots: computed, new and look-ahead tokens.
         """
         return cdiv(slots, self.page_size)
 
     def num_pages(self, num_places: int) -> int:
-        """How many of the places that a list lacks get a page, the last ones; null pages stand at the others."""
+        """How many of ``num_places`` new places get a page: the last ones; the places before them get null pages."""
         return num_places
 
     def num_publishable(self, num_tokens: int) -> int:
-        """How many leading places can be published once ``num_tokens`` tokens are computed and known (MAN-3)."""
+        """How many leading places may be published once ``num_tokens`` tokens are computed and known (MAN-3)."""
         return num_tokens // self.page_size
 
     def is_publishable(self, place: int, states: Mapping[int, int]) -> bool:  # noqa: ARG002 - see `AlignedStates`
-        """Whether the page at one of those places is published; else it stays private (MAN-13).
+        """Whether the page at a place that may be published is published; else it stays private (MAN-13).
 
         Args:
             place: the place.
-            states: where the group keeps several states, after how many tokens that of each place is.
+            states: the number of tokens that each place's state covers, by place; see `GroupPages`.
         """
         return True
 
@@ -88,8 +88,8 @@ class GroupRules:
         """Whether this group can serve a prefix from its cached pages (MAN-1).
 
         Args:
-            length: the prefix's tokens, a multiple of the page size.
-            cached: the cached page of each place that is full with known tokens; None where there is none.
+            length: number of tokens of the prefix, a multiple of the page size.
+            cached: the cached page for each place that known tokens fill; None where none is cached.
             with_eagle: whether an Eagle group must hold the page after the prefix as well (MAN-9).
         """
         end = length // self.page_size
@@ -100,12 +100,12 @@ class GroupRules:
 
 
 class EveryPosition(GroupRules):
-    """Full attention and MLA: every earlier position is read."""
+    """Full attention and MLA: a position reads every earlier one."""
 
     keeps_prefix = True
 
     def first_place(self, num_computed: int) -> int:  # noqa: ARG002 - all is read
-        """See `GroupRules`: all is read."""
+        """The first of all places; see `GroupRules`."""
         return 0
 
 
@@ -117,7 +117,7 @@ class SlidingWindow(GroupRules):
         self.window = window
 
     def first_place(self, num_computed: int) -> int:
-        """See `GroupRules`: the window of the first new position."""
+        """The place at which the first new position's window begins; see `GroupRules`."""
         return max(num_computed - self.window + 1, 0) // self.page_size
 
 
@@ -129,25 +129,25 @@ class ChunkedLocal(GroupRules):
         self.chunk = chunk
 
     def first_place(self, num_computed: int) -> int:
-        """See `GroupRules`: the chunk of the first new position."""
+        """The place at which the first new position's chunk begins; see `GroupRules`."""
         return num_computed // self.chunk * self.chunk // self.page_size
 
 
 class OneState(GroupRules):
-    """States of mode ``none``: one page a request, advanced in place and so never published (MAN-13)."""
+    """States of mode ``none``: one page a request, advanced in place and therefore never published (MAN-13)."""
 
     holds_states = True
 
     def first_place(self, num_computed: int) -> int:  # noqa: ARG002 - the page is read and written by each step
-        """See `GroupRules`: the one page."""
+        """The one place; see `GroupRules`."""
         return 0
 
     def num_places(self, promised: int, slots: int) -> int:  # noqa: ARG002 - one page is for all
-        """See `GroupRules`: one, whatever the tokens."""
+        """Always 1; see `GroupRules`."""
         return 1
 
     def num_publishable(self, num_tokens: int) -> int:  # noqa: ARG002 - see the class
-        """See `GroupRules`: none, ever."""
+        """Always 0; see `GroupRules`."""
         return 0
 
 
@@ -158,19 +158,19 @@ class AlignedStates(GroupRules):
     copies_states = True
 
     def first_place(self, num_computed: int) -> int:
-        """See `GroupRules`: the place of the state after ``num_computed`` tokens."""
+        """The place of the state after ``num_computed`` tokens; see `GroupRules`."""
         return max(cdiv(num_computed, self.page_size) - 1, 0)
 
     def num_places(self, promised: int, slots: int) -> int:  # noqa: ARG002 - look-ahead never enters a state
-        """See `GroupRules`: up to the place of the state after ``promised`` tokens."""
+        """The number of places up to that of the state after ``promised`` tokens; see `GroupRules`."""
         return cdiv(promised, self.page_size)
 
     def num_pages(self, num_places: int) -> int:
-        """See `GroupRules`: the state that the step ends with gets one; those between were never kept."""
+        """1 for the state that the step ends with, as states within a step are not kept; see `GroupRules`."""
         return min(num_places, 1)
 
     def is_publishable(self, place: int, states: Mapping[int, int]) -> bool:
-        """See `GroupRules`: a state exactly at the end of its place; it is *frozen*, no step advances it any more."""
+        """True of a state at the end of its place, which no later step advances; see `GroupRules`."""
         return states.get(place) == (place + 1) * self.page_size
 
 
@@ -207,13 +207,14 @@ def read_groups(kv_cache_groups: object) -> tuple[CacheGroupSpec, ...]:
 
 
 def rules_of(groups: Sequence[CacheGroupSpec], use_eagle: bool) -> tuple[GroupRules, ...]:
-    """The rules of groups that were read.
+    """The rules of each group.
 
-    Eagle groups are those that are flagged; if none is, all of attention (MAN-9). Without Eagle flags mean nothing.
+    Eagle groups are the flagged ones; if none is flagged, all attention groups (MAN-9). Without Eagle, flags have no
+    effect.
 
     Args:
-        groups: the groups.
-        use_eagle: whether an Eagle draft model runs on them.
+        groups: groups that `read_groups` has read.
+        use_eagle: whether an Eagle draft model runs.
 
     Raises:
         ValueError: with Eagle, a state group is flagged.

@@ -1,4 +1,4 @@
-"""What a manager knows of a live request, and how it reads one (R1)."""
+"""R1, MAN-8: a manager's record of a live request, and how requests are read."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ __all__ = ["Live", "is_running", "read_computed", "read_tokens", "request_id_of"
 
 @dataclass
 class Live:
-    """A live request: one that was given slots and not yet freed.
+    """A live request: one that has slots and is not freed yet.
 
     Attributes:
         request: the engine's object.
-        slot: its number, for the batched step: the lowest that no live request had at its admission (MAN-11).
-        num_promised: tokens up to which pages may be published: the most computed + new tokens so far.
-        num_slots: tokens that have a slot, look-ahead included.
-        num_computed: computed tokens at the last call, at its admission those that it hit (MAN-8).
+        slot: number of the request in batched steps, the lowest that was free at its admission (MAN-11).
+        num_promised: largest computed + new tokens of any call; the bound up to which pages may be published (MAN-3).
+        num_slots: number of tokens that have slots, look-ahead included.
+        num_computed: computed tokens at the last call, or the hit tokens at admission (MAN-8).
     """
 
     request: EngineRequest
@@ -28,11 +28,10 @@ class Live:
 
 
 def request_id_of(request: EngineRequest) -> str:
-    """Reads the id of a request, and that it has all that is read of one (R1).
+    """Reads a request's id, and checks that the request has all attributes that are read of one (R1).
 
-    Any text is an id; it is hostile, and every message shows it by repr (SEC-4). Of a class derived from ``str`` the
-    text counts. What changes a manager works with what was read before its first change, so that nothing that the
-    engine wrote runs amid the changes and can raise there.
+    Any text is an id; it is hostile, and every message shows it by repr (SEC-4). An id of a class derived from ``str``
+    is turned into a plain ``str``: no method that the engine wrote may run, and raise, while the manager changes.
     """
     for name in (
         "all_token_ids",
@@ -50,7 +49,7 @@ def request_id_of(request: EngineRequest) -> str:
 
 
 def read_tokens(request: EngineRequest) -> list[int]:
-    """Reads a request's tokens, as many as it says it has (R1)."""
+    """Reads a request's tokens, whose number must be ``num_tokens`` (R1)."""
     request_id_of(request)
     tokens = token_list("request.all_token_ids", request.all_token_ids)
     if request.num_tokens != len(tokens):
@@ -63,14 +62,14 @@ def read_tokens(request: EngineRequest) -> list[int]:
 
 
 def read_computed(name: str, value: object, live: Live | None, has_states: bool) -> int:
-    """Reads how many tokens of a request are computed: they have slots and never fall (MAN-8).
+    """Reads a request's computed tokens: each has a slot, and their number never falls (MAN-8).
 
     Args:
-        name: what the number is called.
-        value: the number.
-        live: the request, None if it is not live.
-        has_states: whether there is a state group: a state is after the tokens that the last call promised, and
-            after no others (MAN-13).
+        name: the argument's name, for messages.
+        value: the argument.
+        live: the live request; None if it is not live.
+        has_states: whether there is a state group; a state covers exactly the tokens that the last call promised,
+            so these must be the computed ones (MAN-13).
     """
     computed = integer(name, value)
     if computed > (live.num_slots if live else 0):
@@ -83,5 +82,5 @@ def read_computed(name: str, value: object, live: Live | None, has_states: bool)
 
 
 def is_running(request: EngineRequest) -> bool:
-    """Whether a request's status is the member named ``RUNNING`` of whatever enumeration the engine has."""
+    """Whether a request's status has the name ``RUNNING``, in any enumeration."""
     return getattr(request.status, "name", None) == EngineRequestStatus.RUNNING.name

@@ -1,4 +1,4 @@
-"""HASH-3, MAN-6: the keys of requests, computed once for the same tokens."""
+"""HASH-3, MAN-6: the keys of each request's full pages, kept so that each is computed once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ class _Keys:
     """The keys of one request id, with the tokens and extra keys that they were computed from (MAN-6).
 
     Attributes:
-        tokens: the tokens.
-        extra_keys: the extra keys.
-        chains: key and content of each full page, for each page size.
+        tokens: tokens from which the keys were computed.
+        extra_keys: extra keys from which the keys were computed.
+        chains: key and content id of each full page, by page size.
     """
 
     tokens: list[int]
@@ -41,7 +41,7 @@ class RequestKeys:
         self._keys: dict[str, _Keys] = {}
 
     def chains(self, request_id: str, tokens: list[int], extra_keys: tuple[ExtraKey, ...], is_live: bool) -> Chains:
-        """The chains of a request's full pages, all known tokens over (HASH-3).
+        """The chains over all full pages of a request's known tokens (HASH-3).
 
         Args:
             request_id: the request's id.
@@ -51,9 +51,9 @@ class RequestKeys:
 
         Raises:
             ValueError: the request is live and its tokens or extra keys are no longer those of its keys (MAN-6). A
-                backend may leave that to its caller: finding it costs O(tokens) a call, and finds only tokens that
-                were shown before. What was computed from others is published under the tokens that the request has
-                when a page is full.
+                backend may leave that to its caller: the check costs O(tokens) a call, and finds changes only of
+                tokens that an earlier call had. Without it, K/V computed from the old tokens are published under
+                those that the request has when a page is full.
         """
         keys = self._keys.get(request_id)
         if keys is None or keys.extra_keys != extra_keys or keys.tokens != tokens[: len(keys.tokens)]:

@@ -1,4 +1,4 @@
-"""SWAP-1: who is swapped out, which host pages that takes, and which copies have not ended."""
+"""SWAP-1: the requests that are swapped out, their host pages, and the plans whose copies have not ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ __all__ = ["Flight", "Swapped", "SwappedRequests"]
 
 @dataclass
 class Swapped:
-    """A request that is swapped out, or on its way out or back.
+    """A request that is swapped out or being swapped, or whose pages are being received.
 
     Attributes:
         request: the engine's object.
-        request_id: its id, as it was read when it went.
-        tokens: its computed tokens, which the host pages hold.
-        extra_keys: its extra keys.
-        host_pages: for each group the host page of each place that was copied.
-        swap_id: the plan whose copies have not ended; None if there is none.
-        is_received: whether its pages come from elsewhere: then host pages are places in what comes, and nothing here.
+        request_id: id of the request, as it was read at `swap_out`.
+        tokens: computed tokens of the request, whose K/V the host pages hold.
+        extra_keys: extra keys of the request.
+        host_pages: host page of each copied place, by place, for each group.
+        swap_id: id of the plan whose copies have not ended; None if there is none.
+        is_received: whether the pages come from elsewhere (`receive_pages`); then ``host_pages`` are places in the
+            received block, and no host page is in use.
     """
 
     request: EngineRequest
@@ -37,7 +38,7 @@ class Swapped:
 
     @property
     def held_host_pages(self) -> list[list[int]]:
-        """The host pages that it takes, for each group."""
+        """The host pages that are in use for the request, for each group."""
         return [[] if self.is_received else list(own.values()) for own in self.host_pages]
 
 
@@ -46,10 +47,11 @@ class Flight:
     """A plan whose copies have not ended.
 
     Attributes:
-        swapped: whose copies they are.
-        is_out: whether they leave the device.
-        pages: the device pages that are held until then: the request's list in each group.
-        copied: on the way back for each group the places that are copied, the others being hits or null pages.
+        swapped: the request whose pages are copied.
+        is_out: whether the copies go from the device to the host.
+        pages: device pages that stay allocated until the copies end: the request's page list in each group.
+        copied: places whose pages are copied to the device, for each group; the other places are hits or null pages.
+            Empty on the way out.
     """
 
     swapped: Swapped
@@ -59,16 +61,16 @@ class Flight:
 
 
 class SwappedRequests:
-    """The host pages of a manager and what is on them.
+    """The host pages of a manager, and the requests that use them.
 
     Args:
         num_host_pages: how many pages host memory has room for; 0: none is ever swapped out.
 
     Attributes:
-        num_host_pages: as given.
-        by_id: what is swapped out or on its way, by the requests' ids, in the order in which they went.
-        flights: the plans whose copies have not ended, by their ids.
-        next_swap_id: the id of the next plan.
+        num_host_pages: number of pages of host memory.
+        by_id: requests that are swapped out or being swapped, by id, oldest first.
+        flights: plans whose copies have not ended, by id.
+        next_swap_id: id of the next plan.
     """
 
     def __init__(self, num_host_pages: int) -> None:
@@ -80,21 +82,21 @@ class SwappedRequests:
 
     @property
     def out(self) -> set[str]:
-        """The ids of the requests that are swapped out or on their way."""
+        """The ids of the requests that are swapped out or being swapped."""
         return {request_id for request_id, swapped in self.by_id.items() if not swapped.is_received}
 
     @property
     def num_free(self) -> int:
-        """How many host pages hold nothing."""
+        """How many host pages are free."""
         return self.num_host_pages - len(self._used)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is swapped out or on its way."""
+        """Whether no request is swapped out and no copy is under way."""
         return not self.by_id and not self.flights
 
     def take(self, count: int) -> list[int]:
-        """Takes the free host pages of the lowest numbers; there must be so many."""
+        """Allocates the ``count`` free host pages with the lowest numbers; at least ``count`` must be free."""
         taken = list(islice((page for page in numbers_from() if page not in self._used), count))
         self._used.update(taken)
         return taken
@@ -104,14 +106,14 @@ class SwappedRequests:
         self._used.difference_update(page for own in swapped.held_host_pages for page in own)
 
     def begin(self, flight: Flight) -> int:
-        """Notes that copies are to be run; returns the plan's id."""
+        """Records a new plan; returns its id."""
         swap_id = flight.swapped.swap_id = self.next_swap_id
         self.flights[swap_id] = flight
         self.next_swap_id += 1
         return swap_id
 
     def require_none(self, request: EngineRequest) -> None:
-        """Refuses a request that is swapped out: it is to be swapped in or freed first; and another one of its id."""
+        """Refuses a request that is swapped out, which must be swapped in or freed first, or any other of its id."""
         swapped = self.by_id.get(request_id_of(request))
         if swapped is not None and swapped.request is not request:
             raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
@@ -119,7 +121,7 @@ class SwappedRequests:
             raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is swapped out: swap it in or free it")
 
     def require(self, request: EngineRequest) -> Swapped:
-        """What is known of a request that is swapped out, no copies of its being under way."""
+        """The record of a swapped-out request; refused while its copies are under way."""
         swapped = self.by_id.get(request_id_of(request))
         if swapped is None or swapped.request is not request:
             raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is not swapped out")
@@ -130,7 +132,7 @@ class SwappedRequests:
         return swapped
 
     def holders_of(self, pages: Sequence[CachePage]) -> list[str]:
-        """The requests on their way that hold any of some pages, in the order of their plans (MAN-4)."""
+        """The ids of the requests being swapped that hold any of some pages, in the order of their plans (MAN-4)."""
         return [
             flight.swapped.request_id
             for flight in self.flights.values()
@@ -140,7 +142,7 @@ class SwappedRequests:
         ]
 
     def check(self) -> None:
-        """Verifies that each host page is free or one request's, and that plans and requests agree.
+        """Verifies that each host page in use belongs to one request, and that plans and requests agree.
 
         Raises:
             AssertionError: they don't.
