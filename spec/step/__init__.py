@@ -1,1 +1,1 @@
-"""MAN-2, MAN-11: what a call for one request, or for many, asks for."""
+"""MAN-2, MAN-11: the arguments of a step, for one request or a batch, and the batched step's result."""

@@ -1,4 +1,4 @@
-"""MAN-2: what a call of ``allocate_slots`` asks for one request, read and found right before anything changes (R1)."""
+"""MAN-2: what ``allocate_slots`` asks for one request, read and checked before anything changes (R1)."""
 
 from dataclasses import dataclass
 
@@ -14,19 +14,19 @@ __all__ = ["Demand", "read_hits"]
 
 @dataclass(frozen=True)
 class Demand:
-    """What one call asks for one request.
+    """What one call asks for one request. All token counts are from the request's first token on.
 
     Attributes:
-        request: the request.
-        request_id: its id.
-        live: what is known of it; None at its admission.
-        num_tokens: its known tokens.
-        chains: the keys of its full pages.
-        computed: its computed tokens.
-        found: tokens just found in the cache.
-        hits: the pages that hold them, a list for each group.
-        promised: computed, found and new tokens.
-        slots: these and look-ahead.
+        request: the engine's object.
+        request_id: id of the request.
+        live: record of the live request; None at its admission.
+        num_tokens: number of known tokens.
+        chains: keys of the full pages, by page size.
+        computed: number of computed tokens, as the engine passed it.
+        found: number of tokens just found in the cache; 0 unless this is the admission.
+        hits: pages that hold the found tokens, a list for each group.
+        promised: number of computed, found and new tokens.
+        slots: number of computed, found, new and look-ahead tokens, cut at ``max_model_len``.
     """
 
     request: EngineRequest
@@ -42,38 +42,41 @@ class Demand:
 
 
 def read_hits(
-    coordinator: CacheCoordinator, request: EngineRequest, is_live: bool, found: int, given: object, chains: Chains
+    coordinator: CacheCoordinator, request: EngineRequest, is_live: bool, found: int, pages: object, chains: Chains
 ) -> list[list[CachePage]]:
-    """The pages just found, held against the request once more, group by group (MAN-2).
+    """Reads ``new_computed_pages``, and checks again that they hold the request's prefix (MAN-2).
 
     Args:
-        coordinator: the groups.
+        coordinator: the coordinator of the groups.
         request: the request.
-        is_live: whether it holds pages already.
-        found: how many tokens the pages are said to hold.
-        given: the pages, `CachePages` or None.
-        chains: the keys of the request's full pages.
+        is_live: whether the request is live already.
+        found: the argument ``num_new_computed_tokens``.
+        pages: the argument ``new_computed_pages``: `CachePages`, or None for no pages.
+        chains: keys of the request's full pages, by page size.
+
+    Returns:
+        The pages, a list for each group.
 
     Raises:
-        TypeError: ``given`` is neither.
-        ValueError: a page is not what the request needs at its place: its own prefix's, or the null page where
-            a group needs none; the lists don't hold ``found`` tokens in every group; the request is live.
+        TypeError: ``pages`` is neither `CachePages` nor None.
+        ValueError: a page does not hold the request's prefix at its place, or is not null where the group needs none;
+            the lists don't hold ``found`` tokens in every group; the request is live.
     """
-    if given is None:
-        given = CachePages([] for _ in coordinator.rules)
-    if not isinstance(given, CachePages):
-        raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
-    if len(given.pages) != len(coordinator.rules):
+    if pages is None:
+        pages = CachePages([] for _ in coordinator.rules)
+    if not isinstance(pages, CachePages):
+        raise refusal(TypeError, "R1", f"new_computed_pages={pages!r} must be CachePages")
+    if len(pages.pages) != len(coordinator.rules):
         raise refusal(
             ValueError,
             "MAN-2",
-            f"new_computed_pages has {len(given.pages)} groups, the manager {len(coordinator.rules)}",
+            f"new_computed_pages has {len(pages.pages)} groups, the manager {len(coordinator.rules)}",
         )
-    hits = [list(pages) for pages in given.pages]
-    for page in (page for pages in hits for page in pages):
+    hits = [list(group) for group in pages.pages]
+    for page in (page for group in hits for page in group):
         if page._pool is not coordinator.page_pool:
             raise refusal(ValueError, "R1", f"new_computed_pages: page {page.page_id} belongs to another pool")
-    held = [len(pages) * rules.page_size for rules, pages in zip(coordinator.rules, hits, strict=True)]
+    held = [len(group) * rules.page_size for rules, group in zip(coordinator.rules, hits, strict=True)]
     if found != max(held, default=0) or found != min(held, default=0):
         raise refusal(ValueError, "MAN-2", f"num_new_computed_tokens={found}, but new_computed_pages hold {held}")
     if found == 0:
@@ -81,11 +84,11 @@ def read_hits(
     if is_live:
         raise refusal(ValueError, "MAN-2", f"new_computed_pages for {request.request_id!r}, which holds pages already")
     if not coordinator.page_pool.enable_caching:
-        raise refusal(ValueError, "MAN-2", f"new_computed_pages={given!r} with caching off")
+        raise refusal(ValueError, "MAN-2", f"new_computed_pages={pages!r} with caching off")
     if found > request.num_tokens:
         raise refusal(ValueError, "MAN-2", f"new_computed_pages hold {found} tokens of {request.num_tokens}")
-    for rules, pages in zip(coordinator.rules, hits, strict=True):
-        for place, (page, (_, content)) in enumerate(zip(pages, chains[rules.page_size], strict=False)):
+    for rules, group in zip(coordinator.rules, hits, strict=True):
+        for place, (page, (_, content)) in enumerate(zip(group, chains[rules.page_size], strict=False)):
             if place < rules.first_place(found):
                 right = page.is_null
             else:
@@ -97,6 +100,6 @@ def read_hits(
                     f"new_computed_pages: page {page.page_id} at place {place} of group {rules.group_id} does not "
                     f"hold the request's prefix",
                 )
-    if all(page.is_null for pages in hits for page in pages):
-        raise refusal(ValueError, "MAN-1", f"new_computed_pages={given!r} are null pages alone")
+    if all(page.is_null for group in hits for page in group):
+        raise refusal(ValueError, "MAN-1", f"new_computed_pages={pages!r} are null pages alone")
     return hits

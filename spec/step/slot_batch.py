@@ -1,4 +1,4 @@
-"""MAN-11: the batched step: how its arguments are read, and what it gives."""
+"""MAN-11: the batched step: its result, and how its arguments are read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ __all__ = ["SlotBatch", "batch_of", "read_counts", "read_rows", "read_slots", "r
 
 @dataclass(frozen=True, eq=False)
 class SlotBatch:
-    """What `CacheManager.allocate_slots_batch` gives for n requests.
+    """The result of `CacheManager.allocate_slots_batch` for n requests.
 
     Attributes:
         granted: whether each request got its slots, `bool[n]`.
-        page_ids: for each group what was put behind the lists of all requests, in their order, `i32[total]`; null
-            pages among them where a state group's list was filled up (MAN-13).
-        offsets: for each group where each request's part begins, and where the last one ends, `i64[n + 1]`.
+        page_ids: ids of the pages appended to the requests' lists, request after request, `i32[total]` for each group;
+            with null pages where a state group's list was filled up (MAN-13).
+        offsets: bounds of the requests in ``page_ids``, `i64[n + 1]` for each group: request i has
+            ``[offsets[i], offsets[i + 1])``.
     """
 
     granted: NDArray[np.bool_]
@@ -35,10 +36,10 @@ class SlotBatch:
         return int(self.granted.sum())
 
     def get_page_ids(self, place: int) -> tuple[list[int], ...]:
-        """What one request got, a list for each group; empty lists where it got no slots.
+        """The ids of one request's new pages, a list for each group; empty lists if it got no slots.
 
         Args:
-            place: its place in the batch.
+            place: the request's place in the batch.
 
         Raises:
             IndexError: there is no such place.
@@ -51,7 +52,7 @@ class SlotBatch:
 
 
 def batch_of(pages: Sequence[Sequence[Sequence[CachePage]] | None], num_groups: int) -> SlotBatch:
-    """A `SlotBatch` from what each request got, a list for each group; None for one that got no slots."""
+    """The `SlotBatch` of each request's new pages, a list for each group, or None for a request without slots."""
     page_ids, offsets = [], []
     for group in range(num_groups):
         ids = [[] if lists is None else [page.page_id for page in lists[group]] for lists in pages]
@@ -61,11 +62,11 @@ def batch_of(pages: Sequence[Sequence[Sequence[CachePage]] | None], num_groups: 
 
 
 def read_slots(slots: object, request_in: Mapping[int, EngineRequest]) -> list[EngineRequest]:
-    """Reads the slots of different live requests (R1, MAN-11).
+    """Reads slots and returns their requests; each slot must be a live request's and named once (R1, MAN-11).
 
     Args:
-        slots: the slots.
-        request_in: the request that has each slot.
+        slots: the argument.
+        request_in: the live requests by slot.
     """
     numbers = [integer("slots", slot, minimum=None) for slot in listed("slots", slots)]
     for number in numbers:
@@ -77,7 +78,7 @@ def read_slots(slots: object, request_in: Mapping[int, EngineRequest]) -> list[E
 
 
 def read_counts(name: str, values: object, num: int, minimum: int, one_for_all: bool = True) -> list[int]:
-    """Reads a count of tokens for each of ``num`` requests, perhaps one for all of them (R1)."""
+    """Reads a token count for each of ``num`` requests, or, with ``one_for_all``, a single one for all (R1)."""
     if one_for_all and isinstance(values, int | np.integer):
         return [integer(name, values, minimum)] * num
     counts = [integer(name, value, minimum) for value in listed(name, values)]
@@ -87,13 +88,13 @@ def read_counts(name: str, values: object, num: int, minimum: int, one_for_all: 
 
 
 def read_rows(tables: object, rows: object, num: int, num_groups: int) -> list[int]:
-    """Reads the table rows of ``num`` requests; none where there are no tables (R1).
+    """Reads a table row for each of ``num`` requests; an empty list if there are no tables (R1).
 
     Raises:
         TypeError: ``tables`` is no `MultiGroupPageTable`.
         IndexError: there is no such row (TAB-2).
-        ValueError: tables without rows or rows without tables, tables of other groups, a row for some only or
-            named twice.
+        ValueError: tables without rows or rows without tables; not a table for each group; not one row for each
+            request; a row named twice.
     """
     if tables is None and rows is None:
         return []
@@ -110,13 +111,13 @@ def read_rows(tables: object, rows: object, num: int, num_groups: int) -> list[i
 
 
 def require_room(tables: MultiGroupPageTable, row: int, held: Sequence[int], lacking: Sequence[int]) -> None:
-    """Refuses a row that is not its request's, or that is too short for what the request asks for (R1).
+    """Refuses a row whose length is not that of its request's lists, or that has no room for the new places (R1).
 
     Args:
         tables: the tables.
         row: the row.
-        held: how long the request's list is in each group.
-        lacking: how many places it lacks.
+        held: length of the request's page list in each group.
+        lacking: number of new places in each group.
     """
     for table, length, more in zip(tables.page_tables, held, lacking, strict=True):
         named = int(table.num_pages_per_row[row])
