@@ -1,4 +1,4 @@
-"""POOL-7, POOL-8, MAN-12: what the pages of a pool hold: the index, the keys, and what is told of both.
+"""POOL-7, POOL-8, MAN-12: what the pages of a pool hold: the index of cached pages, their keys, events and counters.
 
 The half of a pool that does not care who holds a page; `PagePool` is the other half. Pages enter the index by
 `PrefixIndex.publish`, with `keys_to_be` called before it and `note_keys` behind it, and leave it by `_evict`.
@@ -28,17 +28,17 @@ class CachedPages:
     """The cached pages of a pool; see `PagePool`, whose arguments these are.
 
     Attributes:
-        num_pages: how many pages, the null page included.
-        enable_caching: whether full pages can be cached and found again.
-        enable_events: whether events are kept for `take_events`.
-        counter_sampling: one page in so many is followed for the histograms of `counters`.
+        num_pages: the number of pages, the null page included.
+        enable_caching: True if full pages can be cached and found again.
+        enable_events: True if events are kept for `take_events`.
+        counter_sampling: the sampling interval n of the histograms of `counters`: pages whose id is a multiple of n.
         hash_function: the hash of the keys.
-        none_hash: the root of their chains.
+        none_hash: the digest at the root of every chain of keys (HASH-1).
         index: the index of cached pages.
-        keeps_keys: whether keys are kept up as pages come and go, so that publishing computes digests.
-        clock: how many pages were ever handed out.
-        num_withdrawals: how often a page in use lost its hash: what was published before it may since have been
-            published anew, with other content.
+        keeps_keys: True if every cached page has its key computed, so that publishing a page computes its digest.
+        clock: the number of pages ever handed out.
+        num_withdrawals: times a page in use lost its hash. A remembered 'published up to here' is valid only while this
+            is unchanged.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CachedPages:
     # -- Keys -------------------------------------------------------------------------------------
 
     def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
-        """A page's key; None if it is not cached. A digest for each page before it that has none yet."""
+        """A page's key; None if it is not cached. Computes a digest for each page before it that has none yet."""
         if self._keys is not None:
             return self._keys.key_of.get(page_id)
         place = self.index.place(page_id)
@@ -88,7 +88,7 @@ class CachedPages:
         }
 
     def key_map(self) -> KeyMap:
-        """The map by key, made at the first call and kept up from then on."""
+        """The map from keys to pages, built by the first call and updated from then on."""
         if self._keys is None:
             keys = KeyMap()
             for same, pages in self.pages_by_key().items():
@@ -96,7 +96,7 @@ class CachedPages:
                     keys.add(same, page)
             self._keys = keys
             self.keeps_keys = True
-            self.index.leave_tails()  # whose pages would enter without a key
+            self.index.leave_tails()  # whose pages would be entered without a key
         return self._keys
 
     def salt_of(self, page_id: int) -> CacheSalt | None:
@@ -112,10 +112,10 @@ class CachedPages:
     ) -> KeyStretch | None:
         """The keys of pages about to be published, if keys are kept; else None, and nothing is computed.
 
-        A hash function that fails does so here, before anything changed (R1).
+        A hash function that raises does so here, before anything has changed (R1).
 
         Args:
-            tree: where they are going to be published.
+            tree: the tree in which they will be published.
             tokens: their token bytes.
             segments: the request's extra keys over its pages.
             start: the place of the first of them in the request.
@@ -123,7 +123,7 @@ class CachedPages:
         """
         if not self.keeps_keys:
             return None
-        tokens = bytes(tokens)  # events tell them when they are taken
+        tokens = bytes(tokens)  # an event is made of them only when it is taken
         before = self._digest_of(after) if after else None
         digests = digest_chain(
             self.hash_function, self.none_hash if before is None else before, tree.page_bytes, tokens, segments, start
@@ -138,12 +138,12 @@ class CachedPages:
         return self._keys.key_of[page].get_hash_value()
 
     def note_keys(self, pages: NDArray[np.int64] | Sequence[int], keys: KeyStretch | None) -> None:
-        """Notes when, and under which keys, pages were just published; a page 0 enters nothing.
+        """Records the time and the keys of pages that were just published; null pages are skipped.
 
         Args:
             pages: the pages.
-            keys: see `keys_to_be`. Where that is None, a page whose id is no multiple of `counter_sampling` need
-                not be noted at all.
+            keys: the result of `keys_to_be`. Where that is None, pages whose ids are not multiples of
+                `counter_sampling` may be left out.
         """
         if len(pages) == 1:
             page = int(pages[0])
@@ -164,7 +164,7 @@ class CachedPages:
             self._log.stored(listed, keys)
 
     def _evict_one(self, page: int) -> None:
-        """Takes out a cached page that is being handed out."""
+        """Removes a cached page that is being handed out from index, keys and counters."""
         if self.keeps_keys:
             self._drop_keys((page,))
         self.index.evict_one(page)
@@ -173,7 +173,7 @@ class CachedPages:
             self._sampling.evicted_one(page, self.clock)
 
     def _evict(self, pages: NDArray[np.int64]) -> None:
-        """Takes out the cached ones of distinct pages that are being handed out, in this order."""
+        """Removes the cached ones of distinct pages that are being handed out, in this order."""
         if self.keeps_keys:
             self._drop_keys(pages.tolist())
         evicted = self.index.evict(pages)
@@ -182,7 +182,7 @@ class CachedPages:
             self._sampling.evicted(pages, self.clock)
 
     def _forget(self, pages: NDArray[np.int64]) -> None:
-        """Takes out the cached ones of distinct pages that stay where they are."""
+        """Removes the hashes of the cached ones of distinct pages, which are not handed out."""
         if self.keeps_keys:
             self._drop_keys(pages.tolist())
         self.index.evict(pages)
@@ -206,7 +206,7 @@ class CachedPages:
     # -- Telling ----------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """The events since the last call, in order (MAN-12); none where they are off. O(events)."""
+        """The events since the last call, in order (MAN-12); empty if events are disabled. O(events)."""
         return [] if self._log is None else self._log.take()
 
     @property
@@ -221,7 +221,7 @@ class CachedPages:
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
 
     def alike(self) -> list[list[int]]:
-        """The cached pages: those under one key together, in the order in which they were cached (POOL-7)."""
+        """The cached pages, one list for each key, in the order in which they were cached (POOL-7)."""
         if self._keys is not None:
             return [list(pages) for pages in self._keys.pages.values()]
         return [pages for _, _, pages in self.index.places()]  # then no two contents have one key
@@ -235,18 +235,18 @@ class CachedPages:
                 self._log.key_of[page] = key.group_id, key.get_hash_value()
 
     def waiting_events(self) -> list[CacheEvent]:
-        """What `take_events` would give, which goes on waiting."""
+        """The events that `take_events` would return; they stay pending."""
         return [] if self._log is None else self._log.waiting()
 
     def restore_events(self, events: list[CacheEvent]) -> None:
-        """Takes over events that wait to be taken; there are none where they are off."""
+        """Sets the pending events; none if events are disabled."""
         if self._log is not None:
             self._log.restore(events)
 
     def restore_counted(
         self, counted: CacheCounters, clock: int, stored: NDArray[np.int64], freed: NDArray[np.int64]
     ) -> None:
-        """Takes over what was counted; ``stored`` and ``freed`` are [page, time], `i64[n, 2]`."""
+        """Sets the counters; ``stored`` and ``freed`` are [page, time], `i64[n, 2]`."""
         self.clock = clock
         self._evictions = counted.evictions
         self._sampling.lifetimes[:] = counted.page_lifetimes

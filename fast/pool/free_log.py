@@ -1,10 +1,10 @@
 """The pool's free order as an append-only log of page ids with tombstones.
 
 ``log[head:tail]`` holds the free pages in eviction order, 0 where one was taken out of the middle (0 is the null
-page, which is never free); ``position[page]`` is a free page's place. So taking is a slice, putting back a block
-write, and taking out of the middle a scatter of zeros, each of them in bulk; the order is exact in every case.
-When a write would run over an edge, the live entries are packed together again: an amortised O(1) a page, since
-an edge that is written over is at least ``num_pages`` entries away after packing.
+page, which is never free); ``position[page]`` is a free page's place. So taking pages is a slice, putting them back is
+a block write and removing them from the middle is a scatter of zeros. The order is exact in every case. When a write
+would run over an edge, the live entries are packed together again: an amortised O(1) a page, since an edge that is
+written over is at least ``num_pages`` entries away after packing.
 
 Beside linked pages (0.4 us for a page, 170-330 us for a thousand) this costs 0.6 us and 27 us (measured, shared
 2.5 GHz core); `tests/bench/test_queue_bench.py` holds the two side by side.
@@ -26,16 +26,16 @@ class FreeLog:
 
     Args:
         num_pages: pages of the pool; at first ``1 .. num_pages - 1`` are free, by id.
-        front_room: whether pages will also be put in front; it costs 8 bytes a page.
+        front_room: True if pages will also be put in front; it costs 8 bytes a page.
 
     Attributes:
-        num_free: how many pages are free.
-        head: where the log begins, and
-        tail: where it ends.
-        capacity: how far it can go.
-        log_cell: the log, and
-        position_cell: each page's place in it; scalar access. A page at the head can be taken, and one put at the tail,
-            without a call of `take_one` or `put_one`, which are a tenth of what the pool's calls take for one page.
+        num_free: the number of free pages.
+        head: the place of the first entry in use.
+        tail: the place behind the last entry in use.
+        capacity: the number of entries that the log has room for.
+        log_cell: the log, for scalar access. A page at the head can be taken, and one put at the tail, without a call
+            of `take_one` or `put_one`, which are a tenth of what the pool's calls take for one page.
+        position_cell: the place of each free page in the log, for scalar access.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class FreeLog:
         self._position[1:] = np.arange(self.head, self.tail)
 
     def take_one(self) -> int:
-        """Takes the first page; there must be one. O(1) amortised."""
+        """Takes the first page; at least one must be free. O(1) amortised."""
         log = self.log_cell
         head = self.head
         page = log[head]
@@ -77,7 +77,7 @@ class FreeLog:
         return page
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """Takes the first ``count`` pages, `i64[count]`; there must be as many. O(count) amortised."""
+        """Takes the first ``count`` pages, `i64[count]`; at least ``count`` must be free. O(count) amortised."""
         head = self.head
         if self.tail - head == self.num_free:  # no tombstones
             taken = self._log[head : head + count].copy()
@@ -98,7 +98,7 @@ class FreeLog:
         return taken
 
     def take_few(self, count: int) -> list[int]:
-        """`take` for some dozens of pages, looked at one after the other; as a list."""
+        """`take` for up to some dozens of pages, in a plain loop; as a list."""
         log, head = self.log_cell, self.head
         end = head + count
         taken: list[int] = log[head:end].tolist()
@@ -139,7 +139,7 @@ class FreeLog:
         """Notes the places that pages which are not free would get behind the last. O(pages) amortised.
 
         Returns:
-            Whether no page is named twice: then each place noted is still there.
+            True if no page is listed twice, so that no noted place was overwritten.
         """
         count = len(pages)
         if self.tail + count > self.capacity:
@@ -167,12 +167,12 @@ class FreeLog:
         self.num_free += count
 
     def remove(self, pages: NDArray[np.int64]) -> None:
-        """Takes distinct free pages out, wherever they stand. O(pages)."""
-        self._log[self._position[pages].astype(np.int64)] = _TOMBSTONE  # numpy goes by an int32 at half the speed
+        """Removes distinct free pages from any places. O(pages)."""
+        self._log[self._position[pages].astype(np.int64)] = _TOMBSTONE  # numpy indexes by int32 at half the speed
         self.num_free -= len(pages)
 
     def remove_one(self, page: int) -> None:
-        """Takes one free page out, wherever it stands. O(1)."""
+        """Removes one free page from any place. O(1)."""
         self.log_cell[self.position_cell[page]] = 0
         self.num_free -= 1
 

@@ -1,6 +1,6 @@
 """The free queue as an intrusive doubly linked list: the links lie in the pages, so no call allocates.
 
-It serves pages of one's own. A `PagePool` keeps its order in a `FreeLog`, which measures better in bulk, and
+It serves pages that belong to no pool. A `PagePool` keeps its order in a `FreeLog`, which measures better in bulk, and
 shows it through `PoolFreeQueue` with the same interface.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
 
 def _end(queue: "FreeCachePageQueue | None") -> CachePage:
-    """A fake end of a list: it spares every operation the question whether there is a neighbour."""
+    """A sentinel at an end of the list, so that every page in it has two neighbours."""
     end = CachePage(0)
     end._id = -1
     end._queue = queue
@@ -29,7 +29,7 @@ def _end(queue: "FreeCachePageQueue | None") -> CachePage:
 class FreeCachePageQueue(Uncopied):
     """Pages in a row: taken at the front, put back at the end, removable from the middle, each in O(1).
 
-    A page is in one queue at most, and once.
+    A page is in at most one queue, at most once.
 
     Args:
         pages: the pages, first the one to be taken first.
@@ -45,7 +45,7 @@ class FreeCachePageQueue(Uncopied):
 
     @property
     def num_free_pages(self) -> int:
-        """How many pages are in the queue."""
+        """The number of pages in the queue."""
         return self._count
 
     @property
@@ -59,7 +59,7 @@ class FreeCachePageQueue(Uncopied):
         return self._tail
 
     def popleft(self) -> CachePage:
-        """Takes the first page; refused when there is none (POOL-4). O(1)."""
+        """Takes the first page; refused if the queue is empty (POOL-4). O(1)."""
         head = self._head
         page = head._next
         if page is self._tail:
@@ -134,7 +134,7 @@ class FreeCachePageQueue(Uncopied):
             page = page._next
 
     def _claim(self, pages: Iterable[CachePage]) -> list[CachePage]:
-        """Marks pages as this queue's, or leaves them all as they were (R1); a second mention meets the mark."""
+        """Marks pages as this queue's, or leaves them as they were (R1); a page listed twice is found by its mark."""
         given = listed("pages", pages)
         for place, page in enumerate(given):
             if (type(page) is not CachePage and not _is_own(page)) or page._queue is not None:
@@ -171,7 +171,7 @@ class FreeCachePageQueue(Uncopied):
 
 
 class PoolFreeQueue:
-    """A pool's free queue, to look at: what would change it behind the pool's back is refused (POOL-2).
+    """A read-only view of a pool's free queue: calls that would change it are refused (POOL-2).
 
     Args:
         pool: the pool.
@@ -204,7 +204,7 @@ class PoolFreeQueue:
         return page_list(self._pool, self._pool.free_order())
 
     def neighbour(self, page_id: int, step: int) -> CachePage | None:
-        """The page ``step`` (-1 or +1) beside a page, the ends included; None if it is in use. O(free pages)."""
+        """The neighbour before (``step`` -1) or after (+1) a page, or an end; None if it is in use. O(free pages)."""
         order = self._pool.free_order().tolist()
         if page_id not in order:
             return None
@@ -235,7 +235,7 @@ class PoolFreeQueue:
 
 
 class _QueueEnd(CachePage):
-    """An end of a pool's queue: its links are read off the pool's order."""
+    """An end of a pool's queue; its links are computed from the pool's free order."""
 
     __slots__ = ("_pool", "_step")
 
@@ -266,7 +266,7 @@ class _QueueEnd(CachePage):
 
 
 def _is_own(page: object) -> bool:
-    """Whether this is a page of somebody's own, perhaps of a class of theirs: neither a pool's nor an end."""
+    """True for a page that belongs to no pool (subclasses of `CachePage` included) and is not a queue's end."""
     return isinstance(page, CachePage) and not isinstance(page, PageView | _QueueEnd)
 
 

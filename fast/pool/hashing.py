@@ -1,6 +1,6 @@
 """HASH: keys over contiguous token buffers.
 
-The encoding is the contract's (HASH-1), here spelled for speed: a page's message is its parent's digest, the
+The encoding is the contract's (HASH-1), computed for speed: a page's message is its parent's digest, the
 encoded extra keys (one zero byte where there are none) and a slice of the request's token bytes, so that a
 chain costs one digest and two concatenations a page.
 """
@@ -96,7 +96,7 @@ def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha2
 
 
 NONE_HASH: bytes = init_none_hash()
-"""The root where the free functions of this module are given none: another one in every process."""
+"""The default root of this module's free functions; it differs from process to process."""
 
 
 def page_digest(hash_function: HashFunction, parent: bytes, extra: bytes, tokens: bytes) -> bytes:
@@ -129,7 +129,7 @@ def digest_chain(
         end = min(segment.end, stop)
         extra = segment.extra or b"\x00"
         offsets = range((place - start) * page_bytes, (end - start) * page_bytes, page_bytes)
-        if hash_function is sha256:  # a call less a page: 5% of the whole
+        if hash_function is sha256:  # saves a call a page: 5% of the whole
             sha = hashlib.sha256
             for offset in offsets:
                 digest = sha(digest + extra + tokens[offset : offset + page_bytes]).digest()
@@ -172,7 +172,7 @@ def hash_page_tokens(
 
 
 class PageHashes(Sequence[PageHash]):
-    """The keys of a request's full pages: digests computed at once, the tuples around them when they are read.
+    """The keys of a request's full pages: digests are computed at once, `PageHash` tuples when they are read.
 
     Immutable, and equal to any sequence of the same keys.
     """
@@ -197,7 +197,7 @@ class PageHashes(Sequence[PageHash]):
         self.digests = digest_chain(hash_function, none_hash, size, self.tokens, segments)
 
     def agrees(self, other_tokens: TokenBytes, segments: Sequence[ExtraSegment], num_pages: int) -> bool:
-        """Whether the first keys, ``num_pages`` at most, are of these tokens and extra keys. O(tokens), no digest."""
+        """True if the first ``num_pages`` keys, or all, are of these tokens and extra keys. O(tokens), no digest."""
         num_pages = min(num_pages, len(self.digests))
         if num_pages == 0:
             return True
@@ -274,15 +274,15 @@ def token_tuple(tokens: bytes) -> tuple[int, ...]:
 
 
 def token_tuples(tokens: bytes, num_pages: int) -> list[tuple[int, ...]]:
-    """The token ids in the token bytes of as many pages, a tuple for each."""
+    """The token ids in the token bytes of ``num_pages`` pages, one tuple a page."""
     return list(struct.iter_unpack(f"<{len(tokens) // 4 // num_pages}i", tokens)) if num_pages else []
 
 
 def read_page_hash(name: str, value: object) -> PageHash:
-    """Reads a key, which may be of another package (R1).
+    """Reads a key; one of another package's class is accepted (R1).
 
     Raises:
-        TypeError: it is none.
+        TypeError: the value is not a key.
     """
     if not (isinstance(value, tuple) and len(value) == 3):
         raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")

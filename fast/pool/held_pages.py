@@ -1,7 +1,7 @@
-"""POOL-2, POOL-3: who holds the pages of a pool, and which of them are free, in which order.
+"""POOL-2, POOL-3: the reference counts of a pool's pages, and the order of those that are free.
 
-Everything here takes and gives ids and trusts its caller: `PagePool`, which reads its arguments and refuses, and
-the cache manager, which asks for hundreds of pages at once and knows what it holds. A call changes whole arrays;
+Arguments and results are page ids, and callers are trusted: `PagePool`, which reads its arguments and refuses, and
+the cache manager, which takes hundreds of pages at once and tracks which it references. A call changes whole arrays;
 one about one page takes a scalar path through the same structures.
 """
 
@@ -23,17 +23,17 @@ __all__ = ["HeldPages"]
 
 _ZERO: NDArray[np.int32] = np.zeros((), np.int32)
 _ONE: NDArray[np.int32] = np.ones((), np.int32)
-"""Arrays, since numpy takes half a microsecond to see what a Python number is to become: half of a short operation."""
+"""Arrays, since numpy takes half a microsecond to convert a Python number: half of a short operation."""
 
 
 class HeldPages(CachedPages):
     """The pages of a pool; see `PagePool`, whose arguments these are.
 
     Attributes:
-        unhashed_first: whether freed pages that carry no hash go to the front of the queue (POOL-13).
+        unhashed_first: True if freed pages that carry no hash go to the front of the queue (POOL-13).
         max_pinned_pages: the most pages that may be pinned (PIN-1).
-        max_pinned_pages_per_salt: the most that may be for one cache salt; None: no bound of its own.
-        now: the time last told (PIN-2); None before.
+        max_pinned_pages_per_salt: the most pages of one cache salt that may be pinned; None: no such bound.
+        now: the last time passed to `advance_time` (PIN-2); None before the first.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HeldPages(CachedPages):
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_num_free_pages(self) -> int:
-        """How many pages can be handed out. O(1)."""
+        """The number of pages that can be handed out. O(1)."""
         return self._free.num_free
 
     def get_usage(self) -> float:
@@ -74,7 +74,7 @@ class HeldPages(CachedPages):
         return (self.num_pages - 1 - self._free.num_free) / (self.num_pages - 1)
 
     def num_free_of(self, pages: NDArray[np.int64]) -> int:
-        """How many of ``pages`` are free. O(pages)."""
+        """The number of ``pages`` that are free. O(pages)."""
         return len(pages) - int(np.count_nonzero(self._count_of[pages]))
 
     def free_order(self) -> NDArray[np.int64]:
@@ -83,7 +83,7 @@ class HeldPages(CachedPages):
 
     @property
     def appends_only(self) -> bool:
-        """Whether freed pages queue up behind all that are free: no page goes to the front or has a priority."""
+        """True if freed pages always go to the back of the queue: none goes to the front, none has a priority."""
         free = self._free
         return not self.unhashed_first and not (isinstance(free, PriorityOrder) and free.num_prioritised)
 
@@ -108,7 +108,7 @@ class HeldPages(CachedPages):
 
     @property
     def num_pinned_pages(self) -> int:
-        """How many distinct pages are pinned."""
+        """The number of distinct pinned pages."""
         return self._pins.num_pinned
 
     def pin_counts(self) -> NDArray[np.int64]:
@@ -116,13 +116,13 @@ class HeldPages(CachedPages):
         return self._pins.counts().copy()
 
     def _note_pins(self) -> None:
-        # whether freeing is no more than counting down and queueing up: looked at wherever a page is freed
+        # True if freeing a page only lowers its count and appends it to the queue; read wherever a page is freed
         self._is_plain = not self.unhashed_first and not self._pins.num_pinned
 
     # -- Handing out ------------------------------------------------------------------------------
 
     def take_one(self) -> int:
-        """`PagePool.get_new_pages` of one page; there must be one. Returns its id."""
+        """`PagePool.get_new_pages` of one page; at least one must be free. Returns its id."""
         page = self._free.take_one()
         self._count_cell[page] = 1
         if self._run_cell[page]:
@@ -131,7 +131,7 @@ class HeldPages(CachedPages):
         return page
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """`PagePool.get_new_pages`; there must be as many pages. Returns their ids, `i64[count]`."""
+        """`PagePool.get_new_pages`; at least ``count`` pages must be free. Returns their ids, `i64[count]`."""
         pages = self._free.take(count)
         self._count_of[pages] = _ONE
         self._evict(pages)
@@ -139,7 +139,7 @@ class HeldPages(CachedPages):
         return pages
 
     def take_few(self, count: int) -> list[int]:
-        """`take` for some dozens of pages: looked at one after the other. Returns their ids."""
+        """`take` for up to some dozens of pages, in a plain loop. Returns their ids."""
         ids = self._free.take_few(count)
         clock, count_cell, run_cell = self.clock, self._count_cell, self._run_cell
         for place, page in enumerate(ids):
@@ -156,7 +156,7 @@ class HeldPages(CachedPages):
         return counts - self._pins.counts()[pages] if self._pins.num_pinned else counts
 
     def hold(self, pages: NDArray[np.int64]) -> None:
-        """`PagePool.touch` for distinct pages that are held or cached. O(pages)."""
+        """`PagePool.touch` for distinct pages that are in use or cached. O(pages)."""
         counts = self._count_of[pages]
         num_held = np.count_nonzero(counts)
         if num_held < len(pages):
@@ -164,7 +164,7 @@ class HeldPages(CachedPages):
         self._count_of[pages] = counts + _ONE
 
     def hold_mentioned(self, pages: NDArray[np.int64]) -> None:
-        """`PagePool.touch` for pages that are held or cached, once per mention. O(pages), O(free log free)."""
+        """`PagePool.touch` for pages that are in use or cached, once per mention. O(pages), O(free log free)."""
         free = np.unique(pages[self._count_of[pages] == 0])
         if len(free):
             self._leave_queue(free)
@@ -177,7 +177,7 @@ class HeldPages(CachedPages):
     # -- Taking back ------------------------------------------------------------------------------
 
     def release(self, pages: NDArray[np.int64], mentions: NDArray[np.integer] | int = _ONE) -> None:
-        """`PagePool.free_pages` for distinct held pages, each mentioned so often. O(pages).
+        """`PagePool.free_pages` for distinct pages in use, each mentioned ``mentions`` times. O(pages).
 
         Those at 0 are freed in the order given.
         """
@@ -196,16 +196,16 @@ class HeldPages(CachedPages):
     # -- Losing hashes ----------------------------------------------------------------------------
 
     def withdraw(self, pages: NDArray[np.int64]) -> None:
-        """Drops the hashes of distinct pages, pinned ones too, which no longer hold what they are said to (MAN-4).
+        """Drops the hashes of distinct pages, pinned ones too, whose content no longer matches them (MAN-4).
 
-        Pages without a hash are passed over; events tell of the others in the order given. O(pages).
+        Pages without a hash are skipped; the others get an event each, in the order given. O(pages).
         """
         if (self.index.cached(pages) & (self._count_of[pages] > 0)).any():
             self.num_withdrawals += 1
         self.forget_hashes(pages)
 
     def forget_hashes(self, pages: NDArray[np.int64]) -> None:
-        """`withdraw` for pages whose holders the caller knows and tells."""
+        """`withdraw` for pages whose users the caller updates itself: `num_withdrawals` stays as it is."""
         self._pins.forget_salts(pages)
         self._forget(pages)
 
@@ -213,7 +213,7 @@ class HeldPages(CachedPages):
         """Forgets every hash, if no page is in use (POOL-9).
 
         Returns:
-            Whether it did.
+            True if it did.
         """
         if self._free.num_free != self.num_pages - 1:
             return False
@@ -223,7 +223,7 @@ class HeldPages(CachedPages):
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
 
     def priorities(self) -> list[tuple[int, int, float | None]]:
-        """(page, priority, its end) of the pages that have another priority than 0, by page. O(pages)."""
+        """(page, priority, its end) of the pages whose priority is not 0, by page. O(pages)."""
         return self._free.given() if isinstance(self._free, PriorityOrder) else []
 
     def sampled_times(self) -> tuple[list[list[int]], list[list[int]]]:
@@ -242,13 +242,13 @@ class HeldPages(CachedPages):
         free: NDArray[np.int64],
         priorities: Iterable[tuple[int, int, float | None]],
     ) -> None:
-        """Takes over who holds the pages, where nobody does and the index is filled.
+        """Sets counts, pins, order and priorities of a pool without pages in use whose index is filled (MAN-14).
 
         Args:
             counts: the pages' reference counts, pins included, `i64[num_pages]`, below 2**31.
-            pins: how often each is pinned, `i64[num_pages]`.
-            free: the pages at count 0 but for the null page, in eviction order.
-            priorities: what `priorities` gave; pages of one priority keep their order.
+            pins: the number of pins of each page, `i64[num_pages]`.
+            free: the pages at count 0 without the null page, in eviction order.
+            priorities: a result of `priorities`; pages of one priority keep their order.
         """
         self._count_of[:] = counts
         self._pins.restore(pins, self.index.cached(np.arange(self.num_pages)))
@@ -268,7 +268,7 @@ class HeldPages(CachedPages):
         """Verifies every redundancy of the state; O(pages and cached tokens).
 
         Raises:
-            AssertionError: one does not hold; the message shows the whole state.
+            AssertionError: a check fails; the message shows the whole state.
         """
         pins, counts = self._pins.counts(), self._count_of
         try:

@@ -1,8 +1,8 @@
-"""Keys of cached pages, for those who ask: the index itself finds pages by their tokens and needs none.
+"""Keys of cached pages, computed on demand: the index itself finds pages by their tokens and needs no keys.
 
 Digests are computed when they are first wanted and kept in their runs. A map from key to pages is built when a
 look-up by key first happens, and kept up from then on: an engine that finds its prefixes by `CacheManager` never
-pays for it. Where keys are kept up, or events tell them, the keys of a `KeyStretch` are worked out before its pages
+pays for it. Where keys are kept, or events carry them, the keys of a `KeyStretch` are worked out before its pages
 are published.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["CachedMap", "KeyMap", "KeyStretch", "page_key", "require_own_keys"]
 
 
 def page_key(hash_function: HashFunction, none_hash: bytes, run: Run, place: int) -> PageHashWithGroupId:
-    """The key of one page of a run. One digest for each page before it that has none yet."""
+    """The key of one page of a run. Computes a digest for each page before it that has none yet."""
     tokens = token_tuple(run.page_tokens(place))
     return PageHashWithGroupId(
         PageHash(_digest(hash_function, none_hash, run, place), tokens, run.extra_keys), run.tree.group_id
@@ -34,7 +34,7 @@ def page_key(hash_function: HashFunction, none_hash: bytes, run: Run, place: int
 
 
 def _digest(hash_function: HashFunction, none_hash: bytes, run: Run, place: int) -> bytes:
-    chain = [(run, place)]  # runs and the last place wanted of each
+    chain = [(run, place)]  # (run, its last place wanted)
     while not run.digests and (above := run.parent) is not None and above.parent is not None:
         run, place = above, run.start - 1 - above.start
         chain.append((run, place))
@@ -55,7 +55,7 @@ class KeyStretch(NamedTuple):
         group_id: the cache group.
         before: the digest of the page before the first, cached or not; None if there is none.
         digests: the pages' digests.
-        tokens: their token bytes.
+        tokens: the token bytes of the pages.
         segments: the request's extra keys over its pages.
         start: the place of the first page in the request.
     """
@@ -90,7 +90,7 @@ def require_own_keys(
     segments: Sequence[ExtraSegment],
     page_size: int,
 ) -> None:
-    """Refuses keys that are not those of the tokens (R2): by their own tokens where they tell, else by digests.
+    """Refuses keys that are not those of the tokens (R2), comparing tokens where the keys have them, else digests.
 
     Args:
         page_hashes: keys of the tokens' first pages.
@@ -119,7 +119,7 @@ def require_own_keys(
 
 
 class KeyMap:
-    """The cached map by key, kept up from its first use on (POOL-7).
+    """The cached map by key, updated from its first use on (POOL-7).
 
     Attributes:
         pages: the pages under each key, in the order in which they were cached.
@@ -133,7 +133,7 @@ class KeyMap:
         self.key_of: dict[int, PageHashWithGroupId] = {}
 
     def add(self, key: PageHashWithGroupId, page: int) -> None:
-        """Enters a page behind those of the same key."""
+        """Adds a page behind those of the same key."""
         same = self.pages.get(key)
         if same is None:
             same = self.pages[key] = OrderedDict()
@@ -141,7 +141,7 @@ class KeyMap:
         self.key_of[page] = key
 
     def remove(self, pages: Iterable[int]) -> None:
-        """Takes pages out, those that are there. O(1) each."""
+        """Removes pages; those that are not in the map are skipped. O(1) each."""
         for page in pages:
             key = self.key_of.pop(page, None)
             if key is not None:

@@ -1,11 +1,11 @@
-"""POOL, PIN: the pages, who holds them, which of them are free, and which can be found again by their content.
+"""POOL, PIN: the pages, their reference counts, the free ones and the cached ones, which are found by their content.
 
 State lies in arrays with one entry a page: the reference count, the place in the free order (`FreeLog`) and the
 place in the index of cached pages (`PrefixIndex`); 33 bytes a page in all. Calls read their pages as ids, refuse,
 and then change whole arrays; a call about one page takes a scalar path through the same structures.
 
-Pins and priorities cost those nothing who don't use them: while no page is pinned and freed pages go to the back,
-one flag says so, and the free order is the bare log until a priority is first given (`PriorityOrder`).
+Pins and priorities cost nothing where they are not used: a flag is set while no page is pinned and freed pages go to
+the back, and the free order is a `FreeLog` until a priority is first set (`PriorityOrder`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ __all__ = ["PagePool"]
 
 
 class PagePool(HeldPages, Uncopied):
-    """A pool of pages: hands them out, counts who holds them, takes them back, and finds cached ones again.
+    """A pool of pages: allocates them, counts references to them, frees them, and finds cached ones again.
 
     Not thread-safe: calls come from one thread at a time.
 
@@ -54,7 +54,7 @@ class PagePool(HeldPages, Uncopied):
         null_page: page 0 (POOL-1).
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
         cached_page_hash_to_page: the cached map, read-only (POOL-7).
-        now: the time last told by `advance_time`; None before.
+        now: the last time passed to `advance_time`; None before the first.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class PagePool(HeldPages, Uncopied):
     def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
         """The first page cached under a key, for each of several groups (POOL-7).
 
-        The first call of a pool's life computes the key of every cached page; from then on keys are kept up as
-        pages come and go, and a call is O(groups).
+        The first call on a pool computes the key of every cached page; from then on keys are updated with every change,
+        and a call is O(groups).
 
         Args:
             page_hash: the key.
@@ -123,12 +123,12 @@ class PagePool(HeldPages, Uncopied):
             The pages, in queue order. O(num_pages), in array operations.
 
         Raises:
-            ValueError: there are not so many; nothing is taken (POOL-4).
+            ValueError: fewer pages are free; nothing is taken (POOL-4).
         """
         free = self._free
         if (
             type(num_pages) is int and num_pages == 1 and free.num_free
-        ):  # `take_one` and `page_list` in place: a fifth less
+        ):  # `take_one` and `page_list` inlined: a fifth less
             if type(free) is FreeLog and (page := free.log_cell[free.head]):
                 free.head += 1
                 free.num_free -= 1
@@ -155,7 +155,7 @@ class PagePool(HeldPages, Uncopied):
             pages: one list of pages a group.
 
         Raises:
-            ValueError: a page is free and has no hash, so that it holds nothing.
+            ValueError: a page is free and has no hash, so that its content is not defined.
         """
         ids = self._read_groups(pages)
         free = ids[self._count_of[ids] == 0]
@@ -168,11 +168,10 @@ class PagePool(HeldPages, Uncopied):
         """Lowers the count of each page once per mention; a page at 0 goes to the back (POOL-3, POOL-5).
 
         Args:
-            ordered_pages: the pages, the one to be evicted first in front. O(pages), in array operations.
+            ordered_pages: the pages, in the order in which they are to be evicted. O(pages), in array operations.
 
         Raises:
-            ValueError: a page is mentioned more often than it is held, its pins left out of account; nothing
-                changes.
+            ValueError: a page is mentioned more often than it has references other than pins; nothing changes.
         """
         if type(ordered_pages) is PageList and ordered_pages._pool is self:
             page = ordered_pages._held
@@ -210,7 +209,7 @@ class PagePool(HeldPages, Uncopied):
         self.release(pages, mentions)
 
     def _free_one(self, page: int) -> None:
-        """`free_pages` for one page that is not simply to be queued up."""
+        """`free_pages` for one page, in every case that `free_pages` does not treat itself."""
         count = self._count_cell[page]
         if count > 1 and not self._pins.num_pinned:
             self._count_cell[page] = count - 1
@@ -219,7 +218,7 @@ class PagePool(HeldPages, Uncopied):
             self.release(np.array((page,)))
 
     def _require_held(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int) -> None:
-        """Refuses to free distinct pages more often than they are held but for their pins (POOL-5)."""
+        """Refuses to free distinct pages more often than they have references other than pins (POOL-5)."""
         held = self._count_of[pages].astype(np.int64)
         if self._pins.num_pinned:
             held -= self._pins.counts()[pages]
@@ -236,16 +235,16 @@ class PagePool(HeldPages, Uncopied):
     # -- Pins and priorities ----------------------------------------------------------------------
 
     def pin(self, pages: Iterable[Iterable[CachePage]]) -> None:
-        """Raises the count of each page once per mention, as `touch` does, by references of the pool's (PIN-1).
+        """Raises the count of each page once per mention, as `touch` does, for the pool itself (PIN-1).
 
-        Only `unpin` lowers a count by them, and a page with pins keeps its hash unless what it holds is withdrawn.
+        Only `unpin` removes these references, and a pinned page keeps its hash unless its content is withdrawn.
 
         Args:
             pages: one list of cached pages a group; null pages are passed over. O(pages log pages).
 
         Raises:
-            ValueError: a page is not cached, or more distinct pages would be pinned than may be, of all or of one
-                salt; nothing changes.
+            ValueError: a page is not cached, or more distinct pages would be pinned than ``max_pinned_pages`` or, of
+                one salt, ``max_pinned_pages_per_salt``; nothing changes.
         """
         ids = self._read_groups(pages)
         uncached = ids[~self.index.cached(ids)]
@@ -270,18 +269,18 @@ class PagePool(HeldPages, Uncopied):
         self.release(ids, mentions)
 
     def pins_of(self, page_id: int) -> int:
-        """How often a page is pinned. O(1)."""
+        """The number of pins of a page. O(1)."""
         return self._pins.of(index("page_id", page_id, self.num_pages))
 
     def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
         """Sets the priority of pages: free pages of a low one are taken before those of a high one (PIN-2).
 
-        It ends when the page is handed out, and when it is freed without a hash. A free page whose priority changes
-        goes to the back of its new one.
+        A priority ends when the page is handed out, and when it is freed without a hash. A free page whose priority
+        changes goes behind the free pages of the new one.
 
         Args:
             pages: cached pages; null pages are passed over. O(pages).
-            priority: an int32; a page has priority 0 until it is told otherwise.
+            priority: an int32; pages have priority 0 by default.
             expires_at: the time at which the pages get priority 0 again; None: never.
 
         Raises:
@@ -311,13 +310,13 @@ class PagePool(HeldPages, Uncopied):
         return self._free.priority(page) if isinstance(self._free, PriorityOrder) else 0
 
     def advance_time(self, now: float) -> None:
-        """Tells the time; priorities that were to last until then end, in the order of their ends (PIN-2).
+        """Sets the time; priorities that expire by then end, in the order of their ends (PIN-2).
 
         Args:
-            now: the time, on any scale; not before the last one told. O(log pages) for each page that it ends for.
+            now: the time, on any scale; not before the last one. O(log pages) for each priority that ends.
 
         Raises:
-            ValueError: it goes back, or is not finite.
+            ValueError: it is earlier than the last one, or not finite.
         """
         time = finite("now", now)
         if self.now is not None and time < self.now:
@@ -340,7 +339,7 @@ class PagePool(HeldPages, Uncopied):
     ) -> None:
         """Caches the pages ``[num_cached_pages, num_full_pages)`` of a request (POOL-7, POOL-8).
 
-        Null pages among them are passed over (POOL-1); the keys' chain runs over them (HASH-3). No digest is
+        Null pages among them are skipped (POOL-1), but their tokens count in the chain of keys (HASH-3). No digest is
         computed where ``page_hashes`` is empty or came from `hash_request_tokens`.
 
         Args:
@@ -397,7 +396,7 @@ class PagePool(HeldPages, Uncopied):
         ):
             return
         seen = set()
-        for page in pages.tolist():  # the first one that is wrong is named
+        for page in pages.tolist():  # the message names the first one that is wrong
             if not self._count_cell[page]:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page} is free, its content is nobody's")
             if self._run_cell[page]:
@@ -412,10 +411,10 @@ class PagePool(HeldPages, Uncopied):
         """Drops the hashes of pages, wherever they stand (POOL-11); the null page and unhashed pages are passed over.
 
         Args:
-            page_ids: the pages' ids; events tell of them in this order. O(pages log pages).
+            page_ids: the pages' ids; their events are in this order. O(pages log pages).
 
         Raises:
-            IndexError: there is no such page.
+            IndexError: an id is not of this pool.
             ValueError: a page is pinned (PIN-1).
         """
         ids = id_array("page_ids", page_ids, self.num_pages)
@@ -452,7 +451,7 @@ class PagePool(HeldPages, Uncopied):
 
 
 def _mentions(pages: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct ones of some pages in the order of their last mentions (POOL-3), and how often each is mentioned."""
+    """The distinct pages in the order of their last mentions (POOL-3), and the number of mentions of each."""
     # read backwards, the first mention is the last one
     distinct, last, mentions = np.unique(pages[::-1], return_index=True, return_counts=True)
     order = np.argsort(-last)

@@ -1,7 +1,7 @@
 """Pages, and the lists of pages that calls return.
 
-A pool keeps no object for a page: its state lies in arrays with one entry a page. What the seeds' interface
-shows as page objects are views made when somebody asks, and a page list holds ids until it is iterated.
+A pool keeps no object for a page: its state lies in arrays with one entry a page. The page objects of the interface are
+views, made when they are read, and a page list stores ids until it is iterated.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,17 +23,17 @@ __all__ = ["NOWHERE", "CachePage", "PageList", "PageView", "page_list"]
 class CachePage:
     """One page: its id, its reference count, its hash while it has one, and its links in a free queue.
 
-    A page made by hand is its maker's own: count and hash can be set at will, and it can be put into a
-    `FreeCachePageQueue`. The pages of a `PagePool` are `PageView`s, which change only as far as the pool's
-    clauses allow.
+    A page made by this constructor belongs to no pool: its count and hash can be set freely, and it can be put into a
+    `FreeCachePageQueue`. The pages of a `PagePool` are `PageView`s, which can be changed only as the pool's clauses
+    allow.
 
     Args:
         page_id: the page's number.
-        ref_cnt: how many hold it.
+        ref_cnt: its reference count.
         _page_hash: its hash, None if it has none.
-        prev_free_page: only None: a page gets its neighbours from the queue it is in.
-        next_free_page: only None, likewise.
-        is_null: whether it is a null page (POOL-1).
+        prev_free_page: must be None: a page gets its neighbours from the queue it is in.
+        next_free_page: must be None, as ``prev_free_page``.
+        is_null: True for a null page (POOL-1).
     """
 
     __slots__ = ("_hash", "_id", "_is_null", "_next", "_prev", "_queue", "_ref_cnt")
@@ -69,7 +69,7 @@ class CachePage:
 
     @property
     def ref_cnt(self) -> int:
-        """How many hold the page; 0 if it is free. On a null page it stays as it is (POOL-1)."""
+        """The reference count; 0 if the page is free. On a null page it never changes (POOL-1)."""
         return self._ref_cnt
 
     @ref_cnt.setter
@@ -123,13 +123,13 @@ class CachePage:
 
 
 NOWHERE = CachePage.__new__(CachePage)
-"""What the links of a page name that is in no queue, and the outer links of a queue's ends."""
+"""The target of the links of a page that is in no queue, and of the outer links of a queue's ends."""
 
 
 class PageView(CachePage):
     """A live view of one page of a pool: equal to every other view of it, and hashable.
 
-    Made by the pool; costs nothing until it is read.
+    Made by the pool; nothing is computed until it is read.
     """
 
     __slots__ = ("_pool",)
@@ -141,7 +141,7 @@ class PageView(CachePage):
 
     @property
     def ref_cnt(self) -> int:
-        """How many hold the page; 0 if it is free. Setting it keeps POOL-2 or is refused; POOL-1: null stays 0."""
+        """The reference count; 0 if free, and always of a null page (POOL-1). Values that break POOL-2 are refused."""
         return self._pool.ref_count(self._id)
 
     @ref_cnt.setter
@@ -191,13 +191,13 @@ def _count(value: object) -> int:
 class PageList(Sequence[CachePage]):
     """An immutable list of pages, equal to lists of the same pages and addable with them.
 
-    For the pages of a pool it holds their ids, in a tuple or in an int64 array, that of a single page by itself, and
-    makes views as it is read: O(1) to make and to slice. Pages of one's own (without a pool) it holds themselves.
+    Pages of a pool are stored as ids (an int for a single page, else a tuple or an int64 array), and views are made
+    when the list is read: O(1) to make and to slice. Pages without a pool are stored as objects.
     """
 
     __slots__ = ("_held", "_pool")
 
-    # made by `page_list`: without an `__init__` of its own a list costs half
+    # made by `page_list`: without an `__init__` a list costs half
     _pool: "PagePool | None"
     _held: Any
 
@@ -208,7 +208,7 @@ class PageList(Sequence[CachePage]):
 
     @classmethod
     def of(cls, pages: Iterable[CachePage]) -> "PageList":
-        """The list of given pages: by their ids, if they are all of one pool. O(pages)."""
+        """A list of pages: stored by their ids, if they are all of one pool. O(pages)."""
         if type(pages) is PageList:
             return pages
         given = tuple(pages)
@@ -238,7 +238,7 @@ class PageList(Sequence[CachePage]):
 
     @property
     def pools(self) -> "set[PagePool | None]":
-        """The pools that its pages are of, None for pages of no pool. O(1) for the pages of one pool, else O(pages)."""
+        """The pools of its pages, None for pages without a pool. O(1) for the pages of one pool, else O(pages)."""
         if self._pool is not None:
             return {self._pool} if len(self._items) else set()
         return {page._pool if isinstance(page, PageView) else None for page in self._items}
@@ -274,7 +274,7 @@ class PageList(Sequence[CachePage]):
         return PageList.of((*self, *other)) if isinstance(other, PageList | list) else NotImplemented
 
     def __radd__(self, other: object) -> list[CachePage]:
-        # a list: Python asks here for ``pages += page_list`` too, and what was a list is to stay one
+        # a list, since Python calls this for ``pages += page_list`` too, where ``pages`` is to stay a list
         return [*other, *self] if isinstance(other, list) else NotImplemented
 
     def __repr__(self) -> str:
@@ -284,7 +284,7 @@ class PageList(Sequence[CachePage]):
 def page_list(
     pool: "PagePool | None", held: "int | tuple[int, ...] | NDArray[np.int64] | tuple[CachePage, ...]"
 ) -> PageList:
-    """A list of the pages of a pool by their ids, a single one's by itself; of pages of one's own (without a pool)."""
+    """A list of pages of a pool by their ids (or one id); without a pool, of the pages themselves."""
     made = PageList()
     made._pool = pool
     made._held = held

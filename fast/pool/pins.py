@@ -1,7 +1,7 @@
 """PIN-1: which pages are pinned, how often, and for which salt.
 
-A page's pins are part of its reference count; here they are counted again, so that nothing but unpinning takes
-them away. Nothing is kept before the first pin, and a pool that was given no room for pins keeps nothing at all.
+A page's pins are part of its reference count; they are counted here as well, so that only `PagePool.unpin` can remove
+them. Nothing is allocated before the first pin.
 """
 
 from collections import Counter
@@ -18,17 +18,17 @@ __all__ = ["Pins"]
 
 
 class Pins:
-    """The pins of a pool's pages. Counts are the pool's to keep in step.
+    """The pins of a pool's pages. The caller updates the pages' reference counts.
 
     Args:
         num_pages: pages of the pool.
         max_pages: the most pages that may be pinned.
-        max_pages_per_salt: the most that may be for one cache salt, those without a salt together; None: no bound
-            of its own.
-        salt_of: a cached page's salt, None if it has none.
+        max_pages_per_salt: the most pages of one cache salt that may be pinned, pages without a salt counting as one
+            salt; None: no such bound.
+        salt_of: returns a cached page's salt, None if it has none.
 
     Attributes:
-        num_pinned: how many pages are pinned.
+        num_pinned: the number of distinct pinned pages.
     """
 
     __slots__ = (
@@ -59,17 +59,17 @@ class Pins:
         self.num_pinned = 0
 
     def counts(self) -> NDArray[np.int64]:
-        """How often each page is pinned, `i64[num_pages]`; not to be written."""
+        """The number of pins of each page, `i64[num_pages]`; not to be written."""
         if self._count_of is None:
             self._count_of = np.zeros(self._num_pages, np.int64)
         return self._count_of
 
     def of(self, page: int) -> int:
-        """How often a page is pinned. O(1)."""
+        """The number of pins of a page. O(1)."""
         return int(self.counts()[page]) if self.num_pinned else 0
 
     def add(self, pages: NDArray[np.int64]) -> None:
-        """Pins pages once per mention, if the bounds allow it (R1). O(pages log pages).
+        """Adds one pin per mention, if the bounds allow it (R1). O(pages log pages).
 
         Args:
             pages: cached pages.
@@ -102,14 +102,14 @@ class Pins:
         self.num_pinned += len(new)
 
     def remove(self, distinct: NDArray[np.int64], mentions: NDArray[np.int64]) -> None:
-        """Takes pins away, if there are as many (R1). O(pages).
+        """Removes pins, if each page has enough of them (R1). O(pages).
 
         Args:
             distinct: pages, each once.
-            mentions: how many pins each loses, at least 1.
+            mentions: the number of pins to remove from each, at least 1.
 
         Raises:
-            ValueError: a page is not pinned so often; nothing changes.
+            ValueError: a page has fewer pins; nothing changes.
         """
         counts = self.counts()
         left = counts[distinct] - mentions
@@ -127,7 +127,7 @@ class Pins:
         self.forget_salts(gone)
 
     def forget_salts(self, pages: NDArray[np.int64]) -> None:
-        """Notes that pages have no salt any more, since they lost their hashes or their pins. O(pages)."""
+        """Removes pages from the counts by salt, after they lost their hashes or their last pins. O(pages)."""
         for page in pages.tolist() if self._salts else ():
             if page in self._salts:
                 salt = self._salts.pop(page)
@@ -136,10 +136,10 @@ class Pins:
                     del self._per_salt[salt]
 
     def restore(self, counts: NDArray[np.int64], is_cached: NDArray[np.bool_]) -> None:
-        """Takes pins over; the bounds are for `check` (MAN-14).
+        """Sets the pins of all pages; `check` verifies the bounds (MAN-14).
 
         Args:
-            counts: how often each page is pinned, `i64[num_pages]`.
+            counts: the number of pins of each page, `i64[num_pages]`.
             is_cached: which pages are cached, `bool[num_pages]`.
         """
         self._count_of = counts

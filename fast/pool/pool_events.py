@@ -1,7 +1,7 @@
-"""MAN-12: what became of cached pages, told in order.
+"""MAN-12: the events of cached pages, in order.
 
-A call notes what it did in one entry, whatever the number of pages; the events are made of it when they are taken.
-What can't be known later is worked out at once: the digests, which the pool has anyway when it comes here.
+A call records one entry for all of its pages; the events are built from the entries when they are taken. Only the
+digests are computed at once, since they can't be computed later.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,18 +18,18 @@ __all__ = ["EventLog"]
 
 
 class _Stored(NamedTuple):
-    """Pages were cached: those of ``pages`` that are no null pages, under the keys at the same places."""
+    """An entry: ``pages``, without null pages, were cached under the keys at the same positions."""
 
     pages: list[int]
     keys: KeyStretch
 
 
 _Removed = list[tuple[int, int, bytes]]
-"""Pages lost their hashes: of each its group, itself and its digest."""
+"""An entry: pages lost their hashes; (group, page, digest) of each."""
 
 
 class EventLog:
-    """The events since they were last taken. It trusts its caller.
+    """The pending events: those since the last `take`. It trusts its caller.
 
     Attributes:
         key_of: the group and the digest of each cached page.
@@ -42,7 +42,7 @@ class EventLog:
         self._entries: list[_Stored | _Removed | CacheEvent] = []
 
     def stored(self, pages: list[int], keys: KeyStretch) -> None:
-        """Notes that pages were cached, null pages among them passed over. O(pages)."""
+        """Records that pages were cached; null pages are skipped. O(pages)."""
         group = keys.group_id
         for page, digest in zip(pages, keys.digests, strict=True):
             if page:
@@ -50,14 +50,14 @@ class EventLog:
         self._entries.append(_Stored(pages, keys))
 
     def removed(self, pages: Iterable[int]) -> None:
-        """Notes that pages lost their hashes, those of them that had one, in order. O(pages)."""
+        """Records that pages lost their hashes, in order; pages without one are skipped. O(pages)."""
         pop = self.key_of.pop
         gone = [(key[0], page, key[1]) for page in pages if (key := pop(page, None)) is not None]
         if gone:
             self._entries.append(gone)
 
     def cleared(self) -> None:
-        """Notes that every page lost its hash."""
+        """Records that every page lost its hash."""
         self.key_of.clear()
         self._entries.append(CacheCleared())
 
@@ -68,7 +68,7 @@ class EventLog:
         return events
 
     def waiting(self) -> list[CacheEvent]:
-        """What `take` would give, which goes on waiting. O(events)."""
+        """The events that `take` would return; they stay pending. O(events)."""
         events: list[CacheEvent] = []
         for entry in self._entries:
             if isinstance(entry, _Stored):
@@ -80,7 +80,7 @@ class EventLog:
         return events
 
     def restore(self, events: Sequence[CacheEvent]) -> None:
-        """Takes over events that wait to be taken (MAN-14)."""
+        """Sets the pending events (MAN-14)."""
         self._entries = list(events)
 
 
@@ -100,7 +100,7 @@ def _tell_stored(pages: list[int], keys: KeyStretch) -> Iterable[CacheEvent]:
         chain((keys.before,), digests),
         token_tuples(keys.tokens, len(pages)),
         keys.extra_keys(),
-        strict=False,  # the group goes on for ever
+        strict=False,  # ``repeat`` never ends
     )
     return map(_new_stored, told if all(pages) else [fields for fields in told if fields[1]])
 

@@ -1,8 +1,8 @@
-"""PIN-2: the free order where priorities were given.
+"""PIN-2: the free order of a pool whose pages have priorities.
 
-Most pages have priority 0 all their lives; those that are free stand in the `FreeLog` as before. Free pages of
-another priority stand in levels, one ordered dict for each priority. Before a priority is first given there is no
-`PriorityOrder`, and the pool works on the log itself.
+Most pages always have priority 0; the free ones among them stay in the `FreeLog`. Free pages of another priority stand
+in levels, one ordered dict for each priority. Until a priority is first set the pool has no `PriorityOrder` and uses
+the log itself.
 """
 
 from array import array
@@ -19,20 +19,20 @@ from .free_log import FreeLog
 __all__ = ["PriorityOrder"]
 
 _SPARE_ENTRIES = 64
-"""Void entries that a small heap may have; of a large one as many as half are void before it is made anew."""
+"""The void entries that a small heap may have; a large heap is rebuilt when more than half of its entries are void."""
 
 
 class PriorityOrder:
     """The free pages of a pool by priority, low ones first, and by arrival within one. It trusts its caller.
 
-    Offers what `FreeLog` offers, in whose place it stands.
+    Has the methods of `FreeLog`, which it replaces.
 
     Args:
         log: the free pages, which all have priority 0.
-        run_cell: for each page 0 if it is not cached: a page that is freed without a hash loses its priority.
+        run_cell: 0 for each page that is not cached; a page that is freed without a hash loses its priority.
 
     Attributes:
-        num_prioritised: how many pages, free or held, have another priority than 0.
+        num_prioritised: the number of pages, free or in use, whose priority is not 0.
     """
 
     __slots__ = (
@@ -69,13 +69,13 @@ class PriorityOrder:
         return self._priority_cell[page]
 
     def set(self, page: int, priority: int, end: float | None, is_free: bool) -> None:
-        """Gives a page a priority; a free page whose priority changes goes to the back of its new one.
+        """Sets the priority of a page; a free page whose priority changes goes behind the free pages of the new one.
 
         Args:
             page: the page.
-            priority: its priority from now on; 0, which every page has by itself, has no end.
+            priority: its new priority; 0, the default, has no end.
             end: the time at which it ends; None: never.
-            is_free: whether the page is free.
+            is_free: True if the page is free.
         """
         changes = priority != self._priority_cell[page]
         if changes and is_free:
@@ -85,7 +85,7 @@ class PriorityOrder:
             self._enter(page)
 
     def given(self) -> list[tuple[int, int, float | None]]:
-        """(page, priority, its end) of the pages that have another priority than 0, by page. O(pages)."""
+        """(page, priority, its end) of the pages whose priority is not 0, by page. O(pages)."""
         return [
             (page, self._priority_cell[page], self._end_of.get(page))
             for page in self._priority_of.nonzero()[0].tolist()
@@ -119,11 +119,11 @@ class PriorityOrder:
 
     @property
     def num_free(self) -> int:
-        """How many pages are free."""
+        """The number of free pages."""
         return self._log.num_free + self._num_in_levels
 
     def take_one(self) -> int:
-        """Takes the first page, whose priority ends; there must be one. O(log levels) amortised."""
+        """Takes the first page, whose priority ends; at least one must be free. O(log levels) amortised."""
         lowest = self._lowest()
         if not lowest or (lowest > 0 and self._log.num_free):
             return self._log.take_one()
@@ -133,9 +133,9 @@ class PriorityOrder:
         return page
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """Takes the first ``count`` pages, `i64[count]`, whose priorities end; there must be as many.
+        """Takes the first ``count`` pages, `i64[count]`, whose priorities end; at least ``count`` must be free.
 
-        O(count), and O(log levels) amortised for each page of another priority than 0.
+        O(count), and O(log levels) amortised for each page whose priority is not 0.
         """
         before: list[int] = []
         while len(before) < count and self._lowest() < 0:
@@ -169,11 +169,11 @@ class PriorityOrder:
         self._log.put(pages)
 
     def note_places(self, pages: NDArray[np.int64]) -> bool:
-        """Whether no page is named twice, of pages that are not free. O(pages) amortised."""
+        """True if no page is listed twice; the pages are not free. O(pages) amortised."""
         return self._log.note_places(pages)
 
     def put_noted(self, pages: NDArray[np.int64]) -> None:
-        """`put` for pages that `note_places` was asked about."""
+        """`put` for pages that were just passed to `note_places`."""
         self.put(pages)
 
     def put_front(self, pages: NDArray[np.int64]) -> None:
@@ -183,14 +183,14 @@ class PriorityOrder:
         self._log.put_front(pages)
 
     def remove(self, pages: NDArray[np.int64]) -> None:
-        """Takes distinct free pages out, wherever they stand. O(pages)."""
+        """Removes distinct free pages from any places. O(pages)."""
         in_log = self._priority_of[pages] == 0
         self._log.remove(pages[in_log])
         for page in pages[~in_log].tolist():
             self._leave(page)
 
     def remove_one(self, page: int) -> None:
-        """Takes one free page out, wherever it stands. O(1)."""
+        """Removes one free page from any place. O(1)."""
         if self._priority_cell[page]:
             self._leave(page)
         else:
@@ -226,7 +226,7 @@ class PriorityOrder:
         self._num_in_levels -= 1
 
     def _lowest(self) -> int:
-        """The lowest priority that a free page has, but for 0; 0 if there is none."""
+        """The lowest priority other than 0 of a free page; 0 if there is none."""
         heap = self._level_heap
         while heap and heap[0] not in self._levels:
             heappop(heap)
@@ -259,5 +259,5 @@ class PriorityOrder:
 
 
 def _is_heap(values: Sequence[Any]) -> bool:
-    """Whether none of the values is less than the one above it."""
+    """True if no value is less than its parent in the heap."""
     return all(values[(place - 1) // 2] <= value for place, value in enumerate(values) if place)

@@ -1,7 +1,8 @@
-"""MAN-12: how old pages become, told by a sample of them. Times are counted in pages handed out (the pool's clock).
+"""MAN-12: the ages of pages, measured on a sample of them. Times are counted in pages handed out (the pool's clock).
 
-A sampled page's times stand in small arrays, at its id divided by the sampling. A time is written over by the next
-one of its kind and read only while it means something: a free page has become free, a cached one was stored.
+A sampled page's times stand in small arrays, at its id divided by the sampling interval. A later time of the same kind
+overwrites an earlier one; a time of freeing is read only while the page is free, a time of storing only while it is
+cached.
 """
 
 from collections.abc import Iterable
@@ -19,16 +20,17 @@ _NEVER = -1
 class Sampling:
     """The times of the pages whose ids are multiples of a number, and histograms of their ages.
 
-    It trusts its caller: pages are distinct, and told of when it happens.
+    It trusts its caller: pages are distinct, and each change is recorded at the time it happens.
 
     Args:
         num_pages: pages of the pool.
-        every: one page in so many is sampled; the null page never is.
+        every: the sampling interval: pages whose id is a multiple of it are sampled, but for the null page.
 
     Attributes:
-        freed_cell: when each sampled page became free last, at its id divided by ``every``; scalar access.
-        lifetimes: of evicted pages, from being stored to being handed out, by buckets.
-        reuse_gaps: of pages held anew, from becoming free on, by buckets.
+        freed_cell: the time at which each sampled page last became free, at its id divided by ``every``; for scalar
+            access.
+        lifetimes: histogram of the times from storing to eviction, of evicted pages.
+        reuse_gaps: histogram of the times from freeing to the next use, of cached pages that were used again.
     """
 
     __slots__ = (
@@ -59,7 +61,7 @@ class Sampling:
         self.reuse_gaps = [0] * NUM_BUCKETS
 
     def stored(self, pages: NDArray[np.int64], clock: int) -> None:
-        """Notes that pages were cached, null pages among them passed over. O(pages)."""
+        """Records that pages were cached; null pages are skipped. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
         if some.size:
             self._stored_at[pages[some] // self._divisor] = clock
@@ -69,19 +71,19 @@ class Sampling:
         self._stored_cell[page // self._every] = clock
 
     def freed(self, pages: NDArray[np.int64], clock: int) -> None:
-        """Notes that pages became free. O(pages)."""
+        """Records that pages became free. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
         if some.size:
             self._freed_at[pages[some] // self._divisor] = clock
 
     def reused(self, pages: NDArray[np.int64], clock: int) -> None:
-        """Counts the gaps of free pages that are held anew. O(pages)."""
+        """Records the gaps of free pages that are in use again. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
         if some.size:
             _count(self.reuse_gaps, (clock - self._freed_at[pages[some] // self._divisor]).tolist())
 
     def evicted(self, pages: NDArray[np.int64], clock: int) -> None:
-        """Counts the lifetimes of those pages that were cached, the first of them handed out at ``clock``. O(pages)."""
+        """Records the lifetimes of the cached ones of pages that are handed out, the first at ``clock``. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
         if some.size:  # one in 64: taken one by one they cost half of what eight array operations do
             every, stored_at = self._every, self._stored_cell
@@ -100,12 +102,12 @@ class Sampling:
         self._stored_cell[slot] = _NEVER
 
     def forgotten(self, pages: NDArray[np.int64]) -> None:
-        """Notes that pages lost their hashes without being handed out. O(pages)."""
+        """Records that pages lost their hashes without being handed out. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
         self._stored_at[pages[some] // self._every] = _NEVER
 
     def cleared(self) -> None:
-        """Notes that all pages lost their hashes."""
+        """Records that all pages lost their hashes."""
         self._stored_at.fill(_NEVER)
 
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
@@ -123,7 +125,7 @@ class Sampling:
         return times
 
     def restore(self, stored: NDArray[np.int64], freed: NDArray[np.int64]) -> None:
-        """Takes times over: `i64[n, 2]` each, a sampled page and its time."""
+        """Sets times: `i64[n, 2]` each, rows of a sampled page and its time."""
         self._stored_at[stored[:, 0] // self._every] = stored[:, 1]
         self._freed_at[freed[:, 0] // self._every] = freed[:, 1]
 
@@ -134,7 +136,7 @@ class Sampling:
             is_cached: which pages are cached, `bool[num_pages]`.
             is_free: which are free, `bool[num_pages]`.
             clock: the time now.
-            evictions: how many pages were ever evicted.
+            evictions: the number of pages ever evicted.
 
         Raises:
             AssertionError: they contradict each other; the message shows them.
@@ -154,5 +156,5 @@ class Sampling:
 
 def _count(histogram: list[int], values: Iterable[int]) -> None:
     lengths = list(map(int.bit_length, values))
-    for length in set(lengths):  # of many pages that go together there are few
+    for length in set(lengths):  # many pages that are evicted together have few distinct lengths
         histogram[length if length < NUM_BUCKETS else -1] += lengths.count(length)
