@@ -1,9 +1,9 @@
-"""POOL-7: two runs become one where one of them is all that follows at the other's end.
+"""POOL-7: joining a run with a branch that leaves it at its end, so that the two become one run.
 
-Pages are evicted from the ends of runs mostly, so that a run is cut down to a place where another branches off; what
-follows there is part of the run from then on, as if it had been published so. Of the two the smaller is gone through,
-its pages, branches and duplicates; the larger takes them over, whichever comes first. So each page is gone through a
-logarithmic number of times at most; tokens and ids of the larger one are moved in memory where it comes second.
+Pages are evicted from the ends of runs mostly, so that a run is cut down to a place where another branches off. That
+branch is then made a part of the run, as if it had been published there. The pages, branches and duplicates of the
+smaller of the two are moved to the larger, no matter which comes first. So each page is moved a logarithmic number of
+times at most; where the larger run comes second, its tokens and ids are also shifted in memory.
 """
 
 from array import array
@@ -19,15 +19,15 @@ _T = TypeVar("_T")
 
 
 def join(head: Run, child: Run, run_cell: "array[int]") -> tuple[Run, Run]:
-    """Joins a run and what branched off at its end under the same extra keys, which it no longer has as a branch.
+    """Joins a run and a branch of the same extra keys that left it at its end, already detached from it.
 
     Args:
-        head: the run.
-        child: the other one.
-        run_cell: the number of the run in which each page stands, or below which it stands alone; it is kept up.
+        head: the run that comes first.
+        child: the former branch.
+        run_cell: see `PrefixIndex`; it is updated.
 
     Returns:
-        The run that holds both, and the one that is no more.
+        The run that has the content of both, and the one that is to be dropped.
     """
     if child.tail is not None:
         child.tail.leave()
@@ -48,7 +48,7 @@ def join(head: Run, child: Run, run_cell: "array[int]") -> tuple[Run, Run]:
 
 
 def _put_before(run: Run, head: Run) -> None:
-    """Puts tokens and pages before those of a run, which stands in the place of ``head`` from now on."""
+    """Puts the tokens and pages of ``head`` before those of ``run``, which replaces it below its parent."""
     parent = head.parent
     assert parent is not None, "nothing is joined to a root"
     parent.attach(head.start, head.extra, head.key, run)
@@ -61,7 +61,7 @@ def _put_before(run: Run, head: Run) -> None:
 
 
 def _take_over(run: Run, other: Run) -> None:
-    """Has a run hold what is attached to another one as well; both say at which places."""
+    """Moves the branches and duplicates of another run to this one; their places are positions in a request."""
     run.holes += other.holes
     run.num_attached += other.num_attached
     run.children = _united(run.children, other.children)
@@ -70,7 +70,7 @@ def _take_over(run: Run, other: Run) -> None:
 
 
 def _united(own: dict[int, _T] | None, others: dict[int, _T] | None) -> dict[int, _T] | None:
-    """Two dicts of different places, in the one that has more."""
+    """The union of two dicts without a common key, built in the larger one."""
     if not own or not others:
         return own or others
     if len(own) < len(others):
@@ -80,7 +80,7 @@ def _united(own: dict[int, _T] | None, others: dict[int, _T] | None) -> dict[int
 
 
 def _renumber(gone: Run, kept: Run, run_cell: "array[int]") -> None:
-    """Notes that what stood in or below one run stands in or below another."""
+    """Makes the pages and branches of one run refer to another."""
     pages = np.frombuffer(gone.pages, np.int32)
     np.frombuffer(run_cell, np.uint32)[pages[pages != 0]] = kept.number
     for same in (gone.duplicates or {}).values():

@@ -2,25 +2,26 @@
 
 A node is a *run*: pages that follow each other, their tokens in one buffer, their ids in one array. A look-up
 compares each run with the request in one memory comparison; no digest is computed, so that a false hit is impossible
-by construction (R2). Where prefixes part, one of them goes on in the run and the others *branch off*: a run has its
-branches by the place at which they leave it, found there by their first page's bytes. So a run is never split, and a
-look-up takes a step for each branch that it turns into, not for those that it passes. Cutting a run's tail when its
-last pages are evicted, and appending to it, are cheap; a page evicted from the middle leaves a hole (id 0), which the
-same content fills again. Pages of equal content beyond the first stand aside, in the order in which they were cached,
-and move up when the first goes (POOL-7).
+by construction (R2). Where prefixes part, one of them continues in the run and the others *branch off*: a run keeps its
+branches by the place at which they leave it, and there by their first page's bytes. So a run is never split, and a
+look-up takes a step for each branch that it follows, not for those that it passes. Cutting a run's tail when its last
+pages are evicted, and appending to it, are cheap; a page evicted from the middle leaves a hole (id 0), which the same
+content fills again. Further pages of the same content are kept beside the first as *duplicates*, in the order in which
+they were cached, and the next one takes the place of the first when that is evicted (POOL-7).
 
-Where a run has been cut down to a place where others branch off, the newest of these is *joined* to it: what follows
-at a run's end is always part of the run. So the number of runs depends on what is cached, not on what was.
+Where a run has been cut down to a place where others branch off, the newest of these is *joined* to it, so that no
+branch of the same extra keys leaves a run at its end. So the number of runs depends on what is cached now, not on what
+was cached before.
 
 Pages that different extra keys touch lie in different runs (HASH-2): a run carries the encoding of its extra
 keys, and the key by which a parent finds it begins with that encoding.
 
 A *lone page*, a branch of one page without extra keys, has no run of its own: its id stands among the branches of the
-run above it, under its tokens, which are the only object that it costs (beside a run of one page a quarter of the
-time to forget, and half of the bytes). It gets a run when a page comes behind it or beside it.
+run above it, with its tokens as the key, which are its only object (a quarter of the time to evict and half of the
+bytes of a run of one page). It gets a run when a page is published behind it or as its duplicate.
 
 Costs: a look-up takes one dict step and one comparison for each branch that it follows; publishing and evicting are
-O(pages), and so is joining, amortised to a logarithm: of two runs the smaller is gone through.
+    O(pages); joining is O(log pages) amortised for each page, since of two runs the smaller is moved.
 """
 
 from array import array
@@ -39,23 +40,24 @@ from .runs import Run, RunTree, common_pages
 __all__ = ["PrefixIndex"]
 
 _NOWHERE: NDArray[np.uint32] = np.zeros((), np.uint32)
-"""The number of no run; an array, since numpy takes a third of a microsecond longer for the Python number."""
+"""The run number of pages that are not cached; an array, since numpy takes a third of a microsecond longer for the
+Python number."""
 
 _GONE = RunTree(-1, 1, 0).root
-"""What stands in the list of runs under a number that no run has."""
+"""The placeholder in the list of runs at a number that no run has."""
 
 
 class PrefixIndex:
-    """Which page holds which prefix, for several groups of pages of one pool.
+    """Finds cached pages by the tokens of their prefixes, for several cache groups of one pool.
 
-    It trusts its caller: a published page is held and has no place in the index yet.
+    It trusts its caller: a page to be published is in use and not in the index yet.
 
     Args:
         num_pages: pages of the pool.
 
     Attributes:
-        run_cell: the number of the run in which each page stands, or below which it stands alone; 0 if it is not
-            cached; scalar access.
+        run_cell: the number of each page's run, for a lone page that of the run it branches off; 0 for pages that are
+            not cached. For scalar access.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -64,7 +66,7 @@ class PrefixIndex:
         self._depth_cell = array("I", bytes(4 * num_pages))
         self._depth_of: NDArray[np.uint32] = np.frombuffer(self._depth_cell, np.uint32)
         self._lone: dict[int, bytes] = {}
-        """What each lone page is found by."""
+        """The key of each lone page."""
         self._runs: list[Run] = [_GONE]
         self._spare: list[int] = []
         self._trees: dict[tuple[int, int], RunTree] = {}
@@ -96,14 +98,14 @@ class PrefixIndex:
     def holds(
         self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Whether each of ``pages`` holds the request's page at its place in the list, `bool[len(pages)]` (MAN-2)."""
+        """True for each of ``pages`` whose content is that of the request's page there, `bool[len(pages)]` (MAN-2)."""
         found = self.first_pages(tree, tokens, segments, len(pages))
         count = len(found)
         given, good = pages[:count], np.zeros(len(pages), bool)
-        # its own page, or a duplicate of it, which stands in the same run at the same place
+        # the page found, or a duplicate of it, which has the same run and place
         is_in_place = self._depth_of[given] == np.arange(count)
         good[:count] = (found != 0) & (self._run_of[given] == self._run_of[found]) & is_in_place
-        if self._lone:  # beside a page others may stand alone, below the same run
+        if self._lone:  # a lone page has the same run and place as pages of other content
             for place in (good[:count] & (given != found)).nonzero()[0].tolist():
                 good[place] = int(given[place]) not in self._lone and int(found[place]) not in self._lone
         return good
@@ -111,17 +113,17 @@ class PrefixIndex:
     def walk(
         self, tree: RunTree, tokens: TokenBytes, segments: Sequence[ExtraSegment], limit: int
     ) -> tuple[bytearray, bool]:
-        """The page cached for each place of a request, 0 where there is none, as far as the tree knows its tokens.
+        """The page cached for each place of a request, 0 where there is none, until its tokens leave the tree.
 
         Args:
-            tree: where to look.
+            tree: the tree to search.
             tokens: the request's token bytes.
             segments: its extra keys over its pages.
-            limit: the most pages wanted; the tokens cover as many.
+            limit: the most pages to find; the tokens cover at least as many.
 
         Returns:
-            The pages' ids as the bytes of int32, ``limit`` of them at most: from there on nothing is cached. And
-            whether the runs that were walked have no holes.
+            The pages' ids as the bytes of int32, at most ``limit`` of them; nothing is cached behind them. And True if
+            the runs that were walked have no holes.
         """
         found, is_whole = bytearray(), True
         size = tree.page_bytes
@@ -167,10 +169,10 @@ class PrefixIndex:
         start: int = 0,
         after: int = 0,
     ) -> None:
-        """Enters pages under the request's tokens (POOL-7). A page 0 among them enters nothing.
+        """Adds pages under the request's tokens (POOL-7). Null pages are skipped.
 
         Args:
-            tree: where to enter them.
+            tree: the tree to add them to.
             tokens: the request's token bytes from page ``start`` on.
             segments: its extra keys over its pages, from its first on.
             pages: the pages that hold these tokens.
@@ -234,19 +236,19 @@ class PrefixIndex:
             depth = stop
 
     def _add_lone(self, parent: Run, place: int, key: bytes, page: int) -> None:
-        """Enters a lone page that branches off a run at a place, under a key that has its own or no place there."""
+        """Adds a lone page as a branch of a run at a place, replacing the branch of this key, if any."""
         parent.attach(place, b"", key, page)
         self._lone[page] = key
         self.run_cell[page] = parent.number
         self._depth_cell[page] = place
 
     def _lone_run(self, page: int) -> Run:
-        """A lone page as a run that stands nowhere, for those who look or are about to put it there."""
+        """A new run of one lone page, not in the tree: to be read, or to be put there by the caller."""
         parent, key = self._runs[self.run_cell[page]], self._lone[page]
         return Run(parent.tree, -page, parent, key, b"", None, self._depth_cell[page], key, array("i", (page,)))
 
     def _run_at(self, page: int) -> Run:
-        """The run in which a cached page stands; a lone one gets its own, and has more in it before the call ends."""
+        """The run of a cached page; a lone page is given one, to which the caller adds a page."""
         if page not in self._lone:
             return self._runs[self.run_cell[page]]
         run = self._add_run(self._lone_run(page))
@@ -255,17 +257,17 @@ class PrefixIndex:
         return run
 
     def publish_next(self, page: int, after: int, depth: int, tokens: TokenBytes, extra: bytes) -> bool:
-        """The usual case of `publish`: one page behind the last page of a run, in O(1).
+        """Publishes one page behind the last page of a run, the most frequent case of `publish`. O(1).
 
         Args:
             page: the page.
             after: the cached page that holds the request's page before it.
-            depth: its place in the request.
+            depth: the position of ``page`` in the request.
             tokens: its token bytes.
             extra: the encoding of the extra keys that touch it.
 
         Returns:
-            Whether this was the case; if not, nothing has changed.
+            True if the page was published; False, with nothing changed, if this is another case of `publish`.
         """
         number = self.run_cell[after]
         run = self._runs[number]
@@ -281,19 +283,19 @@ class PrefixIndex:
         return True
 
     def run_behind(self, page: int) -> Run | None:
-        """The run whose last page is ``page``, if it has several and is nobody's to lengthen; else None."""
+        """The run whose last page is ``page``, if it has several pages and no tail; else None."""
         run = self._runs[self.run_cell[page]]
         is_free = len(run.pages) > 1 and run.tail is None and run.pages[-1] == page
         return run if is_free else None
 
     def leave_tails(self) -> None:
-        """Puts tails and runs together, and leaves no run to any request. O(runs and pages of tails)."""
+        """Moves all tails into their runs and detaches them. O(runs and pages of tails)."""
         for run in self._runs:
             if run.tail is not None:
                 run.tail.leave()
 
     def lengthen(self, numbers: NDArray[np.int64], pages: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-        """Notes that pages stand in tails of runs. O(pages).
+        """Records that pages were added to the tails of runs. O(pages).
 
         Args:
             numbers: the runs' numbers, `i64[m]`.
@@ -309,7 +311,7 @@ class PrefixIndex:
         self._depth_cell[page] = place
 
     def _occupy(self, run: Run, inner: int, pages: NDArray[np.int64]) -> None:
-        """Enters pages where the run has this content already: in holes, or aside as duplicates."""
+        """Adds pages at places where the run has their content already: into holes, or as duplicates."""
         for place, page in enumerate(pages.tolist(), inner):
             if not page:
                 continue
@@ -325,7 +327,7 @@ class PrefixIndex:
             self._depth_cell[page] = run.start + place
 
     def _add_run(self, run: Run) -> Run:
-        """Puts a run into the list of runs, and among the branches of its parent."""
+        """Adds a run to the list of runs and to the branches of its parent."""
         if self._spare:
             run.number = self._spare.pop()
             self._runs[run.number] = run
@@ -339,7 +341,7 @@ class PrefixIndex:
     # -- Evicting ---------------------------------------------------------------------------------
 
     def evict_one(self, page: int) -> None:
-        """Takes a cached page out. O(1), and what joining costs."""
+        """Removes a cached page. O(1), and the cost of joining."""
         cell = self.run_cell
         run = self._runs[cell[page]]
         cell[page] = 0
@@ -347,7 +349,7 @@ class PrefixIndex:
         if key is not None:
             branches: Any = run.others if run.extra else run.children
             siblings = branches[self._depth_cell[page]]
-            if len(siblings) > 1:  # `Run.detach` without its call; nothing is laid bare
+            if len(siblings) > 1:  # `Run.detach` inlined; the run keeps a branch there
                 del siblings[key]
                 run.num_attached -= 1
             else:
@@ -368,9 +370,9 @@ class PrefixIndex:
                 del run.digests[len(pages) :]
 
     def evict(self, pages: NDArray[np.int64]) -> int:
-        """Takes the cached ones of distinct pages out; returns how many. O(pages), and what joining costs.
+        """Removes the cached ones of distinct pages; returns how many there were. O(pages), and the cost of joining.
 
-        Pages of one run that stand together at its end go together, where the run has nothing else there.
+        Pages that are the end of a run are removed together, where there are no branches, holes or duplicates.
         """
         numbers = self._run_of[pages]
         num_cached = int(np.count_nonzero(numbers))
@@ -380,7 +382,7 @@ class PrefixIndex:
         number_of, page_of = numbers.data, pages.data
         backwards = pages[::-1].astype(np.int32).tobytes()
         runs, lone, end = self._runs, self._lone, len(pages)
-        changed: dict[Run, None] = {}  # they are tidied when all pages are out: until then ``numbers`` stay theirs
+        changed: dict[Run, None] = {}  # tidied when all pages are out: until then ``numbers`` stays valid
         start = 0
         while start < end:
             number = number_of[start]
@@ -416,7 +418,7 @@ class PrefixIndex:
             # as many distinct pages as there are places from the lowest on: exactly the run's tail, in any order
             if is_whole:
                 is_tail = int(self._depth_of[some].min()) == run.end - count
-            else:  # a lone page may be among them
+            else:  # lone pages may be among them
                 is_tail = backwards[4 * (left - count) : 4 * left] == run.pages[-count:].tobytes()
                 is_tail = is_tail and run.is_plain_end(count)
             if is_tail and count < len(run.pages):
@@ -433,7 +435,7 @@ class PrefixIndex:
         return num_cached
 
     def _evict_page(self, run: Run, page: int) -> None:
-        """Takes out a page of a run, or a lone one below it; the run is to be tidied."""
+        """Removes a page of a run, or a lone page that branches off it; the caller tidies the run."""
         depth = self._depth_cell[page]
         key = self._lone.pop(page, None) if self._lone else None
         if key is not None:
@@ -455,7 +457,7 @@ class PrefixIndex:
         run.holes += 1
 
     def _remove(self, run: Run) -> Run:
-        """Takes a run out, which has no branches; returns the one above it."""
+        """Removes a run without branches; returns its parent."""
         parent = run.parent
         assert parent is not None
         self._runs[run.number] = _GONE
@@ -464,13 +466,13 @@ class PrefixIndex:
         return parent
 
     def _tidy(self, run: Run) -> None:
-        """Has a run that lost pages or branches end where it should, and joins what follows there.
+        """Cuts holes at the end of a run that lost pages or branches, and joins a branch that leaves it there.
 
-        Holes at its end that nothing follows are cut; where nothing is left it goes, and the run above it is tidied. A
-        page that is left alone becomes a lone page.
+        Holes at its end are cut unless a branch leaves behind them. An empty run is removed and its parent tidied. A
+        run of one page without branches, duplicates and extra keys becomes a lone page.
         """
         if self._runs[run.number] is not run:
-            return  # it has gone since, or is part of another
+            return  # the run was removed or joined since
         while run.parent is not None and not run.pages[-1]:
             dead = run.num_dead()
             if dead < len(run.pages):
@@ -486,7 +488,7 @@ class PrefixIndex:
             self._add_lone(self._remove(run), run.start, run.key, run.pages[0])
 
     def _join(self, head: Run, key: bytes, child: Run | int) -> Run:
-        """Makes what branched off at a run's end, under a key, a part of the run; returns the run that holds both."""
+        """Joins a branch at a run's end to the run; returns the run that has both."""
         if isinstance(child, int):
             del self._lone[child]
             head.lengthen(key)  # the page's tokens: a lone page has no extra keys, and so the run has none
@@ -498,12 +500,12 @@ class PrefixIndex:
         return kept
 
     def reset(self) -> None:
-        """Forgets every page. O(pages), in one fill, and O(runs and lone pages): none is left to the collector."""
+        """Removes every page. O(pages), in one fill, and O(runs and lone pages): no cycle is left for the collector."""
         self.leave_tails()
         self._run_of.fill(0)
         self._lone.clear()
         for run in self._runs:
-            run.children = run.others = None  # a run and those below it name each other
+            run.children = run.others = None  # a run and its branches refer to each other
             run.num_attached = 0
         self._spare = []
         self._runs = [_GONE, *(tree.root for tree in self._trees.values())]
@@ -514,20 +516,20 @@ class PrefixIndex:
 
     @property
     def num_runs(self) -> int:
-        """How many runs there are, beside the roots; lone pages have none."""
+        """The number of runs without the roots; a lone page has none."""
         return len(self._runs) - 1 - len(self._spare) - len(self._trees)
 
     def cached(self, pages: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Whether each of ``pages`` is cached, `bool[len(pages)]`."""
+        """True for each of ``pages`` that is cached, `bool[len(pages)]`."""
         flags: NDArray[np.bool_] = self._run_of[pages] != 0
         return flags
 
     def num_cached(self, pages: NDArray[np.int64] | NDArray[np.int32]) -> int:
-        """How many of ``pages`` are cached: half the price of `cached`."""
+        """The number of ``pages`` that are cached; takes half the time of `cached`."""
         return int(np.count_nonzero(self._run_of[pages]))
 
     def place(self, page: int) -> tuple[Run, int] | None:
-        """The run in which a page stands, and its place there; None if it is not cached."""
+        """The run of a page, and its place in it; None if it is not cached."""
         number = self.run_cell[page]
         if not number:
             return None
@@ -539,7 +541,7 @@ class PrefixIndex:
         return run, self._depth_cell[page] - run.start
 
     def places(self) -> Iterator[tuple[Run, int, list[int]]]:
-        """Every content that is cached: its run, its place there, and its pages in order (POOL-7)."""
+        """(run, place in it, pages in the order cached) of every cached content (POOL-7)."""
         for tree in self._trees.values():
             waiting = [tree.root]
             while waiting:

@@ -12,20 +12,21 @@ from ..reading.tokens import TokenBytes
 __all__ = ["Branches", "Run", "RunTree", "common_pages"]
 
 Branches = dict[int, dict[bytes, "Run | int"]]
-"""What branches off a run: by place in a request, then by key, a run or the id of a lone page."""
+"""The branches of a run, by place in a request, then by key: runs, or ids of lone pages."""
 
 _FIRST_STRETCH = 256
-"""Pages that are compared at first where two prefixes part; then eight times as many, and so on."""
+"""The number of pages compared first to find where two prefixes part; each further comparison has eight times as
+many."""
 
 
 class Tail(Protocol):
-    """Pages that stand behind a run's last one and are not among its pages yet; see `GrowingTail`."""
+    """Pages published behind a run's last one that are not stored in the run yet; see `GrowingTail`."""
 
     def settle(self) -> None:
-        """Puts the pages into the run."""
+        """Moves the pages into the run."""
 
     def leave(self) -> None:
-        """Settles, and lets go of the run, which is going to be changed."""
+        """Settles and detaches the tail from the run, which is about to change."""
 
 
 @final
@@ -33,25 +34,26 @@ class Run:
     """Pages of consecutive places with their tokens, and the branches that leave it at any of its pages.
 
     Attributes:
-        tree: the tree it belongs to.
-        number: its place in the index's list of runs; a lone page, looked at as a run, has its id with a minus.
-        parent: the run that it branches off; None for a root.
-        key: what the parent finds it by: its extra keys' encoding and its first page's token bytes.
-        extra: the encoding of the extra keys that touch each of its pages.
-        extra_keys: those extra keys, or None.
-        start: the place of its first page in a request.
-        tokens: its pages' token bytes; those of a run of one page may be its key.
-        pages: its pages' ids, 0 where one was evicted.
-        children: the branches under the same extra keys; None: there are none. None of them is at the run's end:
-            what follows there is part of the run.
-        others: the branches under other extra keys; None: there are none.
-        num_attached: how many branches and duplicates it has.
-        holes: how many of ``pages`` are 0.
-        duplicates: by place in a request, the further pages of the same content in the order cached.
-        num_agreed: how many of its first pages agreed with the last request that parted from it.
-        digests: the digests of its first pages, as far as they were asked for; None before.
-        tail: pages that it lacks yet, and whose request alone may lengthen it; None: there are none. Who looks at the
-            run has it settled first, who changes its pages or adds to it has it leave.
+        tree: the tree of the run.
+        number: the run's place in the index's list of runs; minus the page's id for a lone page shown as a run.
+        parent: the run that this one branches off; None for a root.
+        key: the run's key among the parent's branches: ``extra`` and the first page's token bytes.
+        extra: the encoding of the extra keys that touch each page of the run.
+        extra_keys: the extra keys that touch each page of the run, or None.
+        start: the position of the first page in a request.
+        tokens: the pages' token bytes; of a run of one page perhaps the same object as ``key``.
+        pages: the pages' ids, 0 where one was evicted.
+        children: the branches under the same extra keys; None if there are none. No such branch leaves the run at its
+            end: it would be joined to the run.
+        others: the branches under other extra keys; None if there are none.
+        num_attached: the number of branches and duplicates.
+        holes: the number of zeros in ``pages``.
+        duplicates: by position in a request, the further pages of the same content, in the order cached; None if there
+            are none.
+        num_agreed: the number of leading pages that agreed with the last look-up that left the run amid it; 0 before.
+        digests: the digests of leading pages, as far as they were computed; None if none was.
+        tail: pages published behind the run by one live request and not stored in it yet; None if there are none. A
+            reader of the run settles the tail first; a writer detaches it (`Tail.leave`).
     """
 
     __slots__ = (
@@ -106,7 +108,7 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The place behind its last page; a tail's pages are not counted."""
+        """The position behind the last page; a tail's pages are not counted."""
         return self.start + len(self.pages)
 
     def page_tokens(self, place: int) -> bytes:
@@ -117,23 +119,23 @@ class Run:
     # -- Pages ------------------------------------------------------------------------------------
 
     def lengthen(self, tokens: TokenBytes | bytearray) -> None:
-        """Adds tokens behind its own; the pages are the caller's."""
+        """Appends tokens; the caller appends the pages."""
         if type(self.tokens) is bytes:
             self.tokens = bytearray(self.tokens)
         self.tokens += tokens
 
     def cut(self, count: int) -> None:
-        """Cuts its last ``count`` pages, fewer than it has."""
+        """Removes the last ``count`` pages, fewer than there are."""
         if not count:
             return
-        tokens: Any = self.tokens  # a bytearray: a run of several pages has its tokens to itself
+        tokens: Any = self.tokens  # a bytearray: only a run of one page may share its tokens with its key
         del self.pages[-count:]
         del tokens[-count * self.tree.page_bytes :]
         if self.digests:
             del self.digests[len(self.pages) :]
 
     def num_dead(self) -> int:
-        """How many holes there are at its end that nothing follows. O(their number)."""
+        """The number of holes at the end that no branch follows. O(their number)."""
         pages, start = self.pages, self.start
         children, others = self.children or (), self.others or ()
         end = len(pages)
@@ -142,16 +144,16 @@ class Run:
         return len(pages) - end
 
     def is_plain_end(self, count: int) -> bool:
-        """Whether the last ``count`` pages have neither holes nor duplicates nor branches among and behind them."""
+        """True if there are no holes or duplicates, and no branch among or behind the last ``count`` pages."""
         if self.holes or self.duplicates:
             return False
         places = range(self.end - count + 1, self.end + 1)
         return all(not branches or branches.keys().isdisjoint(places) for branches in (self.children, self.others))
 
     def parts_again(self, tokens: TokenBytes, offset: int, most: int) -> bool:
-        """Whether ``tokens`` from byte ``offset`` on, of ``most`` pages, part from it where the last ones did.
+        """True if ``most`` pages of ``tokens`` from byte ``offset`` on leave the run where the last look-up did.
 
-        Mostly so: requests that share a system prompt part where it ends. It is known by comparing two times.
+        The usual case, since requests that share a system prompt part where it ends. Costs two comparisons.
         """
         size, agreed = self.tree.page_bytes, self.num_agreed
         after = offset + agreed * size
@@ -164,7 +166,7 @@ class Run:
     # -- Branches ---------------------------------------------------------------------------------
 
     def attach(self, place: int, extra: bytes, key: bytes, child: "Run | int") -> None:
-        """Adds a branch at a place in a request, or puts it in place of the one with this key."""
+        """Adds a branch at a position in a request, replacing the one with this key, if any."""
         if extra == self.extra:
             branches = self.children = {} if self.children is None else self.children
         else:
@@ -176,7 +178,7 @@ class Run:
         siblings[key] = child
 
     def detach(self, place: int, extra: bytes, key: bytes) -> None:
-        """Takes a branch away."""
+        """Removes a branch."""
         branches = self.children if extra == self.extra else self.others
         assert branches is not None, "it has this branch"
         siblings = branches[place]
@@ -190,7 +192,7 @@ class Run:
                 self.others = None
 
     def take_newest(self, place: int) -> tuple[bytes, "Run | int"]:
-        """Takes away one of the branches under its own extra keys at a place; returns its key and itself. O(1)."""
+        """Removes the newest branch under the same extra keys at a place; returns its key and the branch. O(1)."""
         assert self.children is not None, "it has a branch there"
         siblings = self.children[place]
         self.num_attached -= 1
@@ -201,17 +203,17 @@ class Run:
         return newest
 
     def branches(self) -> Iterator[tuple[int, bytes, "Run | int"]]:
-        """(place in a request, key, branch) of all of its branches."""
+        """(position in a request, key, branch) of all branches."""
         for branches in (self.children, self.others):
             for place, siblings in (branches or {}).items():
                 for key, child in siblings.items():
                     yield place, key, child
 
     def check(self) -> None:
-        """Verifies what the run says twice.
+        """Verifies every redundancy of the run.
 
         Raises:
-            AssertionError: it disagrees with itself; the message shows it.
+            AssertionError: a check fails; the message shows the run.
         """
         page_bytes = self.tree.page_bytes
         attached = sorted((place, key) for place, key, _ in self.branches())
@@ -259,7 +261,7 @@ class RunTree:
     Args:
         group_id: the group.
         page_size: tokens in a page.
-        number: that of the root.
+        number: the number of the root.
     """
 
     __slots__ = ("group_id", "page_bytes", "root")
@@ -271,9 +273,9 @@ class RunTree:
 
 
 def common_pages(run: Run, inner: int, tokens: TokenBytes, offset: int, most: int) -> int:
-    """How many pages of a run, from ``inner`` on, ``most`` at most, agree with ``tokens`` from byte ``offset`` on.
+    """The number of pages of a run from ``inner`` on, at most ``most``, that equal ``tokens`` from ``offset`` on.
 
-    O(pages that agree): however much lies behind the place where they part.
+    ``offset`` is in bytes. O(pages that agree), however many pages follow.
     """
     page_bytes = run.tree.page_bytes
     done, stretch = 0, _FIRST_STRETCH
