@@ -13,10 +13,14 @@ PACKAGES = ("spec", "fast")
 ALONE = {
     # -- spec --------------------------------------------------------------------------------------
     "spec/clauses": "the sentences of the contract stand once",
+    "spec/declarations/codec": "declared once, for both",
     "spec/declarations/events": "declared once, for both",
     "spec/declarations/extra_keys": "declared once, for both",
     "spec/declarations/groups": "declared once, for both",
+    "spec/declarations/json_kinds": "declared once, for both",
+    "spec/declarations/reading": "declared once, for both",
     "spec/declarations/requests": "declared once, for both",
+    "spec/declarations/snapshots": "declared once, for both",
     "spec/declarations/swaps": "declared once, for both",
     "spec/attention/attention": "fast calls kernels",
     "spec/attention/attention_batch": "fast calls kernels",
@@ -63,7 +67,6 @@ ALONE = {
     "fast/step/step_reading": "a batched step by columns; single calls in spec",
     "fast/manager/restored_index": "the index is fast's own; part of restore in spec",
     "fast/manager/restored_requests": "columns of live requests; part of restore in spec",
-    "fast/manager/snapshot_parts": "how damaged JSON is refused; part of snapshot_fields in spec",
     "fast/table/slots": "part of page_table in spec",
     "fast/table/table_lag": "what the device lacks; spec's device copy is an array of the host's",
     "fast/table/table_rows": "part of page_table in spec",

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.manager.snapshot_fields import extra_keys_from_json, group_from_json
+from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.json_kinds import extra_keys_of, group_of
 
 from .calls import CALLS, CLASSES, PROPERTIES
 from .columns import decoded, numbers_of
@@ -237,14 +238,14 @@ def _batch(result: Any) -> Any:
 
 
 def _extra_keys(value: Any) -> Any:
-    return extra_keys_from_json("extra keys", value) or ()
+    return extra_keys_of(Part("extra keys", value)) or ()
 
 
 def _argument(name: str, value: Any) -> Any:
     if name == "kv_cache_groups":
         if not isinstance(value, list) or len(value) > _MOST_GROUPS:
             raise ValueError(f"kv_cache_groups must be a list of at most {_MOST_GROUPS}")
-        groups = [group_from_json("group", group) for group in value]
+        groups = [group_of(Part("group", group)) for group in value]
         for group in groups:
             _whole("page_size", group.kv_cache_spec.page_size, _MOST_SIZE)
         return groups

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.manager.snapshot_fields import extra_keys_to_json
+from kvproof.spec.declarations.json_kinds import extra_keys_to_json
 
 from ..redaction import Redaction
 from .call_texts import encode, plain_text, text_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.spec.manager.snapshot_fields import extra_keys_to_json, group_to_json
+from kvproof.spec.declarations.json_kinds import extra_keys_to_json, group_to_json
 
 from ..writing import write_file
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown

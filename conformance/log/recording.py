@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.spec.manager.snapshot_fields import group_to_json
+from kvproof.spec.declarations.json_kinds import group_to_json
 
 from .call_texts import outcome_text, text_of
 from .calls import CALLS, CLASSES, PROPERTIES

@@ -6,35 +6,27 @@ never mended; and so is what the manager would write in another way, as equal st
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import NUM_BUCKETS, CacheCounters, EngineRequest, HashFunction, PageCopy
+from kvproof.spec.declarations import EngineRequest, HashFunction, PageCopy
+from kvproof.spec.declarations.codec import Part, plain
+from kvproof.spec.declarations.json_kinds import counters_of, event_of
+from kvproof.spec.declarations.snapshots import arguments_of, parts_of
 
 from ..pool.hashing import init_none_hash
 from ..reading.arguments import listed, refusal
 from ..reading.request_reading import read_request_id
 from .restored_index import restore_index
 from .restored_requests import restore_requests
-from .snapshot import HEADER, VERSION, snapshot_of
-from .snapshot_fields import event_of, group_of
-from .snapshot_parts import Part
+from .snapshot import snapshot_of
 
 if TYPE_CHECKING:
     from .prefix_manager import PrefixManager
 
 __all__ = ["restored"]
-
-_KEYS = (
-    *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
-    *("enable_events", "counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt", "none_hash", "groups"),
-    *("num_host_pages", "next_swap_id"),
-    *("now", "free", "priorities", "contents", "cached", "requests", "known", "given_back", "pins", "next_pin_id"),
-    *("copies", "events", "counters", "clock", "stored_at", "freed_at"),
-)
 
 _LATEST = 1 << 62
 """What a clock is below: it goes on."""
@@ -51,14 +43,7 @@ def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_f
     for request in listed("requests", requests):
         if objects.setdefault(read_request_id(request), request) is not request:
             raise refusal(ValueError, "MAN-14", f"requests has two objects of the id {request.request_id!r}")
-    whole = Part("snapshot", snapshot)
-    for name, expected in (("kvproof", HEADER), ("version", VERSION)):
-        part = Part(f"snapshot.{name}", snapshot.get(name))
-        if type(part.value) is not type(expected) or part.value != expected:
-            raise part.damaged(f"must be {expected!r}", "SEC-3")
-    if set(snapshot) != set(_KEYS):
-        raise whole.damaged(f"must be an object with the keys {list(_KEYS)}", "SEC-3")
-    parts = whole.members(_KEYS)
+    parts = parts_of(snapshot)
     _require_pages(parts)
     manager = _made(kind, parts, hash_function)
     manager.page_pool.none_hash = parts["none_hash"].digest()
@@ -74,16 +59,9 @@ def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_f
         raise refusal(ValueError, "MAN-14", f"snapshot does not hold together: {problem}") from None
     again = snapshot_of(manager)
     for name, part in parts.items():
-        if part.value != again[name] and _plain(part.value) != _plain(again[name]):
+        if part.value != again[name] and plain(part.value) != plain(again[name]):
             raise part.damaged("must be what a manager in this state writes")
     return manager
-
-
-def _plain(value: Any) -> Any:
-    """A value with lists where it has tuples, and dicts where it has other mappings: equal where its JSON is."""
-    if isinstance(value, Mapping):
-        return {name: _plain(own) for name, own in value.items()}
-    return [_plain(own) for own in value] if isinstance(value, list | tuple) else value
 
 
 def _require_pages(parts: Mapping[str, Part]) -> None:
@@ -99,25 +77,12 @@ def _require_pages(parts: Mapping[str, Part]) -> None:
 
 def _made(kind: type[ManagerKind], parts: Mapping[str, Part], hash_function: HashFunction) -> ManagerKind:
     """The manager as it was at first, but for the root of its keys."""
-    per_salt, caching = parts["max_pinned_pages_per_salt"], parts["enable_caching"].flag()
-    arguments: dict[str, Any] = {
-        "num_pages": parts["num_pages"].integer(),
-        "kv_cache_groups": [group_of(part) for part in parts["groups"].items()],
-        "max_model_len": parts["max_model_len"].integer(),
-        "enable_caching": caching,
-        "use_eagle": parts["use_eagle"].flag(),
-        "unhashed_first": parts["unhashed_first"].flag(),
-        "enable_events": parts["enable_events"].flag(),
-        "counter_sampling": parts["counter_sampling"].integer(),
-        "max_pinned_pages": parts["max_pinned_pages"].integer(),
-        "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
-        "num_host_pages": parts["num_host_pages"].integer(),
-    }
+    arguments = arguments_of(parts)
     try:
         manager = kind(**arguments, hash_seed=b"", hash_function=hash_function)
     except (TypeError, ValueError) as error:
         raise refusal(ValueError, "MAN-14", f"snapshot tells of no manager: {error}") from None
-    if manager.enable_caching != caching:
+    if manager.enable_caching != arguments["enable_caching"]:
         raise parts["enable_caching"].damaged("is true without a group")
     return manager
 
@@ -184,13 +149,7 @@ def _read_priorities(part: Part, num_pages: int, now: float | None) -> list[tupl
 def _restore_counters(manager: "PrefixManager", parts: Mapping[str, Part]) -> None:
     """Counters, and the times by which the pool will go on counting."""
     pool = manager.page_pool
-    given: dict[str, Any] = {}
-    for name, part in parts["counters"].members(field.name for field in fields(CacheCounters)).items():
-        if name in ("page_lifetimes", "reuse_gaps"):
-            given[name] = tuple(count.integer() for count in part.items(NUM_BUCKETS))
-        else:
-            given[name] = part.integer()
-    counters = CacheCounters(**given)
+    counters = counters_of(parts["counters"])
     manager._num_requests, manager._queried_tokens = counters.requests, counters.queried_tokens
     manager._hit_tokens = counters.hit_tokens
     manager._num_preemptions, manager._preempted_tokens = counters.preemptions, counters.preempted_tokens

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.json_kinds import extra_keys_of
+
 from ..groups.cache_group import CacheGroup
 from ..pool.hashing import PageHash, PageHashWithGroupId, page_digest, token_tuple
 from ..pool.page_pool import PagePool
 from ..reading.extra_keys import ExtraSegment, extra_segments
-from .snapshot_fields import extra_keys_of
-from .snapshot_parts import Part
 
 __all__ = ["restore_index"]
 

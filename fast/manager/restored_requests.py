@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest
+from kvproof.spec.declarations.codec import BEYOND, Part
 
 from ..groups.cache_group import CacheGroup
 from ..index.prefix_index import PrefixIndex
 from ..reading.arguments import attribute
 from ..reading.request_reading import read_tokens
 from ..reading.tokens import TokenBytes
-from .snapshot_parts import BEYOND, Part
 
 if TYPE_CHECKING:
     from .prefix_manager import PrefixManager

@@ -1,30 +1,27 @@
 """MAN-14: a manager's whole state as JSON.
 
-The format is the specification's, version 2, so that a manager of either package goes on from the other's
-snapshots. Keys are not in it, as the contents tell them, and neither are the engine's request objects; token ids
-are, salts are not (SEC-2). Equal states give equal snapshots, whatever led to them: cached pages stand by the first
-page under their key, contents in the order in which those pages need them.
+What a snapshot looks like stands in the declarations' `snapshots`, so that a manager of either package goes on from
+the other's. Equal states give equal snapshots, whatever led to them: cached pages stand by the first page under their
+key, contents in the order in which those pages need them.
 """
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from kvproof.spec.declarations.json_kinds import counters_to_json, event_to_json, extra_keys_to_json, group_to_json
+from kvproof.spec.declarations.snapshots import HEADER, VERSION
 
 from ..groups.swapped_requests import SwappedRequests
 from ..index.runs import Run
 from ..pool.hashing import token_tuple
 from ..pool.page_pool import PagePool
 from ..reading.arguments import refusal
-from .snapshot_fields import event_to_json, extra_keys_to_json, group_to_json
 
 if TYPE_CHECKING:
     from .prefix_manager import PrefixManager
 
-__all__ = ["HEADER", "VERSION", "snapshot_of"]
-
-HEADER = "manager snapshot"
-VERSION = 2
+__all__ = ["snapshot_of"]
 
 
 def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
@@ -65,9 +62,7 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
         "next_swap_id": coordinator.swapped.next_id,
         "copies": [[request_id, *copy] for request_id, copy in coordinator.copies],
         "events": [event_to_json(event) for event in pool.waiting_events()],
-        "counters": {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(manager.counters).items()
-        },
+        "counters": counters_to_json(manager.counters),
         "clock": pool.clock,
         "stored_at": stored_at,
         "freed_at": freed_at,

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.reading import MOST_BITS, refusal, shown
+
 __all__ = [
     "all_below",
     "attribute",
@@ -34,23 +36,6 @@ __all__ = [
     "refusal",
     "shown",
 ]
-
-
-def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
-    """The error to raise for a refused call: ``message`` with the clause's label behind it."""
-    return kind(f"{message} [{clause}]")
-
-
-_MOST_BITS = 8192
-"""Of a longer int a message shows the length: Python writes none of more than 4,300 digits, and raises instead."""
-
-
-def shown(value: object) -> str:
-    """A value as a message shows it; of what may hold token ids only the type (SEC-2)."""
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return f"<an int of {value.bit_length()} bits>"
-    plain = value is None or isinstance(value, int | float | str | bytes | np.generic)
-    return repr(value) if plain else f"<{type(value).__name__}>"
 
 
 # -- One value ------------------------------------------------------------------------------------
@@ -83,7 +68,7 @@ def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1
         raise refusal(ValueError, clause, f"{name}={shown(number)} must be at least {minimum}")
     if below is not None and number >= below:
         raise refusal(ValueError, clause, f"{name}={shown(number)} must be less than {below}")
-    if number.bit_length() > _MOST_BITS:
+    if number.bit_length() > MOST_BITS:
         raise refusal(ValueError, clause, f"{name}={shown(number)} is larger than any number that counts something")
     return number
 

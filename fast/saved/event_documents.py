@@ -14,10 +14,10 @@ import json
 from collections.abc import Iterable
 
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
+from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.json_kinds import any_event_of, event_to_json
 
 from ..cache.documents import document, fields_of, parsed
-from ..manager.snapshot_fields import any_event_of, event_to_json
-from ..manager.snapshot_parts import Part
 from ..reading.arguments import listed, refusal
 
 __all__ = ["events_from_json", "events_to_json"]

@@ -1,56 +1,20 @@
-"""MAN-14: a manager's whole state as JSON, in one format that every implementation writes and reads.
-
-::
-
-    kvproof         "manager snapshot"
-    version         2
-    num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
-    max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     as the manager was made
-    none_hash       the root of its keys, hexadecimal as all bytes
-    groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
-    now             the time last told, or null
-    free            [page], in eviction order
-    priorities      [[page, priority, expires_at]] of the pages that have one, by page
-    contents        [[place of the content before in this list or -1, [token], extra keys]]
-    cached          [[group, page, place in contents]]; the pages of one key in their order, keys by their first page
-    requests        [{id, slot, num_promised, num_slots, num_computed, groups}], live ones, in order of admission;
-                    groups: [{pages, num_hits, num_published, states}], a null page as 0; states: [[place, tokens]]
-                    of the places with a page in a group of mode align, else []
-    known           [id] of the requests looked up or admitted whose keys were not dropped, in their order
-    given_back      [[id, tokens]] of those among them that were live
-    pins            [{id, num_tokens, pages}], a list of pages for each group
-    next_pin_id     the id of the next pin
-    next_swap_id    the id of the next plan of copies to or from the host
-    copies          [[request id, group, source, destination]], not handed out yet
-    events          [{kind, the fields of the event}], not handed out yet
-    counters        {the fields of CacheCounters}
-    clock           pages handed out
-    stored_at       [[page, clock]] of the sampled pages that are cached, by page
-    freed_at        [[page, clock]] of those among them that are free, by page
-    extra keys      null, or [{kind, its fields}]
-
-The engine's request objects are not in it; keys are not, as the contents tell them; and no salt is, as none is
-kept (SEC-2). Token ids are.
-"""
+"""MAN-14: a manager's whole state as JSON. What a snapshot looks like stands in `declarations.snapshots`."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..declarations.json_kinds import counters_to_json, event_to_json, extra_keys_to_json, group_to_json
+from ..declarations.snapshots import HEADER, VERSION
 from ..pool.hashing import PageHashWithGroupId
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
 from ..reading.arguments import refusal
-from .snapshot_fields import event_to_json, extra_keys_to_json, group_to_json
 
 if TYPE_CHECKING:
     from .cache_manager import CacheManager
 
-__all__ = ["HEADER", "VERSION", "snapshot_of"]
-
-HEADER = "manager snapshot"
-VERSION = 2
+__all__ = ["snapshot_of"]
 
 
 def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
@@ -94,9 +58,7 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
         "next_swap_id": manager._swapped.next_swap_id,
         "copies": [[request_id, *copy] for request_id, copy in manager.coordinator.noted_copies],
         "events": [event_to_json(event) for event in pool._events],
-        "counters": {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(manager.counters).items()
-        },
+        "counters": counters_to_json(manager.counters),
         "clock": pool._clock,
         "stored_at": [list(entry) for entry in sorted(pool._stored_at.items())],
         "freed_at": [list(entry) for entry in sorted(pool._freed_at.items())],

@@ -9,12 +9,11 @@ from collections.abc import Iterable
 
 from ..cache.documents import parsed, read_document, written_document
 from ..declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
-from ..manager.snapshot_fields import event_from_json, event_to_json, read_list
+from ..declarations.codec import Part
+from ..declarations.json_kinds import any_event_of, event_to_json
 from ..reading.arguments import listed, refusal
 
 __all__ = ["events_from_json", "events_to_json"]
-
-_BEYOND = 2**63
 
 
 def events_to_json(events: Iterable[CacheEvent]) -> str:
@@ -40,5 +39,5 @@ def events_from_json(json_str: str) -> list[CacheEvent]:
         TypeError: it is no str.
         ValueError: it is damaged.
     """
-    entries = read_list("events", read_document("CacheEvents", parsed(json_str), ["events"])["events"])
-    return [event_from_json(f"events[{place}]", entry, _BEYOND, _BEYOND) for place, entry in enumerate(entries)]
+    events = Part("events", read_document("CacheEvents", parsed(json_str), ["events"])["events"])
+    return [any_event_of(event) for event in events.items()]

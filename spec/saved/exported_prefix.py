@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ..cache.ragged_cache import RaggedPagesCache
 from ..cache.state_pages import StatePages
 from ..declarations import EngineRequest
+from ..declarations.json_kinds import group_to_json
 from ..manager.cache_manager import CacheManager
-from ..manager.snapshot_fields import group_to_json
 from ..pool.hashing import hash_request_tokens
 from ..reading.arguments import integer, listed, refusal
 from .prefix_files import KIND, VERSION, read_prefix_file, written_prefix_file

@@ -1,5 +1,7 @@
 """SEC-3: reading JSON that anybody may have written: every value knows its place, and is what it should be or refused.
 
+Both packages read snapshots, events and documents by this, so that they refuse the same ones in the same words.
+
 Values are not shown where they may be tokens or fingerprints of salts (SEC-2), nor where they are out of all bounds.
 """
 
@@ -10,31 +12,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reading.arguments import refusal
+from .reading import refusal
 
-__all__ = ["BEYOND", "Part"]
+__all__ = ["BEYOND", "Part", "plain"]
 
 BEYOND = 1 << 63
 """What every number is below: it fits an int64."""
 
 
 class Part:
-    """One value of a snapshot.
+    """One value of a document.
 
     Args:
-        name: where it stands, from the snapshot on.
+        name: where it stands, from the document on.
         value: what stands there.
+        clause: the label of the clause by which it is refused, it and its own parts.
     """
 
-    __slots__ = ("_name", "value")
+    __slots__ = ("_clause", "_name", "value")
 
-    def __init__(self, name: str, value: object) -> None:
+    def __init__(self, name: str, value: object, clause: str = "MAN-14") -> None:
         self._name = name
         self.value = value
+        self._clause = clause
 
-    def damaged(self, problem: str, clause: str = "MAN-14") -> Exception:
-        """The error for a part that is damaged or does not fit the rest (MAN-14)."""
-        return refusal(ValueError, clause, f"{self._name} {problem}")
+    def damaged(self, problem: str, clause: str | None = None) -> Exception:
+        """The error for a part that is damaged or does not fit the rest."""
+        return refusal(ValueError, clause or self._clause, f"{self._name} {problem}")
+
+    def _part(self, place: str, value: object) -> "Part":
+        return Part(f"{self._name}{place}", value, self._clause)
 
     # -- What has parts of its own ----------------------------------------------------------------
 
@@ -43,20 +50,20 @@ class Part:
         wanted = list(names)
         if not isinstance(self.value, Mapping) or set(self.value) != set(wanted):
             raise self.damaged(f"must be an object with the keys {wanted}")
-        return {name: Part(f"{self._name}.{name}", self.value[name]) for name in wanted}
+        return {name: self._part(f".{name}", self.value[name]) for name in wanted}
 
     def member(self, name: str) -> "Part":
         """One member of an object, whatever others it has."""
         if not isinstance(self.value, Mapping) or name not in self.value:
             raise self.damaged(f"must be an object with the key {name!r}")
-        return Part(f"{self._name}.{name}", self.value[name])
+        return self._part(f".{name}", self.value[name])
 
     def __len__(self) -> int:
         return len(self._list())
 
     def items(self, length: int | None = None) -> list["Part"]:
         """The elements of a list, perhaps of a given length."""
-        return [Part(f"{self._name}[{place}]", value) for place, value in enumerate(self._list(length))]
+        return [self._part(f"[{place}]", value) for place, value in enumerate(self._list(length))]
 
     def _list(self, length: int | None = None) -> list[Any] | tuple[Any, ...]:
         if not isinstance(self.value, list | tuple) or (length is not None and len(self.value) != length):
@@ -102,6 +109,10 @@ class Part:
             raise self.damaged("must be bytes as lower-case hexadecimal digits")
         return bytes.fromhex(digits)
 
+    def optional_time(self) -> float | None:
+        """A finite number, or None for null."""
+        return None if self.value is None else self.time()
+
     def time(self) -> float:
         """A finite number."""
         value = self.value
@@ -140,3 +151,10 @@ class Part:
         if values and not (minimum <= min(values) and max(values) < below):
             raise self.damaged(f"must have integers in [{minimum}, {below}) only")
         return np.array(values, np.int64)
+
+
+def plain(value: Any) -> Any:
+    """A value with lists where it has tuples, and dicts where it has other mappings: equal where its JSON is."""
+    if isinstance(value, Mapping):
+        return {name: plain(own) for name, own in value.items()}
+    return [plain(own) for own in value] if isinstance(value, list | tuple) else value

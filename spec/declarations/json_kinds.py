@@ -1,39 +1,34 @@
-"""MAN-14: groups, extra keys and events in JSON: an object with the kind's name and the kind's fields.
+"""MAN-14: groups, extra keys, events and counters in JSON: an object with the kind's name and the kind's fields.
 
 One table for each says how every field is written and how it is read back, so that the two can't part.
 """
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from dataclasses import fields as fields_of
+from operator import index
 from typing import Any, NamedTuple, cast
 
-import jax  # noqa: F401 - with it comes what tells numpy the names of narrow floats
+import ml_dtypes  # noqa: F401 - numpy knows the names of its types once it is imported
 import numpy as np
 
-from kvproof.spec.declarations import (
-    CacheCleared,
-    CacheEvent,
+from .codec import Part
+from .events import NUM_BUCKETS, CacheCleared, CacheCounters, CacheEvent, PageRemoved, PageStored
+from .extra_keys import CacheSalt, ExtraKey, LoraAdapter, MultimodalItem, PromptEmbeddings, WeightsVersion
+from .groups import (
     CacheGroupSpec,
-    CacheSalt,
     ChunkedLocalAttentionSpec,
-    ExtraKey,
     FullAttentionSpec,
-    LoraAdapter,
     MambaSpec,
     MLAAttentionSpec,
-    MultimodalItem,
-    PageRemoved,
-    PageStored,
-    PromptEmbeddings,
     SlidingWindowSpec,
-    WeightsVersion,
 )
-
-from ..pool.hashing import token_tuple
-from .snapshot_parts import Part
 
 __all__ = [
     "any_event_of",
+    "counters_of",
+    "counters_to_json",
     "event_of",
     "event_to_json",
     "extra_keys_of",
@@ -74,9 +69,12 @@ def _list_of(field: _Field) -> _Field:
 
 
 def _to_json(kinds: Mapping[type, _Kind], value: Any) -> dict[str, Any]:
-    fields = kinds[type(value)].fields
+    kind = next((base for base in type(value).__mro__ if base in kinds), None)
+    if kind is None:
+        raise TypeError(f"{type(value).__name__} is none of {[own.__name__ for own in kinds]}")
+    fields = kinds[kind].fields
     return {
-        "kind": type(value).__name__,
+        "kind": kind.__name__,
         **{name: field.write(getattr(value, name)) for name, field in fields.items()},
     }
 
@@ -95,16 +93,16 @@ def _made(kinds: Mapping[type, _Kind], part: Part) -> Any:
     return make(**{name: field.read(members[name]) for name, field in fields.items()})
 
 
-_COUNT = _Field(int, Part.integer)
+_COUNT = _Field(index, Part.integer)
 _TEXT = _Field(str, Part.text)
 _UNICODE = _Field(str, Part.unicode)
 _DIGEST = _Field(bytes.hex, Part.digest)
-_TOKENS = _Field(list, lambda part: token_tuple(part.tokens()))
+_TOKENS = _Field(list, lambda part: tuple(np.frombuffer(part.tokens(), "<i4").tolist()))
 
 
 # -- Extra keys -----------------------------------------------------------------------------------
 
-_ITEM = {"content": _DIGEST, "offset": _COUNT, "length": _Field(int, lambda part: part.integer(minimum=1))}
+_ITEM = {"content": _DIGEST, "offset": _COUNT, "length": _Field(index, lambda part: part.integer(minimum=1))}
 
 _EXTRA_KEYS: dict[type, _Kind] = {
     CacheSalt: _Kind(CacheSalt.of_fingerprint, {"fingerprint": _DIGEST}),
@@ -132,7 +130,7 @@ def extra_keys_of(part: Part) -> tuple[ExtraKey, ...] | None:
 
 # -- Events ---------------------------------------------------------------------------------------
 
-_REMOVED = {"group_id": _COUNT, "page_id": _Field(int, lambda part: part.integer(minimum=1)), "page_hash": _DIGEST}
+_REMOVED = {"group_id": _COUNT, "page_id": _Field(index, lambda part: part.integer(minimum=1)), "page_hash": _DIGEST}
 
 _EVENTS: dict[type, _Kind] = {
     PageStored: _Kind(
@@ -186,26 +184,25 @@ def _dtype_of(part: Part) -> str:
     raise part.damaged("must be the name of a dtype")
 
 
-_SIZE = _Field(int, lambda part: part.integer(minimum=1))
 _DTYPE = _Field(lambda dtype: np.dtype(dtype).name, _dtype_of)
-_ATTENTION = {"page_size": _SIZE, "num_kv_heads": _SIZE, "head_size": _SIZE, "dtype": _DTYPE}
-_VALUES = {"head_size_v": _maybe(_SIZE)}
+_ATTENTION = {"page_size": _COUNT, "num_kv_heads": _COUNT, "head_size": _COUNT, "dtype": _DTYPE}
+_VALUES = {"head_size_v": _maybe(_COUNT)}
 
 _GROUPS: dict[type, _Kind] = {
     FullAttentionSpec: _Kind(FullAttentionSpec, {**_ATTENTION, **_VALUES}),
-    SlidingWindowSpec: _Kind(SlidingWindowSpec, {**_ATTENTION, "sliding_window": _SIZE, **_VALUES}),
+    SlidingWindowSpec: _Kind(SlidingWindowSpec, {**_ATTENTION, "sliding_window": _COUNT, **_VALUES}),
     ChunkedLocalAttentionSpec: _Kind(
-        ChunkedLocalAttentionSpec, {**_ATTENTION, "attention_chunk_size": _SIZE, **_VALUES}
+        ChunkedLocalAttentionSpec, {**_ATTENTION, "attention_chunk_size": _COUNT, **_VALUES}
     ),
     MLAAttentionSpec: _Kind(MLAAttentionSpec, _ATTENTION),
     MambaSpec: _Kind(
         MambaSpec,
         {
-            "page_size": _SIZE,
-            "shapes": _list_of(_list_of(_SIZE)),
+            "page_size": _COUNT,
+            "shapes": _list_of(_list_of(_COUNT)),
             "dtypes": _list_of(_DTYPE),
             "mamba_cache_mode": _TEXT,
-            "page_size_padded": _maybe(_SIZE),
+            "page_size_padded": _maybe(_COUNT),
         },
     ),
 }
@@ -225,3 +222,22 @@ def group_of(part: Part) -> CacheGroupSpec:
     members = part.members(["kind", *fields, *_LAYERS])
     spec = make(**{name: field.read(members[name]) for name, field in fields.items()})
     return CacheGroupSpec(spec, **{name: field.read(members[name]) for name, field in _LAYERS.items()})
+
+
+# -- Counters -------------------------------------------------------------------------------------
+
+
+def counters_to_json(counters: CacheCounters) -> dict[str, Any]:
+    """The fields of counters, histograms as lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(counters).items()}
+
+
+def counters_of(part: Part) -> CacheCounters:
+    """Reads counters."""
+    histograms = {field.name for field in fields_of(CacheCounters) if isinstance(field.default, tuple)}
+    members = part.members(field.name for field in fields_of(CacheCounters))
+    numbers: dict[str, Any] = {
+        name: tuple(count.integer() for count in member.items(NUM_BUCKETS)) if name in histograms else member.integer()
+        for name, member in members.items()
+    }
+    return CacheCounters(**numbers)

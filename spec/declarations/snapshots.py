@@ -1,0 +1,86 @@
+"""MAN-14: what a snapshot looks like: a manager's whole state as JSON, which every implementation writes and reads.
+
+::
+
+    kvproof         "manager snapshot"
+    version         2
+    num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
+    max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     as the manager was made
+    none_hash       the root of its keys, hexadecimal as all bytes
+    groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
+    now             the time last told, or null
+    free            [page], in eviction order
+    priorities      [[page, priority, expires_at]] of the pages that have one, by page
+    contents        [[place of the content before in this list or -1, [token], extra keys]]
+    cached          [[group, page, place in contents]]; the pages of one key in their order, keys by their first page
+    requests        [{id, slot, num_promised, num_slots, num_computed, groups}], live ones, in order of admission;
+                    groups: [{pages, num_hits, num_published, states}], a null page as 0; states: [[place, tokens]]
+                    of the places with a page in a group of mode align, else []
+    known           [id] of the requests looked up or admitted whose keys were not dropped, in their order
+    given_back      [[id, tokens]] of those among them that were live
+    pins            [{id, num_tokens, pages}], a list of pages for each group
+    next_pin_id     the id of the next pin
+    next_swap_id    the id of the next plan of copies to or from the host
+    copies          [[request id, group, source, destination]], not handed out yet
+    events          [{kind, the fields of the event}], not handed out yet
+    counters        {the fields of CacheCounters}
+    clock           pages handed out
+    stored_at       [[page, clock]] of the sampled pages that are cached, by page
+    freed_at        [[page, clock]] of those among them that are free, by page
+    extra keys      null, or [{kind, its fields}]
+
+The engine's request objects are not in it; keys are not, as the contents tell them; and no salt is, as none is
+kept (SEC-2). Token ids are.
+
+Here stands what is in a snapshot, and how the parts are read that need no manager. What a manager's state is, and
+how a manager comes from one, each package computes for itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .codec import Part
+from .json_kinds import group_of
+
+__all__ = ["HEADER", "VERSION", "arguments_of", "parts_of"]
+
+HEADER = "manager snapshot"
+VERSION = 2
+
+_KEYS = (
+    *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
+    *("enable_events", "counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt", "num_host_pages"),
+    *("none_hash", "groups", "now", "free", "priorities", "contents", "cached", "requests", "known", "given_back"),
+    *("pins", "next_pin_id", "next_swap_id", "copies", "events", "counters", "clock", "stored_at", "freed_at"),
+)
+
+
+def parts_of(snapshot: Mapping[str, Any]) -> dict[str, Part]:
+    """The parts of a snapshot by their names, once it was found to be one.
+
+    Raises:
+        ValueError: it is of another kind or version or has other fields (SEC-3).
+    """
+    for name, expected in (("kvproof", HEADER), ("version", VERSION)):
+        part = Part(f"snapshot: {name}", snapshot.get(name), "SEC-3")
+        if type(part.value) is not type(expected) or part.value != expected:
+            raise part.damaged(f"must be {expected!r}")
+    whole = Part("snapshot: the object", snapshot, "SEC-3")
+    return {name: Part(f"snapshot: {name}", part.value) for name, part in whole.members(_KEYS).items()}
+
+
+def arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """The arguments by which the manager of a snapshot is made, but for its keys' hash and their root.
+
+    Raises:
+        ValueError: one is damaged (MAN-14). Whether they go together is for the manager to say.
+    """
+    per_salt = parts["max_pinned_pages_per_salt"]
+    counts = ("num_pages", "max_model_len", "counter_sampling", "max_pinned_pages", "num_host_pages")
+    flags = ("enable_caching", "use_eagle", "unhashed_first", "enable_events")
+    return {
+        **{name: parts[name].integer() for name in counts},
+        **{name: parts[name].flag() for name in flags},
+        "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
+        "kv_cache_groups": [group_of(part) for part in parts["groups"].items()],
+    }
