@@ -1,9 +1,9 @@
 """The specification: what a correct backend does, made executable.
 
-Slow and obviously correct, in dicts, lists and numpy. Read it to learn what is right: `clauses` holds the
-contract's sentences, every other module the code that they describe, each under its label. Start with
-`page_pool`; `cache_manager` stands on it, `page_table` beside it. What is in the pages, and what attention makes
-of it, is in `cache_update` and `attention`.
+Slow and obviously correct, in dicts, lists and numpy. Read it to learn what is right: `clauses` holds the contract's
+sentences, every other module the code that implements them, each under its label. ``spec/README.md`` says in which
+order to read, shows how a request passes through pool, manager and table, and explains some 25 words beside those of
+vLLM and SGLang.
 """
 
 from .attention.attention import fused_ragged_paged_attention, ragged_paged_attention

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvproof.spec import CLAUSES
+
 from .test_layout import MODULES, ROOT, _circle, _imports, _module_of
 
 PACKAGES = ("spec", "fast")
@@ -138,3 +140,13 @@ def test_a_class_stands_where_its_name_says() -> None:
         ):
             text = (ROOT / package / f"{place}.py").read_text()
             assert re.search(rf"^class {name}\b", text, re.MULTILINE), f"{package}/{place}: {name}"
+
+
+def test_the_reading_order_names_what_is_there() -> None:
+    """Each file, room and clause that the specification's page names exists; it names every room."""
+    text = (ROOT / "spec" / "README.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)?[a-z_]+\.py|[a-z_]+/)`", text))
+    rooms = {f"{_room(path)}/" for path in MODULES if path.is_relative_to(ROOT / "spec") and path.parent.name != "spec"}
+    places = {f"{place}.py" for place in _places("spec")}
+    assert rooms <= named <= rooms | places | {place.split("/")[-1] for place in places}
+    assert set(re.findall(r"\b[A-Z]{2,5}-\d+\b", text)) <= CLAUSES.keys()
