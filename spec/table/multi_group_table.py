@@ -1,4 +1,4 @@
-"""TAB: the page tables of several cache groups, a row being the same request in all of them."""
+"""TAB: the page tables of several cache groups; a request has the same row in all of them."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ __all__ = ["MultiGroupPageTable"]
 
 
 class MultiGroupPageTable(Uncopied):
-    """The page tables of several cache groups, a row being the same request in all of them.
+    """The page tables of several cache groups; a request has the same row in all of them.
 
     Args:
-        max_num_reqs: rows.
-        max_model_len: the most tokens of a request; each table's rows have room for as many.
+        max_num_reqs: number of rows.
+        max_model_len: the most tokens of a request; the rows of every table have room for them.
         max_num_batched_tokens: the most tokens of one step.
         page_sizes: tokens in a page, for each group.
         sharding: see `PageTable`.
@@ -49,7 +49,7 @@ class MultiGroupPageTable(Uncopied):
         return len(self.page_tables)
 
     def append_row(self, page_ids: Sequence[Sequence[int]], row_idx: int) -> None:
-        """Adds pages to a row in every group, or in none if one does not fit (TAB-2).
+        """Appends pages to a row in every group, or in none if one does not fit (TAB-2).
 
         Args:
             page_ids: the pages, a list for each group.
@@ -60,10 +60,10 @@ class MultiGroupPageTable(Uncopied):
     def append_rows_batch(
         self, page_ids_per_req: Sequence[Sequence[Sequence[int]]], req_indices: Sequence[int]
     ) -> None:
-        """Adds pages to several rows in every group, or to none if one does not fit (TAB-2).
+        """Appends pages to several rows in every group, or to none if one does not fit (TAB-2).
 
         Args:
-            page_ids_per_req: for each of ``req_indices`` a list for each group.
+            page_ids_per_req: the pages to append, for each of ``req_indices`` a list for each group.
             req_indices: the rows.
         """
         requests = [self._groups("page_ids_per_req", lists) for lists in listed("page_ids_per_req", page_ids_per_req)]
@@ -77,7 +77,7 @@ class MultiGroupPageTable(Uncopied):
         """Replaces the pages of a row in every group, or in none if one list does not fit (TAB-2).
 
         Args:
-            page_ids: the row's pages from now on, a list for each group.
+            page_ids: the row's new pages, a list for each group.
             row_idx: the row.
         """
         lists = self._groups("page_ids", page_ids)
@@ -117,7 +117,8 @@ class MultiGroupPageTable(Uncopied):
             table.check()
 
     def _groups(self, name: str, lists: object) -> list[list[int]]:
-        given = [listed(name, pages) for pages in listed(name, lists)]
-        if len(given) != len(self.page_tables):
-            raise refusal(ValueError, "TAB-2", f"{name} has {len(given)} lists for {len(self.page_tables)} groups")
-        return given
+        """Reads lists of pages, one for each group (R1, TAB-2)."""
+        read = [listed(name, pages) for pages in listed(name, lists)]
+        if len(read) != len(self.page_tables):
+            raise refusal(ValueError, "TAB-2", f"{name} has {len(read)} lists for {len(self.page_tables)} groups")
+        return read

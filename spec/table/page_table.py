@@ -17,17 +17,17 @@ def cdiv(a: int, b: int) -> int:
 
 
 class PageTable(Uncopied):
-    """The page table of one cache group: a host copy that calls change and a device copy that `commit` updates.
+    """The page table of one cache group: a host table that calls change, and a device table that `commit` updates.
 
     Args:
-        max_num_reqs: rows.
-        max_num_pages_per_req: entries of a row.
-        max_num_batched_tokens: the most tokens of one step: the length of a slot mapping, whatever the step
-            holds, so that the programs that read it are compiled once (TAB-7).
-        sharding: where the copy on the device lies. Nothing depends on it: here that copy is an array of the host's.
+        max_num_reqs: number of rows.
+        max_num_pages_per_req: number of entries of a row.
+        max_num_batched_tokens: the most tokens of one step. Every slot mapping has this length, so that the programs
+            that read it are compiled once (TAB-7).
+        sharding: placement of the device table; without effect here, where that table is an array on the host.
 
     Attributes:
-        cpu_version: grows with every call that changes the host's rows or counts (TAB-8).
+        cpu_version: version of the host table; grows with every call that changes its rows or counts (TAB-8).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PageTable(Uncopied):
 
     @property
     def num_pages_per_row(self) -> NDArray[np.int32]:
-        """How many pages each row names, `i32[max_num_reqs]`; read-only."""
+        """The number of pages of each row, `i32[max_num_reqs]`; read-only."""
         counts = np.array([len(row) for row in self._rows], np.int32)
         counts.flags.writeable = False
         return counts
@@ -78,13 +78,13 @@ class PageTable(Uncopied):
         """The host table; see ``page_table_cpu``."""
         return self.page_table_cpu
 
-    # -- Changing the host's rows -----------------------------------------------------------------
+    # -- Changing the host table -----------------------------------------------------------------
 
     def append_row(self, page_ids: Sequence[int], row_idx: int) -> None:
-        """Adds pages behind those of a row.
+        """Appends pages to a row.
 
         Args:
-            page_ids: the pages; none is no error.
+            page_ids: the pages to append; may be empty.
             row_idx: the row.
 
         Raises:
@@ -94,18 +94,18 @@ class PageTable(Uncopied):
         self.append_rows_batch([page_ids], [row_idx])
 
     def append_rows_batch(self, page_ids: Sequence[Sequence[int]], req_indices: Sequence[int]) -> None:
-        """Adds pages to several rows, in order, or to none if one does not fit (TAB-2).
+        """Appends pages to several rows, in order, or to none if one does not fit (TAB-2).
 
         Args:
-            page_ids: the pages to add, a list for each of ``req_indices``.
-            req_indices: the rows; one named twice is appended to twice.
+            page_ids: the pages to append, a list for each of ``req_indices``.
+            req_indices: the rows; a row that is named twice gets both lists.
         """
         for row_idx, pages in self.read_batch(page_ids, req_indices):
             self._rows[row_idx] += pages
             self.cpu_version += 1
 
     def read_batch(self, page_ids: Sequence[Sequence[int]], req_indices: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Reads a batch of appends and refuses it unless all of it fits (R1, TAB-2). Changes nothing."""
+        """Reads a batch of appends; refuses it unless all of them fit (R1, TAB-2). Changes nothing."""
         rows = [index("req_indices", row, self.max_num_reqs, "TAB-2") for row in listed("req_indices", req_indices)]
         lists = [self._page_ids(pages) for pages in listed("page_ids", page_ids)]
         if len(rows) != len(lists):
@@ -120,7 +120,7 @@ class PageTable(Uncopied):
         """Replaces the pages of a row.
 
         Args:
-            page_ids: the row's pages from now on.
+            page_ids: the row's new pages.
             row_idx: the row.
         """
         row_idx, pages = self.read_row(page_ids, row_idx)
@@ -128,7 +128,7 @@ class PageTable(Uncopied):
         self.cpu_version += 1
 
     def read_row(self, page_ids: Sequence[int], row_idx: int) -> tuple[int, list[int]]:
-        """Reads a row's new pages and refuses them unless they fit (R1, TAB-2). Changes nothing."""
+        """Reads a row's new pages; refuses them unless they fit (R1, TAB-2). Changes nothing."""
         row_idx = index("row_idx", row_idx, self.max_num_reqs, "TAB-2")
         pages = self._page_ids(page_ids)
         self._fit(len(pages), row_idx)
@@ -154,7 +154,7 @@ class PageTable(Uncopied):
     def clear(self) -> None:
         """Empties every row, on the host and on the device at once (TAB-6).
 
-        To device handles given out before it is what a commit is: they keep their values or raise (TAB-4).
+        Device handles from before keep their values or raise, as after a commit (TAB-4).
         """
         self._rows = [[] for _ in range(self.max_num_reqs)]
         self._device = self._zeros()
@@ -163,16 +163,16 @@ class PageTable(Uncopied):
     # -- The device -------------------------------------------------------------------------------
 
     def commit(self, num_reqs: int) -> None:
-        """Makes the first rows of the device equal to the host's; the other rows keep what they have (TAB-4).
+        """Copies the first rows of the host table to the device; later device rows stay as they are (TAB-4).
 
-        Where there is a device, what travels are the entries that changed, by at most 4 compiled programs (TAB-5);
-        here there is none, and the table is copied.
+        A backend with a device sends only the changed entries, by at most 4 compiled programs (TAB-5). Here the
+        whole table is copied.
 
         Args:
-            num_reqs: how many rows, from 0 to ``max_num_reqs``.
+            num_reqs: number of rows, from 0 to ``max_num_reqs``.
         """
         count = index("num_reqs", num_reqs, self.max_num_reqs + 1, "TAB-2")
-        device = self._device.copy()  # handles given out before keep their values
+        device = self._device.copy()  # earlier device handles keep their values
         device[:count] = self.page_table_cpu[:count]
         device.flags.writeable = False
         self._device = device
@@ -213,18 +213,18 @@ class PageTable(Uncopied):
     def update_slices(
         self, req_indices: Sequence[int], starts: Sequence[int], lengths: Sequence[int], page_size: int
     ) -> NDArray[np.int32]:
-        """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7).
+        """The slices of consecutive slots that the tokens of a step fill, each within one page (TAB-7).
 
         Args:
-            req_indices: the rows, in the order in which their tokens stand in the step, `[n]`.
-            starts: the position of each row's first token in the step, `[n]`.
-            lengths: how many tokens of each row are in the step, `[n]`.
+            req_indices: the rows, in the order of their tokens in the step, `[n]`.
+            starts: the position in its row of each row's first token of the step, `[n]`.
+            lengths: the number of tokens of each row in the step, `[n]`.
             page_size: tokens in a page.
 
         Returns:
-            `i32[3, max_slices]`, a column (first slot, first token of the step, length) for each run; columns
-            past the last run are -1. ``max_slices`` is ``min(2 * max_num_reqs + max_num_batched_tokens //
-            page_size, max_num_batched_tokens)``, which no step with each row once exceeds.
+            `i32[3, max_slices]`, a column (first slot, first token of the step, length) for each slice; columns
+            past the last slice are -1. ``max_slices`` is ``min(2 * max_num_reqs + max_num_batched_tokens //
+            page_size, max_num_batched_tokens)``: the most that a step can have which names each row once.
         """
         size = integer("page_size", page_size, minimum=1)
         rows = [index("req_indices", row, self.max_num_reqs, "TAB-2") for row in listed("req_indices", req_indices)]
@@ -261,6 +261,7 @@ class PageTable(Uncopied):
         return slices
 
     def _slot(self, row: int, position: object, page_size: int) -> int:
+        """The slot of a position of a row, which must have a page there (TAB-7)."""
         place = index("positions", position, len(self._rows[row]) * page_size, "TAB-7")
         slot = self._rows[row][place // page_size] * page_size + place % page_size
         if slot >= 2**31:
@@ -289,10 +290,10 @@ class PageTable(Uncopied):
         return index("src", src, self.max_num_reqs, "TAB-2"), index("tgt", tgt, self.max_num_reqs, "TAB-2")
 
     def check(self) -> None:
-        """Verifies the state's bounds.
+        """Verifies that every row fits the table, and that every page id is an int32 of at least 0.
 
         Raises:
-            AssertionError: one does not hold; the message shows the whole state.
+            AssertionError: a row does not; the message has the whole state.
         """
         for row_idx, row in enumerate(self._rows):
             fits = len(row) <= self.max_num_pages_per_req and all(0 <= page < 2**31 for page in row)
