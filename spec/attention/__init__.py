@@ -1,1 +1,1 @@
-"""ATT: attention over pages, in float64."""
+"""ATT: attention over pages, computed in float64."""

@@ -1,11 +1,11 @@
-"""ATTENTION: what a query computes from the keys and values that it may read, in float64.
+"""ATT: what a query computes from the keys and values that it may read, in float64.
 
-For query head i of the row at position p, KV head h = i // (Hq / H), and the keys j that the mask lets through::
+For query head i of the row at position p, with KV head h = i // (Hq / H), and the keys j that the mask lets it read::
 
     s_j = cap(scale * (q_scale * q_i) . (k_scale * k_jh))          cap(s) = c * tanh(s / c), if there is a soft cap
     out = sum_j exp(s_j) * (v_scale * v_jh) / (sum_j exp(s_j) + exp(sink_i))         exp(sink_i) if there are sinks
 
-and zeros where no key is let through. Nothing else of the cache is looked at (ATT-3).
+and zeros where it may read no key. No other part of the cache is read (ATT-3).
 """
 
 from collections.abc import Callable
@@ -20,25 +20,25 @@ from ..layout.cache_update import Write, read_keys_values, require_writes
 from ..layout.open_pages import OpenPages
 from ..reading.arguments import flag, integer, real, refusal
 from ..reading.array_arguments import array_of
-from .attention_batch import Batch, read_batch
+from .attention_batch import RaggedBatch, read_batch
 
 __all__ = ["AttentionRule", "attended", "fused_ragged_paged_attention", "ragged_paged_attention", "read_rule"]
 
 ReadSlots = Callable[[NDArray[Any], NDArray[Any]], tuple[NDArray[np.float64], NDArray[np.float64]]]
-"""From pages and offsets, `int[n]` each, to keys `f64[n, H, D]` and values `f64[n, H, Dv]`."""
+"""Reads slots: from pages and offsets, `int[n]` each, to keys `f64[n, H, D]` and values `f64[n, H, Dv]`."""
 
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """Which keys a query reads, and how logits are made.
+    """Which keys a query reads, and how its logits are computed.
 
     Attributes:
-        scale: what query times key is multiplied by.
-        causal: whether it reads keys up to its own position only.
-        window: positions that it reads, its own included; None: all.
-        chunk: positions of a chunk, beyond whose start it doesn't read; None: there are no chunks.
-        soft_cap: the bound that tanh puts on logits; None: none.
-        sinks: one more logit for each query head, `f64[Hq]`; None: none.
+        scale: factor of the product of query and key, ``q_scale`` included.
+        causal: whether a query reads no key after its own position.
+        window: number of positions that a query reads at most, its own the last; None: no window.
+        chunk: length of the chunks of positions; a query reads no key before its own chunk; None: no chunks.
+        soft_cap: bound c of logits s, which become c * tanh(s / c); None: no bound.
+        sinks: additional logit of each query head, in the denominator only, `f64[Hq]`; None: no sinks.
     """
 
     scale: float
@@ -49,7 +49,7 @@ class AttentionRule:
     sinks: NDArray[np.float64] | None = None
 
     def reads(self, position: int, key: int) -> bool:
-        """Whether the query at a position reads a key (ATT-1); one at a negative position reads none (ATT-2)."""
+        """Whether the query at a position reads a key (ATT-1); at a negative position it reads none (ATT-2)."""
         return (
             position >= 0
             and (not self.causal or key <= position)
@@ -59,16 +59,16 @@ class AttentionRule:
 
 
 def attended(
-    queries: NDArray[np.float64], batch: Batch, read_slots: ReadSlots, v_head_dim: int, rule: AttentionRule
+    queries: NDArray[np.float64], batch: RaggedBatch, read_slots: ReadSlots, v_head_dim: int, rule: AttentionRule
 ) -> NDArray[np.float64]:
-    """What every row of a batch attends to (ATT-1 to ATT-4). O(rows * keys * Hq * D).
+    """The attention of every query row of a batch (ATT-1 to ATT-4). O(rows * keys * Hq * D).
 
     Args:
         queries: `f64[T, Hq, D]`.
-        batch: whose rows they are.
-        read_slots: how slots are read.
+        batch: the batch that the rows belong to.
+        read_slots: the function that reads slots of the cache.
         v_head_dim: Dv.
-        rule: the mask and the rest.
+        rule: the mask, and how logits are computed.
 
     Returns:
         `f64[T, Hq, Dv]`, zeros where there is nothing to read.
@@ -85,7 +85,7 @@ def attended(
 def _attended_row(
     query: NDArray[np.float64], keys: NDArray[np.float64], values: NDArray[np.float64], rule: AttentionRule
 ) -> NDArray[np.float64]:
-    """One row: query `f64[Hq, D]`, keys `f64[n, H, D]`, values `f64[n, H, Dv]`; n is at least 1."""
+    """The attention of one row: query `f64[Hq, D]`, keys `f64[n, H, D]`, values `f64[n, H, Dv]`, n at least 1."""
     num_heads = len(query)
     group = num_heads // keys.shape[1]
     out = np.zeros((num_heads, values.shape[2]))
@@ -115,7 +115,7 @@ def read_rule(
     """Reads the options of an attention call (R1).
 
     Args:
-        head_dim: D, for the scale where none is given: ``D ** -0.5``.
+        head_dim: D, from which the default scale ``D ** -0.5`` is computed.
         num_q_heads: Hq.
         scale: a real number or None.
         causal: a bool.
@@ -161,26 +161,26 @@ def ragged_paged_attention(
     """Attention of a ragged batch over a paged cache (ATT-1 to ATT-4, ATT-6). O(rows * keys * Hq * D).
 
     Args:
-        queries: `[T, Hq, D]`: f32, bf16 or f16. Rows past ``cu_q_lens[num_seqs]`` may hold anything (ATT-4).
+        queries: `[T, Hq, D]`: f32, bf16 or f16. Rows past ``cu_q_lens[num_seqs]`` are not read (ATT-4).
         kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), or `ScaledPages` of them.
         kv_lens: tokens of each sequence in the cache, this step's included, `i32[S]`.
-        page_table: the pages of each sequence, `i32[S, pages_per_seq]`; entries past its tokens may be anything.
-        cu_q_lens: where each sequence's rows begin, and where the last one's end, `i32[S + 1]`.
-        num_seqs: how many sequences there are, `i32[1]`, or `i32[S]`, of which the first counts.
-        scale: what query times key is multiplied by; None: ``D ** -0.5``.
-        causal: whether a query reads keys up to its own position only.
-        window: how many positions, its own included, it reads at most; None: all.
-        chunk: the length of chunks to whose own one it is restricted; None: there are none.
-        soft_cap: c, where logits s become c * tanh(s / c); None: they don't.
-        sinks: one more logit for each query head, neither scaled nor capped, that joins the denominator only,
-            `f32[Hq]`.
-        q_scale: what queries are multiplied by; None: 1.
-        k_scale: what stored keys are multiplied by; None: 1.
-        v_scale: what stored values are multiplied by; None: 1.
-        num_kv_heads: H; None: as many as the rows of ``kv_pages`` have room for, too many where they are padded.
+        page_table: the pages of each sequence, `i32[S, pages_per_seq]`; entries past its tokens are not read.
+        cu_q_lens: bounds of the sequences' rows, `i32[S + 1]`: sequence s has ``[cu_q_lens[s], cu_q_lens[s + 1])``.
+        num_seqs: number of sequences, `i32[1]`, or `i32[S]`, of which the first entry is read.
+        scale: factor of the product of query and key; None: ``D ** -0.5``.
+        causal: whether a query reads no key after its own position.
+        window: number of positions that a query reads at most, its own the last; None: no window.
+        chunk: length of the chunks of positions; a query reads no key before its own chunk; None: no chunks.
+        soft_cap: bound c of logits s, which become c * tanh(s / c); None: no bound.
+        sinks: additional logit of each query head, neither scaled nor capped, in the denominator only, `f32[Hq]`;
+            None: no sinks.
+        q_scale: factor of queries; None: 1.
+        k_scale: factor of stored keys; None: 1.
+        v_scale: factor of stored values; None: 1.
+        num_kv_heads: H; None: the number that the rows of ``kv_pages`` have room for, too large if rows are padded.
         v_head_dim: Dv; None: D.
-        kv_dtype: what the numbers of ``kv_pages`` are where it holds bits (`u16`, `u8`); else None or its dtype.
-        validate: whether lengths, starts and page ids are checked, too.
+        kv_dtype: element type of ``kv_pages`` where it holds bits (`u16`, `u8`); else None or its dtype.
+        validate: whether the values of lengths, bounds and page ids are checked, too.
 
     Returns:
         `[T, Hq, Dv]`, in the dtype of ``queries``; zeros in rows that belong to no sequence or read nothing.
@@ -240,34 +240,34 @@ def fused_ragged_paged_attention(
     kv_dtype: Any = None,
     validate: bool = False,
 ) -> tuple[NDArray[Any], Any]:
-    """Writes the batch's keys and values, all of them, and then attends (ATT-5). O(cache + attention).
+    """Writes all keys and values of the batch, then attends (ATT-5). O(cache + attention).
 
     Args:
-        queries: `[T, Hq, D]`; see `ragged_paged_attention` for this and the other arguments.
-        keys: `[T, H, D]`: token t of sequence s goes to position ``kv_len - q_len + t`` by the table; a token whose
-            position is negative or has no page is not written.
+        queries: `[T, Hq, D]`; see `ragged_paged_attention`.
+        keys: `[T, H, D]`: token t of sequence s is written to position ``kv_len - q_len + t``, into the slot that the
+            page table has for it; a token whose position is negative or has no page is not written.
         values: `[T, H, Dv]`.
-        kv_pages: the cache before.
+        kv_pages: the cache before the update.
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`.
         num_seqs: `i32[1]`.
-        scale: as there, and so are the other options.
-        causal: as there.
-        window: as there.
-        chunk: as there.
-        soft_cap: as there.
-        sinks: as there.
-        q_scale: as there.
-        k_scale: keys are divided by it when they are written, too.
-        v_scale: values are divided by it when they are written, too.
-        num_kv_heads: H, None or that of ``keys``.
-        v_head_dim: Dv, None or that of ``values``.
-        kv_dtype: as there.
-        validate: as there; besides, that no two tokens go to one slot.
+        scale: see `ragged_paged_attention`.
+        causal: see `ragged_paged_attention`.
+        window: see `ragged_paged_attention`.
+        chunk: see `ragged_paged_attention`.
+        soft_cap: see `ragged_paged_attention`.
+        sinks: see `ragged_paged_attention`.
+        q_scale: see `ragged_paged_attention`.
+        k_scale: factor of stored keys, by which new keys are divided when they are written; None: 1.
+        v_scale: factor of stored values, by which new values are divided when they are written; None: 1.
+        num_kv_heads: None, or H of ``keys``.
+        v_head_dim: None, or Dv of ``values``.
+        kv_dtype: see `ragged_paged_attention`.
+        validate: see `ragged_paged_attention`; checks also that no two tokens go to one slot.
 
     Returns:
-        What `ragged_paged_attention` gives over the cache after the update, and that cache.
+        The result of `ragged_paged_attention` over the cache after the update, and that cache.
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
@@ -316,6 +316,7 @@ def _read_queries(
     k_scale: object,
     v_scale: object,
 ) -> tuple[NDArray[Any], OpenPages]:
+    """Reads queries, and opens the pages that they attend to (R1)."""
     queries = array_of("queries", queries, ("T", "Hq", "D"), FLOATS)
     num_q_heads, head_dim = queries.shape[1:]
     if not num_q_heads or not head_dim:

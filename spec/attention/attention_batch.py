@@ -1,8 +1,8 @@
-"""The ragged batch of an attention call: which query rows belong to which sequence, and where its pages are.
+"""ATT-1: the ragged batch of an attention call: the query rows of each sequence, and its pages.
 
-T query rows; S sequences, of which the first ``num_seqs`` are meant; sequence s has the rows
-``cu_q_lens[s]`` to ``cu_q_lens[s + 1]``, its last ``q_len`` tokens, and ``kv_lens[s]`` tokens in the cache, the new
-ones included: query t of it stands at position p = kv_len - q_len + t (ATT-1).
+There are T query rows and S sequences, of which the first ``num_seqs`` are used. Sequence s has ``kv_lens[s]`` tokens
+in the cache, those of this step included. Its query rows ``[cu_q_lens[s], cu_q_lens[s + 1])`` are its last ``q_len``
+tokens: query t of them stands at position p = kv_len - q_len + t.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from ..reading.arguments import refusal
 from ..reading.array_arguments import INT32, array_of
 from ..table.page_table import cdiv
 
-__all__ = ["Batch", "Row", "read_batch"]
+__all__ = ["QueryRow", "RaggedBatch", "read_batch"]
 
 
-class Row(NamedTuple):
+class QueryRow(NamedTuple):
     """One query row that belongs to a sequence.
 
     Attributes:
-        token: its place among the T rows.
-        sequence: the sequence.
-        position: where it stands in it; negative where a sequence has fewer tokens than queries.
+        token: place among the T rows.
+        sequence: number of the sequence.
+        position: position in the sequence; negative if the sequence has fewer tokens than queries.
     """
 
     token: int
@@ -34,15 +34,15 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A ragged batch, read.
+class RaggedBatch:
+    """A ragged batch whose arguments were read.
 
     Attributes:
         num_tokens: T.
         kv_lens: tokens of each sequence in the cache, `[S]`.
         page_table: `i32[S, pages_per_seq]`.
-        starts: the first row of each sequence and where the last one ends, `[S + 1]`.
-        num_seqs: how many sequences are meant.
+        starts: bounds of the sequences' rows, `[S + 1]`: sequence s has ``[starts[s], starts[s + 1])``.
+        num_seqs: number of sequences that are used.
         num_pages: P.
         page_size: slots in a page.
     """
@@ -55,15 +55,15 @@ class Batch:
     num_pages: int
     page_size: int
 
-    def rows(self) -> Iterator[Row]:
-        """The rows that belong to sequences; there is no other that anything is computed for (ATT-4)."""
+    def rows(self) -> Iterator[QueryRow]:
+        """The rows that belong to sequences; nothing is computed for any other (ATT-4)."""
         for sequence in range(min(self.num_seqs, len(self.kv_lens))):
             start, end = self.starts[sequence : sequence + 2]
             for token in range(max(0, start), min(end, self.num_tokens)):
-                yield Row(token, sequence, self.kv_lens[sequence] - (end - token))
+                yield QueryRow(token, sequence, self.kv_lens[sequence] - (end - token))
 
     def slot_of(self, sequence: int, position: int) -> int:
-        """The slot of a position, through the page table (TAB-7); -1 where the table has no page for it."""
+        """The slot that the page table has for a position (TAB-7); -1 if it has no page for it."""
         place, offset = divmod(position, self.page_size)
         if not 0 <= place < self.page_table.shape[1]:
             return -1
@@ -74,7 +74,7 @@ class Batch:
         """The page and the offset of each position that is read (TAB-7).
 
         Raises:
-            IndexError: the table names no page of the cache for one: there is nothing that it could mean (R1).
+            IndexError: the table has no page of the cache for a position (R1).
         """
         slots = [self.slot_of(sequence, position) for position in positions]
         if -1 in slots:
@@ -95,32 +95,32 @@ def read_batch(
     num_pages: int,
     page_size: int,
     validate: bool,
-) -> Batch:
-    """Reads the arguments that say what the batch is (R1).
+) -> RaggedBatch:
+    """Reads the arguments that describe the batch (R1).
 
     Args:
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`.
-        num_seqs: `i32[1]`, or `i32[S]`, of which the first counts.
+        num_seqs: `i32[1]`, or `i32[S]`, of which the first entry is read.
         num_tokens: T.
         num_pages: P.
         page_size: slots in a page.
-        validate: whether their contents are checked, too.
+        validate: whether the values of lengths, bounds and page ids are checked, too.
     """
     lens = array_of("kv_lens", kv_lens, ("S",), (INT32,))
     table = array_of("page_table", page_table, (len(lens), "pages_per_seq"), (INT32,))
     starts = array_of("cu_q_lens", cu_q_lens, (len(lens) + 1,), (INT32,))
     sizes = (len(lens),) if getattr(num_seqs, "shape", None) == lens.shape else (1,)
     count = int(array_of("num_seqs", num_seqs, sizes, (INT32,))[0])
-    batch = Batch(num_tokens, lens.tolist(), table, starts.tolist(), count, num_pages, page_size)
+    batch = RaggedBatch(num_tokens, lens.tolist(), table, starts.tolist(), count, num_pages, page_size)
     if validate:
         _require_valid(batch)
     return batch
 
 
-def _require_valid(batch: Batch) -> None:
-    """Refuses lengths, starts and page ids that can't be (R1)."""
+def _require_valid(batch: RaggedBatch) -> None:
+    """Refuses impossible lengths, bounds and page ids (R1)."""
     if not 0 <= batch.num_seqs <= len(batch.kv_lens):
         raise refusal(ValueError, "R1", f"num_seqs={batch.num_seqs} must be in [0, {len(batch.kv_lens)}]")
     if batch.starts[0] != 0:

@@ -1,8 +1,8 @@
 """ATT-1 for multi-head latent attention: all heads read one latent vector a token, and one rotary key.
 
-A slot of the latent cache is one row: the latent, padded with zeros to a multiple of 128 elements, and behind it
-the rotary key, padded likewise (CACHE-2). The queries are absorbed: the model has multiplied them by the matrix
-that would expand latents into keys, and multiplies what comes out by the one that expands them into values.
+A slot of the latent cache is one row: the latent, then the rotary key, each padded with zeros to a multiple of 128
+elements (CACHE-2). The queries are *absorbed*: the model has multiplied them by the matrix that expands latents into
+keys, and multiplies the result by the matrix that expands latents into values.
 """
 
 from typing import Any
@@ -40,12 +40,12 @@ def mla_cache_update(
         latents: `[T, R]`: f32, bf16 or f16.
         rotary: `[T, Dr]`: f32, bf16 or f16.
         slot_mapping: the slot of each token, `i32[T]`, or slices, `i32[3, n]`; see `kv_cache_update`.
-        num_slices: with slices only: how many columns are meant, `i32[1]`.
-        kv_dtype: what the numbers of ``latent_pages`` are where it holds bits; else None or its dtype.
-        validate: whether the slots and slices themselves are checked, too.
+        num_slices: number of columns that are used, `i32[1]`; None if ``slot_mapping`` has no slices.
+        kv_dtype: element type of ``latent_pages`` where it holds bits; else None or its dtype.
+        validate: whether the values of slots and slices are checked, too.
 
     Returns:
-        The cache after it, of the dtype of ``latent_pages``, which stays as it is.
+        The cache after the update, of the dtype of ``latent_pages``, which is not changed.
 
     Raises:
         TypeError: an argument is no array, or of a wrong dtype.
@@ -54,7 +54,7 @@ def mla_cache_update(
     """
     latents = array_of("latents", latents, ("T", "R"), FLOATS)
     rotary = array_of("rotary", rotary, (len(latents), "Dr"), FLOATS)
-    given, pages = _read_pages(latent_pages, latents.shape[1], rotary.shape[1], kv_dtype)
+    array, pages = _read_pages(latent_pages, latents.shape[1], rotary.shape[1], kv_dtype)
     num_pages, page_size = pages.shape[:2]
     writes = read_writes(slot_mapping, num_slices, len(latents), num_pages, page_size, flag("validate", validate))
     pages = pages.copy()
@@ -65,7 +65,7 @@ def mla_cache_update(
             row[:] = 0
             row[: latents.shape[1]] = saturated(latents[token].astype(np.float64), pages.dtype)
             row[behind : behind + rotary.shape[1]] = saturated(rotary[token].astype(np.float64), pages.dtype)
-    return pages.view(given.dtype)
+    return pages.view(array.dtype)
 
 
 def mla_paged_attention(
@@ -93,16 +93,16 @@ def mla_paged_attention(
         queries: absorbed queries, `[T, Hq, R]`: f32, bf16 or f16.
         rotary_queries: `[T, Hq, Dr]`, of the dtype of ``queries``.
         latent_pages: `[P, page, align(R, 128) + align(Dr, 128)]`.
-        kv_lens: `i32[S]`; see `ragged_paged_attention` for this and the following.
+        kv_lens: `i32[S]`; see `ragged_paged_attention`.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`.
         num_seqs: `i32[1]`.
-        scale: what the logits are multiplied by: the model's, as the size of its expanded heads can't be told.
-        causal: as there.
-        window: as there.
-        soft_cap: as there.
-        kv_dtype: as there.
-        validate: as there.
+        scale: factor of the logits; it has no default, since the size of the model's expanded heads is not known here.
+        causal: see `ragged_paged_attention`.
+        window: see `ragged_paged_attention`.
+        soft_cap: see `ragged_paged_attention`.
+        kv_dtype: see `ragged_paged_attention`.
+        validate: see `ragged_paged_attention`.
 
     Returns:
         `[T, Hq, R]`, in the dtype of ``queries``; zeros in rows that belong to no sequence or read nothing.
@@ -146,15 +146,15 @@ def mla_paged_attention(
 
 
 def _read_pages(latent_pages: Any, rank: int, rotary_size: int, kv_dtype: object) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Reads a latent cache: as it is given, and with its numbers' dtype (R1)."""
+    """Reads a latent cache; returns the array itself, and a view of it with its element type (R1)."""
     if not rank or not rotary_size:
         raise refusal(
             ValueError, "R1", f"latents of {rank} and rotary keys of {rotary_size} elements must not be empty"
         )
     width = align_to_multiple(rank, _LANES) + align_to_multiple(rotary_size, _LANES)
-    given = array_of("latent_pages", latent_pages, ("P", "page", width), ())
-    dtype = stored_dtype("latent_pages", given, kv_dtype)
+    array = array_of("latent_pages", latent_pages, ("P", "page", width), ())
+    dtype = stored_dtype("latent_pages", array, kv_dtype)
     if dtype == CODES["int8"]:
         raise refusal(TypeError, "CACHE-4", "latent_pages.dtype=int8 would need scales, which latents have none of")
-    require_slots(given.shape)
-    return given, given.view(dtype)
+    require_slots(array.shape)
+    return array, array.view(dtype)
