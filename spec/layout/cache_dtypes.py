@@ -1,22 +1,22 @@
-"""CACHE-4: what the numbers of a cache are: element types, the cast into each, and scales by slot and head.
+"""CACHE-4: the element types of a cache, the cast into each, and scales by slot and head.
 
-A cache holds one of six types, called by short codes in what is saved::
+A cache has one of six element types; documents name them by these short codes::
 
-    f32, bf16, f16      values as they are, rounded to nearest even; what f16 can't hold becomes infinite
-    f8_e4m3, f8_e5m2    values, divided by a scale, saturated
+    f32, bf16, f16      values, rounded to nearest even; values too large for f16 become infinite
+    f8_e4m3, f8_e5m2    values divided by a scale, saturated
     int8                values divided by a scale, rounded to nearest even, saturated; never without a scale
 
 A scale is one static number for all keys (or all values) of a cache, or, in `ScaledPages`, one for each slot and
 head: amax / 127 for int8, amax / 448 for e4m3, amax / 57344 for e5m2, but never less than the least normal float32;
 and 1.0 for a head of zeros.
 
-The error of a value x stored by a scale s that lets it fit, and s itself being exact (CACHE-4):
+The error of a value x stored with a scale s that is exact and large enough for x (CACHE-4):
 
 - int8: at most s / 2;
 - e4m3: at most 2^-4 |x|, or half the least subnormal, 2^-10 s;
 - e5m2: at most 2^-3 |x|, or half the least subnormal, 2^-17 s.
 
-Devices take subnormal float32 numbers for zeros, so that nothing is promised of values below 2^-126.
+There is no bound for values below 2^-126, as devices treat subnormal float32 numbers as zeros.
 """
 
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ CODES: dict[str, np.dtype[Any]] = {
     "f8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "int8": np.dtype(np.int8),
 }
-"""The types that a cache can have, by their codes."""
+"""The element types of a cache, by code."""
 
 _SPELLINGS = {
     **{code: code for code in CODES},
@@ -62,20 +62,20 @@ _SPELLINGS = {
 }
 
 FLOATS = (CODES["f32"], CODES["bf16"], CODES["f16"])
-"""What queries, keys, values and states may be."""
+"""The element types of queries, keys, values and states."""
 
 LARGEST: dict[np.dtype[Any], float] = {
     CODES["int8"]: 127.0,
     CODES["f8_e4m3"]: 448.0,
     CODES["f8_e5m2"]: 57344.0,
 }
-"""The types that saturate, and can have scales by slot and head, each with its largest number."""
+"""The largest number of each element type that saturates; only these have scales by slot and head."""
 
 
 class ScaledPages(NamedTuple):
     """Pages in which each slot and head has a scale of its own (CACHE-4).
 
-    A number of the cache stands for itself times the scale of its slot and head.
+    The value of a stored number is the number times the scale of its slot and head.
 
     Attributes:
         values: the pages, `int8` or fp8 `[P, page, 2H, Dp]` (v2) or `[P, page, groups, packing, Dp]` (v3).
@@ -87,7 +87,7 @@ class ScaledPages(NamedTuple):
 
 
 def read_dtype(name: str, value: object) -> np.dtype[Any]:
-    """Reads the element type of a cache: a dtype, a scalar type or a name of one (R1).
+    """Reads the element type of a cache: a dtype, a scalar type, or the code or name of one (R1).
 
     Raises:
         TypeError: it is no type that a cache can have.
@@ -111,17 +111,17 @@ def code_of(dtype: np.dtype[Any]) -> str:
 
 
 def stored_dtype(name: str, array: NDArray[Any], kv_dtype: object) -> np.dtype[Any]:
-    """What the numbers of an array of pages are: its dtype, or what ``kv_dtype`` says of bits (R1).
+    """The element type of an array of pages: its dtype, or ``kv_dtype`` if the array holds bits (R1).
 
-    A backend may keep two-byte floats as `u16` and one-byte floats as `u8`, where its device copies bits faster.
+    A backend may store two-byte floats as `u16` and one-byte floats as `u8`, where its device copies bits faster.
 
     Args:
         name: the array's name, for messages.
         array: pages.
-        kv_dtype: required where the array is unsigned; else None or the array's own dtype.
+        kv_dtype: the element type; required if the array is unsigned, else None or the array's own dtype.
 
     Raises:
-        TypeError: the dtype is none that a cache has, or bits come without ``kv_dtype``.
+        TypeError: the dtype is no element type of a cache, or is unsigned without a ``kv_dtype``.
         ValueError: ``kv_dtype`` contradicts the array.
     """
     wanted = None if kv_dtype is None else read_dtype("kv_dtype", kv_dtype)
@@ -155,15 +155,15 @@ def read_scale(name: str, value: object) -> float | None:
 
 
 def scale_of(numbers: NDArray[np.float64], dtype: np.dtype[Any]) -> np.float32:
-    """The scale by which one head of one slot is stored (CACHE-4). O(D).
+    """The scale of one head of one slot (CACHE-4). O(D).
 
     Args:
         numbers: the head's key or value, `f64[D]`.
         dtype: a type that saturates.
 
     Returns:
-        The largest magnitude, or the largest float32 if that is less, over the type's largest number; at least the
-        least normal float32; 1.0 for zeros.
+        The largest magnitude divided by the type's largest number, between the least normal float32 and the largest
+        float32 divided by that number; 1.0 for zeros.
     """
     limits = np.finfo(np.float32)
     amax = min(np.max(np.abs(numbers), initial=0.0), float(limits.max))
@@ -175,11 +175,11 @@ def saturated(numbers: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[Any
 
     Args:
         numbers: `f64[...]`, divided by their scale.
-        dtype: the cache's.
+        dtype: the element type of the cache.
     """
     if dtype in LARGEST:
         numbers = np.clip(numbers, -LARGEST[dtype], LARGEST[dtype])
     if dtype == CODES["int8"]:
         numbers = np.nan_to_num(np.rint(numbers))
-    with np.errstate(over="ignore"):  # what f16 can't hold is infinite, as documented above
+    with np.errstate(over="ignore"):  # values too large for f16 become infinite, as documented above
         return numbers.astype(dtype)

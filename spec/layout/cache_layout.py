@@ -1,15 +1,15 @@
 """CACHE-2: where the keys and values of a slot lie in its page: the layouts v2 and v3.
 
-With P pages of ``page`` slots, H KV heads, keys of D and values of Dv elements, a row holds
-Dp = align(max(D, Dv), 128) elements and one head's key or value, zeros behind it. Keys and values alternate:
+There are P pages of ``page`` slots, H KV heads, keys of D and values of Dv elements. A slot consists of rows of
+Dp = align(max(D, Dv), 128) elements; each holds one head's key or value, padded with zeros. Keys and values alternate:
 row 2h is the key of head h, row 2h + 1 its value. The rows of a slot::
 
     v2   [P, page, 2H, Dp]
     v3   [P, page, groups, packing, Dp]     packing = 32 // bits of an element
          C = align(2H, packing) rows; row r is lane r % packing of group r // packing; rows from 2H on are zeros
 
-where v3 with D = Dv = 64 shares a row between a head's key (columns 0 to 63) and its value (columns 64 to 127):
-row h is head h, and C = align(H, packing).
+In v3 with D = Dv = 64, a head's key (columns 0 to 63) and value (columns 64 to 127) share a row: row h is head h, and
+C = align(H, packing).
 """
 
 from dataclasses import dataclass
@@ -33,41 +33,41 @@ __all__ = [
 ]
 
 _LANES = 128
-"""Elements of a row are padded to a multiple of this: the width of a TPU's vector registers."""
+"""The width of a TPU's vector registers; rows are padded to a multiple of it."""
 
 _UPDATE_BYTES = 16 * 2**20
 _UPDATE_SLICES = 64
 
 
 def align_to_multiple(value: int, multiple: int) -> int:
-    """The least multiple of ``multiple`` that is no less than ``value`` (R1)."""
+    """The least multiple of ``multiple`` that is at least ``value`` (R1)."""
     step = integer("multiple", multiple, minimum=1)
     return cdiv(integer("value", value, minimum=None), step) * step
 
 
 def previous_power_of_2(n: int) -> int:
-    """The largest power of two that is no more than ``n``; 0 for 0 (R1)."""
+    """The largest power of two that is at most ``n``; 0 for 0 (R1)."""
     number = integer("n", n)
     return 1 << (number.bit_length() - 1) if number else 0
 
 
 def get_dtype_packing(dtype: Any) -> int:
-    """How many elements of a cache's dtype make 32 bits.
+    """The number of elements of a cache's dtype in 32 bits.
 
     Args:
-        dtype: a dtype that a cache can have, or its code.
+        dtype: an element type of a cache, or its code.
     """
     return 4 // read_dtype("dtype", dtype).itemsize
 
 
 def get_num_slices_per_kv_cache_update_page(page_size_bytes: int) -> int:
-    """How many update slices a kernel handles at a time, so that as many pages fit into its memory.
+    """The number of update slices that a kernel handles at a time; a page for each must fit into its memory.
 
     Args:
         page_size_bytes: bytes of one page of one layer.
 
     Returns:
-        The largest power of two no more than 16 MiB / ``page_size_bytes``, from 1 to 64.
+        The largest power of two that is at most 16 MiB / ``page_size_bytes``, but at least 1 and at most 64.
     """
     return max(
         1, min(_UPDATE_SLICES, previous_power_of_2(_UPDATE_BYTES // integer("page_size_bytes", page_size_bytes, 1)))
@@ -103,7 +103,7 @@ class CacheLayout:
         num_kv_heads: H.
         head_dim: D.
         v_head_dim: Dv.
-        packing: elements in 32 bits; of no importance in v2.
+        packing: elements in 32 bits; not used by v2.
     """
 
     version: str
@@ -114,7 +114,7 @@ class CacheLayout:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether the key and the value of a head share a row."""
+        """Whether a head's key and value share a row."""
         return self.version == "v3" and self.head_dim == self.v_head_dim == _LANES // 2
 
     @property
@@ -165,7 +165,7 @@ class CacheLayout:
         return rows.reshape(self.slot_shape)
 
     def unpack(self, slots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The keys and values that lie in slots (CACHE-2).
+        """The keys and values in slots (CACHE-2).
 
         Args:
             slots: `[..., *slot_shape]`.
@@ -184,17 +184,17 @@ class CacheLayout:
 def layout_of_shape(
     shape: tuple[int, ...], dtype: np.dtype[Any], head_dim: int, v_head_dim: int, num_kv_heads: int | None
 ) -> CacheLayout:
-    """The layout of pages of a given shape (R1).
+    """The layout of pages of some shape (R1).
 
     Args:
         shape: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`.
         dtype: the pages' element type.
         head_dim: D.
         v_head_dim: Dv.
-        num_kv_heads: H; None: as many as the rows have room for, which is too many where rows are padded.
+        num_kv_heads: H; None: the number that the rows have room for, too large if rows are padded.
 
     Raises:
-        ValueError: pages of such heads have another shape, or more slots than an int32 numbers.
+        ValueError: the shape is not that of pages of these heads, or has more slots than an int32 can number.
     """
     if len(shape) not in (4, 5):
         raise refusal(ValueError, "R1", f"kv_pages.shape={shape} must have 4 dimensions (v2) or 5 (v3)")
@@ -217,7 +217,7 @@ def layout_of_shape(
 
 
 def require_slots(shape: tuple[int, ...]) -> None:
-    """Refuses pages with more slots than an int32 numbers (R1).
+    """Refuses pages with more slots than an int32 can number (R1).
 
     Args:
         shape: `[P, page, ...]`.

@@ -15,11 +15,11 @@ __all__ = ["Write", "kv_cache_update", "read_keys_values", "read_writes", "requi
 
 
 class Write(NamedTuple):
-    """One token's way into the cache.
+    """One token to be written into one slot.
 
     Attributes:
-        token: which token of the step.
-        slot: page times page size plus offset; one that the cache doesn't have is not written.
+        token: number of the token in the step.
+        slot: slot to write, page times page size plus offset; one that the cache doesn't have is not written.
     """
 
     token: int
@@ -38,10 +38,10 @@ def kv_cache_update(
     v_scale: float | None = None,
     validate: bool = False,
 ) -> Any:
-    """Writes keys and values into slots of the cache (CACHE-2, CACHE-3, CACHE-4). O(cache), as it is copied.
+    """Writes keys and values into slots of the cache (CACHE-2, CACHE-3, CACHE-4). O(cache), as the cache is copied.
 
-    Exactly the named slots change, padding included, which becomes 0. Slots that are negative or past the cache
-    write nothing. Destinations must be disjoint.
+    Exactly the named slots change; their padding becomes 0. For slots that are negative or past the cache nothing is
+    written. Slots must be disjoint.
 
     Args:
         kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), or `ScaledPages` of them.
@@ -49,14 +49,14 @@ def kv_cache_update(
         values: `[T, H, Dv]`: f32, bf16 or f16.
         slot_mapping: the slot of each token, `i32[T]`; or slices, `i32[3, n]`: in each column a first slot, a
             first token and a length. A slice stays within its page; its length is 1 to ``page``.
-        num_slices: with slices only: how many columns are meant, `i32[1]`.
-        kv_dtype: what the numbers of ``kv_pages`` are where it holds bits (`u16`, `u8`); else None or its dtype.
-        k_scale: by what keys are divided before they are stored; None: 1.
-        v_scale: the same for values.
-        validate: whether the slots and slices themselves are checked, too.
+        num_slices: number of columns that are used, `i32[1]`; None if ``slot_mapping`` has no slices.
+        kv_dtype: element type of ``kv_pages`` where it holds bits (`u16`, `u8`); else None or its dtype.
+        k_scale: factor of stored keys, by which new keys are divided when they are written; None: 1.
+        v_scale: factor of stored values, by which new values are divided when they are written; None: 1.
+        validate: whether the values of slots and slices are checked, too.
 
     Returns:
-        The cache after it, of the same kind as ``kv_pages``, which stays as it is.
+        The cache after the update, of the same kind as ``kv_pages``, which is not changed.
 
     Raises:
         TypeError: an argument is no array, or of a wrong dtype.
@@ -95,7 +95,7 @@ def read_writes(
         num_tokens: T.
         num_pages: P.
         page_size: slots in a page.
-        validate: whether their contents are checked.
+        validate: whether their values are checked, too.
     """
     if num_slices is None:
         slots = array_of("slot_mapping", slot_mapping, (num_tokens,), (INT32,)).tolist()
@@ -119,6 +119,7 @@ def read_writes(
 
 
 def _require_slices(columns: NDArray[np.int32], count: int, num_tokens: int, page_size: int) -> None:
+    """Refuses slices that are empty, leave their page, or have tokens that the step doesn't (R1)."""
     if not 0 <= count <= columns.shape[1]:
         raise refusal(ValueError, "R1", f"num_slices={count} must be in [0, {columns.shape[1]}]")
     for place, (slot, token, length) in enumerate(columns[:, :count].T.tolist()):
@@ -137,10 +138,10 @@ def require_writes(writes: list[Write], num_pages: int, page_size: int, where: C
     """Refuses slots that the cache doesn't have, and two tokens for one slot (R1, CACHE-3).
 
     Args:
-        writes: what is to be written.
+        writes: the tokens to be written, with their slots.
         num_pages: P.
         page_size: slots in a page.
-        where: what the message calls the writing at a place of the list.
+        where: the name of the write at a place of ``writes``, for messages.
     """
     first_of: dict[int, int] = {}
     for place, (token, slot) in enumerate(writes):

@@ -1,4 +1,4 @@
-"""A ``kv_pages`` argument, opened: what its numbers are, how they are laid out, and its slots one by one."""
+"""CACHE-2, CACHE-3: a ``kv_pages`` argument, opened: its element type, its layout, and access to its slots."""
 
 from typing import Any
 
@@ -20,19 +20,19 @@ class OpenPages:
         kv_pages: the argument: an array or `ScaledPages`.
         head_dim: D.
         v_head_dim: Dv.
-        num_kv_heads: H; None: as many as the pages have room for.
-        kv_dtype: what bits are; see `stored_dtype`.
-        k_scale: by what stored keys are multiplied; None: 1.
-        v_scale: by what stored values are multiplied; None: 1.
+        num_kv_heads: H; None: the number that the pages have room for.
+        kv_dtype: element type where the pages hold bits; see `stored_dtype`.
+        k_scale: factor of stored keys; None: 1.
+        v_scale: factor of stored values; None: 1.
 
     Attributes:
-        layout: their layout.
+        layout: layout of the pages.
         num_pages: P.
         page_size: slots in a page.
 
     Raises:
-        TypeError: a dtype that no such pages have.
-        ValueError: a shape that none have, or int8 pages without scales (CACHE-4).
+        TypeError: a dtype that pages can't have.
+        ValueError: a shape that is not that of such pages, or int8 pages without scales (CACHE-4).
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class OpenPages:
         scaled = isinstance(kv_pages, ScaledPages)
         name = "kv_pages.values" if scaled else "kv_pages"
         values = kv_pages.values if scaled else kv_pages
-        given = array_of(name, values, tuple(map(str, range(getattr(values, "ndim", 0)))), ())
-        dtype = stored_dtype(name, given, kv_dtype)
-        self.layout = layout_of_shape(given.shape, dtype, head_dim, v_head_dim, num_kv_heads)
-        self.num_pages, self.page_size = given.shape[:2]
-        self._given_dtype = given.dtype
-        self._slots = given.view(dtype)
+        array = array_of(name, values, tuple(map(str, range(getattr(values, "ndim", 0)))), ())
+        dtype = stored_dtype(name, array, kv_dtype)
+        self.layout = layout_of_shape(array.shape, dtype, head_dim, v_head_dim, num_kv_heads)
+        self.num_pages, self.page_size = array.shape[:2]
+        self._array_dtype = array.dtype
+        self._slots = array.view(dtype)
         self._scales: NDArray[np.float32] | None = None
         if scaled:
             if dtype not in LARGEST:
@@ -72,11 +72,11 @@ class OpenPages:
     # -- Reading ----------------------------------------------------------------------------------
 
     def read(self, page_ids: NDArray[Any], offsets: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What the slots hold, scales applied.
+        """The keys and values in slots, multiplied by their scales.
 
         Args:
-            page_ids: `int[n]`, pages that exist.
-            offsets: `int[n]`, offsets in them.
+            page_ids: the slots' pages, which must exist, `int[n]`.
+            offsets: the slots' offsets in them, `int[n]`.
 
         Returns:
             Keys `f64[n, H, D]` and values `f64[n, H, Dv]`.
@@ -93,13 +93,13 @@ class OpenPages:
     # -- Writing ----------------------------------------------------------------------------------
 
     def copy_to_write(self) -> None:
-        """Makes what is written from now on stay out of the argument's memory."""
+        """Copies the pages, so that writes do not change the argument."""
         self._slots = self._slots.copy()
         if self._scales is not None:
             self._scales = self._scales.copy()
 
     def write(self, slot: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Writes one token into one slot, and its padding as zeros (CACHE-3).
+        """Writes one token into one slot; the slot's padding becomes 0 (CACHE-3).
 
         Args:
             slot: page times ``page_size`` plus offset; one that the pages don't have is not written.
@@ -123,5 +123,5 @@ class OpenPages:
     @property
     def pages(self) -> Any:
         """The pages, of the same kind as the argument."""
-        values = self._slots.view(self._given_dtype)
+        values = self._slots.view(self._array_dtype)
         return values if self._scales is None else ScaledPages(values, self._scales)

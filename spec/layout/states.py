@@ -1,8 +1,8 @@
-"""MAN-13, SWAP-2: the pages of state groups, and copies of pages of any kind.
+"""MAN-13, SWAP-2: reading and writing the pages of state groups, and copies of pages of any kind.
 
-The cache of a layer of kind `MambaSpec` is one array `[P, *shape]` for each of its states: a page holds the state
-after some number of tokens. All functions take such a tuple of arrays, or any pytree of arrays `[P, ...]`: tuples,
-named tuples, lists and dicts, such as the pages of all layers of a group, of which each is treated alike.
+The cache of a `MambaSpec` layer is a tuple of arrays `[P, *shape]`, one for each array of its state: a page holds the
+state after some number of tokens. All functions take such a tuple, or any pytree (tuples, named tuples, lists, dicts)
+of arrays `[P, ...]`, such as the pages of all layers of a group. They treat every array in the same way.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ __all__ = ["copy_pages", "export_pages", "read_states", "write_states"]
 
 
 def copy_pages(pages: Any, sources: Any, destinations: Any, *, validate: bool = False) -> Any:
-    """Copies whole pages onto others: what a manager's `PageCopy` list asks for, before the step (MAN-13).
+    """Copies whole pages onto others, as a manager's `PageCopy` list asks before a step (MAN-13).
 
-    Every source is read before any destination is written. A pair with a negative id, or one past the pages, on
-    either side does nothing. O(cache), as it is copied.
+    Every source is read before any destination is written. A pair with an id that no page has is skipped. O(cache),
+    as the cache is copied.
 
     Args:
         pages: a pytree of arrays `[P, ...]`, `ScaledPages` too.
         sources: `i32[n]`.
         destinations: `i32[n]`.
-        validate: whether the ids themselves are checked, too.
+        validate: whether the values of the ids are checked, too.
 
     Returns:
-        The pages after it, in a pytree like ``pages``, which stays as it is.
+        The pages after the call, in a pytree like ``pages``, which is not changed.
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
@@ -61,13 +61,12 @@ def copy_pages(pages: Any, sources: Any, destinations: Any, *, validate: bool = 
 
 
 def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
-    """Pages on their way off the device, their dead slots zeroed; `write_states` is the way back (SWAP-2). O(pages).
+    """Copies of pages to take off the device, dead slots zeroed; `write_states` puts them back (SWAP-2). O(pages).
 
     Args:
         pages: a pytree of arrays `[P, page, ...]`, `ScaledPages` too.
-        page_ids: `i32[n]`; -1 (or any id that no page has) gives zeros.
-        num_slots: `i32[n]`: how many of each page's first slots hold something; the others are zero in what is
-            returned, whatever they hold.
+        page_ids: `i32[n]`; for -1, or any other id that no page has, the result is zeros.
+        num_slots: number of leading slots of each page that are live, `i32[n]`; the others are zeros in the result.
 
     Returns:
         A pytree like ``pages`` of arrays `[n, page, ...]`.
@@ -93,11 +92,11 @@ def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
 
 
 def read_states(pages: Any, page_ids: Any) -> Any:
-    """The states that pages hold (MAN-13). O(states).
+    """The states in some pages (MAN-13). O(states).
 
     Args:
         pages: a pytree of arrays `[P, ...]`.
-        page_ids: the page of each sequence, `i32[S]`; -1 (or any id that no page has) gives zeros.
+        page_ids: the page of each sequence, `i32[S]`; for -1, or any other id that no page has, the result is zeros.
 
     Returns:
         A pytree like ``pages`` of arrays `[S, ...]`.
@@ -120,16 +119,17 @@ def read_states(pages: Any, page_ids: Any) -> Any:
 
 
 def write_states(pages: Any, page_ids: Any, states: Any, *, validate: bool = False) -> Any:
-    """Writes states into pages (MAN-13). O(cache), as it is copied.
+    """Writes states into pages (MAN-13). O(cache), as the cache is copied.
 
     Args:
         pages: a pytree of arrays `[P, ...]`.
-        page_ids: the page of each sequence, `i32[S]`, disjoint; -1 (or any id that no page has) writes nothing.
+        page_ids: the page of each sequence, `i32[S]`, disjoint; for -1, or any other id that no page has, nothing is
+            written.
         states: a pytree like ``pages`` of arrays `[S, ...]` of the same dtypes.
-        validate: whether the ids themselves are checked, too.
+        validate: whether the values of the ids are checked, too.
 
     Returns:
-        The pages after it, in a pytree like ``pages``, which stays as it is.
+        The pages after the call, in a pytree like ``pages``, which is not changed.
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
@@ -153,14 +153,14 @@ def write_states(pages: Any, page_ids: Any, states: Any, *, validate: bool = Fal
 
 
 def _require_once(name: str, ids: list[int], num_pages: int) -> None:
-    """Refuses ids that no page has, and those that are named twice (R1)."""
+    """Refuses ids that no page has, and ids that occur twice (R1)."""
     for place, page in enumerate(ids):
         if index(name, page, num_pages) in ids[:place]:
             raise refusal(ValueError, "R1", f"{name}={page} is named twice")
 
 
 def _num_pages(pages: Any) -> int:
-    """P, which all arrays of the pytree share; 0 where there are none (R1)."""
+    """P, which all arrays of the pytree must share; 0 if there is no array (R1)."""
     counts: list[int] = []
 
     def count(array: NDArray[Any]) -> NDArray[Any]:
@@ -176,7 +176,7 @@ def _num_pages(pages: Any) -> int:
 
 
 def _mapped(function: Callable[..., NDArray[Any]], name: str, tree: Any, *others: Any) -> Any:
-    """A pytree with a function applied to its arrays, each with those at its place in other pytrees (R1)."""
+    """Applies a function to each array of a pytree, and to the arrays at its place in other pytrees (R1)."""
     if isinstance(tree, dict):
         for other in others:
             _require_like(name, tree, other, isinstance(other, dict) and other.keys() == tree.keys())
@@ -192,6 +192,7 @@ def _mapped(function: Callable[..., NDArray[Any]], name: str, tree: Any, *others
 
 
 def _require_like(name: str, tree: Any, other: Any, alike: bool) -> None:
+    """Refuses a pytree that is not built like another (R1)."""
     if not alike:
         raise refusal(
             ValueError, "R1", f"states: a {type(other).__name__} must be like the {type(tree).__name__} of {name}"
