@@ -21,6 +21,7 @@ ALONE = {
     "spec/declarations/groups": "declared once, for both",
     "spec/declarations/json_kinds": "declared once, for both",
     "spec/declarations/reading": "declared once, for both",
+    "spec/declarations/options": "declared once, for both",
     "spec/declarations/requests": "declared once, for both",
     "spec/declarations/snapshots": "declared once, for both",
     "spec/declarations/swaps": "declared once, for both",

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import ExtraKey, Request, SwapPlan
+from kvproof.spec.declarations import ExtraKey, ManagerOptions, Request, SwapPlan, defaults_of, takes_options
 from kvproof.spec.reading.arguments import flag, integer, listed, refusal, shown, token_list
 
 from ..backends import DEFAULT_BACKEND, Backend, load_backend
@@ -64,10 +64,9 @@ class Engine:
             for one device.
         enable_caching: whether prefixes are found.
         keep_logits: whether outputs have the logits of all tokens.
-        hash_seed: the seed of the page keys; None draws one.
-        num_host_pages: pages of host memory, where those who give way wait with what they computed (SWAP-1); 0 for
-            none. Not with several data shards.
         optimise: whether programs are compiled to be fast; False halves the time that compiling takes.
+        options: of the manager, see `ManagerOptions`. In host memory those who give way wait with what they computed
+            (SWAP-1); there is none with several data shards. A backend that takes no seed draws its own.
 
     Attributes:
         config: the model.
@@ -79,6 +78,7 @@ class Engine:
         ValueError: one out of its range, or that the model does not go with [R1].
     """
 
+    @takes_options
     def __init__(
         self,
         model: tuple[ModelConfig, Params],
@@ -93,9 +93,8 @@ class Engine:
         mesh: Mesh | None = None,
         enable_caching: bool = True,
         keep_logits: bool = False,
-        hash_seed: bytes | None = None,
-        num_host_pages: int = 0,
         optimise: bool = True,
+        **options: Unpack[ManagerOptions],
     ) -> None:
         self.config, params = model
         if platform not in PLATFORMS:
@@ -112,8 +111,8 @@ class Engine:
             flag("enable_caching", enable_caching),
         )
         self._num_shards = 1 if mesh is None else dict(mesh.shape).get("dp", 1)
-        host = integer("num_host_pages", num_host_pages)
-        managers = _managers(names, limits, self._num_shards, hash_seed, host)
+        host = options["num_host_pages"] = integer("num_host_pages", options["num_host_pages"])
+        managers = _managers(names, limits, self._num_shards, options)
         sizes = [group.page_size for group in groups]
         most = limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens
         tables = [names.get("MultiGroupPageTable")(*most, sizes) for _ in managers]
@@ -299,18 +298,20 @@ class Engine:
         return max(range(self._num_shards), key=lambda shard: (hits[shard], -crowds[shard], -shard))
 
 
-def _managers(
-    names: Backend, limits: Limits, num_shards: int, hash_seed: bytes | None, num_host_pages: int
-) -> list[Any]:
-    """A manager for each data shard."""
+def _managers(names: Backend, limits: Limits, num_shards: int, options: ManagerOptions) -> list[Any]:
+    """A manager for each data shard. Options at their defaults are left to the backend, which may not know them."""
     given = limits.num_pages, list(limits.groups), limits.max_model_len, limits.enable_caching
+    num_host_pages = options["num_host_pages"]
     if num_host_pages and num_shards > 1:
         raise refusal(ValueError, "R1", f"num_host_pages={num_host_pages} must be 0 with {num_shards} data shards")
-    if num_host_pages and not names.accepts("CacheManager", "num_host_pages"):
-        raise refusal(ValueError, "R1", f"num_host_pages={num_host_pages}: the backend's manager takes none")
+    kind = "ShardedCacheManager" if num_shards > 1 else "CacheManager"
+    defaults = defaults_of(ManagerOptions)
+    wanted = {name: value for name, value in options.items() if value is not defaults[name]}
+    if not names.accepts(kind, "hash_seed"):
+        wanted.pop("hash_seed", None)
+    for name, value in wanted.items():
+        if not names.accepts(kind, name):
+            raise refusal(ValueError, "R1", f"{name}={shown(value)}: the backend's manager takes none")
     if num_shards > 1:
-        return list(names.get("ShardedCacheManager")(num_shards, *given, hash_seed=hash_seed).shards)
-    options: dict[str, Any] = {"hash_seed": hash_seed} if names.accepts("CacheManager", "hash_seed") else {}
-    if num_host_pages:
-        options["num_host_pages"] = num_host_pages
-    return [names.get("CacheManager")(*given, **options)]
+        return list(names.get(kind)(num_shards, *given, **wanted).shards)
+    return [names.get(kind)(*given, **wanted)]

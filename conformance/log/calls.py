@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvproof.spec.declarations import ManagerOptions, PoolOptions
+
 __all__ = ["CALLS", "CLASSES", "PROPERTIES", "Call"]
 
 _HASHES = ("hashed pages", "cached map")
@@ -129,23 +131,20 @@ PROPERTIES: dict[str, dict[str, Call]] = {
 }
 """The recorded properties of each class."""
 
+
+def _recorded(declared: type) -> tuple[str, ...]:
+    """The options that a log keeps: all but those of the keys, for which whoever reads it takes its own."""
+    return tuple(name for name in declared.__annotations__ if name not in ("hash_seed", "hash_function"))
+
+
 CLASSES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "CacheManager": (
         ("num_pages", "kv_cache_groups", "max_model_len"),
-        (
-            "enable_caching",
-            "use_eagle",
-            "unhashed_first",
-            "enable_events",
-            "counter_sampling",
-            "max_pinned_pages",
-            "max_pinned_pages_per_salt",
-            "num_host_pages",
-        ),
+        ("enable_caching", "use_eagle", *_recorded(ManagerOptions)),
     ),
     "PagePool": (
         ("num_pages", "enable_caching"),
-        ("unhashed_first", "enable_events", "counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt"),
+        _recorded(PoolOptions),
     ),
     "PageTable": (("max_num_reqs", "max_num_pages_per_req", "max_num_batched_tokens"), ()),
     "MultiGroupPageTable": (("max_num_reqs", "max_model_len", "max_num_batched_tokens", "page_sizes"), ()),

@@ -7,12 +7,19 @@ the run of the request's last page.
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, PageCopy
+from kvproof.spec.declarations import (
+    CacheGroupSpec,
+    EngineRequest,
+    ManagerOptions,
+    PageCopy,
+    pool_options,
+    takes_options,
+)
 
 from ..pool.page_pool import PagePool
 from ..pool.pages import page_list
@@ -47,8 +54,7 @@ class CacheCoordinator(Uncopied):
         max_model_len: the most tokens that a request can have.
         use_eagle: whether hits of Eagle groups must be followed by a page of the same request (MAN-9).
         enable_caching: whether prefixes are cached and found.
-        num_host_pages: how many pages host memory has room for.
-        pool_options: further keywords of `PagePool`.
+        options: see `ManagerOptions`.
 
     Attributes:
         page_pool: the pool.
@@ -68,6 +74,7 @@ class CacheCoordinator(Uncopied):
         nothing_new: as ids.
     """
 
+    @takes_options
     def __init__(
         self,
         num_pages: int,
@@ -75,14 +82,13 @@ class CacheCoordinator(Uncopied):
         max_model_len: int,
         use_eagle: bool,
         enable_caching: bool,
-        num_host_pages: int = 0,
-        **pool_options: Any,
+        **options: Unpack[ManagerOptions],
     ) -> None:
         self.kv_cache_groups = tuple(kv_cache_groups)
         self.max_model_len = max_model_len
         self.use_eagle = use_eagle
         self.enable_caching = enable_caching
-        self.page_pool = PagePool(num_pages, enable_caching, **pool_options)
+        self.page_pool = PagePool(num_pages, enable_caching, **pool_options(options))
         flagged = any(spec.is_eagle_group for spec in kv_cache_groups)
         rules = [rule_of(spec.kv_cache_spec) for spec in kv_cache_groups]
         self.groups = tuple(
@@ -102,7 +108,7 @@ class CacheCoordinator(Uncopied):
         self.live = LiveRequests(self.groups)
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.most_slots = min(max_model_len + 1, NEVER)
-        self.swapped = SwappedRequests(num_host_pages)
+        self.swapped = SwappedRequests(options["num_host_pages"])
         self.copies: list[tuple[str, PageCopy]] = []
         self.plain = tuple(PLAIN for _ in self.groups)
         self.no_hits = none_hit(self.groups)

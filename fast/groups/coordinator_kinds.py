@@ -1,9 +1,9 @@
 """The kinds of coordinators, and which fits some cache groups."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
-from kvproof.spec.declarations import CacheGroupSpec
+from kvproof.spec.declarations import CacheGroupSpec, ManagerOptions
 
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
@@ -70,7 +70,7 @@ def get_kv_cache_coordinator(
     max_model_len: int,
     use_eagle: bool,
     enable_caching: bool,
-    **options: Any,
+    **options: Unpack[ManagerOptions],
 ) -> CacheCoordinator:
     """The coordinator that fits the groups: without a prefix cache, of one group, or of several.
 
@@ -80,7 +80,7 @@ def get_kv_cache_coordinator(
         max_model_len: the most tokens that a request can have.
         use_eagle: whether an Eagle draft model is served (MAN-9).
         enable_caching: whether prefixes are cached and found.
-        options: further keywords of `PagePool`.
+        options: see `ManagerOptions`.
 
     Raises:
         TypeError: something is no group.

@@ -40,14 +40,7 @@ class CacheManager(SwapManager):
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model is served (MAN-9): by the groups that are flagged as its own, or
             by every attention group where none is.
-        hash_seed: the seed of the keys; None draws one (HASH-1).
-        hash_function: the hash of the keys, bytes in, bytes out.
-        unhashed_first: see `PagePool` (POOL-13).
-        enable_events: whether events are kept for `take_events` (MAN-12).
-        counter_sampling: one page in so many is sampled for the histograms of `counters`.
-        max_pinned_pages: the most pages that may be pinned (PIN-1).
-        max_pinned_pages_per_salt: the most that may be for one cache salt; None: no bound of its own.
-        num_host_pages: how many pages host memory has room for; 0: no request can be swapped out (SWAP-1).
+        options: see `ManagerOptions`.
 
     Attributes:
         page_pool: the pool.

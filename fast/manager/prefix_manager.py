@@ -6,11 +6,19 @@ Here every call reads its arguments and refuses (R1); what it then does to the g
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 import numpy as np
 
-from kvproof.spec.declarations import CacheCounters, CacheEvent, CacheGroupSpec, EngineRequest, HashFunction
+from kvproof.spec.declarations import (
+    CacheCounters,
+    CacheEvent,
+    CacheGroupSpec,
+    EngineRequest,
+    HashFunction,
+    ManagerOptions,
+    takes_options,
+)
 
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator_kinds import get_kv_cache_coordinator
@@ -42,6 +50,7 @@ class PinnedPrefix(NamedTuple):
 class PrefixManager(Uncopied):
     """The half of a manager that is about prefixes: finds, pins, ranks and forgets them; see `CacheManager`."""
 
+    @takes_options
     def __init__(
         self,
         num_pages: int,
@@ -49,15 +58,7 @@ class PrefixManager(Uncopied):
         max_model_len: int,
         enable_caching: bool = True,
         use_eagle: bool = False,
-        *,
-        hash_seed: bytes | None = None,
-        hash_function: HashFunction = sha256,
-        unhashed_first: bool = False,
-        enable_events: bool = False,
-        counter_sampling: int = 64,
-        max_pinned_pages: int = 0,
-        max_pinned_pages_per_salt: int | None = None,
-        num_host_pages: int = 0,
+        **options: Unpack[ManagerOptions],
     ) -> None:
         self.max_model_len = integer("max_model_len", max_model_len, minimum=1, below=2**63)
         self.use_eagle = flag("use_eagle", use_eagle)
@@ -67,14 +68,7 @@ class PrefixManager(Uncopied):
             self.max_model_len,
             self.use_eagle,
             flag("enable_caching", enable_caching),
-            hash_seed=hash_seed,
-            hash_function=hash_function,
-            unhashed_first=unhashed_first,
-            enable_events=enable_events,
-            counter_sampling=counter_sampling,
-            max_pinned_pages=max_pinned_pages,
-            max_pinned_pages_per_salt=max_pinned_pages_per_salt,
-            num_host_pages=num_host_pages,
+            **options,
         )
         self.kv_cache_groups = self.coordinator.kv_cache_groups
         self.num_kv_cache_groups = len(self.kv_cache_groups)

@@ -5,11 +5,11 @@ Nothing is kept here but the shards: a request is where it is live, and pages ar
 
 import os
 from collections.abc import Sequence
+from typing import Unpack
 
-from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy, SwapPlan
+from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
 
 from ..groups.cache_pages import CachePages
-from ..pool.hashing import sha256
 from ..reading.arguments import index, integer, listed, refusal
 from ..reading.request_reading import read_id, read_request_id
 from ..reading.uncopied import Uncopied
@@ -34,20 +34,14 @@ class ShardedCacheManager(Uncopied):
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model is served (MAN-9).
-        hash_seed: the seed of every shard's keys; None draws one for all of them (HASH-1).
-        hash_function: the hash of the keys.
-        unhashed_first: see `PagePool` (POOL-13).
-        enable_events: whether each shard keeps events (MAN-12).
-        counter_sampling: one page in so many is sampled.
-        max_pinned_pages: the most pages that may be pinned on each shard (PIN-1).
-        max_pinned_pages_per_salt: the most that may be for one cache salt, on each shard.
-        num_host_pages: pages of each shard's host memory; 0: no request can be swapped out (SWAP-1).
+        options: see `ManagerOptions`; they are each shard's, with one seed for all.
 
     Attributes:
         num_shards: how many shards.
         shards: the managers.
     """
 
+    @takes_options
     def __init__(
         self,
         num_shards: int,
@@ -56,19 +50,12 @@ class ShardedCacheManager(Uncopied):
         max_model_len: int,
         enable_caching: bool = True,
         use_eagle: bool = False,
-        *,
-        hash_seed: bytes | None = None,
-        hash_function: HashFunction = sha256,
-        unhashed_first: bool = False,
-        enable_events: bool = False,
-        counter_sampling: int = 64,
-        max_pinned_pages: int = 0,
-        max_pinned_pages_per_salt: int | None = None,
-        num_host_pages: int = 0,
+        **options: Unpack[ManagerOptions],
     ) -> None:
         self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
         groups = listed("kv_cache_groups", kv_cache_groups)
-        seed = os.urandom(32) if hash_seed is None else hash_seed
+        if options["hash_seed"] is None:
+            options["hash_seed"] = os.urandom(32)
         self.shards = tuple(
             CacheManager(
                 num_pages,
@@ -76,14 +63,7 @@ class ShardedCacheManager(Uncopied):
                 max_model_len,
                 enable_caching,
                 use_eagle,
-                hash_seed=seed,
-                hash_function=hash_function,
-                unhashed_first=unhashed_first,
-                enable_events=enable_events,
-                counter_sampling=counter_sampling,
-                max_pinned_pages=max_pinned_pages,
-                max_pinned_pages_per_salt=max_pinned_pages_per_salt,
-                num_host_pages=num_host_pages,
+                **options,
             )
             for _ in range(self.num_shards)
         )

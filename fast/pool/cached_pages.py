@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import CacheCounters, CacheEvent, CacheSalt, HashFunction
+from kvproof.spec.declarations import CacheCounters, CacheEvent, CacheSalt, PoolOptions
 
 from ..index.prefix_index import PrefixIndex
 from ..index.runs import RunTree
@@ -41,27 +41,19 @@ class CachedPages:
             is unchanged.
     """
 
-    def __init__(
-        self,
-        num_pages: int,
-        enable_caching: bool,
-        hash_seed: bytes | None,
-        hash_function: HashFunction,
-        enable_events: bool,
-        counter_sampling: int,
-    ) -> None:
+    def __init__(self, num_pages: int, enable_caching: bool, options: PoolOptions) -> None:
         self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
         self.enable_caching = flag("enable_caching", enable_caching)
-        self.enable_events = flag("enable_events", enable_events)
-        self.counter_sampling = integer("counter_sampling", counter_sampling, minimum=1)
-        self.hash_function = hash_function
-        self.none_hash = init_none_hash(hash_seed, hash_function)
+        self.enable_events = flag("enable_events", options["enable_events"])
+        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1)
+        self.hash_function = options["hash_function"]
+        self.none_hash = init_none_hash(options["hash_seed"], self.hash_function)
         self.index = PrefixIndex(self.num_pages)
         self._run_cell = self.index.run_cell
         self.num_withdrawals = 0
         # Keys that collide are told apart by the order in which their pages were cached: only a map that was
         # there from the start knows it.
-        self._keys: KeyMap | None = None if hash_function is sha256 else KeyMap()
+        self._keys: KeyMap | None = None if self.hash_function is sha256 else KeyMap()
         self._log: EventLog | None = EventLog() if self.enable_events else None
         self.keeps_keys = self._keys is not None or self._log is not None
         self.clock = 0

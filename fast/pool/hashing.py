@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import EngineRequest, HashFunction
+from kvproof.spec.declarations import EngineRequest, HashFunction, sha256
 
 from ..reading.arguments import attribute, integer, refusal
 from ..reading.extra_keys import ExtraSegment, encode_extra_keys, extra_segments
@@ -62,11 +62,6 @@ class PageHashWithGroupId(NamedTuple):
     def get_hash_value(self) -> bytes:
         """The page's digest."""
         return self.page_hash.hash_value
-
-
-def sha256(message: bytes) -> bytes:
-    """SHA-256, the default `HashFunction`."""
-    return hashlib.sha256(message).digest()
 
 
 def _digest(hash_function: HashFunction, message: bytes) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import HashFunction
+from kvproof.spec.declarations import PoolOptions
 
 from ..reading.arguments import flag, integer, refusal
 from .cached_pages import CachedPages
@@ -36,25 +36,12 @@ class HeldPages(CachedPages):
         now: the last time passed to `advance_time` (PIN-2); None before the first.
     """
 
-    def __init__(
-        self,
-        num_pages: int,
-        enable_caching: bool,
-        hash_seed: bytes | None,
-        hash_function: HashFunction,
-        unhashed_first: bool,
-        enable_events: bool,
-        counter_sampling: int,
-        max_pinned_pages: int,
-        max_pinned_pages_per_salt: int | None,
-    ) -> None:
-        super().__init__(num_pages, enable_caching, hash_seed, hash_function, enable_events, counter_sampling)
-        self.unhashed_first = flag("unhashed_first", unhashed_first)
-        self.max_pinned_pages = integer("max_pinned_pages", max_pinned_pages)
-        per_salt = max_pinned_pages_per_salt
-        self.max_pinned_pages_per_salt = (
-            None if per_salt is None else integer("max_pinned_pages_per_salt", max_pinned_pages_per_salt)
-        )
+    def __init__(self, num_pages: int, enable_caching: bool, options: PoolOptions) -> None:
+        super().__init__(num_pages, enable_caching, options)
+        self.unhashed_first = flag("unhashed_first", options["unhashed_first"])
+        self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
+        per_salt = options["max_pinned_pages_per_salt"]
+        self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
         self._free: FreeLog | PriorityOrder = FreeLog(self.num_pages, front_room=self.unhashed_first)
         self._count_cell = array("i", bytes(4 * self.num_pages))
         self._count_of: NDArray[np.int32] = np.frombuffer(self._count_cell, np.int32)

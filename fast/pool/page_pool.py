@@ -9,11 +9,12 @@ the back, and the free order is a `FreeLog` until a priority is first set (`Prio
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import EngineRequest, HashFunction
+from kvproof.spec.declarations import EngineRequest, PoolOptions, takes_options
 
 from ..reading.arguments import attribute, finite, id_array, index, integer, listed, refusal, shown
 from ..reading.extra_keys import extra_segments
@@ -21,7 +22,7 @@ from ..reading.tokens import token_view
 from ..reading.uncopied import Uncopied
 from .free_log import FreeLog
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashWithGroupId, read_page_hash, sha256
+from .hashing import PageHash, PageHashWithGroupId, read_page_hash
 from .held_pages import HeldPages
 from .page_keys import CachedMap, require_own_keys
 from .pages import CachePage, PageList, PageView, page_list
@@ -38,16 +39,7 @@ class PagePool(HeldPages, Uncopied):
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
         enable_caching: whether full pages can be cached and found again.
-        hash_seed: the seed of the keys; None draws one (HASH-1).
-        hash_function: the hash of the keys, bytes in, bytes out. Another than SHA-256 makes the pool keep keys
-            from the start.
-        unhashed_first: freed pages that carry no hash go to the front of the queue (POOL-13).
-        enable_events: whether events are kept for `take_events` (MAN-12). They are kept until they are taken, and
-            caching a page computes its digest.
-        counter_sampling: one page in so many is followed for the histograms of `counters`.
-        max_pinned_pages: the most pages that may be pinned (PIN-1).
-        max_pinned_pages_per_salt: the most that may be for one cache salt, pages without one counting as those of a
-            salt of their own; None: no bound but ``max_pinned_pages``.
+        options: see `PoolOptions`; with another hash than SHA-256 the pool keeps keys from the start.
 
     Attributes:
         pages: every page, the null page first.
@@ -57,30 +49,9 @@ class PagePool(HeldPages, Uncopied):
         now: the last time passed to `advance_time`; None before the first.
     """
 
-    def __init__(
-        self,
-        num_pages: int,
-        enable_caching: bool,
-        *,
-        hash_seed: bytes | None = None,
-        hash_function: HashFunction = sha256,
-        unhashed_first: bool = False,
-        enable_events: bool = False,
-        counter_sampling: int = 64,
-        max_pinned_pages: int = 0,
-        max_pinned_pages_per_salt: int | None = None,
-    ) -> None:
-        super().__init__(
-            num_pages,
-            enable_caching,
-            hash_seed,
-            hash_function,
-            unhashed_first,
-            enable_events,
-            counter_sampling,
-            max_pinned_pages,
-            max_pinned_pages_per_salt,
-        )
+    @takes_options
+    def __init__(self, num_pages: int, enable_caching: bool, **options: Unpack[PoolOptions]) -> None:
+        super().__init__(num_pages, enable_caching, options)
         self.null_page: CachePage = PageView(self, 0)
         self.free_page_queue = PoolFreeQueue(self)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(self)

@@ -12,6 +12,7 @@ from .extra_keys import (
     MultimodalItem,
     PromptEmbeddings,
     WeightsVersion,
+    sha256,
 )
 from .groups import (
     AttentionSpec,
@@ -23,6 +24,7 @@ from .groups import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from .options import ManagerOptions, PoolOptions, defaults_of, pool_options, takes_options
 from .requests import EngineRequest, EngineRequestStatus, Request, SamplingParams, SupportsPromptLogprobs
 from .swaps import SwapCopy, SwapPlan
 
@@ -44,10 +46,12 @@ __all__ = [
     "LoraAdapter",
     "MLAAttentionSpec",
     "MambaSpec",
+    "ManagerOptions",
     "MultimodalItem",
     "PageCopy",
     "PageRemoved",
     "PageStored",
+    "PoolOptions",
     "PromptEmbeddings",
     "Request",
     "SamplingParams",
@@ -56,4 +60,8 @@ __all__ = [
     "SwapCopy",
     "SwapPlan",
     "WeightsVersion",
+    "defaults_of",
+    "pool_options",
+    "sha256",
+    "takes_options",
 ]

@@ -12,6 +12,7 @@ __all__ = [
     "MultimodalItem",
     "PromptEmbeddings",
     "WeightsVersion",
+    "sha256",
 ]
 
 
@@ -21,6 +22,11 @@ class HashFunction(Protocol):
     def __call__(self, message: bytes, /) -> bytes:
         """The digest of a message."""
         ...
+
+
+def sha256(message: bytes) -> bytes:
+    """SHA-256, the default `HashFunction`."""
+    return hashlib.sha256(message).digest()
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -6,9 +6,9 @@ A coordinator does not check its arguments: its caller, the manager, has read an
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
-from typing import TypedDict, Unpack
+from typing import Unpack
 
-from ..declarations import CacheGroupSpec, HashFunction, PageCopy
+from ..declarations import CacheGroupSpec, PageCopy, PoolOptions
 from ..pool.hashing import PageHash
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
@@ -21,25 +21,12 @@ __all__ = [
     "Chains",
     "GroupPages",
     "HybridCacheCoordinator",
-    "PoolOptions",
     "UnitaryCacheCoordinator",
     "get_kv_cache_coordinator",
 ]
 
 Chains = Mapping[int, Sequence[tuple[PageHash, int]]]
 """Key and content id of each full page of a request, by page size: groups of one page size share a chain (HASH-3)."""
-
-
-class PoolOptions(TypedDict, total=False):
-    """What a coordinator hands on to its `PagePool`, where each is described."""
-
-    hash_seed: bytes | None
-    hash_function: HashFunction
-    unhashed_first: bool
-    enable_events: bool
-    counter_sampling: int
-    max_pinned_pages: int
-    max_pinned_pages_per_salt: int | None
 
 
 @dataclass
@@ -69,7 +56,7 @@ class CacheCoordinator(Uncopied):
         max_model_len: the most tokens that a request can have.
         use_eagle: whether an Eagle draft model runs (MAN-9).
         enable_caching: whether prefixes are cached and found.
-        options: see `PagePool`.
+        options: see `PoolOptions`.
 
     Attributes:
         page_pool: the pool that all groups share.

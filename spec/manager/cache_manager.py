@@ -36,14 +36,7 @@ class CacheManager(SwapManager):
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model runs, in the groups that are flagged, or in all of attention if
             none is (MAN-9).
-        hash_seed: the seed of the keys; None draws one (HASH-1).
-        hash_function: the hash of the keys, bytes in, bytes out.
-        unhashed_first: see `PagePool` (POOL-13).
-        enable_events: see `PagePool` (MAN-12).
-        counter_sampling: see `PagePool` (MAN-12).
-        max_pinned_pages: see `PagePool` (PIN-1).
-        max_pinned_pages_per_salt: see `PagePool` (PIN-1).
-        num_host_pages: how many pages host memory has room for; 0: no request is swapped out (SWAP-1).
+        options: see `ManagerOptions`.
 
     Attributes:
         coordinator: each live request's pages in every group.

@@ -3,14 +3,23 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
-from ..declarations import CacheCounters, CacheEvent, CacheGroupSpec, EngineRequest, HashFunction
+from ..declarations import (
+    CacheCounters,
+    CacheEvent,
+    CacheGroupSpec,
+    EngineRequest,
+    ManagerOptions,
+    pool_options,
+    takes_options,
+)
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import Chains, get_kv_cache_coordinator
 from ..groups.live_requests import Live, read_tokens, request_id_of
 from ..groups.request_keys import RequestKeys
 from ..groups.swapped_requests import SwappedRequests
-from ..pool.hashing import PageHash, hash_request_tokens, request_extra_keys, sha256
+from ..pool.hashing import PageHash, hash_request_tokens, request_extra_keys
 from ..pool.pages import CachePage
 from ..reading.arguments import flag, integer, refusal
 from ..reading.uncopied import Uncopied
@@ -42,16 +51,10 @@ class PrefixManager(Uncopied):
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model runs.
-        hash_seed: the seed of the keys.
-        hash_function: the hash of the keys.
-        unhashed_first: see `PagePool`.
-        enable_events: see `PagePool`.
-        counter_sampling: see `PagePool`.
-        max_pinned_pages: see `PagePool`.
-        max_pinned_pages_per_salt: see `PagePool`.
-        num_host_pages: how many pages host memory has room for.
+        options: see `ManagerOptions`.
     """
 
+    @takes_options
     def __init__(
         self,
         num_pages: int,
@@ -59,15 +62,7 @@ class PrefixManager(Uncopied):
         max_model_len: int,
         enable_caching: bool = True,
         use_eagle: bool = False,
-        *,
-        hash_seed: bytes | None = None,
-        hash_function: HashFunction = sha256,
-        unhashed_first: bool = False,
-        enable_events: bool = False,
-        counter_sampling: int = 64,
-        max_pinned_pages: int = 0,
-        max_pinned_pages_per_salt: int | None = None,
-        num_host_pages: int = 0,
+        **options: Unpack[ManagerOptions],
     ) -> None:
         self.max_model_len = integer("max_model_len", max_model_len, minimum=1, below=2**63)
         self.use_eagle = flag("use_eagle", use_eagle)
@@ -77,13 +72,7 @@ class PrefixManager(Uncopied):
             self.max_model_len,
             self.use_eagle,
             flag("enable_caching", enable_caching),
-            hash_seed=hash_seed,
-            hash_function=hash_function,
-            unhashed_first=unhashed_first,
-            enable_events=enable_events,
-            counter_sampling=counter_sampling,
-            max_pinned_pages=max_pinned_pages,
-            max_pinned_pages_per_salt=max_pinned_pages_per_salt,
+            **pool_options(options),
         )
         self.page_pool = self.coordinator.page_pool
         self.enable_caching = self.page_pool.enable_caching
@@ -100,7 +89,7 @@ class PrefixManager(Uncopied):
         self._keys = RequestKeys(self.page_pool, sizes)
         self._pinned: dict[int, PinnedPrefix] = {}
         self._next_pin_id = 0
-        self._swapped = SwappedRequests(num_host_pages)
+        self._swapped = SwappedRequests(options["num_host_pages"])
         self._counted = CacheCounters()
         """The counters that the manager keeps; the pool keeps the others."""
 

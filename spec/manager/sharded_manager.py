@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from typing import Unpack
 
-from ..declarations import CacheGroupSpec, EngineRequest, HashFunction, PageCopy, SwapPlan
+from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
 from ..groups.cache_pages import CachePages
 from ..groups.live_requests import request_id_of
-from ..pool.hashing import sha256
 from ..reading.arguments import index, integer, listed, refusal
 from ..reading.uncopied import Uncopied
 from .cache_manager import CacheManager
@@ -31,19 +31,13 @@ class ShardedCacheManager(Uncopied):
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model runs.
-        hash_seed: the seed of the keys of all shards; None draws one for all (HASH-1).
-        hash_function: the hash of the keys.
-        unhashed_first: see `PagePool` (POOL-13).
-        enable_events: see `PagePool` (MAN-12).
-        counter_sampling: see `PagePool` (MAN-12).
-        max_pinned_pages: the most pages that may be pinned on each shard (PIN-1).
-        max_pinned_pages_per_salt: the most that may be for one cache salt on each shard (PIN-1).
-        num_host_pages: pages of each shard's host memory; 0: no request is swapped out (SWAP-1).
+        options: see `ManagerOptions`; they are each shard's, with one seed for all.
 
     Attributes:
         shards: the shards' managers.
     """
 
+    @takes_options
     def __init__(
         self,
         num_shards: int,
@@ -52,18 +46,11 @@ class ShardedCacheManager(Uncopied):
         max_model_len: int,
         enable_caching: bool = True,
         use_eagle: bool = False,
-        *,
-        hash_seed: bytes | None = None,
-        hash_function: HashFunction = sha256,
-        unhashed_first: bool = False,
-        enable_events: bool = False,
-        counter_sampling: int = 64,
-        max_pinned_pages: int = 0,
-        max_pinned_pages_per_salt: int | None = None,
-        num_host_pages: int = 0,
+        **options: Unpack[ManagerOptions],
     ) -> None:
         self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
-        seed = os.urandom(32) if hash_seed is None else hash_seed
+        if options["hash_seed"] is None:
+            options["hash_seed"] = os.urandom(32)
         groups = listed("kv_cache_groups", kv_cache_groups)
         self.shards = tuple(
             CacheManager(
@@ -72,14 +59,7 @@ class ShardedCacheManager(Uncopied):
                 max_model_len,
                 enable_caching,
                 use_eagle,
-                hash_seed=seed,
-                hash_function=hash_function,
-                unhashed_first=unhashed_first,
-                enable_events=enable_events,
-                counter_sampling=counter_sampling,
-                max_pinned_pages=max_pinned_pages,
-                max_pinned_pages_per_salt=max_pinned_pages_per_salt,
-                num_host_pages=num_host_pages,
+                **options,
             )
             for _ in range(self.num_shards)
         )

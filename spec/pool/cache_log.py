@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ..declarations import NUM_BUCKETS, CacheCounters, CacheEvent
+from ..declarations import NUM_BUCKETS, CacheCounters, CacheEvent, PoolOptions
 from ..reading.arguments import flag, integer
 from .pages import CachePage
 
@@ -13,13 +13,12 @@ class CacheLog:
     """Events and counters. The clock counts allocated pages: it stands at k when page k (from 0 on) is allocated.
 
     Args:
-        enable_events: whether events are kept for `take_events`.
-        counter_sampling: the histograms count the pages whose id is a multiple of this.
+        options: the pool's.
     """
 
-    def __init__(self, enable_events: bool, counter_sampling: int) -> None:
-        self.enable_events = flag("enable_events", enable_events)
-        self.counter_sampling = integer("counter_sampling", counter_sampling, minimum=1)
+    def __init__(self, options: PoolOptions) -> None:
+        self.enable_events = flag("enable_events", options["enable_events"])
+        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1)
         self._events: list[CacheEvent] = []
         self._clock = 0
         self._stored_at: dict[int, int] = {}

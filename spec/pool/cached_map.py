@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..declarations import ExtraKey, HashFunction, PageRemoved, PageStored
+from ..declarations import ExtraKey, PageRemoved, PageStored, PoolOptions
 from ..reading.arguments import flag, integer, listed, refusal
 from .cache_log import CacheLog
 from .hashing import PageHash, PageHashWithGroupId, hash_page_tokens, init_none_hash, page_extra_keys
@@ -25,24 +25,14 @@ class CachedMap(CacheLog):
 
     Args:
         enable_caching: whether full pages can be cached and found again.
-        hash_seed: the seed of the keys; None draws one (HASH-1).
-        hash_function: the hash of the keys, bytes in, bytes out.
-        enable_events: see `CacheLog`.
-        counter_sampling: see `CacheLog`.
+        options: the pool's.
     """
 
-    def __init__(
-        self,
-        enable_caching: bool,
-        hash_seed: bytes | None,
-        hash_function: HashFunction,
-        enable_events: bool,
-        counter_sampling: int,
-    ) -> None:
-        super().__init__(enable_events, counter_sampling)
+    def __init__(self, enable_caching: bool, options: PoolOptions) -> None:
+        super().__init__(options)
         self.enable_caching = flag("enable_caching", enable_caching)
-        self.hash_function = hash_function
-        self.none_hash = init_none_hash(hash_seed, hash_function)
+        self.hash_function = options["hash_function"]
+        self.none_hash = init_none_hash(options["hash_seed"], self.hash_function)
         self._cached: dict[PageHashWithGroupId, list[CachePage]] = {}
         self._content_ids: dict[Content, int] = {}
         self._content_of: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ..declarations import PoolOptions
 from ..reading.arguments import flag, index, integer, listed, real, refusal, shown
 from .free_queue import FreeCachePageQueue, PoolFreeQueue
 from .pages import CachePage, PageList
@@ -14,12 +15,12 @@ class EvictionOrder:
 
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
-        unhashed_first: freed pages that carry no hash go before all others of priority 0 (POOL-13).
+        options: the pool's.
     """
 
-    def __init__(self, num_pages: int, unhashed_first: bool) -> None:
+    def __init__(self, num_pages: int, options: PoolOptions) -> None:
         self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
-        self.unhashed_first = flag("unhashed_first", unhashed_first)
+        self.unhashed_first = flag("unhashed_first", options["unhashed_first"])
         self.null_page = CachePage(0, is_null=True)
         self.pages = PageList([self.null_page, *(CachePage(page_id) for page_id in range(1, self.num_pages))])
         self._free = FreeCachePageQueue(self.pages[1:])

@@ -22,7 +22,6 @@ differ in their kind, None differs from ``()`` and from ``CacheSalt("")``.
 """
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -39,6 +38,7 @@ from ..declarations import (
     MultimodalItem,
     PromptEmbeddings,
     WeightsVersion,
+    sha256,
 )
 from ..reading.arguments import attribute, integer, listed, refusal, token_list
 
@@ -80,11 +80,6 @@ class PageHashWithGroupId(NamedTuple):
     def get_hash_value(self) -> bytes:
         """The page's digest."""
         return self.page_hash.hash_value
-
-
-def sha256(message: bytes) -> bytes:
-    """SHA-256, the default `HashFunction`."""
-    return hashlib.sha256(message).digest()
 
 
 def _digest(hash_function: HashFunction, message: bytes) -> bytes:

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Unpack
 
-from ..declarations import CacheCleared, CacheSalt, EngineRequest, HashFunction
+from ..declarations import CacheCleared, CacheSalt, EngineRequest, PoolOptions, takes_options
 from ..reading.arguments import attribute, index, integer, listed, refusal, token_list
 from ..reading.uncopied import Uncopied
 from .cached_map import CachedMap, read_page_hash
 from .eviction_order import EvictionOrder
-from .hashing import PageHash, request_extra_keys, sha256
+from .hashing import PageHash, request_extra_keys
 from .pages import CachePage, PageList
 
 __all__ = ["PagePool"]
@@ -23,14 +24,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
         enable_caching: whether full pages can be cached and found again.
-        hash_seed: the seed of the keys; None draws one (HASH-1).
-        hash_function: the hash of the keys, bytes in, bytes out.
-        unhashed_first: freed pages that carry no hash go to the front of the queue (POOL-13).
-        enable_events: whether events are kept for `take_events` (MAN-12).
-        counter_sampling: the histograms of `counters` count the pages whose id is a multiple of this (MAN-12).
-        max_pinned_pages: the most pages that can be pinned at once (PIN-1).
-        max_pinned_pages_per_salt: the most among them that carry one salt, and the most that carry none; None:
-            no bound of its own (PIN-1).
+        options: see `PoolOptions`.
 
     Attributes:
         pages: every page, the null page first.
@@ -39,27 +33,13 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         now: the time of the last `advance_time`; None before the first (PIN-2).
     """
 
-    def __init__(
-        self,
-        num_pages: int,
-        enable_caching: bool,
-        *,
-        hash_seed: bytes | None = None,
-        hash_function: HashFunction = sha256,
-        unhashed_first: bool = False,
-        enable_events: bool = False,
-        counter_sampling: int = 64,
-        max_pinned_pages: int = 0,
-        max_pinned_pages_per_salt: int | None = None,
-    ) -> None:
-        EvictionOrder.__init__(self, num_pages, unhashed_first)
-        CachedMap.__init__(self, enable_caching, hash_seed, hash_function, enable_events, counter_sampling)
-        self.max_pinned_pages = integer("max_pinned_pages", max_pinned_pages)
-        self.max_pinned_pages_per_salt = (
-            None
-            if max_pinned_pages_per_salt is None
-            else integer("max_pinned_pages_per_salt", max_pinned_pages_per_salt)
-        )
+    @takes_options
+    def __init__(self, num_pages: int, enable_caching: bool, **options: Unpack[PoolOptions]) -> None:
+        EvictionOrder.__init__(self, num_pages, options)
+        CachedMap.__init__(self, enable_caching, options)
+        self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
+        per_salt = options["max_pinned_pages_per_salt"]
+        self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
         self._pins: Counter[int] = Counter()
         """Number of pins of each pinned page, by page id."""
         self._free._pool = self
