@@ -1,4 +1,4 @@
-"""What both packages agree on before either computes anything: requests, extra keys, cache groups, events.
+"""What both packages agree on before either computes anything: requests, extra keys, cache groups, options, events.
 
 Nothing here decides which page goes where; ``kvproof.fast`` imports these modules of the specification and no other.
 """
