@@ -20,6 +20,7 @@ ALONE = {
     "spec/declarations/extra_keys": "declared once, for both",
     "spec/declarations/groups": "declared once, for both",
     "spec/declarations/json_kinds": "declared once, for both",
+    "spec/declarations/prefix_files": "declared once, for both",
     "spec/declarations/reading": "declared once, for both",
     "spec/declarations/options": "declared once, for both",
     "spec/declarations/requests": "declared once, for both",

@@ -15,13 +15,13 @@ import numpy as np
 from kvproof.kernels import ScaledPages
 from kvproof.spec.declarations import EngineRequest
 from kvproof.spec.declarations.json_kinds import group_to_json
+from kvproof.spec.declarations.prefix_files import HEADER, VERSION, prefix_file, prefix_of_file
 
 from ..cache.ragged_cache import RaggedPagesCache
 from ..cache.state_pages import StatePages
 from ..manager.cache_manager import CacheManager
 from ..pool.hashing import hash_request_tokens
 from ..reading.arguments import integer, listed, refusal
-from .prefix_files import HEADER, VERSION, prefix_file, prefix_of_file
 
 __all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
 

@@ -1,7 +1,7 @@
 """SWAP-2: a cached prefix that leaves a cache and enters another: what its pages hold, their keys, and their order.
 
 The pages of a group are those that a request needs which hits ``num_tokens`` tokens, in the order of their places.
-Token ids and salts are not in it (SEC-2). `prefix_files` says what its file looks like.
+Token ids and salts are not in it (SEC-2). `declarations.prefix_files` says what its file looks like.
 """
 
 import json
@@ -16,10 +16,10 @@ from ..cache.ragged_cache import RaggedPagesCache
 from ..cache.state_pages import StatePages
 from ..declarations import EngineRequest
 from ..declarations.json_kinds import group_to_json
+from ..declarations.prefix_files import HEADER, VERSION, prefix_file, prefix_of_file
 from ..manager.cache_manager import CacheManager
 from ..pool.hashing import hash_request_tokens
 from ..reading.arguments import integer, listed, refusal
-from .prefix_files import KIND, VERSION, read_prefix_file, written_prefix_file
 
 __all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
 
@@ -59,7 +59,7 @@ class ExportedPrefix:
             TypeError: ``key`` is not bytes.
             ValueError: it is shorter than 16 bytes (R1).
         """
-        return written_prefix_file(self.header, self.arrays, key)
+        return prefix_file(self.header, self.arrays, key)
 
     @classmethod
     def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
@@ -77,7 +77,7 @@ class ExportedPrefix:
         """
         if not isinstance(data, bytes):
             raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
-        return cls(*read_prefix_file(data, integer("max_bytes", max_bytes), key))
+        return cls(*prefix_of_file(data, integer("max_bytes", max_bytes), key))
 
 
 def export_prefix(
@@ -109,7 +109,7 @@ def export_prefix(
         for layer, parts in enumerate(_layers(cache)):
             for part, array in enumerate(parts):
                 arrays[f"{group}.{layer}.{part}"] = array[ids].view(f"u{array.dtype.itemsize}")
-    header = {"kvproof": KIND, "version": VERSION, **common, "num_tokens": num_tokens, "keys": keys}
+    header = {"kvproof": HEADER, "version": VERSION, **common, "num_tokens": num_tokens, "keys": keys}
     return ExportedPrefix(header, arrays)
 
 

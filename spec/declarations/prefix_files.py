@@ -1,7 +1,21 @@
-"""SWAP-2, SEC-3: an exported prefix as a file: a zip archive of stored arrays, signed where a key is given.
+"""SWAP-2, SEC-3: the file of an exported prefix: how it is written, and how it is read whoever may have written it.
 
-Either package reads the other's; the format is written down in the specification's `prefix_files`. Nothing in a file is
-decompressed, unpickled or evaluated, and every size that it claims is held against its own.
+::
+
+    signature       only where a key was given: the line "kvproof signed 1", then the HMAC-SHA256, by that key, of this
+                    line with its end and of the archive
+    archive         a zip archive whose members are stored, not compressed: "header.npy", and the pages as
+                    "<group>.<layer>.<part>.npy". Each is an array in numpy's format, version 1.0, C order, of unsigned
+                    integers, little-endian
+
+    header          JSON as bytes: kvproof "exported prefix"; version 1; model: the fingerprint that was given;
+                    root: the root of the keys, hexadecimal; groups: the declarations as in a snapshot, without
+                    layer names; caches: for each group how its pages are laid out; num_tokens; keys: for each
+                    group the digests of its pages, hexadecimal
+    pages           pages of attention, values and scales where there are scales, or the arrays of a state
+
+A file holds no more than its own bytes: nothing is decompressed, no size is believed that is not there, nothing is
+unpickled or evaluated.
 """
 
 import hashlib
@@ -17,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ..reading.arguments import refusal
+from .reading import refusal
 
 __all__ = ["HEADER", "VERSION", "prefix_file", "prefix_of_file"]
 
