@@ -49,6 +49,7 @@ from kvproof.spec.declarations import (
     SwapPlan,
     WeightsVersion,
 )
+from kvproof.spec.declarations.event_documents import events_from_json, events_to_json
 
 from .cache.cache_metadata import RaggedPagesCacheMetaData
 from .cache.cache_view import RaggedPagesCacheView
@@ -88,7 +89,6 @@ from .pool.hashing import (
 )
 from .pool.page_pool import PagePool
 from .pool.pages import CachePage, PageList
-from .saved.event_documents import events_from_json, events_to_json
 from .saved.exported_prefix import ExportedPrefix, export_prefix, import_prefix
 from .saved.follower import CacheFollower
 from .step.slot_batch import SlotBatch

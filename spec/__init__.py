@@ -48,6 +48,7 @@ from .declarations import (
     SwapPlan,
     WeightsVersion,
 )
+from .declarations.event_documents import events_from_json, events_to_json
 from .groups.cache_pages import CachePages
 from .groups.coordinator import (
     CacheCoordinator,
@@ -81,7 +82,6 @@ from .pool.hashing import (
 )
 from .pool.page_pool import PagePool
 from .pool.pages import CachePage, PageList
-from .saved.event_documents import events_from_json, events_to_json
 from .saved.exported_prefix import ExportedPrefix, export_prefix, import_prefix
 from .saved.follower import CacheFollower
 from .step.slot_batch import SlotBatch

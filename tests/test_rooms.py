@@ -16,6 +16,8 @@ ALONE = {
     # -- spec --------------------------------------------------------------------------------------
     "spec/clauses": "the sentences of the contract stand once",
     "spec/declarations/codec": "declared once, for both",
+    "spec/declarations/documents": "declared once, for both",
+    "spec/declarations/event_documents": "declared once, for both",
     "spec/declarations/events": "declared once, for both",
     "spec/declarations/extra_keys": "declared once, for both",
     "spec/declarations/groups": "declared once, for both",

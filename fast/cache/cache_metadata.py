@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kvproof.kernels import CacheLayout
+from kvproof.spec.declarations.documents import document, fields_of, parsed
 
 from ..layout.cache_dtypes import CODES, code_of, read_dtype
 from ..layout.cache_layout import align_to_multiple, get_dtype_packing, get_num_slices_per_kv_cache_update_page
 from ..reading.arguments import flag, integer, refusal
 from ..table.page_table import cdiv
-from .documents import document, fields_of, parsed
 from .partitions import DeviceMesh, PartitionManager, num_shards
 from .pool_size import per_device_hbm_budget_bytes, size_pool, utilization
 from .ragged_metadata import read_version

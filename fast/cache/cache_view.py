@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from kvproof.kernels import storage_dtype
+from kvproof.spec.declarations.documents import document, fields_of, parsed
 
 from ..reading.arguments import flag, index, refusal
 from . import cache_programs as programs
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_programs import AnyArray, Place
-from .documents import document, fields_of, pages_of, pages_to_json, parsed, rules_of, rules_to_json
+from .documents import pages_of, pages_to_json, rules_of, rules_to_json
 from .partitions import AxisRules, PartitionManager, read_mesh
 from .ragged_metadata import RaggedPagesMetadata
 from .slot_quantizer import SlotQuantizer

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..reading.arguments import finite, integer, listed, refusal
+from ..reading.arguments import integer, listed, real, refusal
 
 __all__ = [
     "PoolSize",
@@ -57,7 +57,7 @@ def per_device_hbm_budget_bytes(
 
 def utilization(name: str, value: object) -> float:
     """Reads a part of a whole: a real number above 0 and at most 1 (R1). O(1)."""
-    part = finite(name, value)
+    part = real(name, value)
     if not 0 < part <= 1:
         raise refusal(ValueError, "R1", f"{name}={part} must be above 0 and at most 1")
     return part

@@ -9,12 +9,13 @@ from typing import Any, Self
 import jax
 from jax.sharding import Mesh
 
+from kvproof.spec.declarations.documents import damaged, document, fields_of, parsed
+
 from ..reading.arguments import listed, refusal
 from . import cache_programs as programs
 from .block_arguments import fitted, require_pages
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_view import RaggedPagesCacheView
-from .documents import damaged, document, fields_of, parsed
 from .page_copies import PageIds, padded_pairs
 from .partitions import PartitionManager
 from .view_arguments import require_kept

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvproof.spec.declarations.documents import array_of, document, fields_of, parsed
+
 from ..reading.arguments import index, integer, listed, refusal
-from .documents import array_of, array_to_json, document, fields_of, parsed
+from .documents import device_array_to_json
 
 __all__ = ["RaggedPagesMetadata", "read_version"]
 
@@ -183,7 +185,7 @@ class RaggedPagesMetadata:
         return document(
             "RaggedPagesMetadata",
             {
-                **{name: None if array is None else array_to_json(array) for name, array in arrays.items()},
+                **{name: None if array is None else device_array_to_json(array) for name, array in arrays.items()},
                 **{name: getattr(self, name) for name in _STATIC},
             },
         )

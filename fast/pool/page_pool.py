@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, PoolOptions, takes_options
 
-from ..reading.arguments import attribute, finite, id_array, index, integer, listed, refusal, shown
+from ..reading.arguments import attribute, id_array, index, integer, listed, real, refusal, shown
 from ..reading.extra_keys import extra_segments
 from ..reading.tokens import token_view
 from ..reading.uncopied import Uncopied
@@ -261,7 +261,7 @@ class PagePool(HeldPages, Uncopied):
         value = integer("priority", priority, minimum=None)
         if not -(2**31) <= value < 2**31:
             raise refusal(ValueError, "R1", f"priority={value} does not fit an int32")
-        end = None if expires_at is None else finite("expires_at", expires_at)
+        end = None if expires_at is None else real("expires_at", expires_at)
         ids = ids[ids != 0]  # POOL-1
         uncached = ids[~self.index.cached(ids)]
         if len(uncached):
@@ -289,7 +289,7 @@ class PagePool(HeldPages, Uncopied):
         Raises:
             ValueError: it is earlier than the last one, or not finite.
         """
-        time = finite("now", now)
+        time = real("now", now)
         if self.now is not None and time < self.now:
             raise refusal(ValueError, "PIN-2", f"now={time} is earlier than {self.now}")
         self.now = time

@@ -9,20 +9,17 @@ to name the first element that is wrong, or because the elements are of an unusu
 """
 
 import marshal
-import math
-from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations.reading import MOST_BITS, refusal, shown
+from kvproof.spec.declarations.reading import MOST_BITS, attribute, flag, listed, real, refusal, shown
 
 __all__ = [
     "all_below",
     "attribute",
-    "finite",
     "flag",
     "id_array",
     "id_lists",
@@ -33,6 +30,7 @@ __all__ = [
     "naturals",
     "plain_array",
     "plain_cells",
+    "real",
     "refusal",
     "shown",
 ]
@@ -92,61 +90,7 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
     return number
 
 
-def flag(name: str, value: object) -> bool:
-    """Reads a bool (R1). O(1).
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not isinstance(value, bool | np.bool_):
-        raise refusal(TypeError, "R1", f"{name}={value!r} must be a bool")
-    return bool(value)
-
-
-def finite(name: str, value: object) -> float:
-    """Reads a finite real number (R1). O(1).
-
-    Raises:
-        TypeError: it is no number; a bool is none.
-        ValueError: it is infinite or no number at all.
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise refusal(TypeError, "R1", f"{name}={value!r} must be a real number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={shown(value) if isinstance(value, int) else value} must be finite")
-    return number
-
-
-def attribute(request: object, name: str) -> Any:
-    """Reads an attribute of what should be a request (R1). O(1).
-
-    Raises:
-        TypeError: it has none of that name.
-    """
-    try:
-        return getattr(request, name)
-    except AttributeError:
-        raise refusal(TypeError, "R1", f"request has no {name}: {type(request).__name__} is no EngineRequest") from None
-
-
 # -- Many values ----------------------------------------------------------------------------------
-
-
-def listed(name: str, values: object) -> list[Any]:
-    """Materialises an iterable, so that it is read once and before anything changes (R1). O(n).
-
-    Raises:
-        TypeError: it is no iterable, or a string.
-    """
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise refusal(TypeError, "R1", f"{name}={values!r} must be an iterable")
-    if isinstance(values, np.ndarray) and not values.ndim:
-        raise refusal(TypeError, "R1", f"{name}={values!r} must be an iterable")
-    return list(values)
 
 
 def materialised(name: str, values: object) -> NDArray[Any] | list[Any]:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ..declarations.documents import document, fields_of, parsed
 from ..layout.cache_dtypes import CODES, LARGEST, code_of, read_dtype
 from ..layout.cache_layout import (
     CacheLayout,
@@ -17,7 +18,6 @@ from ..layout.cache_layout import (
 )
 from ..reading.arguments import flag, integer, refusal
 from ..table.page_table import cdiv
-from .documents import parsed, read_document, written_document
 from .partitions import num_shards
 from .pool_size import per_device_hbm_budget_bytes, read_utilization, size_pool
 
@@ -296,7 +296,7 @@ class RaggedPagesCacheMetaData:
 
     def to_dict(self) -> dict[str, Any]:
         """The metadata as a document; see `documents`."""
-        return written_document(_KIND, dataclasses.asdict(self))
+        return document(_KIND, dataclasses.asdict(self))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -306,7 +306,7 @@ class RaggedPagesCacheMetaData:
             TypeError: it is no mapping, or a field is of a wrong type.
             ValueError: it is damaged (SEC-3), or a field out of its bounds.
         """
-        return cls(**read_document(_KIND, data, [field.name for field in dataclasses.fields(cls)]))
+        return cls(**fields_of(_KIND, data, [field.name for field in dataclasses.fields(cls)]))
 
     def to_json(self, **kwargs: Any) -> str:
         """The document as text; ``kwargs`` go to `json.dumps`."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..attention.attention import fused_ragged_paged_attention, ragged_paged_attention
+from ..declarations.documents import document, fields_of, parsed
 from ..layout.cache_dtypes import CODES, FLOATS, ScaledPages
 from ..layout.cache_update import kv_cache_update
 from ..layout.open_pages import OpenPages
@@ -16,15 +17,7 @@ from ..reading.arguments import index, refusal
 from ..reading.array_arguments import array_of
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_parts import CacheParts, Part, require_pages
-from .documents import (
-    pages_from_json,
-    pages_to_json,
-    parsed,
-    read_document,
-    rules_from_json,
-    rules_to_json,
-    written_document,
-)
+from .documents import pages_from_json, pages_to_json, rules_from_json, rules_to_json
 from .partitions import AxisRules, num_shards
 from .ragged_metadata import RaggedPagesMetadata
 from .slot_quantizer import SlotQuantizer
@@ -264,7 +257,7 @@ class RaggedPagesCacheView:
         Raises:
             TypeError: the partition manager is not `AxisRules`.
         """
-        return written_document(
+        return document(
             _KIND,
             {
                 "metadata": self.metadata.to_dict(),
@@ -287,7 +280,7 @@ class RaggedPagesCacheView:
             IndexError: it has no such layer.
             ValueError: it is damaged (SEC-3).
         """
-        fields = read_document(_KIND, data, ("metadata", "layer_index", "kv_pages", "partition_manager"))
+        fields = fields_of(_KIND, data, ("metadata", "layer_index", "kv_pages", "partition_manager"))
         metadata = RaggedPagesCacheMetaData.from_dict(fields["metadata"])
         layer = index("layer_index", fields["layer_index"], metadata.num_hidden_layers)
         pages = pages_from_json("kv_pages", fields["kv_pages"])

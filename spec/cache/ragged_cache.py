@@ -7,12 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from ..declarations.documents import damaged, document, fields_of, parsed
 from ..layout.cache_dtypes import ScaledPages
 from ..layout.states import copy_pages, export_pages, write_states
 from ..reading.arguments import listed, refusal
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
 from .cache_view import RaggedPagesCacheView
-from .documents import parsed, read_document, written_document
 from .state_pages import global_ids
 
 __all__ = ["RaggedPagesCache"]
@@ -157,7 +157,7 @@ class RaggedPagesCache:
 
     def to_dict(self) -> dict[str, Any]:
         """The cache as a document; see `documents`."""
-        return written_document(_KIND, {"views": [view.to_dict() for view in self.views]})
+        return document(_KIND, {"views": [view.to_dict() for view in self.views]})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
@@ -171,12 +171,12 @@ class RaggedPagesCache:
             TypeError: it is no mapping, or a field is of a wrong type.
             ValueError: it is damaged (SEC-3).
         """
-        views = read_document(_KIND, data, ("views",))["views"]
+        views = fields_of(_KIND, data, ("views",))["views"]
         if not isinstance(views, list):
-            raise refusal(ValueError, "SEC-3", f"views must be a list, not {type(views).__name__}")
+            raise damaged("views", f"must be a list, not {type(views).__name__}")
         read = [RaggedPagesCacheView.from_dict(view, mesh) for view in views]
         if any(view.metadata != read[0].metadata or view.layer_index != layer for layer, view in enumerate(read)):
-            raise refusal(ValueError, "SEC-3", "views must be layers of one cache, in order")
+            raise damaged("views", "must be layers of one cache, in order")
         return cls(read)
 
     def to_json(self, **kwargs: Any) -> str:

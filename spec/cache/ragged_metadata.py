@@ -11,10 +11,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declarations.documents import array_of, array_to_json, document, fields_of, parsed
 from ..reading.arguments import integer, listed, refusal
 from ..reading.array_arguments import INT32
 from .cache_metadata import read_version
-from .documents import array_from_json, array_to_json, parsed, read_document, written_document
 
 __all__ = ["RaggedPagesMetadata"]
 
@@ -155,7 +155,7 @@ class RaggedPagesMetadata:
         """The metadata as a document; see `documents`."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         fields = {name: None if array is None else array_to_json(array) for name, array in arrays.items()}
-        return written_document(_KIND, {**fields, **{name: getattr(self, name) for name in _SETTINGS}})
+        return document(_KIND, {**fields, **{name: getattr(self, name) for name in _SETTINGS}})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -165,10 +165,10 @@ class RaggedPagesMetadata:
             TypeError: it is no mapping, or a setting is of a wrong type.
             ValueError: it is damaged (SEC-3), or a setting out of its bounds.
         """
-        fields = read_document(_KIND, data, (*_ARRAYS, *_SETTINGS))
+        fields = fields_of(_KIND, data, (*_ARRAYS, *_SETTINGS))
         for name in _ARRAYS:
             if name in _REQUIRED or fields[name] is not None:
-                fields[name] = array_from_json(name, fields[name], INT32)
+                fields[name] = array_of(name, fields[name], INT32).copy()
         fields["version"] = read_version(fields["version"])
         for name in _SETTINGS[1:]:
             if fields[name] is not None or name != "num_slices_per_kv_cache_update_page":

@@ -5,13 +5,11 @@ where a page, row or group of that number does not exist, ``ValueError`` for eve
 names the argument and its value and ends with the label of the clause that refuses it.
 """
 
-import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from ..declarations.reading import MOST_BITS, refusal, shown
+from ..declarations.reading import MOST_BITS, attribute, flag, listed, real, refusal, shown
 
 __all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "shown", "token_list"]
 
@@ -51,50 +49,6 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
     if not 0 <= number < size:
         raise refusal(IndexError, clause, f"{name}={shown(number)} must be in [0, {size})")
     return number
-
-
-def attribute(request: object, name: str) -> Any:
-    """Reads an attribute of what should be a request (R1).
-
-    Raises:
-        TypeError: it has none of that name.
-    """
-    try:
-        return getattr(request, name)
-    except AttributeError:
-        raise refusal(TypeError, "R1", f"request has no {name}: {type(request).__name__} is no EngineRequest") from None
-
-
-def flag(name: str, value: object) -> bool:
-    """Reads a bool (R1)."""
-    if not isinstance(value, bool | np.bool_):
-        raise refusal(TypeError, "R1", f"{name}={value!r} must be a bool")
-    return bool(value)
-
-
-def real(name: str, value: object) -> float:
-    """Reads a finite real number (R1).
-
-    Raises:
-        TypeError: it is no real number; a bool is none, a numpy float is one.
-        ValueError: it is not finite, or beyond what a float holds.
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise refusal(TypeError, "R1", f"{name}={value!r} must be a real number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise refusal(ValueError, "R1", f"{name}={shown(value) if isinstance(value, int) else value} must be finite")
-    return number
-
-
-def listed(name: str, values: object) -> list[Any]:
-    """Materialises an iterable, so that it is read once and before anything changes (R1)."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise refusal(TypeError, "R1", f"{name}={values!r} must be an iterable")
-    return list(values)
 
 
 def token_list(name: str, tokens: object) -> list[int]:

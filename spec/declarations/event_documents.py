@@ -7,20 +7,22 @@ name, digests and contents in hexadecimal. Token ids are in it, and of a salt it
 import json
 from collections.abc import Iterable
 
-from ..cache.documents import parsed, read_document, written_document
-from ..declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
-from ..declarations.codec import Part
-from ..declarations.json_kinds import any_event_of, event_to_json
-from ..reading.arguments import listed, refusal
+from .codec import Part
+from .documents import document, fields_of, parsed
+from .events import CacheCleared, CacheEvent, PageRemoved, PageStored
+from .json_kinds import any_event_of, event_to_json
+from .reading import listed, refusal
 
 __all__ = ["events_from_json", "events_to_json"]
 
+_KIND = "CacheEvents"
+
 
 def events_to_json(events: Iterable[CacheEvent]) -> str:
-    """Events as text (MAN-12).
+    """Events as one line of JSON (MAN-12). O(their size).
 
     Args:
-        events: as `take_events` gave them.
+        events: as `take_events` returned them.
 
     Raises:
         TypeError: one is no event.
@@ -29,15 +31,17 @@ def events_to_json(events: Iterable[CacheEvent]) -> str:
     for event in given:
         if not isinstance(event, PageStored | PageRemoved | CacheCleared):
             raise refusal(TypeError, "R1", f"events has {event!r}, which is no CacheEvent")
-    return json.dumps(written_document("CacheEvents", {"events": [event_to_json(event) for event in given]}))
+    return json.dumps(document(_KIND, {"events": [event_to_json(event) for event in given]}))
 
 
 def events_from_json(json_str: str) -> list[CacheEvent]:
-    """Events from what `events_to_json` wrote (SEC-3). How many pages and groups there are is not known here.
+    """Events from what `events_to_json` wrote (SEC-3). O(its length).
+
+    Which pages and groups the pool has is not known here; what contradicts itself is the follower's to refuse.
 
     Raises:
         TypeError: it is no str.
         ValueError: it is damaged.
     """
-    events = Part("events", read_document("CacheEvents", parsed(json_str), ["events"])["events"])
+    events = Part("events", fields_of(_KIND, parsed(json_str), ("events",))["events"])
     return [any_event_of(event) for event in events.items()]

@@ -1,0 +1,186 @@
+"""SEC-3: caches, their metadata and events as JSON documents, which every implementation writes and reads.
+
+::
+
+    format      1
+    kind        RaggedPagesCacheMetaData, RaggedPagesMetadata, RaggedPagesCacheView, RaggedPagesCache or CacheEvents
+    and beside these the fields of the class by name:
+        a number, a text or null    as it is
+        an array                    {dtype: its name in numpy, shape: [int], data: base64 of its bytes}, the bytes
+                                    little-endian, the last axis fastest
+        ScaledPages                 {values: array, scales: array}
+        AxisRules                   {pages: mesh axis or null, kv_heads: mesh axis or null}
+        metadata of a view          its document
+        views of a cache            [the document of each]
+        events                      [{kind, the fields of the event by name}], as a snapshot has them
+
+A mesh is not in it: devices are not saved. Pages hold numbers, also where a backend keeps their bits. A document
+has these fields and no others, and an array's bytes are as many as its shape says: anything else is refused.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from .reading import refusal
+
+__all__ = [
+    "array_of",
+    "array_to_json",
+    "axes_of",
+    "damaged",
+    "document",
+    "fields_of",
+    "page_arrays_of",
+    "page_arrays_to_json",
+    "parsed",
+]
+
+FORMAT = 1
+_MOST_AXES, _BEYOND = 8, 2**40  # no cache has so many axes, nor so many entries, axes without any counted as one
+_FLOAT32 = np.dtype(np.float32)
+_TYPES: tuple[Any, ...] = (
+    *(np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+    *(np.int8, np.int32),
+)
+_DTYPES: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in map(np.dtype, _TYPES)}
+
+
+def damaged(name: str, problem: str) -> Exception:
+    """The error for a part of a document that is not what it should be."""
+    return refusal(ValueError, "SEC-3", f"{name} {problem}")
+
+
+def document(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A document: its format and kind, then its fields. O(fields)."""
+    return {"format": FORMAT, "kind": kind, **fields}
+
+
+def fields_of(kind: str, data: object, names: Sequence[str]) -> dict[str, Any]:
+    """Reads a document of a kind: its fields, exactly those named. O(fields).
+
+    Raises:
+        TypeError: ``data`` is no mapping.
+        ValueError: it is of another format or kind, or has other fields (SEC-3).
+    """
+    if not isinstance(data, Mapping):
+        raise refusal(TypeError, "R1", f"data must be a mapping, not {type(data).__name__}")
+    fields = _members("data", data, ("format", "kind", *names))
+    number, own = fields.pop("format"), fields.pop("kind")
+    if type(number) is not int or number != FORMAT or own != kind:
+        raise damaged("data", f"is no {kind} of format {FORMAT}")
+    return fields
+
+
+def parsed(json_str: object) -> Any:
+    """Reads a JSON text. O(length).
+
+    Raises:
+        TypeError: it is no str.
+        ValueError: it is no JSON (SEC-3).
+    """
+    if not isinstance(json_str, str):
+        raise refusal(TypeError, "R1", f"json_str must be a str, not {type(json_str).__name__}")
+    try:
+        return json.loads(json_str)
+    except (ValueError, RecursionError):
+        raise damaged("json_str", "is no JSON") from None
+
+
+def _members(name: str, value: object, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of an object that must have exactly those named."""
+    if not isinstance(value, Mapping):
+        raise damaged(name, f"must be an object, not {type(value).__name__}")
+    if set(value) != set(names):
+        raise damaged(name, f"must have the fields {', '.join(names)} and no others")
+    return dict(value)
+
+
+# -- Arrays ---------------------------------------------------------------------------------------
+
+
+def array_to_json(array: NDArray[Any]) -> dict[str, Any]:
+    """An array as an object. O(size)."""
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": base64.b64encode(data).decode("ascii")}
+
+
+def array_of(name: str, value: object, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+    """Reads an array, read-only. O(size).
+
+    Args:
+        name: where it stands, for messages.
+        value: what stands there.
+        dtype: what it must be; None: any that a cache has, or int32.
+
+    Raises:
+        ValueError: it is none, or its data do not have the size that its shape says (SEC-3).
+    """
+    fields = _members(name, value, ("dtype", "shape", "data"))
+    allowed = _DTYPES if dtype is None else {dtype.name: dtype}
+    if not isinstance(fields["dtype"], str) or fields["dtype"] not in allowed:
+        raise damaged(f"{name}.dtype", f"must be {' or '.join(allowed)}")
+    shape = fields["shape"]
+    if not isinstance(shape, list | tuple) or len(shape) > _MOST_AXES:
+        raise damaged(f"{name}.shape", f"must be a list of at most {_MOST_AXES} sizes")
+    if not all(type(size) is int and size >= 0 for size in shape) or prod(size or 1 for size in shape) >= _BEYOND:
+        raise damaged(f"{name}.shape", "must hold sizes of at least 0, fewer than 2**40 entries")
+    try:
+        data = base64.b64decode(fields["data"], validate=True) if isinstance(fields["data"], str) else None
+    except (binascii.Error, ValueError):
+        data = None
+    if data is None:
+        raise damaged(f"{name}.data", "is no base64")
+    own = allowed[fields["dtype"]]
+    if len(data) != prod(shape) * own.itemsize:
+        raise damaged(f"{name}.data", f"has {len(data)} bytes, its shape {list(shape)} asks for others")
+    return np.frombuffer(data, own.newbyteorder("<")).astype(own, copy=False).reshape(shape)
+
+
+def page_arrays_to_json(values: NDArray[Any], scales: NDArray[Any] | None) -> dict[str, Any]:
+    """Pages as an object: an array of numbers, or the values and the scales of quantised ones. O(size)."""
+    if scales is None:
+        return array_to_json(values)
+    return {"values": array_to_json(values), "scales": array_to_json(scales)}
+
+
+def page_arrays_of(
+    name: str, value: object, dtype: np.dtype[Any] | None = None
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Reads pages: their values and, of quantised ones, the scales. O(size).
+
+    Args:
+        name: where they stand, for messages.
+        value: what stands there.
+        dtype: what the values must be; None: any that a cache has.
+
+    Raises:
+        ValueError: they are damaged (SEC-3).
+    """
+    if not (isinstance(value, Mapping) and "values" in value):
+        return array_of(name, value, dtype), None
+    fields = _members(name, value, ("values", "scales"))
+    return array_of(f"{name}.values", fields["values"], dtype), array_of(f"{name}.scales", fields["scales"], _FLOAT32)
+
+
+# -- Partition managers ---------------------------------------------------------------------------
+
+
+def axes_of(name: str, value: object) -> dict[str, str | None]:
+    """Reads the mesh axes of pages and of KV heads, the fields of `AxisRules`.
+
+    Raises:
+        ValueError: they are none (SEC-3).
+    """
+    fields = _members(name, value, ("pages", "kv_heads"))
+    for key, axis in fields.items():
+        if axis is not None and not isinstance(axis, str):
+            raise damaged(f"{name}.{key}", "must be a text or null")
+    return fields
