@@ -1,1 +1,1 @@
-"""MAN-7: the cache groups of a manager at work, and what it knows of live requests."""
+"""MAN-7: the cache groups of a manager, their page lists, and the columns of live requests."""

@@ -1,4 +1,4 @@
-"""One cache group at work: its tree of cached prefixes, and each live request's pages."""
+"""A cache group's state: its tree of cached prefixes, and each live request's pages."""
 
 from collections.abc import Sequence
 
@@ -15,26 +15,26 @@ __all__ = ["CacheGroup"]
 
 
 class CacheGroup(PageLists):
-    """The page lists of one group, by the requests' slots, and what of them is published. It trusts its caller.
+    """The page lists of one group, by the requests' slots, and how far each is published. It trusts its caller.
 
     Args:
         group_id: the group's number.
-        rule: what the group needs.
-        tree: where its cached prefixes stand.
-        is_eagle: whether a hit must be followed by a page of the same request (MAN-9).
+        rule: which pages the group needs (MAN-7).
+        tree: the tree of its cached prefixes.
+        is_eagle: True if a hit must be followed by a page of the same request (MAN-9).
 
     Attributes:
-        published: leading places that are published, `i64[capacity]` (MAN-3).
-        given_back: leading places whose pages were given back or never had, `i64[capacity]` (MAN-8).
-        tail_runs: the number of the run that is the request's to lengthen; 0: there is none, `i64[capacity]`.
-        num_published: ``published``, for scalar access; likewise:
-        num_given_back: ``given_back``.
-        num_tail_runs: ``tail_runs``.
-        num_hits: leading places that were found in the cache.
-        tails: each request's pages that this run lacks.
+        published: the number of leading places that are published, `i64[capacity]` (MAN-3).
+        given_back: the number of leading places whose pages were freed or never allocated, `i64[capacity]` (MAN-8).
+        tail_runs: the number of the run that has the request's tail; 0 if none has, `i64[capacity]`.
+        num_published: ``published``, for scalar access.
+        num_given_back: ``given_back``, for scalar access.
+        num_tail_runs: ``tail_runs``, for scalar access.
+        num_hits: the number of leading places that were found in the cache, of each request.
+        tails: each request's tail, the published pages that its run does not store yet.
         segments: each request's extra keys over its pages.
-        is_plain: whether no request had extra keys yet.
-        page_size: tokens in a page, as ``rule`` has it.
+        is_plain: True if no request has had extra keys so far.
+        page_size: tokens in a page.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class CacheGroup(PageLists):
         super().__init__()
 
     def resize(self, capacity: int) -> None:
-        """Makes room for as many requests. Where memory ends, it can be called again."""
+        """Makes room for ``capacity`` requests. After a MemoryError it can be called again."""
         self.tails += [GrowingTail(self, slot) for slot in range(len(self.tails), capacity)]
         self.segments += [PLAIN] * (capacity - len(self.segments))
         super().resize(capacity)
@@ -81,7 +81,7 @@ class CacheGroup(PageLists):
         self.num_hits, self.num_tail_runs = hits.data, self.tail_runs.data
 
     def admit(self, slot: int, segments: Sequence[ExtraSegment], pages: NDArray[np.int64]) -> None:
-        """Gives an empty list cached pages, all of which count as hit and published. Where memory ends it is empty."""
+        """Puts cached pages into an empty list, all of them hit and published. After a MemoryError it is empty."""
         count, first = len(pages), 0
         if count:
             if self.rule.gives_back and not pages[0]:
@@ -95,24 +95,24 @@ class CacheGroup(PageLists):
             self.is_plain = False
 
     def held(self, slot: int) -> NDArray[np.int64]:
-        """The pages in a request's list that are no null pages, in its order."""
+        """The pages of a request's list without null pages, in order."""
         pages = self.with_cells(slot).astype(np.int64)
         return pages[pages != 0] if self.rule.gives_back else pages
 
     def last_first(self, slot: int) -> NDArray[np.int64]:
-        """`held` backwards, in one piece: what scatters by it costs a third less than by a view."""
+        """`held` reversed, as a contiguous array: scattering by it costs a third less than by a view."""
         cells = self.cells[self.num_begins[slot] : self.num_origins[slot] + self.num_pages[slot]]
         pages = cells[::-1].astype(np.int64)
         return pages[pages != 0] if self.rule.gives_back else pages
 
     def give_back(self, slot: int, first: int) -> NDArray[np.int64]:
-        """Puts null pages at the places below ``first``; returns the pages that stood there, the last one first."""
+        """Replaces the pages at places below ``first`` by null pages; returns them, the last one first."""
         if first > self.num_given_back[slot]:
             self.num_given_back[slot] = first
         return self.leave_behind(slot, first)
 
     def common_pages(self, slot: int, others: Sequence[int]) -> int:
-        """How many leading pages a request and the ones in ``others`` all hold at the same place (MAN-10)."""
+        """The number of leading pages that a request shares with all requests in ``others`` (MAN-10)."""
         if not self.rule.shares_prefixes:
             return 0
         own = self.with_cells(slot)
@@ -125,15 +125,15 @@ class CacheGroup(PageLists):
         return len(own)
 
     def check(self) -> None:
-        """Verifies what the lists and the tails say twice. O(capacity).
+        """Verifies every redundancy of lists and tails. O(capacity).
 
         Raises:
-            AssertionError: one is wrong; the message shows it.
+            AssertionError: a check fails; the message shows the list.
         """
         self.check_lists()
         for tail in self.tails:
             tail.check()
 
     def state(self, slot: int) -> str:
-        """One request's row, as a failing check shows it."""
+        """One request's row as text, for the message of a failing check."""
         return f"group {self.group_id} {self._columns[:, slot].tolist()}, {self.pages(slot).tolist()}"

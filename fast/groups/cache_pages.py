@@ -1,4 +1,4 @@
-"""What the manager and a scheduler hand each other: pages of one request, by cache group."""
+"""The pages of one request by cache group, as the manager and a scheduler exchange them."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ class CachePages:
         self.pages: tuple[PageList, ...] = tuple(map(PageList.of, pages))
 
     def __add__(self, other: "CachePages") -> "CachePages":
-        """The pages of both, group by group; refused when they have not the same number of groups (R1)."""
+        """The pages of both, group by group; refused if their numbers of groups differ (R1)."""
         if not isinstance(other, CachePages):
             return NotImplemented
         if len(self.pages) != len(other.pages):
@@ -47,5 +47,5 @@ class CachePages:
         return [page.page_id for page in self.pages[0] if page.page_hash is None and not page.is_null]
 
     def new_empty(self) -> "CachePages":
-        """No pages, in as many groups."""
+        """An empty list for each group."""
         return CachePages([] for _ in self.pages)

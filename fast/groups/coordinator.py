@@ -1,4 +1,4 @@
-"""The cache groups of a manager together: who holds which pages, what is hit, taken, published and given back.
+"""All cache groups of a manager together: finding, allocating, publishing and freeing pages.
 
 A decode call that crosses no page boundary reads and writes a handful of scalars a group and touches neither tokens
 nor pages; one that crosses a boundary takes a page; one that fills a page publishes it by appending its tokens to
@@ -42,11 +42,11 @@ __all__ = ["CacheCoordinator", "NewPages"]
 _NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
 
 NewPages = Sequence[tuple[int, ...] | NDArray[np.int64]]
-"""What came to a request's lists, ids for each group, null pages included."""
+"""The ids added to a request's lists, for each group, null pages included."""
 
 
 class CacheCoordinator(Uncopied):
-    """What the manager's calls come down to, for any groups. It trusts its caller, which has read the arguments.
+    """Carries out the manager's calls for all cache groups. It trusts its caller, which has read the arguments.
 
     Args:
         num_pages: pages of the pool, the null page included.
@@ -59,19 +59,19 @@ class CacheCoordinator(Uncopied):
     Attributes:
         page_pool: the pool.
         kv_cache_groups: the groups as declared.
-        groups: the groups at work.
-        has_states: whether any group holds states.
-        gives_back: whether any group gives pages back while a request is live (MAN-8).
-        publishing: the groups whose pages are cached.
-        keeps_all: whether pages are cached, and every group keeps all of a request's pages.
+        groups: the state of each group.
+        has_states: True if any group stores states.
+        gives_back: True if any group frees pages while a request is live (MAN-8).
+        publishing: the groups whose pages can be cached.
+        keeps_all: True if pages are cached and every group keeps all of a request's pages.
         live: the live requests.
-        publisher: publishes their pages.
+        publisher: the publisher of their pages.
         swapped: the requests in host memory (SWAP-1).
-        plain: a request's extra keys over its pages, for each group, where it has none.
-        copies: the state copies that were not handed out yet, with the ids of their requests (MAN-13).
-        no_hits: the hits of a request of which nothing is cached.
-        nothing: no pages, in as many groups; likewise:
-        nothing_new: as ids.
+        plain: for each group the segments of a request without extra keys.
+        copies: the state copies that `take_page_copies` has not returned yet, with the ids of their requests (MAN-13).
+        no_hits: the hits of a request without cached pages.
+        nothing: an empty list of pages for each group.
+        nothing_new: an empty tuple of ids for each group.
     """
 
     @takes_options
@@ -127,12 +127,12 @@ class CacheCoordinator(Uncopied):
         """A request's extra keys over its pages, for each group."""
         if extra_keys is None or extra_keys == ():
             return self.plain
-        sizes = {group.rule.page_size for group in self.groups} or {1}  # they are read even without a group
+        sizes = {group.rule.page_size for group in self.groups} or {1}  # extra keys are read even without a group
         segments = {size: extra_segments(extra_keys, size) for size in sizes}
         return [segments[group.rule.page_size] for group in self.groups]
 
     def require_step(self, slot: int, computed: int, promised: int) -> None:
-        """Refuses computed tokens that a live request can't have, and more tokens than any can (MAN-2, MAN-8)."""
+        """Refuses computed tokens that a live request can't have, and more tokens than any can have (MAN-2, MAN-8)."""
         live = self.live
         if computed > live.num_slots[slot]:
             raise never_slotted(computed, live.num_slots[slot])
@@ -165,10 +165,10 @@ class CacheCoordinator(Uncopied):
             tokens: the request's token bytes.
             segments: its extra keys over its pages, for each group.
             max_cache_hit_length: the most tokens that may be hit.
-            eagle: whether Eagle groups demand the page after it (MAN-9).
+            eagle: True if Eagle groups need the page after the hit as well (MAN-9).
 
         Returns:
-            For each group its pages, and how many tokens they hold. O(tokens compared).
+            For each group its pages, and the number of their tokens. O(tokens compared).
         """
         return longest_hit(self.page_pool.index, self.groups, tokens, segments, max_cache_hit_length, eagle)
 
@@ -191,20 +191,20 @@ class CacheCoordinator(Uncopied):
         slots: int,
         delay: bool,
     ) -> NewPages | None:
-        """Gives a request its first pages behind its hits, and publishes those that it fills unless ``delay`` (MAN-2).
+        """Allocates the first pages of a request behind its hits, and publishes the full ones unless ``delay`` (MAN-2).
 
         Args:
             request: the request.
             request_id: its id.
             tokens: its token bytes.
             segments: its extra keys over its pages, for each group.
-            hits: what was found, checked.
-            promised: its hit and new tokens.
+            hits: its cached pages, checked.
+            promised: the number of its hit and new tokens.
             slots: these and its look-ahead.
-            delay: whether nothing is to be published yet.
+            delay: True to publish nothing yet.
 
         Returns:
-            What came to each list, or None, with nothing changed, if the free pages don't suffice.
+            The ids added to each list, or None, with nothing changed, if too few pages are free.
         """
         pool, publisher, live = self.page_pool, self.publisher, self.live
         held = list(map(len, hits))
@@ -232,14 +232,13 @@ class CacheCoordinator(Uncopied):
         return new
 
     def advance(self, slot: int, computed: int, promised: int, slots: int) -> NewPages | None:
-        """Gives a live request pages for its next tokens (MAN-2, MAN-8); publishing is left to the caller.
+        """Allocates pages for the next tokens of a live request (MAN-2, MAN-8); the caller publishes.
 
         Returns:
-            What came to each list, or None if the free pages don't suffice; what is no longer needed is given back
-            first.
+            The ids added to each list, or None if too few pages are free; pages no longer needed are freed first.
         """
         live = self.live
-        live.num_computed[slot] = computed  # whatever comes of the call: what lies before is given back
+        live.num_computed[slot] = computed  # in every outcome, since the pages before it are freed
         if self._giving_back:
             self.remove_skipped_pages(slot, computed)
         new = self.nothing_new
@@ -248,7 +247,7 @@ class CacheCoordinator(Uncopied):
         if wanted:
             if total > self.page_pool.get_num_free_pages():
                 return None
-            for group, end, count in wanted:  # before the first page is taken: memory may end here
+            for group, end, count in wanted:  # before the first page is taken: a MemoryError may occur here
                 if end > group.num_limits[slot]:
                     group.make_room(slot, end, count)
             new = self.allocate_new_pages(slot, wanted, computed)
@@ -259,12 +258,12 @@ class CacheCoordinator(Uncopied):
         return new
 
     def note_next(self, slot: int) -> None:
-        """Works out when a request's next steps will find something to do (see `LiveRequests`)."""
+        """Computes ``needs_at`` and ``due_at`` of a request (see `LiveRequests`)."""
         self.live.num_needs_at[slot] = self.needs_at(slot)
         self.live.num_due_at[slot] = self.due_at(slot)
 
     def needs_at(self, slot: int) -> int:
-        """A step of a request whose slots are fewer needs no page."""
+        """The number of slots below which a step of the request needs no page."""
         bound = self.most_slots
         for group in self.groups:
             full_at = group.rule.full_at(group.num_pages[slot])
@@ -272,7 +271,7 @@ class CacheCoordinator(Uncopied):
         return bound
 
     def due_at(self, slot: int) -> int:
-        """A step of a request that promises fewer tokens fills no page and gives none back."""
+        """The number of promised tokens below which a step of the request fills no page and frees none."""
         bound = NEVER
         for group in self.publishing:
             bound = min(bound, (group.num_published[slot] + 1) * group.page_size)
@@ -281,14 +280,14 @@ class CacheCoordinator(Uncopied):
         return bound
 
     def note_needs_of(self, slots: NDArray[np.int64]) -> None:
-        """Works out when requests need a page again."""
+        """Computes ``needs_at`` of requests."""
         bound: NDArray[np.int64] | int = self.most_slots
         for group in self.groups:
             bound = np.minimum(group.rule.full_at(group.lengths[slots]), bound)
         self.live.needs_at[slots] = bound
 
     def note_due_of(self, slots: NDArray[np.int64]) -> None:
-        """Works out when requests fill a page, or have one to give back."""
+        """Computes ``due_at`` of requests."""
         bound: NDArray[np.int64] | int = NEVER
         for group in self.publishing:
             bound = np.minimum((group.published[slots] + 1) * group.page_size, bound)
@@ -297,11 +296,11 @@ class CacheCoordinator(Uncopied):
         self.live.due_at[slots] = bound
 
     def takes_in_bulk(self) -> bool:
-        """Whether pages given back in a step always queue up behind those that the step takes, if it finds enough."""
+        """True if pages freed in a step always stand behind those that the step takes, if enough are free."""
         return not self.gives_back or self.page_pool.appends_only
 
     def remove_skipped_pages(self, slot: int, num_computed_tokens: int) -> None:
-        """Gives back the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8)."""
+        """Frees the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8)."""
         for group in self._giving_back:
             first = group.rule.first_place(num_computed_tokens)
             if first > group.num_given_back[slot]:
@@ -310,12 +309,12 @@ class CacheCoordinator(Uncopied):
                     self.page_pool.release(pages)
 
     def get_num_pages_to_allocate(self, promised: int, slots: int, held: Sequence[int]) -> tuple[list[Wanted], int]:
-        """What a request needs of each group, groups that need nothing left out, and how many pages in all.
+        """The pages that a request needs from each group (groups without any left out), and their total.
 
         Args:
-            promised: its computed and new tokens.
+            promised: the number of its computed and new tokens.
             slots: these and its look-ahead.
-            held: how long its lists are already, for each group.
+            held: the length of its list in each group.
         """
         wanted: list[Wanted] = []
         total = 0
@@ -328,13 +327,13 @@ class CacheCoordinator(Uncopied):
         return wanted, total
 
     def save_new_computed_pages(self, hits: Hits) -> None:
-        """Holds the hits, a request's first pages (MAN-2)."""
+        """Adds a reference to each hit page (MAN-2)."""
         for group, pages in zip(self.groups, hits, strict=True):
             if len(pages):
                 self.page_pool.hold(pages[pages != 0] if group.rule.gives_back else pages)
 
     def allocate_new_pages(self, slot: int, wanted: Sequence[Wanted], computed: int) -> NewPages:
-        """Takes what was found wanted, group by group, notes state copies, and returns what came to each list."""
+        """Allocates the pages needed, group by group, records state copies, and returns the ids added to each list."""
         new = list(self.nothing_new)
         for group, end, count in wanted:
             if group.rule.has_states:
@@ -354,7 +353,7 @@ class CacheCoordinator(Uncopied):
         return new
 
     def note_copy(self, group: CacheGroup, slot: int, computed: int, page: int) -> None:
-        """Notes that a state is to be copied onto its request's new page before the step (MAN-13)."""
+        """Records that a state is to be copied to its request's new page before the step (MAN-13)."""
         if computed:
             source = group.page_at(slot, group.rule.first_place(computed))
             self.copies.append((self.live.ids[slot], PageCopy(group.group_id, source, page)))
@@ -383,10 +382,10 @@ class CacheCoordinator(Uncopied):
         return [] if holders is None else live.withdraw(holders) + self.swapped.withdraw(lost)
 
     def _unwritten(self, slot: int, num_written: int) -> tuple[NDArray[np.int64], set[int] | None]:
-        """What a request published and will not be written, and the slots of the others that hold some of it.
+        """The pages that a request published and will not write, and the slots of other requests that reference some.
 
-        None in place of the slots: nobody else holds any of it, no copy either. That is told by the counts
-        alone; else the lists are looked at, in array operations, until as many as the counts tell have been found.
+        None in place of the slots if no other request and no copy references any, which the reference counts show; else
+        the lists are searched, in array operations, until all references that the counts show are found.
         """
         withdrawn, holders, is_shared = [_NO_PAGES], {slot}, False
         for group in self.groups:
@@ -398,24 +397,24 @@ class CacheCoordinator(Uncopied):
                 for place in (counts > 1).nonzero()[0].tolist():
                     is_shared, page = True, pages.item(place)
                     known = [other for other in holders if group.page_at(other, first + place) == page]
-                    if len(known) < counts[place]:  # else those that hold the page before have this one, too
+                    if len(known) < counts[place]:  # else all requests with the page before have this one, too
                         holders.update(group.holders(first + place, page).tolist())
         return np.concatenate(withdrawn), holders - {slot} if is_shared else None
 
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_pages(self, request_id: str) -> tuple[list[int], ...]:
-        """The ids of the pages that a request holds, a list for each group; empty lists if it is not live."""
+        """The ids of a request's pages, a list for each group; empty lists if it is not live."""
         slot = self.live.slot_of.get(request_id, -1)
         return tuple(group.pages(slot).tolist() if slot >= 0 else [] for group in self.groups)
 
     def get_num_common_prefix_pages(self, slot: int, num_requests: int, runs: Callable[[Any], bool]) -> list[int]:
-        """How many leading pages all running requests share, for each group (MAN-10).
+        """The number of leading pages that all running requests share, for each group (MAN-10).
 
         Args:
-            slot: a running request's.
-            num_requests: how many the engine has running.
-            runs: tells whether a request runs.
+            slot: the slot of a running request.
+            num_requests: the number of requests that the engine is running.
+            runs: returns True for a request that is running.
         """
         running = [other for other in self.live.slot_of.values() if runs(self.live.requests[other])]
         if num_requests != len(running):
@@ -426,10 +425,10 @@ class CacheCoordinator(Uncopied):
         """Verifies every redundancy of the state; O(pages and cached tokens).
 
         Raises:
-            AssertionError: one does not hold; the message shows the whole state.
+            AssertionError: a check fails; the message shows the whole state.
         """
         for group in self.groups:
-            group.check()  # first, as the pool's check puts tails and runs together
+            group.check()  # first, as the pool's check moves tails into their runs
         self.page_pool.check()
         self.swapped.check()
         check_rows(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)

@@ -1,4 +1,4 @@
-"""The kinds of coordinators, and which fits some cache groups."""
+"""The kinds of coordinators, and the choice of one for given cache groups."""
 
 from collections.abc import Sequence
 from typing import Unpack
@@ -24,18 +24,18 @@ class CacheCoordinatorNoPrefixCache(CacheCoordinator):
 
     def find_longest_cache_hit(
         self,
-        tokens: TokenBytes,  # noqa: ARG002 - nothing is found, whatever is looked for
+        tokens: TokenBytes,  # noqa: ARG002 - nothing is ever found
         segments: Sequence[Sequence[ExtraSegment]],  # noqa: ARG002
         max_cache_hit_length: int,  # noqa: ARG002
         *,
         eagle: bool = True,  # noqa: ARG002
     ) -> tuple[Hits, int]:
-        """Nothing."""
+        """No pages, and 0 tokens."""
         return none_hit(self.groups), 0
 
 
 class UnitaryCacheCoordinator(CacheCoordinator):
-    """One group: where that keeps all of its pages, a hit is one walk, with no candidates to compare."""
+    """One group. If it keeps all of its pages, a hit is one walk, without candidates to compare."""
 
     def find_longest_cache_hit(
         self,
@@ -83,7 +83,7 @@ def get_kv_cache_coordinator(
         options: see `ManagerOptions`.
 
     Raises:
-        TypeError: something is no group.
+        TypeError: an element is not a cache group.
         ValueError: groups are contradictory (MAN-7).
     """
     groups = read_groups(kv_cache_groups, use_eagle)

@@ -1,8 +1,7 @@
 """MAN-7: reading cache groups, and which of a request's pages each kind of group needs.
 
-A *place* is an index in a request's page list. Every kind answers two questions: from which place on the pages are
-needed once some tokens are computed, and how long the list must be for a step. Both are asked for one request or
-for arrays of them.
+A *place* is an index in a request's page list. Every kind answers two questions: the first place still needed once some
+tokens are computed, and the length of the list that a step needs. Both are asked for one request or for arrays of them.
 """
 
 import warnings
@@ -37,10 +36,10 @@ __all__ = [
 ]
 
 NEVER = 1 << 40
-"""More tokens than a request can have."""
+"""A number of tokens above that of any request."""
 
 _OF_A_PACKAGE = 2
-"""What numpy's `dtype.isbuiltin` says of types that a package registers, as ml_dtypes does with the narrow floats."""
+"""The value of numpy's `dtype.isbuiltin` for types that a package registers, such as the narrow floats of ml_dtypes."""
 
 Number = TypeVar("Number", int, NDArray[np.int64])
 """A count of tokens or pages, or an array of them: the rules are written once for both."""
@@ -48,7 +47,7 @@ Number = TypeVar("Number", int, NDArray[np.int64])
 
 @dataclass(frozen=True)
 class GroupRule:
-    """What a kind of group needs; this one keeps every page.
+    """Which pages a kind of group needs; this one keeps every page.
 
     Attributes:
         page_size: tokens in a page.
@@ -57,35 +56,35 @@ class GroupRule:
     page_size: int
 
     gives_back = False
-    """Whether pages are given back while a request is live (MAN-8)."""
+    """True if pages are freed while a request is live (MAN-8)."""
 
     shares_prefixes = True
-    """Whether all of a request's pages stay in its list, so that common prefixes can be counted (MAN-10)."""
+    """True if all of a request's pages stay in its list, so that common prefixes can be counted (MAN-10)."""
 
     publishes = True
-    """Whether pages are ever published (MAN-13)."""
+    """True if pages are ever published (MAN-13)."""
 
     has_states = False
-    """Whether a page holds a state in place of its tokens' keys and values (MAN-13)."""
+    """True if a page stores a state in place of its tokens' keys and values (MAN-13)."""
 
     def first_place(self, computed: Number) -> Number:
         """The first place that the mask of position ``computed`` can read (MAN-8)."""
         return computed * 0
 
     def gives_back_at(self, given_back: Number) -> Number:
-        """How many computed tokens make `first_place` larger than ``given_back``; more than any request has: never."""
+        """The number of computed tokens from which `first_place` exceeds ``given_back``; `NEVER` or more: none does."""
         return given_back * 0 + NEVER
 
-    def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - states look at what is promised
-        """How long the list must be for ``promised`` tokens, and ``slots`` with look-ahead (MAN-2)."""
+    def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - states depend on the promised tokens
+        """The length that the list must have for ``promised`` tokens, and ``slots`` with look-ahead (MAN-2)."""
         return -(-slots // self.page_size)
 
     def full_at(self, length: Number) -> Number:
-        """How many slots, or promised tokens in a state group, make `end` larger than ``length``."""
+        """The number of slots, in a state group of promised tokens, from which `end` exceeds ``length``."""
         return length * self.page_size + 1
 
     def states(self, computed: int, promised: int) -> list[tuple[int, int]]:  # noqa: ARG002 - see `StatesRule`
-        """Which states that may outlive a step a live request holds: (place, tokens that it is after), in order."""
+        """The states of a live request that may outlive a step: (place, number of tokens before it), in order."""
         return []
 
 
@@ -150,7 +149,7 @@ class StatesRule(GroupRule):
         return -(-promised // self.page_size)
 
     def states(self, computed: int, promised: int) -> list[tuple[int, int]]:
-        """See `GroupRule`: what the last step began with and what it ended with, perhaps in one page."""
+        """See `GroupRule`: the states at the beginning and at the end of the last step, perhaps in one page."""
         return list({self.first_place(tokens): tokens for tokens in (computed, promised) if tokens}.items())
 
 
@@ -161,17 +160,17 @@ class OneStateRule(GroupRule):
     publishes = False
     has_states = True
 
-    def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - whatever the tokens
+    def end(self, promised: Number, slots: Number) -> Number:  # noqa: ARG002 - the same for all tokens
         """See `GroupRule`."""
         return promised * 0 + 1
 
     def full_at(self, length: Number) -> Number:
-        """See `GroupRule`: the one page is enough for ever."""
+        """See `GroupRule`: the one page is always enough."""
         return (length > 0) * NEVER
 
 
 def rule_of(spec: object) -> GroupRule:
-    """The rule of a group that was read."""
+    """The rule of a validated group."""
     match spec:
         case SlidingWindowSpec():
             return WindowRule(int(spec.page_size), min(int(spec.sliding_window), NEVER))
@@ -192,10 +191,10 @@ def read_groups(kv_cache_groups: object, use_eagle: bool) -> tuple[CacheGroupSpe
 
     Args:
         kv_cache_groups: `CacheGroupSpec`s.
-        use_eagle: whether they are to serve an Eagle draft model.
+        use_eagle: True if they are to serve an Eagle draft model.
 
     Raises:
-        TypeError: something is no group, or a field has the wrong type.
+        TypeError: an element is not a group, or a field has the wrong type.
         ValueError: a size below 1, an unknown dtype or mode, no layers, a layer in two groups, padding below a
             state's bytes, or a state group that is flagged as an Eagle group.
     """
@@ -252,9 +251,9 @@ def _read_states(name: str, spec: MambaSpec) -> None:
 
 
 def _read_dtype(name: str, dtype: object) -> None:
-    """Refuses what is no type of numbers: numpy would take texts, objects and records, and None for float64."""
+    """Refuses anything but a type of numbers: numpy would accept strings, objects and records, and None for float64."""
     try:
-        with warnings.catch_warnings(action="error"):  # names that numpy is about to drop
+        with warnings.catch_warnings(action="error"):  # names that numpy deprecates
             kind: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError, Warning):
         kind = None

@@ -1,13 +1,13 @@
-"""POOL-7, MAN-3: what a live request publishes behind the end of a run, kept beside the run until somebody looks.
+"""POOL-7, MAN-3: pages that a live request publishes behind the end of a run, kept beside the run until it is read.
 
 A request that decodes fills page after page, and each lengthens the same run: the one that holds its page before. Where
-what it published at admission, or since, ends a run, that run is the request's to lengthen, as long as nobody else
-changes it. A batched step then notes the pages in columns, for all requests at once, and puts their tokens aside; run
-and tail are put together when a look-up comes to the run, when anything else is to change it, or when the request goes.
-What is cached, and where, is told by the index's columns at once; only the run's own buffers lag. Where keys are kept
-no request has a tail, since a key is noted when its page is published.
+a request's last published page ends a run, the request has a *tail* on that run until another call changes the run. A
+batched step then enters the pages in the index's columns, for all requests at once, and appends their tokens to the
+tails. A tail is moved into its run when a look-up reaches the run, when another call changes it, or when the request is
+freed. So the index's columns are always up to date; only the run's own buffers lag. Where keys are kept no request has
+a tail, since a key is computed when its page is published.
 
-What is put off is the lengthening alone: whoever looks does it for all pages of a tail at once. A step of 1,024
+Only the lengthening of the run is deferred: the next reader does it for all pages of a tail at once. A step of 1,024
 requests takes 0.8 of the time that it takes without tails, of 8,192 0.6.
 """
 
@@ -25,15 +25,15 @@ __all__ = ["GrowingTail"]
 
 
 class GrowingTail:
-    """The tail of one request in one group: its last published pages, as many as ``tokens`` are of.
+    """The tail of one request in one group: its last published pages, whose tokens are ``tokens``.
 
     Args:
         group: the group.
         slot: the request's slot.
 
     Attributes:
-        tokens: the token bytes of the pages that the run lacks.
-        run: the run that is the request's to lengthen; None: there is none.
+        tokens: the token bytes of the pages that the run does not store yet.
+        run: the run behind whose end the pages stand; None if the request has no tail.
     """
 
     __slots__ = ("_group", "_slot", "run", "tokens")
@@ -45,13 +45,13 @@ class GrowingTail:
         self.run: Run | None = None
 
     def begin(self, run: Run) -> None:
-        """Makes a run, whose last page is the one that the request published last, the request's to lengthen."""
+        """Starts a tail on a run whose last page is the one that the request published last."""
         run.tail = self
         self.run = run
         self._group.num_tail_runs[self._slot] = run.number
 
     def settle(self) -> None:
-        """Puts the pages into the run. O(pages)."""
+        """Moves the pages into the run. O(pages)."""
         tokens, run = self.tokens, self.run
         if tokens and run is not None:
             pages = self._pages(run)
@@ -65,7 +65,7 @@ class GrowingTail:
         return group.cells[end - len(self.tokens) // run.tree.page_bytes : end]
 
     def leave(self) -> None:
-        """Settles, and leaves the run to whoever comes."""
+        """Settles, and detaches the tail from the run."""
         self.settle()
         if self.run is not None:
             self.run.tail = None

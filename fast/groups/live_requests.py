@@ -1,4 +1,4 @@
-"""What the manager knows of live requests: columns with one entry a request.
+"""The state of live requests: columns with one entry a request.
 
 A request's number in the columns is its slot, the lowest one that was free when it was admitted. Scalars are read
 and written through memoryviews of the columns (half of numpy's price); whole columns serve calls about many
@@ -20,22 +20,22 @@ from .cache_group import CacheGroup
 __all__ = ["LiveRequests", "Named", "Wanted"]
 
 Wanted = tuple[CacheGroup, int, int]
-"""What a group needs for a request's next tokens: the group, how long its list is to be, how many pages it takes."""
+"""A group's need for a request's next tokens: the group, the new length of the list, the number of pages to take."""
 
 _FIRST_CAPACITY = 16
 _NO_REQUEST = 1 << 62
-"""More slots than a request can have; as many are in a slot without one, where still more tokens were computed, so that
-no count of computed tokens fits it."""
+"""The ``slots`` of an unused entry, above those of any request. Its ``computed`` is still larger, so that no count of
+computed tokens is valid for it."""
 
 
 class Named(NamedTuple):
-    """Numbers of things that were named together, all of them different.
+    """Distinct numbers (slots, or rows of page tables) that an engine passed in one batched call.
 
     Attributes:
-        data: their bytes.
-        size: they are below it.
+        data: the bytes of ``ids``.
+        size: the bound that all of the numbers are below.
         ids: the numbers, `i64[n]`.
-        where: where they lie in columns: themselves, or a slice where they follow one another.
+        where: an index for columns: the numbers, or a slice if they are consecutive.
     """
 
     data: bytes
@@ -45,7 +45,7 @@ class Named(NamedTuple):
 
 
 class LiveRequests:
-    """The live requests of one manager, their pages included. It trusts its caller.
+    """The live requests of one manager, with their page lists. It trusts its caller.
 
     Args:
         groups: the cache groups, whose lists grow with the columns.
@@ -53,25 +53,26 @@ class LiveRequests:
     Attributes:
         slot_of: each live request's slot, by id, in the order of admission.
         requests: the engine's object in each slot; None in a free one.
-        is_live: whether a slot has a request, `bool[capacity]`.
-        promised: tokens up to which pages may be published: the most computed + new tokens so far,
-            `i64[capacity]`.
-        slots: tokens that have a slot, look-ahead included, `i64[capacity]`.
-        computed: computed tokens at the last call, at admission those that were hit, `i64[capacity]` (MAN-8).
-        needs_at: a step whose slots are fewer needs no page, `i64[capacity]`; 0 where nobody has worked it out yet.
-        due_at: a step that promises fewer tokens fills no page and gives none back, `i64[capacity]`; 0 likewise.
-        withdrawals: the pool's count when the last published page was seen to be in its place, `i64[capacity]`; -1
-            where that page may have been withdrawn since.
-        any_withdrawn: whether there ever was such a -1.
-        ids: the id of each slot's request, as it was read at its admission; "" in a free one.
-        last_slots: the slots that a batched step named last; likewise:
-        last_rows: the rows of page tables.
-        num_promised: ``promised``, for scalar access; likewise:
-        num_slots: ``slots``.
-        num_computed: ``computed``.
-        num_needs_at: ``needs_at``.
-        num_due_at: ``due_at``.
-        num_withdrawals: ``withdrawals``.
+        is_live: True for each slot that has a request, `bool[capacity]`.
+        promised: the number of tokens up to which pages may be published, which is the most computed + new tokens so
+            far, `i64[capacity]`.
+        slots: the number of tokens that have a cache slot, look-ahead included, `i64[capacity]`.
+        computed: the number of computed tokens at the last call, at admission of hit tokens, `i64[capacity]` (MAN-8).
+        needs_at: the number of slots below which a step needs no page, `i64[capacity]`; 0 if not computed yet.
+        due_at: the number of promised tokens below which a step fills no page and frees none, `i64[capacity]`; 0 if not
+            computed yet.
+        withdrawals: the pool's ``num_withdrawals`` when the last published page was last known to be cached,
+            `i64[capacity]`; -1 if that page may have been withdrawn since.
+        any_withdrawn: True if ``withdrawals`` has ever had a -1.
+        ids: the id of each slot's request, read at its admission; "" in a free slot.
+        last_slots: the slots of the last batched step.
+        last_rows: the rows of page tables of the last batched step that had tables.
+        num_promised: ``promised``, for scalar access.
+        num_slots: ``slots``, for scalar access.
+        num_computed: ``computed``, for scalar access.
+        num_needs_at: ``needs_at``, for scalar access.
+        num_due_at: ``due_at``, for scalar access.
+        num_withdrawals: ``withdrawals``, for scalar access.
     """
 
     __slots__ = (
@@ -106,7 +107,7 @@ class LiveRequests:
         self.any_withdrawn = False
         self.ids: list[str] = []
         self._numbers: list[int] = []
-        """How many requests had been admitted before each slot's."""
+        """The number of requests admitted before the one in each slot."""
         self._num_admitted = 0
         self.slot_of: dict[str, int] = {}
         self.requests: list[EngineRequest | None] = []
@@ -117,7 +118,7 @@ class LiveRequests:
         self.last_slots = self.last_rows = Named(b"", 0, np.empty(0, np.int64), slice(0, 0))
 
     def _resize(self, capacity: int) -> None:
-        """Makes room for as many requests. Where memory ends, it can be called again."""
+        """Makes room for ``capacity`` requests. After a MemoryError it can be called again."""
         for group in self._groups:
             group.resize(capacity)
         old = self._columns.shape[1]
@@ -146,16 +147,16 @@ class LiveRequests:
         pages: Sequence[NDArray[np.int64]],
         wanted: Sequence[Wanted] = (),
     ) -> int:
-        """Gives a request the lowest free slot, its bounds 0, its counts not yet written. O(pages), O(log capacity).
+        """Puts a request into the lowest free slot; bounds are 0, counts not yet written. O(pages), O(log capacity).
 
-        Where memory ends, nothing has changed.
+        After a MemoryError nothing has changed.
 
         Args:
             request: the request.
             request_id: its id.
             segments: its extra keys over its pages, for each group.
             pages: its first pages, for each group, all of them cached.
-            wanted: the pages that are about to be taken for it, for which its lists get room.
+            wanted: the pages that it is about to get, for which its lists get room.
         """
         if not self._free:
             self._resize(2 * len(self.requests))
@@ -184,7 +185,7 @@ class LiveRequests:
         self.slot_of[request_id] = slot
 
     def restore(self, live: Sequence[tuple[EngineRequest, str, int, Sequence[Sequence[ExtraSegment]]]]) -> None:
-        """Gives requests slots where there are none yet; see `admit` (MAN-14).
+        """Puts requests into slots of an object without any; see `admit` (MAN-14).
 
         Args:
             live: in the order of admission, each request with its id, its slot and its extra keys over its pages.
@@ -196,7 +197,7 @@ class LiveRequests:
             self._seat(request, request_id, slot)
             for group, own in zip(self._groups, segments, strict=True):
                 group.admit(slot, own, no_pages)
-        self._free = (~self.is_live).nonzero()[0].tolist()  # in order, and so a heap
+        self._free = (~self.is_live).nonzero()[0].tolist()  # sorted, so it is a heap
 
     def dismiss(self, slot: int) -> None:
         """Frees a slot. O(log capacity)."""
@@ -213,7 +214,7 @@ class LiveRequests:
         heappush(self._free, slot)
 
     def withdraw(self, holders: Iterable[int]) -> list[str]:
-        """Notes that requests hold pages that were withdrawn; returns their ids in the order of admission (MAN-4)."""
+        """Marks requests that reference withdrawn pages; returns their ids in the order of admission (MAN-4)."""
         slots = sorted(holders, key=self._numbers.__getitem__)
         for slot in slots:
             self.num_withdrawals[slot] = -1
@@ -221,7 +222,7 @@ class LiveRequests:
         return [self.ids[slot] for slot in slots]
 
     def state(self, request_id: str) -> str:
-        """One request's columns and rows, as a failing check shows them."""
+        """One request's columns and rows as text, for the message of a failing check."""
         slot = self.slot_of[request_id]
         rows = "; ".join(group.state(slot) for group in self._groups)
         return f"{request_id!r} in slot {slot}: {self._columns[:, slot].tolist()}; {rows}"

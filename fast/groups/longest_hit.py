@@ -1,8 +1,8 @@
 """MAN-1, MAN-9: the longest prefix that every cache group can serve.
 
-Each group is asked once which page it has for each place of the request; everything else is arithmetic on arrays
-over the candidate lengths (multiples of every page size). So the cost is one walk a group and O(places) array
-work, whatever the mix, and the Eagle page is part of the candidates' condition rather than dropped afterwards.
+Each group is searched once for the cached page at each place of the request; everything else is arithmetic on arrays
+over the candidate lengths (multiples of every page size). So the cost is one walk a group and O(places) array work for
+every mix of groups, and the Eagle page is part of the candidates' condition rather than dropped afterwards.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Hits = list[NDArray[np.int64]]
 
 
 def none_hit(groups: Sequence[CacheGroup]) -> Hits:
-    """The hit of nothing."""
+    """The hit without any page."""
     return [np.empty(0, np.int64) for _ in groups]
 
 
@@ -44,10 +44,10 @@ def longest_hit(
         tokens: the request's token bytes.
         segments: its extra keys over its pages, for each group.
         most: the most tokens that may be hit.
-        eagle: whether Eagle groups demand the page after it (MAN-9).
+        eagle: True if Eagle groups need the page after the hit as well (MAN-9).
 
     Returns:
-        The pages, and how many tokens they hold.
+        The pages, and the number of their tokens.
     """
     known = len(tokens) // 4
     step = lcm(*(group.tree.page_bytes // 4 for group in groups))
@@ -70,7 +70,7 @@ def longest_hit(
     needed = np.zeros(count, bool)
     for number, group in enumerate(groups):
         ends = lengths // group.rule.page_size
-        # the longest candidate and the page after it: where the index ends nothing is cached
+        # the longest candidate and the page after it: nothing is cached behind the end of the walk
         pages = found[number] = _padded(found[number], int(ends[-1]) + 1)
         if group.rule.gives_back:
             own_places = ends - group.rule.first_place(lengths)
@@ -137,12 +137,12 @@ def _padded(pages: NDArray[np.int64], length: int) -> NDArray[np.int64]:
 
 
 def _leading(pages: NDArray[np.int64]) -> int:
-    """How many pages stand before the first hole."""
+    """The number of pages before the first hole."""
     holes = pages == 0
     return int(holes.argmax()) if holes.any() else len(pages)
 
 
 def _runs(pages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each place how many pages in a row end there, `i64[len(pages)]`."""
+    """For each place the number of consecutive pages that end there, `i64[len(pages)]`."""
     places = np.arange(len(pages))
     return places - np.maximum.accumulate(np.where(pages == 0, places, -1))

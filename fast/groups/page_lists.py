@@ -1,11 +1,11 @@
-"""MAN-2: the page lists of one group's requests, one behind the other in one array, so that memory goes by pages held.
+"""MAN-2: the page lists of one group's requests, one behind the other in one array, so that memory fits their sizes.
 
-Each list lies in a stretch of cells of its own, with some room behind its last page. A list that outgrows its stretch
-moves to the free cells behind all stretches. When these are too few, or when pages given back have left far more cells
-than the lists need, all lists are laid out again in a new array. Both copy O(1) cells for each page that came or went.
+Each list has a range of cells of its own, with some room behind its last page. A list that outgrows its range moves to
+the free cells behind all ranges. When these are too few, or when freed pages have left far more cells than the lists
+need, all lists are copied to a new array. Both copy O(1) cells for each page added or removed.
 
-Null pages at the front of a list, in place of pages that a window has left behind, take no cells: a list says at which
-place its first cell is.
+Null pages at the front of a list, in place of pages that a window has left behind, take no cells: the first place that
+has one is stored for each list.
 """
 
 from typing import TypeVar
@@ -19,29 +19,30 @@ Number = TypeVar("Number", int, NDArray[np.int64])
 """A count of cells, or an array of them."""
 
 _SPARE = 1 << 14
-"""So many cells (64 KiB) may be left over without a new layout: a few requests that come and go need none."""
+"""The number of unused cells (64 KiB) up to which lists are not copied to a smaller array."""
 
 
 class PageLists:
-    """Lists of pages, each by a number, its slot. It trusts its caller.
+    """Lists of pages by slot numbers. It trusts its caller.
 
-    Memory is at most 8 bytes for each page held, 160 for each slot and 64 KiB, and twice that while lists are laid out
-    again. Scalars are read and written through memoryviews of the columns (half of numpy's
-    price); the arrays serve calls about many lists.
+    Memory is at most 8 bytes for each page in a list, 160 for each slot and 64 KiB, and twice that while all lists are
+    copied. Scalars are read and written through memoryviews of the columns (half of numpy's price); the arrays serve
+    calls about many lists.
 
     Attributes:
         cells: the pages of all lists, `i32[capacity]`. Place ``p`` of a list is at ``origins[slot] + p``, for places
             from the first one that has a cell.
         cell: ``cells``, for scalar access.
-        lengths: how long each list is, `i64[slots]`.
-        origins: where place 0 of each list would be in ``cells``, `i64[slots]`.
-        begins: where the first place of each list is that has a cell, `i64[slots]`; all before it are null pages.
-        limits: how long each list can become where it lies, `i64[slots]`.
-        num_pages: ``lengths``, for scalar access; likewise:
-        num_origins: ``origins``.
-        num_begins: ``begins``.
-        num_limits: ``limits``.
-        num_cells: how many cells hold places of lists.
+        lengths: the length of each list, `i64[slots]`.
+        origins: the index in ``cells`` at which place 0 of each list would be, `i64[slots]`.
+        begins: the index in ``cells`` of the first place of each list that has a cell, `i64[slots]`; all places before
+            it are null pages.
+        limits: the length up to which each list can grow without moving, `i64[slots]`.
+        num_pages: ``lengths``, for scalar access.
+        num_origins: ``origins``, for scalar access.
+        num_begins: ``begins``, for scalar access.
+        num_limits: ``limits``, for scalar access.
+        num_cells: the number of cells that places of lists use.
     """
 
     __slots__ = (
@@ -69,7 +70,7 @@ class PageLists:
         self.resize(0)
 
     def resize(self, capacity: int) -> None:
-        """Makes room for as many lists. Where memory ends, nothing has changed."""
+        """Makes room for ``capacity`` lists. After a MemoryError nothing has changed."""
         places = np.zeros((4, capacity), np.int64)
         places[:, : self._places.shape[1]] = self._places
         self._places = places
@@ -80,14 +81,14 @@ class PageLists:
     # -- Room -------------------------------------------------------------------------------------
 
     def make_room(self, slot: int, end: int, count: int) -> None:
-        """Makes room for a list that is to be ``end`` long, its last ``count`` places being new pages.
+        """Makes room for a list that will be ``end`` long, its last ``count`` places being new pages.
 
-        Called before the pages are taken: where memory ends, nothing has changed. O(1) amortised.
+        Called before the pages are taken: after a MemoryError nothing has changed. O(1) amortised.
         """
         if end > self.num_limits[slot]:
             length = self.num_pages[slot]
             if length == self.num_begins[slot] - self.num_origins[slot]:
-                end = length + count  # null pages behind none but null pages take no cells
+                end = length + count  # a list of null pages only takes no cells
             if end > self.num_limits[slot]:
                 self._move(slot, end)
 
@@ -100,7 +101,7 @@ class PageLists:
                     self._move(slot, end)
 
     def _move(self, slot: int, end: int) -> None:
-        """Moves a list to where it can become ``end`` long."""
+        """Moves a list to cells where it can grow to ``end``."""
         begin, length = self.num_begins[slot], self.num_pages[slot]
         first = begin - self.num_origins[slot]
         room = _with_room(end - first)
@@ -116,7 +117,7 @@ class PageLists:
         self.num_limits[slot] = first + room
 
     def _lay_out(self, slot: int = 0, end: int = 0) -> None:
-        """Lays all lists out in a new array, one so that it can become ``end`` long. O(slots and pages held)."""
+        """Copies all lists to a new array, in which list ``slot`` can grow to ``end``. O(slots and pages in lists)."""
         firsts = self.begins - self.origins
         counts = self.lengths - firsts
         wanted = counts.copy()
@@ -137,16 +138,16 @@ class PageLists:
         self._fewest_cells = (len(cells) - 32 * len(rooms) - _SPARE) // 2
 
     def _save_memory(self) -> None:
-        """Lays the lists out again, as they need far fewer cells than there are."""
+        """Copies the lists to a smaller array, as they need far fewer cells."""
         try:
             self._lay_out()
         except MemoryError:
-            return  # nothing has changed: the call that made this necessary is done, the next one tries again
+            return  # nothing has changed: the next call that frees pages tries again
 
     # -- Changing ---------------------------------------------------------------------------------
 
     def open_list(self, slot: int, pages: NDArray[np.int64], first: int) -> None:
-        """Makes the empty list of a slot a list of ``pages``, of which those before place ``first`` are null pages."""
+        """Fills the empty list of a slot with ``pages``, of which those before place ``first`` are null pages."""
         count = len(pages) - first
         if count > self.num_limits[slot]:
             self._move(slot, count)
@@ -160,7 +161,7 @@ class PageLists:
         self.num_cells += count
 
     def add_pages(self, slot: int, pages: NDArray[np.int64], end: int) -> None:
-        """Puts pages at the end of a list that has room for them and is ``end`` long then."""
+        """Appends pages to a list that has room for them; its new length is ``end``."""
         at = self.num_origins[slot] + end
         self.cells[at - len(pages) : at] = pages
         self.num_pages[slot] = end
@@ -173,7 +174,7 @@ class PageLists:
         self.num_cells += 1
 
     def add_nulls(self, slot: int, end: int) -> None:
-        """Puts null pages at the end of a list that has room for them and is ``end`` long then."""
+        """Appends null pages to a list that has room for them; its new length is ``end``."""
         length, origin = self.num_pages[slot], self.num_origins[slot]
         count = end - length
         if length == self.num_begins[slot] - origin:
@@ -185,7 +186,7 @@ class PageLists:
         self.num_pages[slot] = end
 
     def leave_behind(self, slot: int, stop: int) -> NDArray[np.int64]:
-        """Puts null pages at the places below ``stop`` of a list; returns what stood there, the last one first."""
+        """Replaces the pages at places below ``stop`` of a list by null pages; returns them, the last one first."""
         begin, origin = self.num_begins[slot], self.num_origins[slot]
         end = origin + min(stop, self.num_pages[slot])
         if begin >= end:
@@ -199,7 +200,7 @@ class PageLists:
         return pages
 
     def close_list(self, slot: int) -> None:
-        """Empties a list. Its cells are kept for the next list of the slot while there are not too many."""
+        """Empties a list. Its cells are kept for the next list of the slot unless too many are unused."""
         first = self.num_begins[slot] - self.num_origins[slot]
         self.num_cells -= self.num_pages[slot] - first
         self.num_pages[slot] = 0
@@ -212,7 +213,7 @@ class PageLists:
     # -- Looking ----------------------------------------------------------------------------------
 
     def with_cells(self, slot: int) -> NDArray[np.int32]:
-        """A list from its first place that has a cell, where it lies."""
+        """A view of a list from its first place that has a cell."""
         return self.cells[self.num_begins[slot] : self.num_origins[slot] + self.num_pages[slot]]
 
     def page_at(self, slot: int, place: int) -> int:
@@ -221,18 +222,18 @@ class PageLists:
         return self.cell[at] if at >= self.num_begins[slot] else 0
 
     def holders(self, place: int, page: int) -> NDArray[np.int64]:
-        """The slots of the lists that have a page in a place, `i64[holders]`. O(slots), in array operations."""
+        """The slots of the lists that have ``page`` at ``place``, `i64[n]`. O(slots), in array operations."""
         at = self.origins + place
         slots = ((self.lengths > place) & (at >= self.begins)).nonzero()[0]
         holders: NDArray[np.int64] = slots[self.cells[at[slots]] == page]
         return holders
 
     def pages(self, slot: int) -> NDArray[np.int64]:
-        """A list, null pages as 0, `i64[num_pages]`; its own copy."""
+        """A copy of a list, null pages as 0, `i64[num_pages]`."""
         return self.pages_between(slot, 0, self.num_pages[slot])
 
     def pages_between(self, slot: int, start: int, stop: int) -> NDArray[np.int64]:
-        """The places ``[start, stop)`` of a list, null pages as 0, `i64[stop - start]`; their own copy."""
+        """A copy of the places ``[start, stop)`` of a list, null pages as 0, `i64[stop - start]`."""
         begin, origin = self.num_begins[slot], self.num_origins[slot]
         if origin + start >= begin:
             return self.cells[origin + start : origin + stop].astype(np.int64)
@@ -242,10 +243,10 @@ class PageLists:
         return pages
 
     def check_lists(self) -> None:
-        """Verifies that lists lie in stretches that have room for them and don't overlap. O(slots).
+        """Verifies that the lists' ranges have room for them and don't overlap. O(slots).
 
         Raises:
-            AssertionError: one does not; the message shows all.
+            AssertionError: a check fails; the message shows all lists.
         """
         state = f"lengths, origins, begins, limits {self._places.tolist()}, {self._end} of {len(self.cell)} cells"
         firsts, stops = self.begins - self.origins, self.origins + self.limits
@@ -259,5 +260,5 @@ class PageLists:
 
 
 def _with_room(count: Number) -> Number:
-    """How many cells a list of ``count`` of them gets."""
+    """The number of cells given to a list that needs ``count``."""
     return count + count // 4 + 8

@@ -1,10 +1,11 @@
 """MAN-3: publishing the pages that a request fills, so that they can be found.
 
-What publishing takes is read before a call changes anything (R1), tokens and keys included; so it is two steps.
+Publishing is two steps, `read` and `publish`: all that it needs, tokens and keys included, is read before a call
+changes anything (R1).
 
-Read are the tokens of the pages that are published now. That those of earlier pages are still the same is left to the
-engine (MAN-6): comparing them would cost each page filled a look-up of its request's whole prefix, and could not tell
-of tokens amid the last page, which are kept nowhere.
+Only the tokens of the pages published now are read. The engine guarantees that those of earlier pages are unchanged
+(MAN-6): comparing them would cost a look-up of the request's whole prefix for each page filled, and could not cover the
+tokens of a last, partly filled page, which are stored nowhere.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Publisher:
     """Publishes pages of the cache groups of one manager. It trusts its caller.
 
     Args:
-        pool: the pool that the pages are of.
+        pool: the pool of the pages.
         groups: the groups.
         live: the live requests.
     """
@@ -52,12 +53,12 @@ class Publisher:
         promised: int,
         count: int,
     ) -> list[Publishing]:
-        """Reads what publishing a live request's pages up to ``count`` tokens takes; changes nothing (R1, MAN-3).
+        """Reads what is needed to publish a live request's pages up to ``count`` tokens; changes nothing (R1, MAN-3).
 
         Args:
             request: the request.
             slot: its slot.
-            computed: the computed tokens of the call that publishes: what lies wholly before is given back.
+            computed: the computed tokens of the call that publishes; pages wholly before them may be freed by it.
             promised: tokens up to which the request's pages are or will be written.
             count: tokens up to which pages are to be published.
         """
@@ -72,9 +73,9 @@ class Publisher:
         return found
 
     def _anchor(self, group: CacheGroup, slot: int, computed: int) -> int:
-        """The page published last, if it is sure to be in its place when the next one is published; else 0.
+        """The page published last, if it is sure to be cached still when the next one is published; else 0.
 
-        It is not if it may have lost its hash since, or is about to be given back.
+        It is not sure if the page may have lost its hash since, or is about to be freed.
         """
         last = group.num_published[slot] - 1
         if last < group.rule.first_place(computed) or self._live.num_withdrawals[slot] != self._pool.num_withdrawals:
@@ -90,15 +91,15 @@ class Publisher:
         places: tuple[int, int, int],
         states: tuple[int, int],
     ) -> Publishing:
-        """`read` for one group: the index goes on from ``after``, or begins anew with the first page.
+        """`read` for one group: the index continues from ``after``, or starts from the first page.
 
         Args:
             group: the group.
             segments: the request's extra keys over its pages.
             request: the request.
-            known: its token bytes, where they have been read; None: those that it takes are.
+            known: its token bytes if already read; None to read those needed.
             places: the first place to be published, the page before it (``after``), the place behind the last.
-            states: after how many tokens states stand: before the step, and after it.
+            states: the numbers of tokens before the states at the beginning and at the end of the step.
         """
         first, after, end = places
         size = group.page_size
@@ -116,13 +117,13 @@ class Publisher:
         return group, start, after, end, tokens, keys
 
     def publish_first(self, slot: int, new: Publishing) -> None:
-        """`publish` for a request that was just admitted: the pages that it fills next will stand behind these."""
+        """`publish` for a request that was just admitted, which gets a tail behind these pages."""
         self.publish(slot, new)
         self.begin_tail(new[0], slot)
 
     def begin_tail(self, group: CacheGroup, slot: int) -> None:
-        """Makes the run that ends with a request's last published page the request's to lengthen, if it can be."""
-        # the pages of a tail are read off the request's row, which has them as long as none is given back
+        """Starts a tail on the run that ends with a request's last published page, if it can have one."""
+        # the pages of a tail are read from the request's list, which has them as long as none is freed
         if self._pool.keeps_keys or group.rule.gives_back:
             return
         run = self._pool.index.run_behind(group.page_at(slot, group.num_published[slot] - 1))

@@ -1,4 +1,4 @@
-"""What the columns and rows of live requests say twice, and whether it agrees with the pool's counts."""
+"""Checks of the redundancies of live requests' columns and rows, and of the pool's counts against them."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,13 @@ def check_rows(
 ) -> None:
     """Verifies that columns, rows and the pool's counts agree; O(pages held).
 
-    The pool may count more than is found here: pages that were taken from it by calls of its own (POOL-3, POOL-6).
+    The pool may count more references than are found here: those made by calls on the pool itself (POOL-3, POOL-6).
 
     Args:
         pool: the pool.
         groups: the cache groups, with the requests' rows.
         live: the live requests.
-        swapped: the requests in host memory, and the pages held for their copies.
+        swapped: the requests in host memory, and the pages referenced for their copies.
         max_model_len: the most tokens of a request.
 
     Raises:
@@ -63,7 +63,7 @@ def _check_row(pool: PagePool, group: CacheGroup, slot: int, unfrozen: list[int]
     assert published <= len(pages), f"MAN-3: {state}"
     assert not pages[:gone].any(), f"MAN-8: {state}"
     assert group.rule.has_states or pages[gone:].all(), f"MAN-8: a hole amid the pages: {state}"
-    private = np.concatenate([pages[published:], pages[unfrozen]])  # a state amid a page is written (MAN-13)
+    private = np.concatenate([pages[published:], pages[unfrozen]])  # an unfinished state is still written (MAN-13)
     private = private[private != 0]
     assert not pool.index.cached(private).any(), f"MAN-3: {state}"
     assert all(pool.ref_count(page) == 1 for page in private.tolist()), f"R2: {state}"

@@ -1,6 +1,6 @@
-"""SWAP-1: which requests are in host memory or on their way, and the host pages that they take.
+"""SWAP-1: the requests that are in host memory or being copied, and their host pages.
 
-All of it is empty while nothing is swapped, which is all that other calls look at.
+All of it is empty while nothing is swapped, so that other calls check only that.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ __all__ = ["Flight", "HostPages", "Swapped", "SwappedRequests"]
 
 
 class HostPages:
-    """The numbers of host pages: the lowest free one is taken first. Memory goes with the most ever in use.
+    """The numbers of host pages: the lowest free one is taken first. Memory is proportional to the most ever in use.
 
     Args:
-        num_pages: how many there are.
+        num_pages: the number of host pages.
 
     Attributes:
-        num_pages: as given.
-        num_free: how many are free.
+        num_pages: the number of host pages.
+        num_free: the number of free host pages.
     """
 
     __slots__ = ("_freed", "_next", "num_free", "num_pages")
@@ -38,20 +38,20 @@ class HostPages:
         """A heap of free pages below ``_next``; from there on all are free."""
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """Takes the ``count`` lowest free pages; there must be so many. O(count log pages)."""
+        """Takes the ``count`` lowest free pages; at least ``count`` must be free. O(count log pages)."""
         self.num_free -= count
         reused = [heappop(self._freed) for _ in range(min(count, len(self._freed)))]
         start, self._next = self._next, self._next + count - len(reused)
         return np.array([*reused, *range(start, self._next)], np.int64)
 
     def give_back(self, pages: NDArray[np.int64]) -> None:
-        """Frees pages that are taken. O(pages log pages)."""
+        """Frees pages that are in use. O(pages log pages)."""
         self.num_free += len(pages)
         for page in pages.tolist():
             heappush(self._freed, page)
 
     def check(self, used: Sequence[int]) -> None:
-        """Verifies that pages are free or used, and none both."""
+        """Verifies that each page is either free or in ``used``."""
         assert sorted([*used, *self._freed]) == list(range(self._next)), (
             f"SWAP-1: host pages used {used}, freed {self._freed}, untouched from {self._next} on"
         )
@@ -60,18 +60,18 @@ class HostPages:
 
 
 class Swapped:
-    """A request in host memory, or on its way there or back.
+    """A request in host memory, or being copied to or from it.
 
     Attributes:
         request: the engine's object.
-        request_id: its id, as it was read when it went.
+        request_id: its id, read when it was swapped out.
         tokens: the bytes of its computed tokens.
-        extra: its extra keys, laid out over single tokens; of use for comparing only.
+        extra: its extra keys, laid out over single tokens; used for comparison only.
         segments: its extra keys over its pages, for each group.
-        first_places: the first place that was copied, for each group; all behind it were, too.
-        host_pages: the host pages of those places, for each group.
-        swap_id: the plan under way; -1 if there is none.
-        is_received: whether its pages come from elsewhere, places in which then stand for host pages.
+        first_places: for each group the first place that was copied; all places behind it were copied, too.
+        host_pages: for each group the host pages of the places copied.
+        swap_id: the id of the plan whose copies are running; -1 if there is none.
+        is_received: True if its pages come from another process (SWAP-2); places among them then stand for host pages.
     """
 
     __slots__ = (
@@ -114,14 +114,14 @@ class Swapped:
 
 
 class Flight:
-    """Copies under way.
+    """A plan whose copies are running.
 
     Attributes:
-        swapped: whose.
-        is_out: whether they leave the device.
-        pages: the device pages that are held for them: the request's list in each group, null pages as 0.
-        fresh: on the way back, the same lists with 0 for pages that were hit.
-        num_withdrawals: the pool's count when the hits were found, or -1 (see `LiveRequests.withdrawals`).
+        swapped: the request whose pages are copied.
+        is_out: True if the copies are from the device to the host.
+        pages: the device pages referenced until the copies end: the request's list in each group, null pages as 0.
+        fresh: for copies to the device, the same lists with 0 for pages that were hit.
+        num_withdrawals: the pool's ``num_withdrawals`` when the hits were found, or -1 (see `LiveRequests`).
     """
 
     __slots__ = ("fresh", "is_out", "num_withdrawals", "pages", "swapped")
@@ -142,15 +142,15 @@ class Flight:
 
 
 class SwappedRequests:
-    """What of a manager is in host memory or on its way.
+    """The requests of a manager that are in host memory or being copied.
 
     Args:
         num_host_pages: how many pages host memory has room for.
 
     Attributes:
         host: the host pages.
-        by_id: the requests, by their ids, in the order in which they went.
-        flights: the copies under way, by the ids of their plans.
+        by_id: the requests, by their ids, in the order in which they were swapped out.
+        flights: the plans whose copies are running, by their ids.
         next_id: the id of the next plan.
     """
 
@@ -163,18 +163,18 @@ class SwappedRequests:
         self.next_id = 0
 
     def begin(self, flight: Flight) -> int:
-        """Notes that copies are under way; returns the id of their plan."""
+        """Records a plan whose copies are running; returns its id."""
         number = flight.swapped.swap_id = self.next_id
         self.flights[number] = flight
         self.next_id += 1
         return number
 
     def is_wanted(self, swapped: Swapped) -> bool:
-        """Whether a request was not freed since it went."""
+        """True if a request has not been freed since it was swapped out."""
         return self.by_id.get(swapped.request_id) is swapped
 
     def free_host_pages(self, swapped: Swapped) -> None:
-        """Gives back the host pages of a request."""
+        """Frees the host pages of a request."""
         if not swapped.is_received:
             for pages in swapped.host_pages:
                 self.host.give_back(pages)
@@ -189,14 +189,14 @@ class SwappedRequests:
             )
 
     def is_another(self, request: EngineRequest) -> bool:
-        """Whether the id of a request is that of another one that is swapped out (MAN-6)."""
+        """True if another request of the same id is swapped out (MAN-6)."""
         swapped = self.by_id.get(request.request_id)
         return swapped is not None and swapped.request is not request
 
     def withdraw(self, pages: NDArray[np.int64]) -> list[str]:
-        """Notes that pages were withdrawn; returns the requests on their way that hold any, by their plans (MAN-4).
+        """Records that pages were withdrawn; returns the ids of requests being copied that have any, by plan (MAN-4).
 
-        O(pages on their way).
+        O(pages being copied).
         """
         flights = [
             flight
