@@ -1,10 +1,10 @@
 """MAN-3, MAN-11: publishing the pages that a batched step fills.
 
 In most steps every request that fills a page fills one, right behind the page that it published last, and its tokens
-lie in an int32 array. Which page that is, is worked out on arrays, or in a loop where there are few (`small_step`), and
-for each request a slice of its tokens is read. Its first such page lengthens the run that holds the page before, the
-next ones are noted and their tokens put aside (`growing_tails`). Where any request of the step needs more than that,
-all of them go the way of the single call, in its order.
+lie in an int32 array. These pages are found by array operations, or in a loop where there are few (`small_step`), and a
+slice of tokens is read for each request. The first such page of a request lengthens the run of the page before, later
+ones are added to a tail of that run (`growing_tails`). If any request of the step needs more than that, all of them are
+published by the code of the single call, in its order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,21 +23,21 @@ __all__ = ["Filled", "NextPage", "NextPages", "publish_filled", "publish_next_pa
 
 
 NextPage = tuple[int, int, int, bytes, bytes]
-"""A page about to be published behind another: its request's slot, itself, its place in the request, its token bytes,
-and the encoding of the extra keys that touch it."""
+"""A page about to be published behind another: its request's slot, its id, its position in the request, its token
+bytes, and the encoding of the extra keys that touch it."""
 
 
 class NextPages(NamedTuple):
-    """What was read of the next pages of one group's requests, an entry for each.
+    """The next pages of one group's requests, as read before anything changes, an entry for each.
 
     Attributes:
         group: the group.
-        places: the requests' places in the step, `i64[m]`.
-        slots: their slots, `i64[m]`.
-        first: the places of the pages, `i64[m]`.
-        after: the cached pages before them.
-        tokens: their token bytes.
-        extra: the encodings of the extra keys that touch them.
+        places: the requests' positions in the step, `i64[m]`.
+        slots: the requests' slots, `i64[m]`.
+        first: the positions of the pages in their requests, `i64[m]`.
+        after: the cached pages before these pages.
+        tokens: the token bytes of the pages.
+        extra: the encodings of the extra keys that touch the pages.
         keys: their keys, each by itself; empty where none are kept.
     """
 
@@ -52,18 +52,18 @@ class NextPages(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """What a step publishes: either ``next_pages`` of each group, or entries in the order of the single calls.
+    """The pages that a step publishes: ``next_pages`` of each group, or ``entries`` in the order of single calls.
 
     Attributes:
-        next_pages: the usual case, by groups.
-        entries: a request's place in the step, its slot, and what was read of its pages.
+        next_pages: for each group the next pages of its requests, if all pages of the step are of this kind.
+        entries: in all other cases (position in the step, slot, pages as read) for each request and group.
     """
 
     next_pages: list[NextPages]
     entries: list[tuple[int, int, Publishing]]
 
     def of(self, granted: NDArray[np.bool_]) -> "Filled":
-        """What of it is due to requests that were granted slots; one by one, since some were not."""
+        """The pages of the requests that were granted slots; as ``entries``, since some were not."""
         entries: list[tuple[int, int, Publishing]] = [
             (place, slot, (group, first, after, first + 1, text, keys[number] if keys else None))
             for group, places, slots, firsts, before, tokens, _, keys in self.next_pages
@@ -86,7 +86,7 @@ def read_filled(
     computed: NDArray[np.int64],
     promised: NDArray[np.int64],
 ) -> Filled:
-    """Reads what publishing takes, for the requests of a step that fill a page; changes nothing (R1).
+    """Reads all that is needed to publish the pages that a step fills; changes nothing (R1).
 
     Args:
         coordinator: the groups at work.
@@ -95,7 +95,7 @@ def read_filled(
         promised: these and their new tokens, `i64[n]`.
     """
     groups = coordinator.publishing
-    if coordinator.page_pool.keeps_keys and len(groups) > 1:  # what events tell goes request by request
+    if coordinator.page_pool.keeps_keys and len(groups) > 1:  # events are ordered request by request
         return Filled([], _entries(coordinator, slots, computed, promised))
     pages: list[NextPages] = []
     for group in groups:
@@ -121,12 +121,12 @@ def _next_pages(
     first: NDArray[np.int64],
     computed: NDArray[np.int64],
 ) -> NextPages | None:
-    """What is to be published if all of it is of the usual kind, else None; ``computed`` is of the whole step."""
+    """The next pages of the requests, None if any is of another kind; ``computed`` is of the whole step."""
     pool = coordinator.page_pool
     if not first.item(first.argmin()):
         return None  # a first page has none before it
     if group.rule.gives_back and np.count_nonzero(first <= group.rule.first_place(computed[places])):
-        return None  # the page before is about to be given back
+        return None  # the page before is about to be freed
     live = coordinator.live
     if (pool.num_withdrawals or live.any_withdrawn) and (live.withdrawals[slots] != pool.num_withdrawals).any():
         return None  # the page before may have lost its hash since
@@ -156,7 +156,7 @@ def _next_pages(
 def _entries(
     coordinator: CacheCoordinator, slots: NDArray[np.int64], computed: NDArray[np.int64], promised: NDArray[np.int64]
 ) -> list[tuple[int, int, Publishing]]:
-    """What is to be published, read request by request."""
+    """The pages to be published, read request by request."""
     entries = []
     columns = (column.tolist() for column in (slots, computed, promised))
     for place, (slot, done, end) in enumerate(zip(*columns, strict=True)):
@@ -168,12 +168,12 @@ def _entries(
 
 
 def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
-    """Publishes what was read, in order."""
+    """Publishes the pages read, in order."""
     pool = coordinator.page_pool
     for group, _, slots, first, _, tokens, extra, keys in filled.next_pages:
         pages = group.cells[group.origins[slots] + first].astype(np.int64)
         numbers = group.tail_runs[slots]
-        if np.count_nonzero(numbers) == len(numbers):  # they are of different runs, and their order does not show
+        if np.count_nonzero(numbers) == len(numbers):  # of different runs: their order makes no difference
             tails = group.tails
             for slot, text in zip(slots.tolist(), tokens, strict=True):
                 tails[slot].tokens += text
@@ -190,7 +190,7 @@ def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
 def publish_next_pages(
     coordinator: CacheCoordinator, group: CacheGroup, pages: Iterable[NextPage], keys: Sequence[KeyStretch | None]
 ) -> None:
-    """Publishes the next pages of requests, in order; where keys are kept, notes them.
+    """Publishes the next pages of requests, in order, and records their keys if keys are kept.
 
     Args:
         coordinator: the groups at work.

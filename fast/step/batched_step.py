@@ -1,13 +1,14 @@
 """MAN-11: a whole decode or mixed step in one call.
 
-Most requests of a step find nothing to do: they neither need a page nor fill one nor give one back. Comparisons
-with two columns tell (`LiveRequests.needs_at`, ``due_at``), and for these only three columns are written. For the
-others, lengths, counts and page lists are columns and tables as well: one bulk take, one scatter into the rows and one
-into the page tables. Only requests that fill a page are looked at one by one, to publish it. Where pages may run short,
-or the order of single takes would show (pages given back that are taken again in the same step), they are served one by
-one through the code of the single call; where there are few, in plain loops (`small_step`).
+Most requests of a step neither need a page nor fill or free one. They are found by comparisons with two columns
+(`LiveRequests.needs_at`, ``due_at``), and only three columns are written for them. For the others one array operation
+takes all pages, one scatters them into the page lists and one into the page tables. Only requests that fill a page are
+visited one by one, to publish it. Where pages may run short, or the order of single calls makes a difference (pages
+freed and taken again in the same step), requests are served one by one by the code of the single call; where few have
+something to do, in plain loops (`small_step`).
 
-Small arrays cost what a call costs: `nonzero` and a ufunc's ``reduce`` take a third of `any`, `sum` and `max`.
+Small arrays cost what a call costs: `nonzero` and a ufunc's ``reduce`` take a third of the time of `any`, `sum` and
+`max`.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def allocate_batch(
 ) -> SlotBatch:
     """`CacheManager.allocate_slots_batch`, whose arguments these are."""
     asked = read_asked(coordinator, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
-    requests, where, computed, promised, all_slots, _, growing, due, goes_on = asked
+    requests, where, computed, promised, all_slots, _, growing, due, steady = asked
     doing = _NOBODY if delay else due
     num_busy = growing.size + doing.size
     small = read_small_step(coordinator, asked, doing) if 0 < num_busy <= FEW else None
@@ -56,11 +57,11 @@ def allocate_batch(
     if small is not None:
         if tables is not None and row_ids is not None:
             small.require_room(tables, row_ids)
-        _write_columns(coordinator, goes_on, where, computed, promised, all_slots)
+        _write_columns(coordinator, steady, where, computed, promised, all_slots)
         return SlotBatch(granted, *small.serve(coordinator, growing, tables, row_ids))
     if num_busy:
         return _serve_many(coordinator, asked, doing, granted, tables, row_ids)
-    _write_columns(coordinator, goes_on, where, computed, promised, all_slots)
+    _write_columns(coordinator, steady, where, computed, promised, all_slots)
     num_groups = len(coordinator.groups)
     nobody = (_NOBODY,) * num_groups
     return SlotBatch(granted, (_NOTHING,) * num_groups, nobody, nobody)
@@ -68,16 +69,16 @@ def allocate_batch(
 
 def _write_columns(
     coordinator: CacheCoordinator,
-    goes_on: bool,
+    steady: bool,
     where: NDArray[np.int64] | slice,
     computed: NDArray[np.int64],
     promised: NDArray[np.int64],
     slots: NDArray[np.int64],
 ) -> None:
-    """Notes the counts of requests that were granted slots; ``goes_on`` as in `Asked`."""
+    """Writes the counts of requests that were granted slots; ``steady`` is `Asked.steady`."""
     live = coordinator.live
     live.computed[where] = computed
-    if goes_on:  # they had less
+    if steady:  # the counts before were smaller
         live.promised[where] = promised
         live.slots[where] = slots
         return
@@ -88,14 +89,14 @@ def _write_columns(
 # -- Many at once ---------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
+class StepPart(NamedTuple):
     """Some requests of a batched step, an entry for each, `i64[n]`.
 
     Attributes:
-        requests: their slots.
-        computed: their computed tokens.
-        promised: these and their new tokens.
-        slots: these and their look-ahead, cut at the longest request.
+        requests: the requests' slots.
+        computed: the numbers of computed tokens.
+        promised: the numbers of computed and new tokens.
+        slots: the numbers of computed, new and look-ahead tokens, at most those of the longest request.
     """
 
     requests: NDArray[np.int64]
@@ -104,11 +105,11 @@ class Step(NamedTuple):
     slots: NDArray[np.int64]
 
 
-def _step_of(asked: Asked, places: NDArray[np.int64]) -> Step:
+def _step_of(asked: Asked, places: NDArray[np.int64]) -> StepPart:
     """The entries of some of the requests."""
     promised = asked.promised[places]
-    slots = promised if asked.slots is asked.promised else asked.slots[places]  # as where nothing looks ahead
-    return Step(asked.requests[places], asked.computed[places], promised, slots)
+    slots = promised if asked.slots is asked.promised else asked.slots[places]  # without look-ahead tokens
+    return StepPart(asked.requests[places], asked.computed[places], promised, slots)
 
 
 def _serve_many(
@@ -119,15 +120,15 @@ def _serve_many(
     tables: MultiGroupPageTable | None,
     rows: NDArray[np.int64] | None,
 ) -> SlotBatch:
-    """What is to be done for the requests that have something to do, in array operations.
+    """Serves the requests that need, fill or free pages, in array operations.
 
     Args:
         coordinator: the groups at work.
         asked: the step.
-        doing: the places of those that may fill a page that is to be published now.
-        granted: whether each request is given slots; those that are not are noted here.
-        tables: the page tables to be appended to, and
-        rows: the requests' rows in them.
+        doing: the positions of the requests that may fill a page that is to be published now.
+        granted: True for each request that is granted slots; written by this function.
+        tables: the page tables to which the new pages are appended; None: none.
+        rows: the requests' rows in the tables.
     """
     growing = asked.growing
     takers, doers = _step_of(asked, growing), _step_of(asked, doing)
@@ -135,7 +136,7 @@ def _serve_many(
     if tables is not None and rows is not None:
         _require_room(growths, tables, rows[growing])
     filled = read_filled(coordinator, doers.requests, doers.computed, doers.promised)
-    for growth in growths:  # before anything changes: memory may end here
+    for growth in growths:  # before anything changes: a MemoryError may occur here
         if growth.total:
             growth.group.make_room_for(growth.slots, growth.ends)
     total = sum([growth.total for growth in growths])
@@ -151,7 +152,7 @@ def _serve_many(
             filled = filled.of(granted[doing])
             where, computed, promised, slots = _step_of(asked, granted.nonzero()[0])
         new = [growth.new_entries() for growth in growths]
-    _write_columns(coordinator, asked.goes_on, where, computed, promised, slots)
+    _write_columns(coordinator, asked.steady, where, computed, promised, slots)
     publish_filled(coordinator, filled)
     coordinator.note_needs_of(takers.requests)
     coordinator.note_due_of(takers.requests if coordinator.gives_back else doers.requests)
@@ -162,7 +163,7 @@ def _serve_many(
 
 
 def _require_room(growths: Sequence[Growth], tables: MultiGroupPageTable, rows: NDArray[np.int64]) -> None:
-    """Refuses rows that are too short, whoever will be granted pages; ``rows`` are those of the requests that grow."""
+    """Refuses rows that are too short, even of requests not granted pages; ``rows`` are those of requests that grow."""
     for growth, table in zip(growths, tables.page_tables, strict=True):
         width = table.max_num_pages_per_req
         short = (growth.ends > width).nonzero()[0]
@@ -171,8 +172,8 @@ def _require_room(growths: Sequence[Growth], tables: MultiGroupPageTable, rows: 
             raise too_short(rows[growth.places[worst]], growth.ends[worst], width)
 
 
-def _give_back_all(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth]) -> None:
-    """`remove_skipped_pages` for the requests that have such pages, in order."""
+def _give_back_all(coordinator: CacheCoordinator, step: StepPart, growths: Sequence[Growth]) -> None:
+    """`CacheCoordinator.remove_skipped_pages` for the requests that have such pages, in order."""
     some = np.zeros(len(step.requests), bool)
     taken = np.zeros(len(step.requests), np.int64)
     for growth in growths:
@@ -184,15 +185,15 @@ def _give_back_all(coordinator: CacheCoordinator, step: Step, growths: Sequence[
     clock = pool.clock
     earlier = np.cumsum(taken) - taken
     for place in some.nonzero()[0].tolist():
-        pool.clock = clock + int(earlier[place])  # as if the requests before had taken theirs already (MAN-12)
+        pool.clock = clock + int(earlier[place])  # the time at which single calls would free these pages (MAN-12)
         coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
     pool.clock = clock
 
 
 def _take_all(
-    coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth], total: int
+    coordinator: CacheCoordinator, step: StepPart, growths: Sequence[Growth], total: int
 ) -> list[NDArray[np.int32]]:
-    """Takes all pages of a step at once and deals them out in the order of the single calls.
+    """Takes all pages of a step at once and distributes them in the order of the single calls.
 
     Returns:
         The new entries of each group's lists.
@@ -209,7 +210,7 @@ def _take_all(
 
 
 def _begins(growths: Sequence[Growth]) -> Sequence[NDArray[np.int64] | None]:
-    """Where each list's share of the step's pages begins: request by request, group by group; None: in order."""
+    """The index at which each list's share of the step's pages begins; None if the shares are in order."""
     if len(growths) == 1:
         return [None]
     taken = np.concatenate([growth.taken for growth in growths])
@@ -219,8 +220,8 @@ def _begins(growths: Sequence[Growth]) -> Sequence[NDArray[np.int64] | None]:
     return np.split(begins, np.cumsum([len(growth.taken) for growth in growths])[:-1])
 
 
-def _note_copies(coordinator: CacheCoordinator, step: Step, growths: Sequence[Growth]) -> None:
-    """Notes the state copies of a step, request by request."""
+def _note_copies(coordinator: CacheCoordinator, step: StepPart, growths: Sequence[Growth]) -> None:
+    """Records the state copies of a step, request by request."""
     with_states = [growth for growth in growths if growth.group.rule.has_states]
     new = [
         (place, growth.group.group_id, slot, end)
@@ -232,8 +233,8 @@ def _note_copies(coordinator: CacheCoordinator, step: Step, growths: Sequence[Gr
         coordinator.note_copy(group, slot, int(step.computed[place]), group.page_at(slot, end - 1))
 
 
-def _take_one_by_one(coordinator: CacheCoordinator, step: Step) -> NDArray[np.bool_]:
-    """Serves the requests in order, as single calls would; returns who was granted slots."""
+def _take_one_by_one(coordinator: CacheCoordinator, step: StepPart) -> NDArray[np.bool_]:
+    """Serves the requests in order, as single calls would; returns True for each that was granted slots."""
     columns = (step.requests, step.computed, step.promised, step.slots)
     entries = zip(*[column.tolist() for column in columns], strict=True)
     return np.array([coordinator.advance(*entry) is not None for entry in entries], bool)
@@ -248,7 +249,7 @@ def _append(
     tables: MultiGroupPageTable,
     rows: NDArray[np.int64],
 ) -> None:
-    """Appends the new entries to the rows of the requests that are busy."""
+    """Appends the new entries to the rows of the requests that have some."""
     for growth, table, pages in zip(growths, tables.page_tables, new, strict=True):
         if pages.size:
             own = rows[growth.places]

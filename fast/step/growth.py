@@ -1,4 +1,4 @@
-"""How the page lists of one group grow in a batched step (MAN-11)."""
+"""The growth of one group's page lists in a batched step (MAN-11)."""
 
 from typing import NamedTuple
 
@@ -11,17 +11,17 @@ __all__ = ["Growth", "growth_of"]
 
 
 class Growth(NamedTuple):
-    """How a group's lists grow in a step, an entry for each request whose list does, `i64[m]`.
+    """The growth of a group's lists in a step, an entry for each request whose list grows, `i64[m]`.
 
     Attributes:
         group: the group.
-        places: the requests' places among those that were asked about.
-        slots: their slots.
-        held: how long their lists are.
-        ends: how long they are to be.
-        taken: how many pages each takes; null pages fill the rest.
-        total: how many pages they take together.
-        by_one: whether each list grows by one page, as in every decode step.
+        places: the requests' positions among those passed to `growth_of`.
+        slots: the requests' slots.
+        held: the lengths of the lists before the step.
+        ends: the lengths of the lists after the step.
+        taken: the number of pages that each list takes; the other new entries are null pages.
+        total: the sum of ``taken``.
+        by_one: True if each list grows by one page, as in every decode step.
     """
 
     group: CacheGroup
@@ -35,11 +35,11 @@ class Growth(NamedTuple):
 
     @property
     def entries(self) -> NDArray[np.int64]:
-        """How many entries each list gets, null pages included, `i64[m]`."""
+        """The number of new entries of each list, null pages included, `i64[m]`."""
         return self.taken if self.by_one else self.ends - self.held
 
     def of(self, granted: NDArray[np.bool_]) -> "Growth":
-        """Those of the requests that were granted slots."""
+        """The growth of the requests that were granted slots."""
         kept = granted[self.places]
         taken = self.taken[kept]
         return self._replace(
@@ -52,11 +52,11 @@ class Growth(NamedTuple):
         )
 
     def deal(self, pages: NDArray[np.int64], begins: NDArray[np.int64] | None) -> NDArray[np.int32]:
-        """Puts pages at the ends of the lists, where room was made for them.
+        """Appends pages to the lists, which have room for them.
 
         Args:
             pages: the pages of all groups.
-            begins: where each list's share of them begins; None: each takes one, in order.
+            begins: the index in ``pages`` at which each list's share begins; None: each takes one, in order.
 
         Returns:
             The new entries of the lists, null pages included, list by list.
@@ -77,11 +77,11 @@ class Growth(NamedTuple):
         return own
 
     def new_entries(self) -> NDArray[np.int32]:
-        """The entries that were added to the lists, read off them, list by list."""
+        """The entries that were added to the lists, read back from them, list by list."""
         return self.group.cells[self._cells()]
 
     def _cells(self) -> NDArray[np.int64]:
-        """Where the new entries lie among the group's cells, list by list."""
+        """The indices of the new entries in the group's ``cells``, list by list."""
         origins = self.group.origins[self.slots]
         if self.by_one:
             return origins + self.held
@@ -89,10 +89,10 @@ class Growth(NamedTuple):
         return origins[which] + columns
 
     def cells(self, rows: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """Where the new entries go in a table of the same lists.
+        """The indices of the new entries in a page table of the same lists.
 
         Args:
-            rows: the lists' rows in it, `i64[m]`.
+            rows: the lists' rows in the table, `i64[m]`.
             width: entries of a row.
 
         Returns:
@@ -104,7 +104,7 @@ class Growth(NamedTuple):
         return rows[which] * width + columns
 
     def _columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each new entry the list, and its place in it."""
+        """For each new entry its list, and its place in the list."""
         which, within = _spread(self.ends - self.held)
         return which, self.held[which] + within
 
@@ -112,7 +112,7 @@ class Growth(NamedTuple):
 def growth_of(
     group: CacheGroup, slots: NDArray[np.int64], promised: NDArray[np.int64], all_slots: NDArray[np.int64]
 ) -> Growth:
-    """How a group's lists are to grow.
+    """The growth that a group's lists need.
 
     Args:
         group: the group.

@@ -1,4 +1,4 @@
-"""What a batched step gives: who was granted slots, and the new pages of each group in one array."""
+"""The result of a batched step: the requests that were granted slots, and the new pages of each group in one array."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ class SlotBatch:
         counts: see the attribute.
 
     Attributes:
-        granted: whether each request was given slots, `bool[n]`.
+        granted: True for each request that was granted slots, `bool[n]`.
         page_ids: for each group the new pages of all requests in order, `i32[total]`; null pages where a state
             group's list was filled up (MAN-13).
-        places: for each group the places of the requests that have new pages, ascending, `i64[m]`.
-        counts: how many each of them has, `i64[m]`.
+        places: for each group the positions in the batch of the requests that have new pages, ascending, `i64[m]`.
+        counts: for each group the number of new pages of each of these requests, `i64[m]`.
     """
 
     __slots__ = ("counts", "granted", "page_ids", "places")
@@ -41,7 +41,7 @@ class SlotBatch:
 
     @property
     def offsets(self) -> tuple[NDArray[np.int64], ...]:
-        """For each group where each request's new pages begin, and at last the total, `i64[n + 1]`. O(n)."""
+        """For each group the offset of each request's new pages in ``page_ids``, then the total, `i64[n + 1]`. O(n)."""
         all_offsets = []
         for places, counts in zip(self.places, self.counts, strict=True):
             offsets = np.zeros(len(self.granted) + 1, np.int64)
@@ -51,17 +51,17 @@ class SlotBatch:
 
     @property
     def num_granted(self) -> int:
-        """How many requests were given slots. O(n)."""
+        """The number of requests that were granted slots. O(n)."""
         return int(np.count_nonzero(self.granted))
 
     def get_page_ids(self, place: int) -> tuple[list[int], ...]:
-        """The new pages of one request, a list for each group; empty lists where it was given none. O(total).
+        """The new pages of one request, a list for each group; empty lists if it has none. O(total).
 
         Args:
-            place: its place in the batch.
+            place: its position in the batch.
 
         Raises:
-            IndexError: there is no such place.
+            IndexError: the batch has no such position.
         """
         place = index("place", place, len(self.granted), "MAN-11")
         found: list[list[int]] = []

@@ -1,10 +1,10 @@
 """MAN-11: a batched step in which few requests need or fill a page, and none more than one.
 
-Every decode step of some hundred requests is of this kind. Up to some dozens of pages, a loop over them is quicker
-than the array operations of `batched_step`, which cost what a call costs whatever their length: it takes three quarters
-of their time where sixteen requests need and sixteen fill a page, nine tenths with 24 of each, and with 32 of each, the
-most that `FEW` lets through, the same (256, 384 and 512 requests, measured side by side). All is read before anything
-changes (R1), and anything unusual is left to the arrays.
+Every decode step of some hundred requests is of this kind. Up to some dozens of pages, a loop over them is faster than
+the array operations of `batched_step`, whose cost is that of a call for every length: it takes three quarters of their
+time where sixteen requests need and sixteen fill a page, nine tenths with 24 of each, and with 32 of each, the most
+that `FEW` lets through, the same (256, 384 and 512 requests, measured side by side). All is read before anything
+changes (R1); steps of any other kind are left to `batched_step`.
 """
 
 from array import array
@@ -26,29 +26,29 @@ from .step_reading import Asked, too_short
 __all__ = ["FEW", "SmallStep", "read_small_step"]
 
 FEW = 64
-"""So many requests of a step may need or fill a page, together."""
+"""The most requests of a step, those that need and those that fill a page together, that are served here."""
 
 _ONES: NDArray[np.int64] = np.ones(FEW, np.int64)
 _ONES.flags.writeable = False
 
 
 Take = tuple[int, int, int, int]
-"""A page to be taken: the request's place in the step, the group's number, the request's slot, and how long its list
-is."""
+"""A page to be taken: the request's position in the step, the group's number, the request's slot, and the length of its
+list."""
 
 
 Fill = tuple[CacheGroup, list[NextPage], list[KeyStretch | None]]
-"""Pages of a group to be published, and their keys, each by itself; no keys where none are kept."""
+"""Pages of a group to be published: (group, pages, their keys; no keys if none are kept)."""
 
 
 class SmallStep(NamedTuple):
-    """What few requests need and fill, one page each.
+    """The pages that few requests need and fill, one page each.
 
     Attributes:
         takes: the pages to be taken, request by request and group by group.
         fills: the pages to be published, group by group.
-        needs: the slots of the requests that were to need pages, and how many slots make each need one again.
-        due: the slots of those that were to fill pages, and how many tokens make each fill one again.
+        needs: (slot, new ``needs_at``) of the requests that may need a page.
+        due: (slot, new ``due_at``) of the requests that may fill a page.
     """
 
     takes: list[Take]
@@ -70,16 +70,16 @@ class SmallStep(NamedTuple):
         tables: MultiGroupPageTable | None,
         rows: NDArray[np.int64] | None,
     ) -> tuple[tuple[NDArray[np.int32], ...], tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]:
-        """Takes and publishes the pages, and works out when their requests have something to do again.
+        """Takes and publishes the pages, and updates ``needs_at`` and ``due_at`` of their requests.
 
         Args:
             coordinator: the groups at work.
-            growing: the places of the requests that were to need pages.
+            growing: the positions of the requests that may need a page.
             tables: the page tables to which the new pages are appended; None: none.
-            rows: the rows of all requests of the step in them.
+            rows: the rows of all requests of the step in the tables.
 
         Returns:
-            For each group its new pages, the places of the requests that they are for, and 1 for each.
+            For each group its new pages, the positions of their requests, and 1 for each.
         """
         live, pool, groups = coordinator.live, coordinator.page_pool, coordinator.groups
         takes, fills, needs, due = self
@@ -104,11 +104,11 @@ class SmallStep(NamedTuple):
         if tables is not None and rows is not None:
             self._append(tables, rows, new)
         places = [growing if len(own) == growing.size else self._places(number) for number, own in enumerate(new)]
-        pages = [np.frombuffer(array("i", own), np.int32) for own in new]  # half the price of ``np.array``
+        pages = [np.frombuffer(array("i", own), np.int32) for own in new]  # half the time of ``np.array``
         return tuple(pages), tuple(places), tuple([_ONES[: len(own)] for own in new])
 
     def _places(self, group_id: int) -> NDArray[np.int64]:
-        """The places of the requests that take a page of a group."""
+        """The positions of the requests that take a page of a group."""
         return np.array([place for place, number, _, _ in self.takes if number == group_id], np.int64)
 
     def _append(self, tables: MultiGroupPageTable, rows: NDArray[np.int64], new: Sequence[list[int]]) -> None:
@@ -123,17 +123,17 @@ class SmallStep(NamedTuple):
 
 
 def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[np.int64]) -> SmallStep | None:
-    """Reads a step, if it is of this kind; changes nothing (R1).
+    """Reads a step, if it can be served in plain loops; changes nothing (R1).
 
     Args:
         coordinator: the groups at work.
         asked: the step.
-        doing: the places of the requests that may fill a page that is to be published now.
+        doing: the positions of the requests that may fill a page that is to be published now.
 
     Returns:
-        What there is to do, or None if that is more than a page for any request, or the page that it takes itself, or
-        pages are given back, don't suffice, hold states or may have lost their keys (MAN-4), or keys of several groups
-        are kept: what events tell goes request by request.
+        The step's pages. None if a request needs or fills more than one page or fills the page that it takes; if pages
+        are freed, are too few, hold states or may have lost their hashes (MAN-4); or if keys of several groups are
+        kept, as events are then ordered request by request.
     """
     pool, groups = coordinator.page_pool, coordinator.groups
     if not coordinator.keeps_all or (pool.keeps_keys and len(groups) > 1):
@@ -156,7 +156,7 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
 
 
 def _read_takes(coordinator: CacheCoordinator, asked: Asked) -> tuple[list[Take], list[tuple[int, int]]] | None:
-    """The pages to be taken, and when the requests need one again; None: more than a page each, or than there are."""
+    """The pages to be taken and the requests' new ``needs_at``; None if one needs several, or too few are free."""
     growing, groups, most = asked.growing, coordinator.groups, coordinator.most_slots
     places, growers, wanted = growing.tolist(), asked.requests[growing].tolist(), asked.wanted.tolist()
     takes: list[Take] = []
@@ -184,7 +184,7 @@ def _read_takes(coordinator: CacheCoordinator, asked: Asked) -> tuple[list[Take]
 def _read_fills(
     coordinator: CacheCoordinator, asked: Asked, doing: NDArray[np.int64]
 ) -> tuple[list[Fill], list[tuple[int, int]]] | None:
-    """The pages to be published, and when the requests fill one again; None: more than a page each, or an unusual."""
+    """The pages to be published and the requests' new ``due_at``; None if one fills several, or one of another kind."""
     pool, live = coordinator.page_pool, coordinator.live
     doers, reached = asked.requests[doing].tolist(), asked.promised[doing].tolist()
     if pool.num_withdrawals or live.any_withdrawn:

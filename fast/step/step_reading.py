@@ -1,8 +1,8 @@
-"""MAN-11, R1: reading what a batched step is asked for, before it changes anything.
+"""MAN-11, R1: reading the arguments of a batched step, before it changes anything.
 
-Whole columns are read and compared, so that each array operation counts: what small arrays cost is the call. The
-requests of a step are mostly those of the step before, and which slots they have, that these differ and where they lie
-in columns is then known (`LiveRequests.last_slots`).
+Whole columns are read and compared, and the number of array operations matters, as the cost of small arrays is the
+call. The requests of a step are mostly those of the step before; their slots are then known to be valid and distinct
+(`LiveRequests.last_slots`).
 """
 
 from typing import Any, NamedTuple
@@ -20,30 +20,31 @@ from ..table.table_rows import Ids
 __all__ = ["Asked", "read_asked", "read_rows", "too_short"]
 
 _INT64 = np.dtype(np.int64)
-"""The one object that numpy has for it, so that arrays of that type are told by identity."""
+"""The object that numpy shares for this dtype, so that arrays of it are recognised by identity."""
 
 _ONE: NDArray[np.int64] = np.ones((), np.int64)
 """An array: numpy takes a third of a microsecond longer for the Python number."""
 
 _MOST = 2**40
-"""More tokens than a request can have; sums of two stay within 64 bits."""
+"""A number of tokens above that of any request; sums of two stay within 64 bits."""
 
 
 class Asked(NamedTuple):
-    """A batched step that was read, an entry for each request, `i64[n]`, and who has something to do in it.
+    """The arguments of a batched step as read, an entry for each request, `i64[n]`, and the requests with work to do.
 
     Attributes:
-        requests: their slots.
-        where: where these lie in columns: themselves, or a slice where they follow one another, as requests get the
-            lowest free slots: then columns are read and written as they lie, without gathering entry by entry.
-        computed: their computed tokens.
-        promised: these and their new tokens.
-        slots: these and their look-ahead, cut at the longest request; ``promised`` itself where nothing looks ahead.
-        wanted: the slots of those that may need a page, `i64[k]`.
-        growing: their places, `i64[k]`.
-        due: the places of those that may fill a page; where pages are given back, of all that have something to do, and
-            ``growing`` is the same: what is given back comes before what is taken.
-        goes_on: whether each has computed exactly as many tokens as have slots: then no count can fall.
+        requests: the requests' slots.
+        where: an index for columns: the slots, or a slice if they are consecutive, which is frequent since requests get
+            the lowest free slots; columns are then read and written without a gather.
+        computed: the numbers of computed tokens.
+        promised: the numbers of computed and new tokens.
+        slots: the numbers of computed, new and look-ahead tokens, at most those of the longest request; ``promised``
+            itself if there are no look-ahead tokens.
+        wanted: the slots of the requests that may need a page, `i64[k]`.
+        growing: the positions in the step of the requests that may need a page, `i64[k]`.
+        due: the positions of the requests that may fill a page. If a group frees pages of live requests, ``due`` and
+            ``growing`` both have all requests with work to do, since pages are freed before pages are taken.
+        steady: True if every request has computed all the tokens it has slots for, so no count went down (MAN-8).
     """
 
     requests: NDArray[np.int64]
@@ -54,7 +55,7 @@ class Asked(NamedTuple):
     wanted: NDArray[np.int64]
     growing: NDArray[np.int64]
     due: NDArray[np.int64]
-    goes_on: bool
+    steady: bool
 
 
 def read_asked(coordinator: CacheCoordinator, slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Asked:
@@ -81,8 +82,8 @@ def read_asked(coordinator: CacheCoordinator, slots: Ids, computed: Ids, new: Id
     if type(lookahead) is not int or lookahead:
         reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0, cut)
     had = live.slots[where]
-    goes_on = given.tobytes() == had.tobytes()  # a quarter of the price of a comparison of some hundred numbers
-    if goes_on and not coordinator.has_states:
+    steady = given.tobytes() == had.tobytes()  # a quarter of the time of a comparison of some hundred numbers
+    if steady and not coordinator.has_states:
         is_bad = False
     else:
         bad = (given > had) | (given < live.computed[where])
@@ -94,14 +95,14 @@ def read_asked(coordinator: CacheCoordinator, slots: Ids, computed: Ids, new: Id
         needs = is_due = needs | is_due
     growing, due = needs.nonzero()[0], is_due.nonzero()[0]
     wanted = promised[growing]
-    # `needs_at` is at most ``most_slots``: a request that is promised too much is among those that may need a page, and
-    # so is a slot without one that is said to have computed as many tokens as it has slots
+    # `needs_at` is at most ``most_slots``: a request with too many tokens is among those that may need a page, and so
+    # is an unused slot whose computed tokens equal its slots
     if is_bad or (growing.size and wanted.item(wanted.argmax()) >= coordinator.most_slots):
         _refuse(coordinator, requests, given, promised, cut)
     if reach is promised:
-        return Asked(requests, where, given, promised, promised, wanted, growing, due, goes_on)
+        return Asked(requests, where, given, promised, promised, wanted, growing, due, steady)
     all_slots = np.minimum(reach, coordinator.max_model_len)
-    return Asked(requests, where, given, promised, all_slots, all_slots[growing], growing, due, goes_on)
+    return Asked(requests, where, given, promised, all_slots, all_slots[growing], growing, due, steady)
 
 
 def _refuse(
@@ -111,9 +112,9 @@ def _refuse(
     promised: NDArray[np.int64],
     cut: dict[str, list[int]],
 ) -> None:
-    """Raises what the single call of the first request with a fault does, or that there is no such request, if any.
+    """Raises the error of the single call of the first faulty request, or of a slot without a request, if any.
 
-    Messages name the numbers that were given, of which ``cut`` has those that are too large to be computed with.
+    Messages show the numbers as passed; those too large to be computed with are in ``cut``.
     """
     is_live = coordinator.live.is_live[requests]
     if not is_live.all():
@@ -125,7 +126,7 @@ def _refuse(
 
 
 def _counts(name: str, values: Ids | int, num: int, minimum: int, cut: dict[str, list[int]]) -> NDArray[np.int64] | int:
-    """Reads a count for each of ``num`` requests, or one for all of them; ``cut`` gets what is too large as given."""
+    """Reads a count for each of ``num`` requests, or one for all; ``cut`` gets values that are too large, as passed."""
     if isinstance(values, int | np.integer):
         number = read_integer(name, values, minimum)
         if number > _MOST:
@@ -142,13 +143,13 @@ def _counts(name: str, values: Ids | int, num: int, minimum: int, cut: dict[str,
 
 
 def _read_named(last: Named, name: str, values: Ids, size: int, clause: str, twice: str) -> Named:
-    """Reads numbers of ``size`` things; ``last``: what was read last, ``twice``: what is wrong where one is twice."""
+    """Reads distinct numbers below ``size``; ``last``: the last result, ``twice``: the error for a repeated one."""
     if type(values) is not np.ndarray or values.dtype is not _INT64 or values.ndim != 1:
         values = id_array(name, values, size, clause)
     data = values.tobytes()
     if data == last.data and last.size <= size:
         return last
-    ids: NDArray[np.int64] = np.frombuffer(data, np.int64)  # what the caller gave may change
+    ids: NDArray[np.int64] = np.frombuffer(data, np.int64)  # the caller's array may change
     if not ids.size:
         return Named(data, size, ids, ids)
     num = len(ids) - 1
@@ -173,10 +174,10 @@ def read_rows(
 
     Args:
         coordinator: the groups at work.
-        where: where the requests lie in columns; see `Asked`.
-        num: how many they are.
-        tables: see `CacheManager.allocate_slots_batch`, likewise:
-        rows: their rows.
+        where: the index of the requests in columns; see `Asked`.
+        num: the number of requests.
+        tables: see `CacheManager.allocate_slots_batch`.
+        rows: see `CacheManager.allocate_slots_batch`.
 
     Returns:
         The rows, `i64[n]`; None without tables.
