@@ -24,7 +24,7 @@ class MultiGroupPageTable(Uncopied):
 
     Args:
         max_num_reqs: rows.
-        max_model_len: the most tokens of a request; each table's rows have room for as many.
+        max_model_len: the most tokens of a request, for which each table's rows have room.
         max_num_batched_tokens: the most tokens of one step.
         page_sizes: tokens in a page, for each group.
         sharding: where the device tables lie; see `PageTable`.
@@ -90,7 +90,7 @@ class MultiGroupPageTable(Uncopied):
         """
         by_group = self._by_group("page_ids_per_req", page_ids_per_req)
         rows: Ids = req_indices
-        if not (type(rows) is list and len(rows) <= FEW):  # else each table reads them faster by itself
+        if not (type(rows) is list and len(rows) <= FEW):  # otherwise each table reads its own lists faster
             rows = id_array("req_indices", rows, self.page_tables[0].max_num_reqs, "TAB-2")
         batches = [table.read_batch(lists, rows) for table, lists in zip(self.page_tables, by_group, strict=True)]
         for table, batch in zip(self.page_tables, batches, strict=True):
@@ -100,7 +100,7 @@ class MultiGroupPageTable(Uncopied):
         """Replaces the pages of a row in every group, or in none if one list does not fit (TAB-2). O(pages).
 
         Args:
-            page_ids: the row's pages from now on, a list for each group, or an integer array `[groups, k]`.
+            page_ids: the row's new pages, a list for each group, or an integer array `[groups, k]`.
             row_idx: the row.
 
         Raises:
@@ -115,7 +115,7 @@ class MultiGroupPageTable(Uncopied):
 
     def clear_row(self, row_idx: int) -> None:
         """Empties a row in every group; errors as in `PageTable`."""
-        for table in self.page_tables:  # all have the same rows: what one refuses the first refuses
+        for table in self.page_tables:  # all have the same rows, so only the first can refuse
             table.clear_row(row_idx)
 
     def move_row(self, src: int, tgt: int) -> None:

@@ -34,13 +34,13 @@ class PageTable(HostRows, Uncopied):
     Args:
         max_num_reqs: rows.
         max_num_pages_per_req: entries of a row.
-        max_num_batched_tokens: the most tokens of one step: the length of a slot mapping, whatever the step
-            holds, so that the programs that read it are compiled once (TAB-7).
-        sharding: where the device table lies; None: on JAX's default device. A mesh axis that splits the
+        max_num_batched_tokens: the most tokens of one step, and the length of every slot mapping, so that the programs
+            that read it are compiled once (TAB-7).
+        sharding: the sharding of the device table; None: JAX's default device. A mesh axis that splits the
             table must be of the type ``Auto``; over others it may be replicated.
 
     Attributes:
-        cpu_version: grows with every call that changes the host's rows or counts (TAB-8).
+        cpu_version: a number that every call that changes the host's rows or counts increases (TAB-8).
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class PageTable(HostRows, Uncopied):
     def page_table(self) -> jax.Array:
         """The device table, `i32[max_num_reqs, max_num_pages_per_req]`, as of the last commit (TAB-4). O(1).
 
-        A handle is good until the next commit, which writes into the table in place; using it after that
-        raises JAX's ``RuntimeError``. Never donate it.
+        The array is valid until the next commit, which writes into it in place; using it after that raises JAX's
+        ``RuntimeError``. Never donate it.
         """
         return self._device
 
@@ -76,15 +76,15 @@ class PageTable(HostRows, Uncopied):
     def commit(self, num_reqs: int) -> None:
         """Makes the first rows of the device equal to the host's; the other rows keep what they have (TAB-4).
 
-        Sends the entries that changed since they were last sent, and nothing where none did (TAB-5). Does not
+        Sends the entries that changed since they were last sent, and nothing if none did (TAB-5). Does not
         wait for the device. O(num_reqs + entries sent); where few rows changed, O(those + entries sent).
 
         Args:
-            num_reqs: how many rows, from 0 to ``max_num_reqs``.
+            num_reqs: the number of rows, from 0 to ``max_num_reqs``.
 
         Raises:
             TypeError: ``num_reqs`` is no integer.
-            IndexError: there are not so many rows (TAB-2).
+            IndexError: the table has fewer rows (TAB-2).
         """
         num = index("num_reqs", num_reqs, self.max_num_reqs + 1, "TAB-2")
         cells = self._lag.dirty_cells(num)
@@ -95,7 +95,7 @@ class PageTable(HostRows, Uncopied):
     def clear(self) -> None:
         """Empties every row, on the host and on the device at once (TAB-6). O(entries of the table).
 
-        Device handles given out before keep their values.
+        Device arrays returned before keep their values.
         """
         self._device = empty_table(*self._host.shape, self._sharding)
         super().clear()
@@ -126,7 +126,7 @@ class PageTable(HostRows, Uncopied):
         Args:
             req_indices: the rows, each once, in the order in which their tokens stand in the step, `[n]`.
             starts: the position of each row's first token in the step, `[n]`.
-            lengths: how many tokens of each row are in the step, `[n]`.
+            lengths: the number of tokens of each row in the step, `[n]`.
             page_size: tokens in a page.
 
         Returns:
@@ -150,7 +150,7 @@ class PageTable(HostRows, Uncopied):
         """Verifies every redundancy of the state. O(entries of the table); waits for the device.
 
         Raises:
-            AssertionError: one does not hold; the message shows the whole state.
+            AssertionError: a check fails; the message shows the whole state.
         """
         device = np.array(self._device)
         width = self.max_num_pages_per_req
@@ -170,7 +170,7 @@ class PageTable(HostRows, Uncopied):
             self._broken("TAB-4", "the device has an entry past what was sent", device)
         if ((device != self._host) & ~may_differ).any():
             self._broken("TAB-4", "host and device differ in an entry that no commit would send", device)
-        lacking = set(np.flatnonzero(may_differ[: lag.num_known].any(axis=1)).tolist())
+        lacking = set(np.flatnonzero(may_differ[: lag.num_tracked].any(axis=1)).tolist())
         if not lacking <= lag.changed:
             self._broken("TAB-4", f"rows {sorted(lacking - lag.changed)} lack entries and count as unchanged", device)
 

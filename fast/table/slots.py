@@ -1,8 +1,8 @@
-"""TAB-7: where the tokens of a step go, worked out from a page table's host rows.
+"""TAB-7: the cache slots of a step's tokens, computed from a page table's host rows.
 
-A cache slot is the number of a place for one token: page times page size plus offset. Both functions here read
-their arguments as a whole and work on arrays; only where something is to be refused, or a page size is so large
-that 64-bit products could overflow, do they go through the tokens one by one.
+A cache slot is the number of the place of one token in a cache: page times page size plus offset. Both functions here
+read their arguments as a whole and work on arrays; they go through the tokens one by one only to name the first faulty
+one, or if the page size is so large that 64-bit products could overflow.
 """
 
 from collections.abc import Iterable
@@ -71,7 +71,7 @@ def update_slices(
 ) -> NDArray[np.int32]:
     """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7).
 
-    O(max_slices); the number of tokens in a run costs nothing.
+    O(max_slices), independent of the number of tokens in a run.
 
     Args:
         host: the host's rows, `i32[max_num_reqs, max_num_pages_per_req]`.
@@ -100,7 +100,7 @@ def update_slices(
         )
     if len(rows) > 1 and len(np.unique(rows)) < len(rows):
         raise refusal(ValueError, "TAB-7", f"req_indices={rows.tolist()} names a row twice")
-    # The largest alone is looked at first: then the sum can't overflow.
+    # The largest is checked first, so that the sum can't overflow.
     if len(num) and (int(num.max()) > max_num_batched_tokens or int(num.sum()) > max_num_batched_tokens):
         raise refusal(
             ValueError,
@@ -109,7 +109,7 @@ def update_slices(
         )
     most = min(2 * len(counts) + max_num_batched_tokens // size, max_num_batched_tokens)
     slices = np.full((3, most), -1, np.int32)
-    some = np.flatnonzero(num)  # rows without a token have no run, and no first token that must exist
+    some = np.flatnonzero(num)  # rows without tokens have no run, and their starts are not checked
     if some.size:
         runs = _runs(host, counts, rows[some], first[some], num[some], size)
         if runs is None:
@@ -123,7 +123,7 @@ def update_slices(
 
 
 def _naturals(name: str, values: object) -> tuple[NDArray[Any] | list[Any], NDArray[np.int64]]:
-    """Reads numbers from 0 on: as given, and as an array in which huge ones are merely large."""
+    """Reads numbers of at least 0: as passed, and as an array in which huge ones are replaced by a large one."""
     given = materialised(name, values)
     numbers = plain_array(given)
     if numbers is None or (numbers.size and int(numbers.min()) < 0):
@@ -139,7 +139,7 @@ def _slots(
     positions: NDArray[np.int64] | None,
     size: int,
 ) -> NDArray[np.int64] | None:
-    """The slots of tokens, or None where one is refused or numbers are too large for this way."""
+    """The slots of tokens; None if one is to be refused or numbers are too large for array arithmetic."""
     if positions is None or size >= _LARGE_PAGE:
         return None
     if int(positions.min()) < 0 or bool((positions >= counts[rows].astype(np.int64) * size).any()):
@@ -165,7 +165,7 @@ def _runs(
         return None
     first_column = first // size
     num_runs = (past - 1) // size - first_column + 1
-    # From here on an entry for each run: the row's figures, and the run's column in it.
+    # From here on arrays have an entry for each run: its row's numbers, and its column in the row.
     of_row = np.repeat(np.arange(len(rows)), num_runs)
     earlier_runs = np.cumsum(num_runs) - num_runs
     column = np.arange(len(of_row)) - (earlier_runs - first_column)[of_row]

@@ -1,7 +1,7 @@
-"""The host's half of a page table: its rows.
+"""The host rows of a page table.
 
-They are one numpy array, so that a batch is appended in a few array operations whatever the number of rows; a few
-appends, as in most steps, are written one by one. Which entries the device lacks is the business of `DeviceLag`.
+They are one numpy array, so that a batch is appended in a few array operations for any number of rows; a few appends,
+as in most steps, are written one by one. `DeviceLag` tracks which entries differ from the device.
 """
 
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ Ids = Iterable[int] | NDArray[np.integer[Any]]
 
 _PAGE_IDS = 2**31
 
-# One byte of a mask. Whether a mask of some hundred entries has it is told in a tenth of the time of `mask.any()`.
+# One byte of a mask. Searching it in a mask of some hundred entries takes a tenth of the time of `mask.any()`.
 _TRUE = b"\x01"
 
 
 class PageBatch(NamedTuple):
-    """A batch of appends that was read and fits: what `HostRows.write_batch` does."""
+    """A batch of appends that was read and fits, ready for `HostRows.write_batch`."""
 
     rows: NDArray[np.int64]  # i64[m]
     ends: NDArray[np.integer[Any]]  # [m]: the row's count after the append
@@ -34,7 +34,7 @@ class PageBatch(NamedTuple):
 
 
 class FewAppends(NamedTuple):
-    """A `PageBatch` of few rows, none of them twice."""
+    """A `PageBatch` of few distinct rows."""
 
     rows: list[int]
     ends: list[int]
@@ -50,7 +50,7 @@ class HostRows:
         max_num_pages_per_req: entries of a row.
 
     Attributes:
-        cpu_version: grows with every call that changes the rows or their counts (TAB-8).
+        cpu_version: a number that every call that changes the rows or their counts increases (TAB-8).
     """
 
     def __init__(self, max_num_reqs: int, max_num_pages_per_req: int) -> None:
@@ -60,7 +60,7 @@ class HostRows:
         self._cells = self._host.reshape(-1)  # the same memory: one index array instead of two
         self._counts = np.zeros(self.max_num_reqs, np.int32)
         self._lag = DeviceLag(self._host, self._counts)
-        # The same memory once more: one entry is read and written in half the time that it takes through numpy.
+        # The same memory for scalar access: an entry is read and written in half the time of numpy.
         self._cell, self._count = self._cells.data, self._counts.data
         self._host_view = self._host.view()
         self._host_view.flags.writeable = False
@@ -80,7 +80,7 @@ class HostRows:
 
     @property
     def num_pages_per_row(self) -> NDArray[np.int32]:
-        """How many pages each row names, `i32[max_num_reqs]`: a read-only view that shows later changes. O(1)."""
+        """The number of pages of each row, `i32[max_num_reqs]`: a read-only view that shows later changes. O(1)."""
         return self._counts_view
 
     def get_cpu_tensor(self) -> NDArray[np.int32]:
@@ -93,7 +93,7 @@ class HostRows:
         """Adds pages behind those of a row. O(number of pages).
 
         Args:
-            page_ids: the pages; none is no error.
+            page_ids: the pages; may be empty.
             row_idx: the row.
 
         Raises:
@@ -159,7 +159,7 @@ class HostRows:
         return PageBatch(rows, ends, cells, values)
 
     def write_batch(self, batch: PageBatch | FewAppends) -> None:
-        """Does what `read_batch` read, provided that no other call changed the table in between. O(rows and pages)."""
+        """Writes a result of `read_batch`, provided that no call changed the table in between. O(rows and pages)."""
         if isinstance(batch, FewAppends):
             for cell, page in zip(batch.cells, batch.values, strict=True):
                 self._cell[cell] = page
@@ -167,8 +167,8 @@ class HostRows:
                 self._count[row] = end
             self._lag.appended(batch.rows)
         else:
-            # Cast first: numpy takes twice as long where it casts while it scatters. Of a row named twice the last end
-            # stays, which is the largest.
+            # Cast first: numpy takes twice as long if it casts while it scatters. For a row listed twice the last end
+            # is written last, which is the largest.
             self._cells[batch.cells] = batch.values.astype(np.int32, copy=False)
             self._counts[batch.rows] = batch.ends.astype(np.int32, copy=False)
             if len(batch.rows) <= FEW:
@@ -181,7 +181,7 @@ class HostRows:
         """Replaces the pages of a row. O(number of pages, before and after).
 
         Args:
-            page_ids: the row's pages from now on.
+            page_ids: the row's new pages.
             row_idx: the row.
 
         Raises:
@@ -199,7 +199,7 @@ class HostRows:
         return pages, row_idx
 
     def write_row(self, pages: NDArray[np.integer[Any]], row_idx: int) -> None:
-        """Does what `read_row` read. O(number of pages, before and after)."""
+        """Writes a result of `read_row`. O(number of pages, before and after)."""
         count = len(pages)
         row = self._host[row_idx]
         row[:count] = pages
@@ -256,7 +256,7 @@ class HostRows:
     # -- Inside -----------------------------------------------------------------------------------
 
     def _read_few(self, lists: list[Any], rows: list[Any]) -> FewAppends | None:
-        """A batch of few appends, if it is plainly right: lists of ints that fit, each for a row of its own."""
+        """A batch of few appends, if it is lists of ints that fit, for distinct rows; None for the general case."""
         if len(lists) != len(rows) or len(set(map(type, rows)) | {int}) > 1 or len(set(rows)) < len(rows):
             return None
         width = self.max_num_pages_per_req
@@ -291,7 +291,7 @@ class HostRows:
 
 
 def _earlier_in_batch(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each entry of a batch: how many pages the entries before it add to the same row. O(m log m)."""
+    """For each entry of a batch the number of pages that earlier entries add to the same row. O(m log m)."""
     order = np.argsort(rows, kind="stable")
     grouped = rows[order]
     before = np.cumsum(lengths[order]) - lengths[order]
