@@ -1,7 +1,7 @@
-"""MAN: which pages a request holds, from its first look-up to its end.
+"""MAN: the pages of each request, from its first look-up to its end.
 
-Here every call reads its arguments and refuses (R1); what it then does to the groups' pages is the coordinator's.
-What is about prefixes rather than requests stands in `prefix_manager`.
+Every call reads and validates its arguments here (R1); the coordinator then changes the groups' pages. Calls about
+prefixes rather than requests are in `prefix_manager`, those about host memory in `swapping`.
 """
 
 from kvproof.spec.declarations import EngineRequest, PageCopy
@@ -29,7 +29,7 @@ __all__ = ["CacheManager", "CachePages", "PinnedPrefix"]
 
 
 class CacheManager(SwapManager):
-    """Gives requests their slots: finds cached prefixes, allocates, publishes full pages, frees.
+    """Allocates cache slots to requests: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.
 
@@ -45,7 +45,7 @@ class CacheManager(SwapManager):
     Attributes:
         page_pool: the pool.
         page_size: tokens in a page of the first group; None with caching off.
-        coordinator: the groups at work.
+        coordinator: the state of all cache groups.
     """
 
     # -- Allocating -------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class CacheManager(SwapManager):
         num_lookahead_tokens: int = 0,
         delay_cache_pages: bool = False,
     ) -> CachePages | None:
-        """Gives a request slots for new tokens (MAN-2) and publishes the pages that they fill (MAN-3).
+        """Allocates slots for new tokens of a request (MAN-2) and publishes the pages that they fill (MAN-3).
 
         ::
 
@@ -73,17 +73,17 @@ class CacheManager(SwapManager):
             num_new_computed_tokens: tokens just found in the cache; only at admission.
             new_computed_pages: the pages that hold them, as `get_computed_pages` returned them.
             num_lookahead_tokens: speculative tokens to allocate for; never published.
-            delay_cache_pages: leave publishing to `cache_pages` or to a later call, for pages whose content
+            delay_cache_pages: True to leave publishing to `cache_pages` or a later call, for pages whose content
                 arrives in a later step.
 
         Returns:
-            The new pages, for state groups with the null pages before them (MAN-13); None if the free pages don't
-            suffice, and then nothing has changed but for pages that a group no longer needs (MAN-8).
+            The new pages, for state groups with the null pages before them (MAN-13); None if too few pages are free, in
+            which case only pages that a group no longer needs have been freed (MAN-8).
 
         Raises:
-            ValueError: a count is impossible, the id is live for another request (MAN-6), computed tokens were
-                never given slots or fell (MAN-8) or are not those of the state held (MAN-13), a computed page is
-                not the request's prefix (MAN-2).
+            ValueError: a count is impossible, the id is live for another request (MAN-6), computed tokens never had
+                slots or went down (MAN-8) or are not those of the stored state (MAN-13), a computed page is not the
+                request's prefix (MAN-2).
         """
         if type(num_new_tokens) is not int or num_new_tokens < 1:
             num_new_tokens = integer("num_new_tokens", num_new_tokens, minimum=1)
@@ -214,26 +214,26 @@ class CacheManager(SwapManager):
         tables: MultiGroupPageTable | None = None,
         rows: Ids | None = None,
     ) -> SlotBatch:
-        """Gives many live requests slots for new tokens: the single calls in order, in array operations (MAN-11).
+        """Allocates slots for new tokens of many live requests: the single calls in order, on arrays (MAN-11).
 
-        Requests that don't fit are reported; the others get what they would have got one by one. Nothing is read
-        of the requests but the tokens of pages that are filled.
+        Requests that don't fit are reported; the others get the pages of single calls in this order. Only the tokens of
+        pages that are filled are read from the request objects.
 
         Args:
             slots: the requests' slots, each once, see `slot_of`, `[n]`.
-            num_computed_tokens: their computed tokens, `[n]`; they stand in place of the requests' own.
+            num_computed_tokens: their computed tokens, `[n]`, used in place of the requests' attributes.
             num_new_tokens: tokens to be computed, at least 1: `[n]`, or one number for all.
             num_lookahead_tokens: speculative tokens to allocate for: `[n]`, or one number for all.
             delay_cache_pages: see `allocate_slots`.
             tables: page tables to which the new pages are appended, in the same pass; None: none.
-            rows: the requests' rows in them, each once, `[n]`. A row names what its request's lists hold.
+            rows: the requests' rows in the tables, each once, `[n]`. A row has the pages of its request's lists.
 
         Returns:
-            Who was granted slots, and the new pages. O(n) in array operations, and O(pages given back, taken or
-            published).
+            The requests that were granted slots, and the new pages. O(n) in array operations, and O(pages freed, taken
+            or published).
 
         Raises:
-            TypeError: something is no number or no table.
+            TypeError: a number or a table is of another type.
             IndexError: a slot without a live request (MAN-11), a row that does not exist (TAB-2).
             ValueError: what `allocate_slots` refuses for one of the requests; a slot or row named twice, lengths
                 that differ, tables without rows, a row that is not its request's (MAN-11) or too short (TAB-2).
@@ -255,7 +255,8 @@ class CacheManager(SwapManager):
 
         Args:
             request: a live request.
-            num_computed_tokens: tokens whose K/V have come; as many as `allocate_slots` was told at most.
+            num_computed_tokens: tokens whose K/V have been written; at most the computed + new tokens of
+                `allocate_slots`.
 
         Raises:
             ValueError: the request is not live, or the count exceeds its computed + new tokens.
@@ -270,26 +271,26 @@ class CacheManager(SwapManager):
         self.coordinator.cache_pages(request, slot, count)
 
     def take_page_copies(self) -> list[PageCopy]:
-        """The state copies noted since the last call, to be run in order before the step (MAN-13)."""
+        """The state copies recorded since the last call, to be run in order before the step (MAN-13)."""
         noted, self.coordinator.copies = self.coordinator.copies, []
         return [copy for _, copy in noted]
 
     # -- Giving back ------------------------------------------------------------------------------
 
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
-        """Gives a request's pages back, group by group, the last page first, so that a prefix outlives what follows.
+        """Frees a request's pages, group by group, the last page first, so that prefixes are evicted last.
 
         Args:
-            request: the request. One that is swapped out is forgotten (SWAP-1); any other that is not live is passed
-                over (MAN-5).
-            num_written: tokens whose K/V have been written or will be, where the request goes before its last
-                step was dispatched; None if all are. What it promised beyond is withdrawn (MAN-4).
+            request: the request. One that is swapped out loses its host pages (SWAP-1); one that is neither live nor
+                swapped out is ignored (MAN-5).
+            num_written: the number of tokens whose K/V have been or will be written, if the request is freed before its
+                last step was dispatched; None if all are. Pages published beyond it are withdrawn (MAN-4).
 
         Returns:
-            The ids of the other live requests that hold a withdrawn page, in the order of their admission, and of
-            those that are on their way to or from host memory with one: what they computed from it is void, they
-            are to be freed and scheduled anew. Empty for None. O(pages); where another request holds a withdrawn
-            page, O(live requests) besides, in array operations.
+            The ids of the other live requests that have a withdrawn page, in the order of their admission, then of
+            those being copied to or from host memory with one. What they computed from it is invalid: free and
+            reschedule them. Empty if ``num_written`` is None. O(pages); if another request has a withdrawn page, also
+            O(live requests) in array operations.
         """
         written = None if num_written is None else integer("num_written", num_written)
         live, request_id = self._live, read_request_id(request)
@@ -302,7 +303,7 @@ class CacheManager(SwapManager):
         return self.coordinator.free(slot, request_id, written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
-        """Drops what was noted of a request: when it is finished, not when it is preempted."""
+        """Drops the records kept of a request. Call it when the request is finished, not when it is preempted."""
         request_id = read_request_id(request)
         self._known.pop(request_id, None)
         self._given_back.pop(request_id, None)
@@ -310,16 +311,16 @@ class CacheManager(SwapManager):
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The ids of the pages that a request holds, a list for each group; empty lists if it is not live."""
+        """The ids of a request's pages, a list for each group; empty lists if it is not live."""
         return self.coordinator.get_pages(read_id(request_id))
 
     def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
-        """How many leading pages all running requests share, for each group (MAN-10).
+        """The number of leading pages that all running requests share, for each group (MAN-10).
 
         Args:
             request: a live request whose status is ``RUNNING``.
-            num_scheduled_requests: how many requests are running; where it is not the number of live requests
-                with that status, the engine's count and the manager's differ and the answer is 0.
+            num_scheduled_requests: the number of running requests. If the number of live requests with that status is
+                another, the engine's count and the manager's differ and the answer is 0.
         """
         count = integer("num_scheduled_requests", num_scheduled_requests)
         slot = self._require_live(request)
@@ -332,7 +333,7 @@ class CacheManager(SwapManager):
     # -- Reading arguments (R1) -------------------------------------------------------------------
 
     def _hit_ids(self, given: CachePages | None, found: int) -> Hits:
-        """The pages just found, as ids, if they are as many as they are said to be (MAN-2)."""
+        """The ids of the pages just found; refused if their number is not that of ``found`` tokens (MAN-2)."""
         coordinator = self.coordinator
         groups = coordinator.groups
         hits, is_right = coordinator.no_hits, found == 0

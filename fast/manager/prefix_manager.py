@@ -1,6 +1,6 @@
-"""MAN-1, PIN: what a manager does with cached prefixes, whether or not a live request holds them.
+"""MAN-1, PIN: the calls of a manager about cached prefixes, in use by a live request or not.
 
-Here every call reads its arguments and refuses (R1); what it then does to the groups' pages is the coordinator's.
+Every call reads and validates its arguments here (R1); the coordinator then changes the groups' pages.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class PinnedPrefix(NamedTuple):
     """A prefix that is pinned (PIN-1).
 
     Attributes:
-        pin_id: what to unpin it by.
-        num_tokens: its tokens.
-        pages: the pages that hold it.
+        pin_id: the id for `unpin_prefix`.
+        num_tokens: the number of tokens of the prefix.
+        pages: the pages of the prefix.
     """
 
     pin_id: int
@@ -48,7 +48,7 @@ class PinnedPrefix(NamedTuple):
 
 
 class PrefixManager(Uncopied):
-    """The half of a manager that is about prefixes: finds, pins, ranks and forgets them; see `CacheManager`."""
+    """The part of a manager that finds, pins, prioritises and forgets prefixes; see `CacheManager`."""
 
     @takes_options
     def __init__(
@@ -79,7 +79,7 @@ class PrefixManager(Uncopied):
         self._live = self.coordinator.live
         self._known: dict[str, EngineRequest] = {}
         self._given_back: dict[str, int] = {}
-        """What known requests had been promised when they were freed."""
+        """The number of promised tokens of known requests when they were freed."""
         self._num_requests = self._queried_tokens = self._hit_tokens = 0
         self._num_preemptions = self._preempted_tokens = 0
         self._pins: dict[int, tuple[int, Hits]] = {}
@@ -94,8 +94,8 @@ class PrefixManager(Uncopied):
     def req_to_page_hashes(self) -> defaultdict[str, Sequence[PageHash]]:
         """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`; else ``[]``.
 
-        Those of the first group's page size; none with caching off. The manager needs none of them: they are computed
-        when this is read, and what is changed in it changes nothing here.
+        They are for the first group's page size; none with caching off. The manager does not use them: they are
+        computed when this is read, and changes to the result have no effect.
         """
         pool, size = self.page_pool, self.page_size
         keys: defaultdict[str, Sequence[PageHash]] = defaultdict(list)
@@ -106,7 +106,7 @@ class PrefixManager(Uncopied):
 
     @property
     def counters(self) -> CacheCounters:
-        """What was counted since the manager was made (MAN-12)."""
+        """The counters since the manager was made (MAN-12)."""
         return dataclasses.replace(
             self.page_pool.counters,
             requests=self._num_requests,
@@ -117,7 +117,7 @@ class PrefixManager(Uncopied):
         )
 
     def create_empty_page_list(self) -> CachePages:
-        """No pages, in as many groups as the manager has."""
+        """An empty list for each group of the manager."""
         return self.coordinator.nothing
 
     # -- Finding ----------------------------------------------------------------------------------
@@ -125,13 +125,13 @@ class PrefixManager(Uncopied):
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
         """The longest cached prefix of a request that every group can serve (MAN-1). Changes nothing in the pool.
 
-        At least the last token is left to compute, since its logits are wanted.
+        The last token is never part of it, since its logits have to be computed.
 
         Args:
             request: a request that is to be admitted.
 
         Returns:
-            Its cached pages, null pages where a group needs none, and how many tokens they hold. O(tokens
+            Its cached pages, null pages where a group needs none, and the number of their tokens. O(tokens
             compared), as one memory comparison for each run of pages that were cached together, and O(pages) in
             array operations for several groups.
         """
@@ -153,14 +153,14 @@ class PrefixManager(Uncopied):
         return coordinator.cache_pages_of(hits), length
 
     def _remember(self, request: EngineRequest, request_id: str) -> None:
-        """Notes a request that is not known; what was noted of another object of its id is dropped (MAN-6)."""
+        """Records a request that is not known; the records of another object of its id are dropped (MAN-6)."""
         self._given_back.pop(request_id, None)
         self._known[request_id] = request
 
     # -- Forgetting -------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if no page is in use (POOL-9). Returns whether it did."""
+        """Forgets every cached prefix, if no page is in use (POOL-9). Returns True if it did."""
         return self.page_pool.reset_prefix_cache()
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
@@ -177,8 +177,8 @@ class PrefixManager(Uncopied):
             num_tokens: the most tokens to pin; None: as many as the request has.
 
         Returns:
-            What was pinned; None where nothing is cached. Pins are counted: a prefix pinned twice is to be
-            unpinned twice. O(pages).
+            The pinned prefix; None if nothing is cached. Pins are counted: a prefix pinned twice must be unpinned
+            twice. O(pages).
 
         Raises:
             ValueError: more pages would be pinned than the manager allows.
@@ -193,7 +193,7 @@ class PrefixManager(Uncopied):
         return PinnedPrefix(self._next_pin - 1, length, pages)
 
     def unpin_prefix(self, pin_id: int) -> None:
-        """Ends a pin; pages that nothing else holds become free, group by group, tail first (PIN-1).
+        """Ends a pin; pages without other references become free, group by group, last page first (PIN-1).
 
         Raises:
             ValueError: there is no such pin.
@@ -207,16 +207,17 @@ class PrefixManager(Uncopied):
     def set_prefix_priority(
         self, request: EngineRequest, priority: int, num_tokens: int | None = None, expires_at: float | None = None
     ) -> int:
-        """Gives the cached pages of a request's longest cached prefix a priority (PIN-2).
+        """Sets the priority of the cached pages of a request's longest cached prefix (PIN-2).
 
         Args:
             request: any request with the prefix's tokens and extra keys, live or not.
-            priority: an int32; pages of a low one are evicted first, 0 unless told otherwise.
-            num_tokens: the most tokens to treat so; None: as many as the request has.
+            priority: an int32; pages of low priority are evicted first; the default of pages is 0.
+            num_tokens: the most tokens of the prefix; None: as many as the request has.
             expires_at: the time at which the priority ends; None: never.
 
         Returns:
-            How many tokens the prefix has. Free ones queue up group by group, tail first.
+            The number of tokens of the prefix. Its free pages are put behind those of the new priority group by group,
+            last page first.
         """
         hits, length = self._cached_prefix(request, num_tokens)
         pages = self.coordinator.cache_pages_of([own[::-1] for own in hits])
@@ -224,10 +225,10 @@ class PrefixManager(Uncopied):
         return length
 
     def advance_time(self, now: float) -> None:
-        """Tells the time: priorities that were given until then end (PIN-2).
+        """Sets the time: priorities that expire by then end (PIN-2).
 
         Raises:
-            ValueError: time would go back.
+            ValueError: the time is earlier than the last one.
         """
         self.page_pool.advance_time(now)
 
@@ -246,7 +247,7 @@ class PrefixManager(Uncopied):
     # -- Telling ----------------------------------------------------------------------------------
 
     def take_events(self) -> list[CacheEvent]:
-        """The events since the last call, in order (MAN-12); none where they are off."""
+        """The events since the last call, in order (MAN-12); empty if events are disabled."""
         return self.page_pool.take_events()
 
     # -- Snapshots --------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class PrefixManager(Uncopied):
         """Verifies every redundancy of the state; O(pages and cached tokens).
 
         Raises:
-            AssertionError: one does not hold; the message shows the whole state.
+            AssertionError: a check fails; the message shows the whole state.
         """
         self.coordinator.check()
         away = {request_id for request_id, swapped in self.coordinator.swapped.by_id.items() if not swapped.is_received}

@@ -1,6 +1,7 @@
 """POOL-12: a cache manager over the shards of data parallelism, each with pages of its own.
 
-Nothing is kept here but the shards: a request is where it is live, and pages are of the shard whose pool they name.
+No state is kept here beside the shards: a request is on the shard where it is live, and pages belong to the shard of
+their pool.
 """
 
 import os
@@ -21,9 +22,9 @@ __all__ = ["ShardedCacheManager"]
 class ShardedCacheManager(Uncopied):
     """The cache managers of several shards. A request lives on one of them, which is chosen at its admission.
 
-    Page ids, host pages' too, are a shard's own: a request swaps on its shard and comes back to it. Batched steps,
-    events, pins, priorities and pages received from elsewhere are a shard's too: ask ``shards[number]`` for them. A
-    plan that has the id k on shard i has the id ``k * num_shards + i`` here.
+    Page ids and host page ids are local to a shard: a request is swapped out on its shard and comes back to it. For
+    batched steps, events, pins, priorities and received pages call ``shards[number]``. The plan with id k of shard i
+    has the id ``k * num_shards + i`` here.
 
     Not thread-safe: calls come from one thread at a time.
 
@@ -38,7 +39,7 @@ class ShardedCacheManager(Uncopied):
 
     Attributes:
         num_shards: how many shards.
-        shards: the managers.
+        shards: the manager of each shard.
     """
 
     @takes_options
@@ -90,34 +91,34 @@ class ShardedCacheManager(Uncopied):
         return self.shards[self.shard_of(request_id) or 0]
 
     def create_empty_page_list(self) -> CachePages:
-        """No pages, in as many groups as the managers have."""
+        """An empty list for each group of the managers."""
         return self.shards[0].create_empty_page_list()
 
     def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The ids of the pages that a request holds on its shard, a list for each group; empty if it is not live."""
+        """The ids of a request's pages on its shard, a list for each group; empty lists if it is not live."""
         return self._home(request_id).get_page_ids(request_id)
 
     def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
-        """How many leading pages all running requests of a request's shard share, for each group (MAN-10).
+        """The number of leading pages that all running requests of a request's shard share, for each group (MAN-10).
 
         Args:
             request: a live request that runs.
-            num_scheduled_requests: how many requests run on its shard.
+            num_scheduled_requests: the number of requests that run on its shard.
         """
         return self._home(read_request_id(request)).get_num_common_prefix_pages(request, num_scheduled_requests)
 
     # -- Requests ---------------------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request on its shard, or, until it is on one, on any (MAN-1).
+        """The longest cached prefix of a request on its shard; if it is on none, the longest on any shard (MAN-1).
 
-        Of shards with equally long ones that with the most free pages is asked, then the one of the lowest number.
+        Among shards with equally long ones the one with the most free pages is chosen, then the lowest number.
 
         Args:
             request: a request that is to be admitted.
 
         Returns:
-            The cached pages, all of one shard, and how many tokens they hold. The look-ups of all shards.
+            The cached pages, all of one shard, and the number of their tokens. Costs a look-up on each shard.
         """
         number = self.shard_of(read_request_id(request))
         if number is not None:
@@ -135,13 +136,13 @@ class ShardedCacheManager(Uncopied):
         num_lookahead_tokens: int = 0,
         delay_cache_pages: bool = False,
     ) -> CachePages | None:
-        """Gives a request slots for new tokens on its shard; for the arguments see `CacheManager.allocate_slots`.
+        """Allocates slots for new tokens of a request on its shard; arguments as of `CacheManager.allocate_slots`.
 
-        A request that is not live comes to the shard of its computed pages, or, where it has none, to that with the
-        most free pages, then to the one of the lowest number. If it doesn't fit there it is on no shard still.
+        A request that is not live is admitted on the shard of its computed pages; without any, on the shard with the
+        most free pages, then of the lowest number. If it doesn't fit there it is on no shard.
 
         Raises:
-            ValueError: as there; or computed pages are not all of one shard's (POOL-12).
+            ValueError: as in `CacheManager.allocate_slots`; or computed pages are of several shards (POOL-12).
         """
         number = self.shard_of(read_request_id(request))
         if number is None:
@@ -156,7 +157,7 @@ class ShardedCacheManager(Uncopied):
         )
 
     def _shard_for(self, given: CachePages | None) -> int:
-        """The shard for a request that comes with these computed pages."""
+        """The number of the shard on which to admit a request with these computed pages."""
         if given is not None and not isinstance(given, CachePages):
             raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
         pools = {pool for pages in given.pages for pool in pages.pools} if given is not None else set()
@@ -173,12 +174,12 @@ class ShardedCacheManager(Uncopied):
         self._home(read_request_id(request)).cache_pages(request, num_computed_tokens)
 
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a live request goes to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
+        """Plans the copies of a live request to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
         number = self.shard_of(read_request_id(request)) or 0
         return self._renumbered(number, self.shards[number].swap_out(request))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a request comes back to the shard that it left; see `CacheManager.swap_in` (SWAP-1)."""
+        """Plans the copies of a swapped-out request back to its shard; see `CacheManager.swap_in` (SWAP-1)."""
         number = self.shard_of(read_request_id(request)) or 0
         return self._renumbered(number, self.shards[number].swap_in(request))
 
@@ -187,7 +188,7 @@ class ShardedCacheManager(Uncopied):
         return None if plan is None else plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
 
     def swap_done(self, swap_id: int) -> None:
-        """The fence of a plan of any shard, by the id that it has here; see `CacheManager.swap_done` (SWAP-1)."""
+        """Declares the copies of a plan ended, by its id here; see `CacheManager.swap_done` (SWAP-1)."""
         number = integer("swap_id", swap_id, minimum=None)
         own, shard = divmod(number, self.num_shards)
         if own not in self.shards[shard].coordinator.swapped.flights:
@@ -199,23 +200,23 @@ class ShardedCacheManager(Uncopied):
         return self._home(request_id).get_host_page_ids(request_id)
 
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
-        """Gives a request's pages back to its shard; see `CacheManager.free` (MAN-4, MAN-5)."""
+        """Frees a request's pages on its shard; see `CacheManager.free` (MAN-4, MAN-5)."""
         return self._home(read_request_id(request)).free(request, num_written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
-        """Drops what the shards noted of a request: when it is finished, not when it is preempted."""
+        """Drops what the shards recorded of a request. Call it when it is finished, not when it is preempted."""
         for shard in self.shards:
             shard.free_page_hashes(request)
 
     def take_page_copies(self, shard: int) -> list[PageCopy]:
-        """A shard's state copies noted since its last call, to be run in order before its step (MAN-13)."""
+        """A shard's state copies recorded since its last call, to be run in order before its step (MAN-13)."""
         return self.shards[index("shard", shard, len(self.shards), "POOL-12")].take_page_copies()
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every shard's cached prefixes, if on none a page is in use or a request swapped out (POOL-9).
+        """Forgets every shard's cached prefixes, if no shard has a page in use or a request swapped out (POOL-9).
 
         Returns:
-            Whether it did.
+            True if it did.
         """
         swaps = [shard.coordinator.swapped for shard in self.shards]
         if any(shard.usage for shard in self.shards) or any(own.by_id or own.flights for own in swaps):
@@ -225,10 +226,10 @@ class ShardedCacheManager(Uncopied):
         return True
 
     def check(self) -> None:
-        """Verifies every shard, and that each request lives on one of them.
+        """Verifies every shard, and that each request is on at most one of them.
 
         Raises:
-            AssertionError: it does not; the message shows which.
+            AssertionError: a check fails; the message shows which.
         """
         for shard in self.shards:
             shard.check()

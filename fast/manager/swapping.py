@@ -1,8 +1,8 @@
-"""SWAP-1: requests go to host memory and come back.
+"""SWAP-1: swapping requests to host memory and back.
 
-The manager plans copies and holds pages; the engine runs the copies and says by `swap_done` when they have ended.
-What came back is published at that fence: a promise before it (MAN-4) would be made good by nothing that orders
-another request's reads behind the copy, as a step's writes come before its reads (ATT-5).
+The manager plans copies and references the pages; the engine runs the copies and calls `swap_done` when they have
+ended. Pages copied back are published only then. Publishing them earlier, as full pages of a step are (MAN-4), would be
+wrong: nothing orders another request's reads behind the copy, as a step's writes come before its reads (ATT-5).
 """
 
 import numpy as np
@@ -21,24 +21,24 @@ __all__ = ["SwapManager"]
 
 
 class SwapManager(PrefixManager):
-    """The third of a manager that moves requests to host memory and back; see `CacheManager`.
+    """The part of a manager that swaps requests to host memory and back; see `CacheManager`.
 
-    A request is live, on its way out from `swap_out`, out from `swap_done`, on its way back from `swap_in`, and live
-    again from the next `swap_done`; `free` aborts it at any of these. Pages on both sides stay held while they are read
-    or written: nothing waits inside.
+    A request is live; from `swap_out` on it is being copied to the host; from `swap_done` on it is swapped out; from
+    `swap_in` on it is being copied back; from the next `swap_done` on it is live again. `free` aborts it at any of
+    these. Pages on both sides stay referenced while they are read or written; no call waits.
     """
 
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a live request's computed tokens go to host memory; the request is live no more.
+        """Plans the copies of a live request's computed tokens to host memory; the request is no longer live.
 
         Args:
-            request: a live request; its ``num_computed_tokens`` are at least 1, and known tokens. What it published
-                is written.
+            request: a live request; its ``num_computed_tokens`` are at least 1 and at most its tokens. All pages that
+                it published have been written.
 
         Returns:
-            The copies, of what a step could read that begins with these tokens; nulls, pages before a window and
-            pages past the computed tokens stay. The device's pages are held until `swap_done` and then given back,
-            tail first (MAN-5). None, with nothing changed, if there are too few host pages. O(tokens).
+            The copies of all pages that a step after these tokens could read; null pages, pages before a window and
+            pages past the computed tokens are not copied. The device pages stay referenced until `swap_done` and are
+            then freed, last page first (MAN-5). None, with nothing changed, if too few host pages are free. O(tokens).
 
         Raises:
             ValueError: the request is not live, or its computed tokens are none, unknown, or impossible (MAN-8,
@@ -76,18 +76,18 @@ class SwapManager(PrefixManager):
         return SwapPlan(number, request_id, "out", computed, self._copies(going, needed))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a request comes back from host memory: what is still cached is hit, the rest is copied.
+        """Plans the copies of a request back to the device: pages that are still cached are hit, the rest is copied.
 
         Args:
             request: a request that is swapped out, its copies ended; its ``num_computed_tokens`` are not read.
 
         Returns:
-            The copies, behind which `swap_done` makes the request live, with as many computed tokens as it had. None,
-            with nothing changed, if there are too few free pages. A page is hit wherever it stands, with a hole
-            before it or not. O(tokens).
+            The copies, after which `swap_done` makes the request live with the computed tokens that it had. None, with
+            nothing changed, if too few pages are free. A cached page is hit even if a page before it is not cached.
+            O(tokens).
 
         Raises:
-            ValueError: the request is not swapped out, or is on its way; its tokens or extra keys changed (MAN-6).
+            ValueError: the request is not swapped out, or is being copied; its tokens or extra keys changed (MAN-6).
         """
         coming = self.coordinator.swapped.by_id.get(read_request_id(request))
         tokens = bytes(read_tokens(request))
@@ -105,22 +105,22 @@ class SwapManager(PrefixManager):
         return self._plan_in(coming)
 
     def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
-        """Plans how pages that come from elsewhere enter the cache, to be hit by whoever asks (SWAP-2).
+        """Plans the copies of pages of another process into the cache, where any request can hit them (SWAP-2).
 
-        Those come that a hit of so many tokens needs, group by group; a copy's ``host_page`` is the place of its page
-        among them. What is cached already is not copied. `swap_done` publishes them and gives them back, tail
-        first; until then the request's id is taken, and `free` gives the pages up.
+        The pages are those that a hit of ``num_tokens`` tokens needs, group by group; a copy's ``host_page`` is its
+        page's index among them. Pages that are cached already are not copied. `swap_done` publishes the pages and frees
+        them, last page first; until then the request's id is in use, and `free` cancels the plan.
 
         Args:
-            request: whose tokens and extra keys they hold; not live.
-            num_tokens: how many tokens, at least 1; a multiple of every page size.
+            request: a request with the tokens and extra keys of the pages; not live.
+            num_tokens: the number of tokens, at least 1 and a multiple of every page size.
 
         Returns:
-            The copies; None, with nothing changed, if there are too few free pages. O(tokens).
+            The copies; None, with nothing changed, if too few pages are free. O(tokens).
 
         Raises:
-            ValueError: the request is live or swapped out, it has not so many tokens, or pages of these groups are
-                never cached.
+            ValueError: the request is live or swapped out, it has fewer tokens, or pages of these groups are never
+                cached.
         """
         request_id, count = read_request_id(request), integer("num_tokens", num_tokens, minimum=1)
         tokens = bytes(read_tokens(request))
@@ -148,7 +148,7 @@ class SwapManager(PrefixManager):
         return plan
 
     def _plan_in(self, coming: Swapped) -> SwapPlan | None:
-        """Takes the pages for what comes to the device, hits first; None if there are too few."""
+        """Takes the device pages of copies to the device, hits first; None if too few are free."""
         coordinator, pool = self.coordinator, self.page_pool
         hits = [self._cached(coming, number) for number in range(len(coordinator.groups))]
         total = sum(np.count_nonzero(own == 0) + pool.num_free_of(own[own != 0]) for own in hits)
@@ -169,7 +169,7 @@ class SwapManager(PrefixManager):
         return SwapPlan(number, coming.request_id, "in", coming.num_tokens, self._copies(coming, copied))
 
     def _cached(self, coming: Swapped, number: int) -> NDArray[np.int64]:
-        """For each place of a group that was copied the page that is cached for it, 0 where none is."""
+        """For each copied place of a group the page cached for it, 0 where there is none."""
         group, first = self.coordinator.groups[number], coming.first_places[number]
         found = np.zeros(len(coming.host_pages[number]), np.int64)
         if self.enable_caching and group.rule.publishes:
@@ -179,7 +179,7 @@ class SwapManager(PrefixManager):
         return found
 
     def _copies(self, swapped: Swapped, needed: list[NDArray[np.int64]]) -> tuple[SwapCopy, ...]:
-        """A copy for each page that is not 0, the places being those that went to the host."""
+        """A copy for each page that is not 0; the places are those that were copied to the host."""
         copies = []
         for group, first, pages, host in zip(
             self.coordinator.groups, swapped.first_places, needed, swapped.host_pages, strict=True
@@ -195,17 +195,17 @@ class SwapManager(PrefixManager):
         return tuple(copies)
 
     def swap_done(self, swap_id: int) -> None:
-        """The fence: a plan's copies have ended, or nothing that is dispatched from now on can overtake them.
+        """Declares a plan's copies ended, or that nothing dispatched from now on can overtake them.
 
-        Behind the way out the device's pages are given back (MAN-5); behind the way back the host's are, and the
-        request is live, in the lowest free slot, its full pages published (MAN-3). One that was freed meanwhile gives
-        its pages back on both sides.
+        After copies to the host the device pages are freed (MAN-5). After copies to the device the host pages are
+        freed, and the request is live in the lowest free slot with its full pages published (MAN-3). The pages of a
+        request that was freed meanwhile are freed on both sides.
 
         Args:
-            swap_id: the plan's. O(pages), and O(tokens) on the way back.
+            swap_id: the plan's id. O(pages), for copies to the device O(tokens).
 
         Raises:
-            ValueError: there is no such plan, or its copies have ended already.
+            ValueError: the plan does not exist, or its copies have ended already.
         """
         number = integer("swap_id", swap_id, minimum=None)
         swapped = self.coordinator.swapped
@@ -224,7 +224,7 @@ class SwapManager(PrefixManager):
             swapped.free_host_pages(comes)
 
     def _arrive(self, flight: Flight) -> None:
-        """Publishes what came to the device, behind making live a request that came back; see `swap_done`."""
+        """Makes a request that was swapped in live, and publishes the pages copied to the device; see `swap_done`."""
         comes, pool, groups = flight.swapped, self.page_pool, self.coordinator.groups
         keys: list[KeyStretch | None] = []
         ends, texts = [], []
@@ -232,7 +232,7 @@ class SwapManager(PrefixManager):
             is_cached = self.enable_caching and group.rule.publishes
             ends.append(comes.num_tokens // group.rule.page_size if is_cached else 0)
             texts.append(comes.tokens[: ends[-1] * group.tree.page_bytes])
-            # a hash function that fails does so before anything changed (R1)
+            # a hash function that raises does so before anything has changed (R1)
             keys.append(pool.keys_to_be(group.tree, texts[-1], segments) if ends[-1] else None)
         del self.coordinator.swapped.by_id[comes.request_id]
         if not comes.is_received:
@@ -244,7 +244,7 @@ class SwapManager(PrefixManager):
                 pool.note_keys(fresh, keys[number])
 
     def _resume(self, flight: Flight, ends: list[int]) -> None:
-        """Makes a request live with the pages that came back, so many of each group published."""
+        """Makes a request live with its device pages, of which ``ends`` leading places of each group are published."""
         comes, live = flight.swapped, self.coordinator.live
         slot = live.admit(comes.request, comes.request_id, comes.segments, flight.pages)
         live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = comes.num_tokens
@@ -255,7 +255,7 @@ class SwapManager(PrefixManager):
                 group.num_given_back[slot] = comes.first_places[number]
 
     def _abandon(self, request: EngineRequest, request_id: str) -> None:
-        """Forgets a request in host memory; copies under way keep its pages until their fence."""
+        """Forgets a request in host memory; running copies keep its pages until `swap_done`."""
         swapped = self.coordinator.swapped
         going = swapped.by_id.get(request_id)
         if going is None or going.request is not request:
@@ -270,23 +270,23 @@ class SwapManager(PrefixManager):
 
     @property
     def num_host_pages(self) -> int:
-        """How many pages host memory has room for."""
+        """The number of pages that host memory has room for."""
         return self.coordinator.swapped.host.num_pages
 
     @property
     def num_free_host_pages(self) -> int:
-        """How many host pages are neither full nor being copied (SWAP-1). O(1)."""
+        """The number of host pages that are neither in use nor being copied (SWAP-1). O(1)."""
         return self.coordinator.swapped.host.num_free
 
     def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The host pages of a request that is swapped out or on its way, a list for each group; else empty lists."""
+        """The host pages of a request that is swapped out or being copied, a list for each group; else empty lists."""
         swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
         if swapped is None or swapped.is_received:
             return tuple([] for _ in self.kv_cache_groups)
         return tuple(pages.tolist() for pages in swapped.host_pages)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if no page is in use and nothing swapped out (POOL-9). Returns whether."""
+        """Forgets every cached prefix, if no page is in use and nothing swapped out (POOL-9). Returns True if so."""
         swapped = self.coordinator.swapped
         return not swapped.by_id and not swapped.flights and super().reset_prefix_cache()
 
