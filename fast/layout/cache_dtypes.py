@@ -1,4 +1,4 @@
-"""What the numbers of a cache are: six element types, called by short codes in what is saved."""
+"""The six element types of a cache, and their short codes in saved documents."""
 
 import contextlib
 from typing import Any
@@ -18,7 +18,7 @@ CODES: dict[str, np.dtype[Any]] = {
     "f8_e5m2": np.dtype(jnp.float8_e5m2),
     "int8": np.dtype(jnp.int8),
 }
-"""The types that a cache can have, by their codes."""
+"""The element types that a cache can have, by their codes."""
 
 _CODE_OF = {dtype: code for code, dtype in CODES.items()}
 _SPELLINGS = {
@@ -34,17 +34,17 @@ def read_dtype(name: str, value: object) -> np.dtype[Any]:
     """Reads the element type of a cache: a dtype, a scalar type or a name of one (R1). O(1).
 
     Args:
-        name: what the argument is called.
-        value: what was given.
+        name: the name of the argument.
+        value: the argument.
 
     Raises:
-        TypeError: it is no type that a cache can have.
+        TypeError: the value is not an element type of caches.
     """
     dtype: np.dtype[Any] | None = None
     if isinstance(value, str):
         dtype = _SPELLINGS.get(value)
     elif value is not None:
-        with contextlib.suppress(TypeError, ValueError):  # then it is none
+        with contextlib.suppress(TypeError, ValueError):  # then it is refused below
             dtype = np.dtype(value)  # type: ignore[call-overload]
     if dtype is None or dtype not in _CODE_OF:
         raise refusal(TypeError, "R1", f"{name}={value!r} must be one of {', '.join(CODES)}")

@@ -41,16 +41,16 @@ def previous_power_of_2(n: int) -> int:
 
 
 def get_dtype_packing(dtype: DTypeLike) -> int:
-    """How many elements of a cache's dtype make 32 bits: 1 for float32, 2 for bfloat16, 4 for int8 (R1). O(1).
+    """The number of elements of a cache's dtype in 32 bits: 1 for float32, 2 for bfloat16, 4 for int8 (R1). O(1).
 
     Raises:
-        TypeError: no cache can be of this dtype.
+        TypeError: a cache can't have this dtype.
     """
     return 4 // read_dtype("dtype", dtype).itemsize
 
 
 def get_num_slices_per_kv_cache_update_page(page_size_bytes: int) -> int:
-    """How many slices an update kernel handles at a time, so that as many pages fit into its memory. O(1).
+    """The number of slices that an update kernel handles at a time, limited by its memory. O(1).
 
     Args:
         page_size_bytes: bytes of one page of one layer.

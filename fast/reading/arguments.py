@@ -4,8 +4,8 @@ Which error a fault raises is part of the contract: ``TypeError`` where the type
 where a page, row or group of that number does not exist, ``ValueError`` for everything else. Each message
 names the argument and its value and ends with the label of the clause that refuses it.
 
-Lists of numbers are read as a whole, and element by element only when the whole is not plainly right: then
-to name the first element that is wrong, or because the elements are of an unusual kind (numpy integers).
+Lists of numbers are read as a whole, and element by element only if that fails: to name the first faulty element, or
+because the elements are of an unusual type (numpy integers).
 """
 
 import marshal
@@ -51,15 +51,15 @@ def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1
     """Reads an integer of at least ``minimum`` and less than ``below`` (R1). O(1).
 
     Args:
-        name: what the argument is called.
-        value: what was given.
-        minimum: the least value allowed; None: there is none.
-        clause: the label of the clause that a value out of its bounds breaks.
-        below: what the value must be less than; None: there is no such bound.
+        name: the name of the argument.
+        value: the argument.
+        minimum: the least value allowed; None: no bound.
+        clause: the label of the clause that a value out of bounds violates.
+        below: the bound that the value must be less than; None: no bound.
 
     Raises:
-        TypeError: it is no integer; a bool is none, a numpy integer is one.
-        ValueError: it is out of its bounds.
+        TypeError: the value is not an integer; a numpy integer is one, a bool is not.
+        ValueError: the value is out of its bounds.
     """
     number = _number(name, value)
     if minimum is not None and number < minimum:
@@ -75,14 +75,14 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
     """Reads the number of one of ``size`` things that exist (R1). O(1).
 
     Args:
-        name: what the argument is called.
-        value: what was given.
-        size: how many things there are.
-        clause: the label of the clause that any other number breaks.
+        name: the name of the argument.
+        value: the argument.
+        size: the number of things that exist.
+        clause: the label of the clause that other numbers violate.
 
     Raises:
-        TypeError: it is no integer.
-        IndexError: it is negative or not below ``size``.
+        TypeError: the value is not an integer.
+        IndexError: the value is negative or not below ``size``.
     """
     number = _number(name, value)
     if not 0 <= number < size:
@@ -97,14 +97,14 @@ def materialised(name: str, values: object) -> NDArray[Any] | list[Any]:
     """Materialises an iterable as `listed` does, but leaves arrays and lists as they are (R1). O(n).
 
     Raises:
-        TypeError: it is no iterable, or a string.
+        TypeError: the value is not iterable, or is a string.
     """
     if type(values) is list or (isinstance(values, np.ndarray) and values.ndim):
         return values
     return listed(name, values)
 
 
-# A list of plain ints becomes an array by way of `marshal`, in which such an int is a tag byte and four
+# A list of ints becomes an array by way of `marshal`, in which such an int is a tag byte and four
 # bytes: one pass in C reads the values, and the tags prove that each was an int and no bool, float or
 # subclass. For 256 ints that takes 11 us; `array("q", values)` with a look at every element's type takes 24,
 # `np.array(values)` with it 27. Where a tag is any other (which a later format of Python's would show in
@@ -159,7 +159,7 @@ def plain_cells(values: list[Any]) -> NDArray[np.int32] | None:
 
 
 def all_below(numbers: NDArray[np.int64], size: int) -> bool:
-    """Whether numbers are all in [0, size). O(n)."""
+    """True if all numbers are in [0, size). O(n)."""
     # A negative number is a huge one when its bits are read as unsigned: one pass instead of two.
     return not numbers.size or int(np.maximum.reduce(numbers.view(np.uint64))) < size
 
@@ -168,17 +168,17 @@ def id_array(name: str, values: object, size: int, clause: str = "R1") -> NDArra
     """Reads the numbers of things of which ``size`` exist (R1). O(n), 11 us for a list of 256 ints.
 
     Args:
-        name: what the argument is called.
+        name: the name of the argument.
         values: an integer array `[n]`, or any iterable of ints; a list of Python ints is read fast.
-        size: how many things there are.
-        clause: the label of the clause that any other number breaks.
+        size: the number of things that exist.
+        clause: the label of the clause that other numbers violate.
 
     Returns:
         The numbers, `i64[n]`; may share memory with an array given as ``values``, so it is not to be
         written and not to be kept.
 
     Raises:
-        TypeError: ``values`` is no iterable, or an element is no integer.
+        TypeError: ``values`` is not iterable, or an element is not an integer.
         IndexError: an element is negative or not below ``size``.
     """
     given = materialised(name, values)
@@ -193,15 +193,15 @@ def naturals(name: str, values: object, clause: str = "R1") -> NDArray[np.int64]
     """Reads numbers of at least 0, each of which fits an int64 (R1). O(n).
 
     Args:
-        name: what the argument is called.
+        name: the name of the argument.
         values: an integer array `[n]`, or any iterable of ints; a list of Python ints is read fast.
-        clause: the label of the clause that any other number breaks.
+        clause: the label of the clause that other numbers violate.
 
     Returns:
         The numbers, `i64[n]`; may share memory with an array given as ``values``.
 
     Raises:
-        TypeError: ``values`` is no iterable, or an element is no integer.
+        TypeError: ``values`` is not iterable, or an element is not an integer.
         ValueError: an element is negative, or too large.
     """
     given = materialised(name, values)
@@ -246,10 +246,10 @@ def id_lists(
     """Reads lists of numbers of things of which ``size`` exist (R1). O(n), 24 us for 256 lists of one int.
 
     Args:
-        name: what the argument is called.
+        name: the name of the argument.
         values: an integer array `[m, k]`, or any iterable of what `id_array` reads.
-        size: how many things there are.
-        clause: the label of the clause that any other number breaks.
+        size: the number of things that exist.
+        clause: the label of the clause that other numbers violate.
 
     Returns:
         All numbers in order, `i64[n]`; the lists' lengths, `i64[m]` or one int if they are equal; and ``m``.

@@ -1,7 +1,7 @@
 """HASH-2: a request's extra keys, laid out over its pages.
 
-Whatever a page's extra keys are, the index and the keys need them as one byte string. Pages in a row that the
-same extra keys touch form a segment; a request without positioned items is one segment, without end.
+The index and the keys need the extra keys of a page as one byte string. Consecutive pages that the same extra keys
+touch form a segment; a request without positioned items is one segment, without end.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ from .arguments import integer, listed, refusal
 __all__ = ["ENDLESS", "PLAIN", "ExtraSegment", "encode_extra_keys", "extra_segments"]
 
 ENDLESS = 1 << 62
-"""The end of a last segment: more pages than a request can have."""
+"""The end of a last segment: a number of pages above that of any request."""
 
 _KINDS = {CacheSalt: 1, LoraAdapter: 2, WeightsVersion: 3, MultimodalItem: 4, PromptEmbeddings: 5}
 
 
 class ExtraSegment(NamedTuple):
-    """Pages in a row that the same extra keys touch, from the end of the segment before.
+    """Consecutive pages that the same extra keys touch, from the end of the segment before.
 
     Attributes:
-        end: the page behind the last.
-        extra: the encoded extra keys; empty if there are none.
+        end: the position behind the last page.
+        extra: the encoding of the extra keys; empty if there are none.
         extra_keys: the extra keys themselves; None if there are none.
     """
 
@@ -55,8 +55,8 @@ def extra_segments(extra_keys: object, page_size: int) -> Sequence[ExtraSegment]
         page_size: tokens in a page.
 
     Raises:
-        TypeError: a key is of no declared kind, or a field has the wrong type.
-        ValueError: two salts, adapters or versions; an item given twice, without length or at a negative offset.
+        TypeError: a key is not of a declared kind, or a field has the wrong type.
+        ValueError: two salts, adapters or versions; an item that is listed twice, has no length or a negative offset.
     """
     if extra_keys is None or extra_keys == ():
         return PLAIN
@@ -107,7 +107,7 @@ def _place(key: ExtraKey) -> tuple[int, int, int, bytes]:
 
 
 def encode_extra_keys(extra_keys: tuple[Any, ...] | None) -> bytes:
-    """The bytes that stand for a page's extra keys (HASH-1); empty for None, which a key's message spells as 00."""
+    """The encoding of a page's extra keys (HASH-1); empty for None, for which a key's message has the byte 00."""
     if extra_keys is None:
         return b""
     if not isinstance(extra_keys, tuple):

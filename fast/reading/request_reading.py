@@ -1,4 +1,4 @@
-"""R1: what the manager's calls read of a request, and what they refuse one for."""
+"""R1: reading the attributes of a request, and the errors for requests that are refused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +25,14 @@ __all__ = [
 
 _ARRAY = np.ndarray
 _TOKEN = np.dtype("<i4")
-"""The one object that numpy has for it on a machine whose int32 it is, so that such arrays are told by identity."""
+"""The object that numpy shares for this dtype where it is int32, so that such arrays are recognised by identity."""
 
 
 def read_id(request_id: object, name: str = "request_id") -> str:
-    """Reads the id of a request (R1): the text of it, where it is of a class derived from ``str``.
+    """Reads the id of a request (R1), as a ``str`` also if it is of a derived class.
 
-    A call reads each request's id once and works with the text from then on, so that nothing that the engine wrote runs
-    amid its changes and can raise there.
+    A call reads each request's id once and then uses the ``str``, so that no method of a class of the engine's runs,
+    and can raise, while the call makes its changes.
     """
     if type(request_id) is str:
         return request_id
@@ -56,13 +56,13 @@ def another(request: EngineRequest) -> Exception:
 
 
 def never_slotted(computed: int, slots: int) -> Exception:
-    """The error for computed tokens beyond the slots given (MAN-8)."""
+    """The error for computed tokens beyond the allocated slots (MAN-8)."""
     computed = integer("request.num_computed_tokens", computed)
     return refusal(ValueError, "MAN-8", f"request.num_computed_tokens={computed}: only {slots} have slots")
 
 
 def too_long(new: int, promised: int, most: int) -> Exception:
-    """The error for new tokens with which a request would have more than it can (MAN-2)."""
+    """The error for new tokens with which a request would exceed its maximum length (MAN-2)."""
     new = integer("num_new_tokens", new)
     return refusal(
         ValueError, "MAN-2", f"num_new_tokens={new}: computed + new={promised} tokens exceed max_model_len={most}"
@@ -70,7 +70,7 @@ def too_long(new: int, promised: int, most: int) -> Exception:
 
 
 def is_running(request: EngineRequest | None) -> bool:
-    """Whether a request's status is called RUNNING (MAN-10)."""
+    """True if a request's status has the name RUNNING (MAN-10)."""
     return request is not None and getattr(request.status, "name", None) == EngineRequestStatus.RUNNING.name
 
 
@@ -92,7 +92,7 @@ def plain_tokens(request: EngineRequest | None, start: int, stop: int) -> bytes 
 
 
 def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None) -> memoryview:
-    """The bytes of a request's tokens ``[start, stop)``, where they lie: for use within a call (R1)."""
+    """The bytes of a request's tokens ``[start, stop)``, not copied: valid only within a call (R1)."""
     tokens, num_tokens = attribute(request, "all_token_ids"), attribute(request, "num_tokens")
     data = token_view("request.all_token_ids", tokens, start, stop)
     if num_tokens != len(tokens):
@@ -103,7 +103,7 @@ def read_tokens(request: EngineRequest, start: int = 0, stop: int | None = None)
 def read_prompt(request: EngineRequest) -> tuple[str, memoryview, Any, Any]:
     """A request's id, token bytes as of `read_tokens`, extra keys (None for none) and sampling parameters (R1).
 
-    What a look-up and an admission read, attribute by attribute and not by `attribute`: that is 7 calls fewer.
+    These are what a look-up and an admission read; reading them without `attribute` saves 7 calls.
     """
     try:
         request_id, tokens, num_tokens = request.request_id, request.all_token_ids, request.num_tokens
@@ -111,7 +111,7 @@ def read_prompt(request: EngineRequest) -> tuple[str, memoryview, Any, Any]:
     except AttributeError:
         read_request_id(request)
         for name in ("all_token_ids", "num_tokens", "extra_keys", "sampling_params"):
-            attribute(request, name)  # refuses the one that is missing
+            attribute(request, name)  # raises for the one that is missing
         raise
     if type(request_id) is not str:
         request_id = read_id(request_id, "request.request_id")

@@ -1,7 +1,7 @@
-"""Token ids as contiguous little-endian int32 bytes: what keys are computed over and prefixes are compared as.
+"""Token ids as contiguous little-endian int32 bytes, over which keys are computed and by which prefixes are compared.
 
-A call reads a request's tokens where they lie, by a `memoryview` of bytes; only what is kept beyond it is copied. A
-copy takes 4 us for 32,768 tokens, a fifth of their look-up, and more where memory is fresh.
+A call reads a request's tokens in place, by a `memoryview` of bytes; only tokens that are kept after the call are
+copied. A copy takes 4 us for 32,768 tokens, a fifth of their look-up, and more where memory is fresh.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,12 @@ _INT32 = np.iinfo(np.int32)
 
 
 def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = None) -> memoryview:
-    """Reads the tokens ``[start, stop)`` (R1), for as long as nobody changes them: within a call.
+    """Reads the tokens ``[start, stop)`` (R1). The result may share memory with them: it is valid within a call.
 
     Args:
-        name: what to call them in an error.
-        tokens: a one-dimensional integer array, or a sequence of ints. An int32 array is looked at where it lies,
-            anything else converted (tens of ns a token).
+        name: the name of the tokens in messages.
+        tokens: a one-dimensional integer array, or a sequence of ints. An int32 array is not copied, anything else is
+            converted (tens of ns a token).
         start: the first token.
         stop: the end; None for all.
 
@@ -38,7 +38,7 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
         4 bytes a token.
 
     Raises:
-        TypeError: there is something else than ints; a bool is none.
+        TypeError: a token is not an integer; a bool is not one.
         ValueError: a token does not fit an int32.
     """
     if isinstance(tokens, np.ndarray):
@@ -56,7 +56,7 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
     if not values:
         return NO_TOKENS
     cells = plain_cells(values if type(values) is list else list(values))
-    if cells is None:  # one by one: what is wrong is named
+    if cells is None:  # one by one, to name the first that is wrong
         for place, value in enumerate(values, start):
             if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
                 raise refusal(TypeError, "R1", f"{name}[{place}] must be an int, not a {type(value).__name__}")
@@ -68,7 +68,7 @@ def token_view(name: str, tokens: Tokens, start: int = 0, stop: int | None = Non
 def listed_bytes(tokens: Sequence[int], start: int, stop: int) -> bytes | None:
     """The bytes of the tokens ``[start, stop)`` of a sequence that has them; None if they are not plain ints of int32.
 
-    What gets None is refused, or read in another way, by `token_view`.
+    `token_view` then reads the tokens in another way, or refuses them.
     """
     values = tokens[start:stop]
     cells = plain_cells(values) if type(values) is list else None
@@ -76,7 +76,7 @@ def listed_bytes(tokens: Sequence[int], start: int, stop: int) -> bytes | None:
 
 
 def token_bytes(name: str, tokens: Tokens) -> bytes:
-    """`token_view` of all tokens, copied: to be kept."""
+    """A copy of the bytes of all tokens; see `token_view`."""
     return bytes(token_view(name, tokens))
 
 
