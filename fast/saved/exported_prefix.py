@@ -1,7 +1,7 @@
-"""SWAP-2: a cached prefix on its way to another process: content, keys and order in one file, checked where it arrives.
+"""SWAP-2: a cached prefix exported to another process: content, keys and order in one file, validated on import.
 
 For prefill and decode on different machines: one side computes a prompt and exports its pages, the other imports them,
-where they are a prefix like any other, to be hit by this request and by others.
+where this request and others can hit them like any cached prefix.
 """
 
 import json
@@ -26,12 +26,12 @@ from ..reading.arguments import integer, listed, refusal
 __all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
 
 Caches = RaggedPagesCache | Sequence[StatePages]
-"""The pages of a group: of attention layers together, or the states of each layer."""
+"""The pages of a group: the cache of its attention layers, or the states of each layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExportedPrefix:
-    """Pages that hold a prefix, group by group in the order of their places. It has no token ids and no salts (SEC-2).
+    """The pages of a prefix, group by group in the order of their places, without token ids and salts (SEC-2).
 
     Attributes:
         header: what the file says beside the pages: ``model``, ``root`` of the keys, ``groups`` and ``caches`` as they
@@ -44,16 +44,16 @@ class ExportedPrefix:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the pages hold."""
+        """The number of tokens of the prefix."""
         return int(self.header["num_tokens"])
 
     def to_bytes(self, key: bytes | None = None) -> bytes:
         """The file: a zip archive of arrays in numpy's format, one of which is the header as JSON. O(pages).
 
         Args:
-            key: a secret of at least 16 bytes, 32 random ones as a rule: who reads the file with it refuses what was
-                changed on the way (HMAC-SHA256). None: it is not signed, and who can change it can have other pages
-                hit under its keys.
+            key: a secret of at least 16 bytes, usually 32 random ones: a reader with it refuses a file that was changed
+                (HMAC-SHA256). None: the file is not signed, and anyone who can change it can have other pages hit under
+                its keys.
 
         Raises:
             TypeError: ``key`` is not bytes.
@@ -65,7 +65,7 @@ class ExportedPrefix:
     def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
         """Reads what `to_bytes` of either package wrote; `import_prefix` holds it against a manager and its caches.
 
-        What it takes is of the order of the file's own size, whatever the file claims.
+        Its memory is proportional to the file's own size, even if the file claims a larger one.
 
         Args:
             data: the file.
@@ -88,14 +88,14 @@ def export_prefix(
     """The longest cached prefix of a request, with what its pages hold (SWAP-2). Waits for the device. O(pages).
 
     Args:
-        manager: whose cache it is in.
-        request: any request with its tokens and extra keys; live, as a rule, so that its pages stay. A hit leaves one
-            token to compute (MAN-1): all of a prompt goes once the token behind it is known.
+        manager: the manager that has cached it.
+        request: any request with its tokens and extra keys; usually live, so that its pages stay cached. A hit leaves
+            one token to compute (MAN-1): a whole prompt is exported once the token behind it is known.
         caches: the pages of each group.
-        model: a fingerprint of the model and its weights, of which nothing here knows.
+        model: a fingerprint of the model and its weights, which is not interpreted.
 
     Returns:
-        The prefix; None where nothing is cached.
+        The prefix; None if nothing is cached.
 
     Raises:
         TypeError: an argument is of the wrong type.
@@ -128,13 +128,13 @@ def import_prefix(
 ) -> list[Caches] | None:
     """Puts an exported prefix into a cache, where it is hit like any other from then on (SWAP-2). O(pages).
 
-    Copies are dispatched before this returns, and all that is dispatched later comes behind them; see
+    Copies are dispatched before this returns, and all that is dispatched later runs after them; see
     `CacheManager.receive_pages`.
 
     Args:
-        manager: whose cache it is to enter.
+        manager: the manager that is to cache it.
         request: a request with the prefix's tokens and extra keys, not live.
-        caches: the pages of each group, which are written in place and no good afterwards.
+        caches: the pages of each group, which are donated: they are written in place and invalid afterwards.
         model: the fingerprint of the model here.
         exported: the prefix.
 
@@ -183,7 +183,7 @@ def import_prefix(
 
 
 def _described(manager: CacheManager, caches: Sequence[Caches], model: str) -> dict[str, Any]:
-    """What two sides must have in common, ready for JSON."""
+    """The properties that exporter and importer must share, as JSON values."""
     if not isinstance(model, str):
         raise refusal(TypeError, "R1", f"model={model!r} must be a str")
     given = listed("caches", caches)
@@ -217,7 +217,7 @@ def _layout(cache: Any) -> Any:
 
 
 def _keys(manager: CacheManager, request: EngineRequest, num_tokens: int, counts: Sequence[int]) -> list[list[str]]:
-    """For each group the digests of the last pages of a prefix, so many of them."""
+    """For each group the digests of the last ``counts[group]`` pages of a prefix."""
     pool = manager.page_pool
     keys = []
     for group, count in zip(manager.kv_cache_groups, counts, strict=True):
@@ -228,7 +228,7 @@ def _keys(manager: CacheManager, request: EngineRequest, num_tokens: int, counts
 
 
 def _block(exported: ExportedPrefix, group: int, cache: Caches, count: int) -> list[list[Any]]:
-    """The pages of one group as its layers have them: each layer's arrays, of ``count`` pages."""
+    """The ``count`` pages of one group as arrays of each layer."""
     if isinstance(cache, RaggedPagesCache):
         layers = [jax.tree.leaves(view.kv_pages) for view in cache.views]
         kinds = [[part.dtype for part in parts] for parts in layers]

@@ -1,4 +1,4 @@
-"""MAN-12: the cached map of a manager, rebuilt elsewhere from its events, by a router say."""
+"""MAN-12: the cached map of a manager, rebuilt from its events in another process, such as a router."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,10 +12,10 @@ __all__ = ["CacheFollower"]
 
 
 class CacheFollower:
-    """Follows one pool's events and has its cached map: which page holds what, duplicates in their order.
+    """Applies one pool's events to a copy of its cached map: pages by key, duplicates in the order cached.
 
-    It knows digests, tokens and extra keys, and no pool. A follower begins where the pool does, or at an event that
-    says that the cache was cleared.
+    It knows digests, tokens and extra keys, but no pool. A follower starts with the first event of the pool, or at a
+    `CacheCleared`.
 
     Attributes:
         cached_page_hash_to_page: the cached map, live and read-only: the ids of the pages under each key, in the
@@ -34,7 +34,7 @@ class CacheFollower:
             events: what a pool's or a manager's ``take_events`` returned.
 
         Raises:
-            TypeError: something is no event, or a field of one has the wrong type.
+            TypeError: an element is not an event, or a field of one has the wrong type.
             ValueError: an event contradicts those before it: a page is stored that is stored already, or one
                 removed that is not there or is there under another hash. Nothing is applied then.
         """
@@ -53,9 +53,9 @@ class CacheFollower:
                     del self._pages[gone]
 
     def _read(self, events: Sequence[object]) -> list[tuple[int, PageHashWithGroupId | None]]:
-        """Reads events as (page, its key, None where it is removed), page 0 where the cache is cleared (R1)."""
+        """Reads events as (page, its key or None if it is removed), page 0 if the cache is cleared (R1)."""
         read: list[tuple[int, PageHashWithGroupId | None]] = []
-        changed: dict[int, PageHashWithGroupId | None] = {}  # what the events before would have changed
+        changed: dict[int, PageHashWithGroupId | None] = {}  # the changes of earlier events, not applied yet
         cleared = False
         for event in events:
             if isinstance(event, CacheCleared):
@@ -81,7 +81,7 @@ class CacheFollower:
         return read
 
     def num_cached_pages(self, page_hashes: Iterable[PageHash], kv_cache_group_ids: Iterable[int]) -> int:
-        """How many leading keys of a request are cached in every one of some groups (POOL-7).
+        """The number of leading keys of a request that are cached in all of some groups (POOL-7).
 
         Args:
             page_hashes: the keys of the request's pages from its first on.
