@@ -1,4 +1,4 @@
-"""R1: what is read of pages that come from elsewhere, before they are written into a cache."""
+"""R1: validating pages of another process before they are written into a cache."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ __all__ = ["fitted", "require_pages"]
 
 
 def require_pages(pages: Any, given: Any) -> Any:
-    """A layer's pages from elsewhere, of the kind that the layer has: arrays, or `ScaledPages` of them.
+    """Validates imported pages: of the kind of the layer's own, arrays or `ScaledPages` of them.
 
     Args:
-        pages: the layer's own.
-        given: what came.
+        pages: the layer's pages.
+        given: the imported pages.
 
     Raises:
-        TypeError: it is of another kind, or no array.
+        TypeError: the imported pages are of another kind, or not arrays.
     """
     parts = tuple(given) if isinstance(given, tuple) else (given,)
     if isinstance(pages, ScaledPages) != isinstance(given, tuple) or len(parts) != len(jax.tree.leaves(pages)):
@@ -32,7 +32,7 @@ def require_pages(pages: Any, given: Any) -> Any:
 
 
 def fitted(num_shards: int, ids: Any, pages: Any, given: Any) -> Any:
-    """Pages from elsewhere with as many rows for each data shard as are written. O(pages) where rows are added.
+    """Imported pages with the number of rows that are written for each data shard. O(pages) if rows are added.
 
     Args:
         num_shards: data shards.

@@ -1,4 +1,4 @@
-"""CACHE-1: what a cache is made of: sizes, layout, dtype, shards; and how many of its pages fit a device."""
+"""CACHE-1: the static properties of a cache: sizes, layout, dtype, shards, and how many pages fit a device."""
 
 import dataclasses
 import json
@@ -47,17 +47,17 @@ _TABLE_BYTES = 1024 * 1024 // 2
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class RaggedPagesCacheMetaData:
-    """What a cache is made of. Immutable and hashable: a static part of every view. Made by `create`.
+    """The static properties of a cache. Immutable and hashable, part of every view. Made by `create`.
 
     Attributes:
         num_hidden_layers: layers, each with a view of its own.
         max_model_length: the most tokens of a request.
         num_kv_heads: KV heads of the model: those of all shards together.
-        k_headdim: numbers of a head of a key (D).
-        v_headdim: numbers of a head of a value (Dv).
+        k_headdim: the size of a key head (D).
+        v_headdim: the size of a value head (Dv).
         hbm_utilization: which part of a device's free memory the cache may take, in (0, 1].
         page_size: tokens in a page.
-        num_pages: pages of each data shard, the null page counted; -1: not known yet.
+        num_pages: pages of each data shard, with the null page; -1: not known yet.
         max_num_pages_per_req: pages of a request of ``max_model_length`` tokens.
         num_slices_per_kv_cache_update_page: slices that one program of the update kernel moves.
         max_num_tokens: the most tokens of a step; -1: not known.
@@ -66,7 +66,7 @@ class RaggedPagesCacheMetaData:
         _kvdtype_str: the cache's dtype: f32, bf16, f16, f8_e4m3, f8_e5m2 or int8; longer names become these.
         num_head_shards: devices that share the KV heads, evenly.
         num_page_shards: data shards, each with a pool of ``num_pages`` of its own (POOL-12).
-        slot_scales: whether each slot and head has a scale (`ScaledPages`); always so for int8 (CACHE-4).
+        slot_scales: True if each slot and head has a scale (`ScaledPages`), as always for int8 (CACHE-4).
 
     Raises:
         TypeError: a field is of the wrong type.
@@ -191,17 +191,17 @@ class RaggedPagesCacheMetaData:
 
     @property
     def is_v2(self) -> bool:
-        """Whether the layout is v2."""
+        """True if the layout is v2."""
         return self.version == "v2"
 
     @property
     def is_v3(self) -> bool:
-        """Whether the layout is v3."""
+        """True if the layout is v3."""
         return self.version == "v3"
 
     @property
     def kvdtype(self) -> np.dtype[Any]:
-        """The cache's dtype: what its numbers are, however a device stores them."""
+        """The dtype of the cache's numbers, independent of how a device stores them."""
         return CODES[self._kvdtype_str]
 
     @property
@@ -272,7 +272,7 @@ class RaggedPagesCacheMetaData:
         return max(1, _TABLE_BYTES // cdiv(self.max_model_length, self.page_size) // 4)
 
     def get_padded_num_slices(self, num_tokens: int | None = None, max_num_reqs: int | None = None) -> int:
-        """How many slices a step can need at most, rounded up to what the update kernel moves at once. O(1).
+        """The most slices that a step can need, rounded up to a multiple of what the update kernel moves at once. O(1).
 
         Args:
             num_tokens: tokens of the step; None: ``max_num_tokens``, or ``max_model_length`` where that is unset.
@@ -295,7 +295,7 @@ class RaggedPagesCacheMetaData:
         """The same with other values in the fields named. O(1).
 
         Raises:
-            TypeError: there is no such field, or a value is of the wrong type.
+            TypeError: a field does not exist, or a value is of the wrong type.
             ValueError: a value is out of its bounds (R1).
         """
         return dataclasses.replace(self, **kwargs)
@@ -326,7 +326,7 @@ class RaggedPagesCacheMetaData:
 
 
 def read_metadata(metadata: object) -> RaggedPagesCacheMetaData:
-    """Reads what a cache is made of (R1).
+    """Validates the metadata of a cache (R1).
 
     Raises:
         TypeError: it is something else.

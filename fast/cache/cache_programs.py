@@ -1,11 +1,11 @@
 """The device programs of a view: the kernels' calls, compiled, over a mesh where there is one (CACHE-5).
 
 A program is compiled for the cache's metadata, its place and the options, never for a layer. The cache that a
-program writes is donated: written in place, and the handle given is good no more. Inside another traced program that
-is its business alone, and donation says nothing here.
+program writes is donated: it is written in place, and the arrays passed are invalid afterwards. Inside another traced
+program donation has no effect; the outer program decides it.
 
 On a mesh each device calls the kernels on its own part: its KV heads and the query heads that read them, its pool of
-pages, its part of the step's arrays. No device needs anything of another's.
+pages, its part of the step's arrays. No device reads data of another.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ _MOVE: dict[AxisType, Callable[[Any, NamedSharding], Any]] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where the parts of a cache lie. Hashable.
+    """How a cache is split over devices. Hashable.
 
     Attributes:
         mesh: the devices; None: one device.
@@ -98,7 +98,7 @@ class Place:
 
     @property
     def step(self) -> PartitionSpec:
-        """The partition of a step's arrays, which are those of the data shards one behind the other."""
+        """The partition of a step's arrays, which are concatenated over the data shards."""
         return partition_spec(self.data)
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], ins: tuple[Any, ...], outs: Any) -> Any:
@@ -227,7 +227,7 @@ def _named(options: Options) -> dict[str, Any]:
 def _slots(step: RaggedPagesMetadata, num_tokens: int, metadata: RaggedPagesCacheMetaData) -> jax.Array:
     """Where a step's tokens go when only the table and the lengths say so (TAB-7)."""
     room = step.pages_tables.shape[1] * metadata.page_size
-    with jax.enable_x64(False):  # all of it is of 32 bits, whatever Python's numbers become elsewhere
+    with jax.enable_x64(False):  # 32-bit arithmetic, even if 64-bit types are enabled elsewhere
         batch = ragged(step.context_lens, step.query_start_loc, step.num_seqs, num_tokens, room)
         return slots_of_tokens(batch, step.pages_tables, num_tokens, metadata.num_pages, metadata.page_size)
 

@@ -1,4 +1,4 @@
-"""The pages of one layer on the device, and what is done with them in a step."""
+"""The pages of one layer on the device, and the operations of a step on them."""
 
 import dataclasses
 import json
@@ -60,11 +60,11 @@ class RaggedPagesCacheView:
 
     Attributes:
         metadata: what the cache is made of.
-        layer_index: which layer this is.
+        layer_index: the index of the layer.
         kv_pages: the pages as the device stores them: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]`
             (v3), or `ScaledPages` of such. On CPU bfloat16 and float8 are held as unsigned bits, since XLA rewrites
             a whole array of those to change one slot.
-        partition_manager: how mesh axes split it; hashable.
+        partition_manager: the partition manager that splits the pages over mesh axes; hashable.
         mesh: the devices; None: one device.
     """
 

@@ -23,11 +23,11 @@ _MOST_SIZES = 6
 
 
 class MetadataBuilder:
-    """Makes the metadata of each step from the host's page table and how many tokens each row has.
+    """Makes the metadata of each step from the host's page table and the numbers of tokens of its rows.
 
     Batches come in few sizes, so that few programs are compiled: T is the least of `token_sizes` that holds the
-    step's tokens. Nothing is kept from step to step: each step's arrays have memory of their own, which nothing that
-    the host does later changes. Not thread-safe.
+    step's tokens. Nothing is kept from step to step: each step's arrays have memory of their own, which later calls
+    don't change. Not thread-safe.
 
     Args:
         page_size: tokens in a page.
@@ -37,7 +37,7 @@ class MetadataBuilder:
         version: the cache's layout, ``"v2"`` or ``"v3"``.
         token_sizes: the sizes that a batch may have, ascending, the last at least ``max_num_tokens``; None: by
             fours down from ``max_num_tokens`` to 16, six at most.
-        slices: whether to say where tokens go by slices instead of token by token.
+        slices: True to describe the tokens' slots by slices instead of one by one.
 
     Attributes:
         token_sizes: the sizes that a batch may have, ascending.
@@ -67,13 +67,13 @@ class MetadataBuilder:
         The sequences are the first n rows of the table, in their order.
 
         Args:
-            page_table: the table; its first n rows are committed. Its device copy is part of what is returned, and
-                as good: until the next commit (TAB-4).
+            page_table: the table; its first n rows are committed. Its device copy is part of the result, which is valid
+                until the next commit (TAB-4).
             num_computed_tokens: tokens of each row that are in the cache, `[n]`.
             num_scheduled_tokens: tokens of each row that this step adds, `[n]`; 0 is none.
 
         Raises:
-            TypeError: ``page_table`` is no PageTable, or a count is no integer.
+            TypeError: ``page_table`` is not a PageTable, or a count is not an integer.
             IndexError: a row has no page for one of its tokens (TAB-7).
             ValueError: the table has other sizes, there are more rows or tokens than it was made for, or a count is
                 negative (R1). Nothing was committed.
@@ -125,7 +125,7 @@ class MetadataBuilder:
             )
 
     def _arrays(self, step: "_Step") -> tuple[dict[str, NDArray[np.int32]], "_Tokens"]:
-        """What of a step depends on no table, and where its tokens stand."""
+        """The arrays of a step that are independent of tables, and the rows and positions of its tokens."""
         computed, scheduled = step
         num_seqs, ends = len(computed), np.cumsum(scheduled)
         num_tokens = int(ends[-1]) if num_seqs else 0
@@ -142,7 +142,7 @@ class MetadataBuilder:
         return arrays, _Tokens(rows, positions, size)
 
     def _places(self, table: PageTable, step: "_Step", tokens: "_Tokens") -> dict[str, NDArray[np.int32]]:
-        """Where a step's tokens go, by one table; refused where it has no page for one (TAB-7)."""
+        """The slots of a step's tokens by one table; refused if it has no page for a token (TAB-7)."""
         self._check_room(table, step)
         host, counts = table.page_table_cpu, table.num_pages_per_row
         if not self.slices:
@@ -155,10 +155,10 @@ class MetadataBuilder:
 
 
 class MultiGroupMetadataBuilder:
-    """Makes the metadata of each step for all cache groups: of arrays that are the same for all there is one.
+    """Makes the metadata of each step for all cache groups, which share the arrays that are the same for all.
 
-    Those are five of six; so a step of two groups costs little more than one of one group. What `MetadataBuilder`
-    says of steps and their arrays holds. Not thread-safe.
+    Five of six arrays are shared, so that a step of two groups costs little more than one of one group. Steps and their
+    arrays are as in `MetadataBuilder`. Not thread-safe.
 
     Args:
         page_sizes: tokens in a page, for each group.
@@ -170,7 +170,7 @@ class MultiGroupMetadataBuilder:
         slices: the same.
 
     Attributes:
-        builders: for each group what makes its metadata alone.
+        builders: for each group the builder of its metadata.
         token_sizes: the sizes that a batch may have, ascending.
     """
 
@@ -224,7 +224,7 @@ class MultiGroupMetadataBuilder:
 
 
 class _Step(NamedTuple):
-    """How many tokens of each row are in the cache, and how many a step adds: `i64[n]` each."""
+    """The numbers of tokens of each row that are in the cache and that a step adds, `i64[n]` each."""
 
     computed: NDArray[np.int64]
     scheduled: NDArray[np.int64]
@@ -269,8 +269,8 @@ _Arrays = tuple[dict[str, Any], list[dict[str, Any]]]
 def _on_device(arrays: _Arrays) -> _Arrays:
     """A step's arrays as JAX's, all in one call of a program that does nothing.
 
-    Each is new and nobody else's: JAX may go on reading it for as long as it likes. There is a program for each size of
-    a step; `jnp.asarray`, one by one, compiles one for each shape, and takes four times as long.
+    Each array is new and shared with nothing, so that JAX may read it at any later time. There is a program for each
+    size of a step; `jnp.asarray`, one by one, compiles one for each shape, and takes four times as long.
     """
     return arrays
 

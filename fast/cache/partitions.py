@@ -32,7 +32,7 @@ MODE = "decode"
 
 
 class DeviceMesh(Protocol):
-    """What sizes are worked out from: `jax.sharding.Mesh`, or anything with its ``shape``."""
+    """The part of a mesh that sizes are computed from: a `jax.sharding.Mesh`, or any object with its ``shape``."""
 
     @property
     def shape(self) -> Mapping[str, int]:
@@ -75,14 +75,14 @@ class AxisRules:
 def axis_spec(
     mesh: DeviceMesh, partition_manager: PartitionManager, axes: Sequence[str | None], shape: Sequence[int]
 ) -> PartitionSpec:
-    """How an array is split over a mesh: what the manager says, less the axes that the mesh lacks. O(axes)."""
+    """The manager's partition of an array, without the axes that the mesh lacks. O(axes)."""
     entries = [(entry,) if isinstance(entry, str) else entry for entry in partition_manager.resolve(axes, MODE, shape)]
     there = [tuple(axis for axis in entry or () if axis in mesh.shape) for entry in entries]
     return partition_spec(*(entry[0] if len(entry) == 1 else entry or None for entry in there))
 
 
 def num_shards(mesh: DeviceMesh | None, partition_manager: PartitionManager, axis: str, size: int) -> int:
-    """Into how many parts a mesh splits an axis of a cache; mesh axes that it lacks split nothing. O(1).
+    """The number of parts into which a mesh splits an axis of a cache; axes that it lacks split nothing. O(1).
 
     Args:
         mesh: the mesh; None: one device.
@@ -91,7 +91,7 @@ def num_shards(mesh: DeviceMesh | None, partition_manager: PartitionManager, axi
         size: the axis' length.
 
     Raises:
-        TypeError: it is no mesh, or no partition manager (R1).
+        TypeError: an argument is not a mesh, or not a partition manager (R1).
     """
     if not callable(getattr(partition_manager, "resolve", None)):
         raise refusal(TypeError, "R1", f"partition_manager={partition_manager!r} must have resolve(axes, mode, shape)")

@@ -25,7 +25,7 @@ def per_device_hbm_budget_bytes(
 ) -> int:
     """How many bytes of memory the cache may take on each device of this process (CACHE-1). O(devices).
 
-    Where a device does not tell of its memory, as CPUs do not, its share of the host's counts.
+    For a device that does not report its memory, such as a CPU, its share of the host's memory is used.
 
     Args:
         util: which part of the memory may be used, above 0 and at most 1.
@@ -79,8 +79,8 @@ class PoolSize(NamedTuple):
     Attributes:
         num_pages: pages, the null page counted.
         page_bytes: bytes of a page: those of the group with the largest.
-        unused_bytes: what is left of the budget, less than a page.
-        group_waste: for each group the bytes of each of its pages that it has no use for.
+        unused_bytes: the rest of the budget, less than a page.
+        group_waste: for each group the unused bytes in each of its pages.
     """
 
     num_pages: int

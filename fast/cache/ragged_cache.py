@@ -51,11 +51,11 @@ class RaggedPagesCache:
 
     @classmethod
     def init_empty(cls, *args: Any, **kwargs: Any) -> None:
-        """None: there is no cache of this kind without pages. The seed has it."""
+        """Returns None: a cache of this kind always has pages. Kept for compatibility."""
 
     @property
     def metadata(self) -> RaggedPagesCacheMetaData | None:
-        """What the cache is made of; None without layers."""
+        """The metadata of the cache; None without layers."""
         return self.views[0].metadata if self.views else None
 
     def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
@@ -89,15 +89,15 @@ class RaggedPagesCache:
     # -- To and from host memory ------------------------------------------------------------------
 
     def export_pages(self, page_ids: PageIds, num_slots: PageIds) -> list[Any]:
-        """Some pages of every layer on their way to the host, their dead slots zeroed (SWAP-2). O(pages exported).
+        """Starts copying pages of every layer to the host, unused slots zeroed (SWAP-2). O(pages exported).
 
-        The copies to the host are begun and not waited for: `numpy.asarray` of what comes back does that. Pages may
-        be written as soon as this returns, as whatever is dispatched later runs behind the gathering. Ids are padded,
-        so that few programs are compiled.
+        The copies are started, not waited for: `numpy.asarray` of the result waits. Pages may be written as soon as
+        this returns, as programs dispatched later run after the gather. Ids are padded, so that few programs are
+        compiled.
 
         Args:
             page_ids: `i32[n]`, with several data shards `[shards, n]`, in each row a shard's own; -1 gives zeros.
-            num_slots: how many of each page's first slots hold something, alike.
+            num_slots: the number of leading slots in use of each page, of the same shape.
 
         Returns:
             For each layer pages as the view has them, `[shards * m, page, ...]`, m being n or the next of 16, 64, 256,

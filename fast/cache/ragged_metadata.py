@@ -1,4 +1,4 @@
-"""What a step says to update and attention: tables, lengths and places of a ragged batch's tokens, on the device.
+"""The arrays of a step that update and attention read: tables, lengths and slots of a ragged batch's tokens.
 
 S is the number of rows of the page table, W its width, T the number of tokens with padding, n the number of slices
 with padding.
@@ -54,24 +54,24 @@ def read_version(version: object) -> str:
 class RaggedPagesMetadata:
     """The arrays of one step: which pages, how many tokens, and where new ones go. A pytree.
 
-    What is no array is static: a program is compiled for it. Made by `MetadataBuilder`.
+    Fields that are not arrays are static: a program is compiled for their values. Made by `MetadataBuilder`.
 
     Attributes:
         pages_tables: `i32[S, W]`: the page table; rows past the sequences and entries past a row's pages may
             hold anything (ATT-4).
-        context_lens: `i32[S]`: tokens of each sequence with those of this step.
-        query_start_loc: `i32[S + 1]`: where each sequence's tokens begin in the batch.
-        num_seqs: `i32[1]`: how many sequences there are; or `i32[S]`, of which the first counts, as the seed has it.
+        context_lens: `i32[S]`: the number of tokens of each sequence, with those of this step.
+        query_start_loc: `i32[S + 1]`: the index of each sequence's first token in the batch, then their total.
+        num_seqs: `i32[1]`: the number of sequences; or `i32[S]`, of which the first counts, as the seed has it.
         slot_mapping: `i32[T]`: the slot of each token, -1 for none; or `i32[3, n]`: slices (first slot, first
             token, length); None: token t of a sequence goes where the table has its position.
         position_ids: `i32[T]`: each token's position in its sequence.
         request_distribution: `i32[3]`: ends of the leading rows with one token, of those with a fixed chunk
             (there are none), and of all rows. Nothing here depends on it (ATT-5).
-        num_kv_update_slices: `i32[1]`: how many columns of a `slot_mapping` of slices count.
+        num_kv_update_slices: `i32[1]`: the number of columns in use of a `slot_mapping` of slices.
         version: ``"v2"`` or ``"v3"``.
-        num_slices_per_kv_cache_update_page: what n is a multiple of; None where there are no slices.
+        num_slices_per_kv_cache_update_page: the number that n is a multiple of; None without slices.
         page_size: tokens in a page.
-        prefill_chunk_size: the seed's, unused here.
+        prefill_chunk_size: not used; kept for compatibility.
     """
 
     pages_tables: jax.Array

@@ -1,4 +1,4 @@
-"""CACHE-4: what makes the pages of a view such that each slot and head has a scale."""
+"""CACHE-4: the quantizer that gives the pages of a view a scale for each slot and head."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["SlotQuantizer"]
 
 @dataclass(frozen=True)
 class SlotQuantizer:
-    """Gives fresh pages scales by slot and head; updates set them.
+    """Adds scales by slot and head to new pages; updates of the cache set them.
 
     Attributes:
         dtype: int8, e4m3 or e5m2; kept as its code.

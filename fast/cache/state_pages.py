@@ -1,4 +1,4 @@
-"""MAN-13: room for the states of a layer that keeps states (Mamba): a state a page, in each of its arrays."""
+"""MAN-13: the pages of a state layer (Mamba), which have a state each, in each of its arrays."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -42,10 +42,10 @@ class StatePages:
     Attributes:
         pages: for each array of the state `[num_page_shards * P, *shape]`; on CPU bfloat16 is held as bits, see
             `RaggedPagesCacheView`.
-        dtypes: what the numbers of each array are.
+        dtypes: the dtype of each array.
         num_page_shards: data shards, each with pages and ids of its own (POOL-12).
         mesh: the devices; None: one device.
-        specs: how each array is split over them.
+        specs: the partition of each array over the devices.
     """
 
     pages: tuple[jax.Array, ...]
@@ -148,7 +148,7 @@ class StatePages:
     # -- Inside -----------------------------------------------------------------------------------
 
     def _ids(self, page_ids: Any) -> Any:
-        """Page ids, read before JAX makes int32 of int64 without a word."""
+        """Page ids, validated before JAX silently converts int64 to int32."""
         if not isinstance(page_ids, jax.Array | np.ndarray) or page_ids.dtype != np.int32:
             kind = getattr(page_ids, "dtype", type(page_ids).__name__)
             raise refusal(TypeError, "R1", f"page_ids must be an array of int32, not {kind}")
@@ -160,7 +160,7 @@ class StatePages:
 
     @property
     def _static(self) -> "StatePages":
-        """What is static of it, without the pages."""
+        """The static fields, without the pages."""
         return dataclasses.replace(self, pages=())
 
     def _with(self, pages: tuple[jax.Array, ...]) -> Self:
@@ -172,7 +172,7 @@ class StatePages:
 
 
 def _part(mesh: Mesh | None, rules: PartitionManager, shape: tuple[int, ...], head_axis: object) -> PartitionSpec:
-    """How pages of states are split."""
+    """The partition of pages of states."""
     names: list[str | None] = ["pages", *(None for _ in shape[1:])]
     if head_axis is not None:
         names[1 + index("head_axes", head_axis, len(shape) - 1)] = "kv_heads"

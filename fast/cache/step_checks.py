@@ -1,4 +1,4 @@
-"""R1: what ``validate=True`` looks at in a step's arrays before a view's program runs."""
+"""R1: the checks of a step's arrays that ``validate=True`` makes before a view's program runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ def validate_step(
         writes: whether the program writes the tokens as well.
 
     Raises:
-        TypeError: whatever the program refuses.
+        TypeError: an argument that the program refuses.
         ValueError: the same; lengths that don't agree, a slot written twice, or arrays that are traced.
         IndexError: the table names a page that does not exist.
     """

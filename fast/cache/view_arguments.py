@@ -1,7 +1,7 @@
 """R1: how a view reads arrays, steps and options, before any program is traced.
 
-JAX makes float32 of float64, and int32 of int64, on a program's threshold without a word, and splits arrays over a
-mesh before the kernels see them: both are looked at here.
+JAX silently converts float64 to float32 and int64 to int32 when a program is called, and splits arrays over a mesh
+before the kernels see them: both are checked here.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ def require_kept(pages: Any) -> Any:
 
 
 def require_step(step: object, metadata: RaggedPagesCacheMetaData) -> None:
-    """Refuses what is no step for a cache (R1, CACHE-5). O(1)."""
+    """Refuses metadata that is not of a step for this cache (R1, CACHE-5). O(1)."""
     if not isinstance(step, RaggedPagesMetadata):
         raise refusal(TypeError, "R1", f"cache_metadata={type(step).__name__} must be RaggedPagesMetadata")
     if step.page_size != metadata.page_size:
