@@ -211,8 +211,8 @@ def write_rows(
     """Moves rows into slots, array by array, by the platform's own kernel where it has one (CACHE-3). O(T).
 
     Args:
-        kv_pages: `[P, page, *row]`, or a pytree of such arrays.
-        rows: `[T, *row]` of the same dtype, in the same structure.
+        kv_pages: `[P, page, *row]`, or ScaledPages.
+        rows: `[T, *row]` of the same dtype, or ScaledPages of such rows.
         slot_mapping: slots or slices.
         num_slices: `i32[1]` with slices.
         platform: what this is traced for (`dispatch.by_platform`).
@@ -221,7 +221,11 @@ def write_rows(
         The pages.
     """
     mapping = (slot_mapping,) if num_slices is None else (slot_mapping, num_slices)
-    return jax.tree.map(lambda pages, new: _write(pages, new, mapping, platform), kv_pages, rows)
+    if not isinstance(kv_pages, ScaledPages):
+        return _write(kv_pages, rows, mapping, platform)
+    values = _write(kv_pages.values, rows.values, mapping, platform)
+    # A slot's scales are a few numbers that few kernels take: XLA writes them beside the kernel, which is no fall.
+    return ScaledPages(values, _write(kv_pages.scales, rows.scales, mapping, platform, warn=False))
 
 
 def _write(
@@ -229,6 +233,7 @@ def _write(
     rows: jax.Array,  # [T, *row]
     mapping: tuple[jax.Array, ...],  # i32[T]; or i32[3, n] and i32[1]
     platform: str | None,
+    warn: bool = True,
 ) -> jax.Array:
     if platform == "tpu":
         # Imported where it is needed: most processes never compile for a TPU.
@@ -236,7 +241,7 @@ def _write(
 
         reason = tpu.unsupported(pages, mapping[0])
         # Of 8 bits XLA rewrites the whole cache; else its scatter is no worse than what it stands in for.
-        if taken("kv_update", reason, warn=pages.dtype.itemsize == 1):
+        if taken("kv_update", reason, warn=warn and pages.dtype.itemsize == 1):
             return (tpu.update if len(mapping) == 1 else tpu.update_slices)(pages, rows, *mapping)
         return tpu.scatter(pages, rows, *mapping) if len(mapping) == 1 else xla.update(pages, rows, *mapping)
     if platform == "cuda":
@@ -248,7 +253,7 @@ def _write(
             from .gpu import update as gpu
 
             reason = gpu.unsupported(pages)
-        if taken("kv_update", reason, warn=hopper.in_sight()):
+        if taken("kv_update", reason, warn=warn and hopper.in_sight()):
             return (gpu.update if len(mapping) == 1 else gpu.update_slices)(pages, rows, *mapping)
         return xla.update(pages, rows, *mapping, distinct=True)
     return xla.update(pages, rows, *mapping)

@@ -12,8 +12,6 @@ The order of writes and reads (ATT-5). What attends takes the pages that this re
 the update and makes it wait for the update's end. Nothing here lets a later launch begin before (no programmatic
 dependent launch), and a block ends only once its copies have arrived (`wait_smem_to_gmem`). So every row of the batch
 is written before any is read, whichever sequence it is of.
-
-Under `vmap` XLA serves: JAX maps no kernel that changes what it is given over several such things.
 """
 
 from collections.abc import Callable
@@ -24,12 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..slots import is_slice, is_slot
-from ..xla import update as xla
 
 __all__ = ["unsupported", "update", "update_slices"]
 
@@ -146,7 +142,7 @@ def _call(
     scalars: tuple[jax.Array, ...],
     interpret: Any,
 ) -> jax.Array:
-    """Runs a kernel over the pages as a reference, which it changes where they lie; under `vmap` XLA instead."""
+    """Runs a kernel over the pages as a reference, which it changes where they lie."""
     bits = _BITS[kv_pages.dtype.itemsize]
     numbers = int(np.prod(kv_pages.shape[2:]))
     width = _WIDTH if numbers % _WIDTH == 0 else _LEAST_WIDTH
@@ -171,23 +167,10 @@ def _call(
         name="kv_update",
     )
 
-    @custom_vmap
-    def written(kv_pages: jax.Array, rows: jax.Array, *scalars: jax.Array) -> jax.Array:
-        given = (flat(rows), *scalars)
-        # Not `new_ref`: JAX 0.10 takes no references into `custom_vmap`.
-        changed: jax.Array = pl.run_state(lambda pages: call(pages, *given))(flat(kv_pages))
-        done = changed.reshape(kv_pages.shape)
-        return done if done.dtype == kv_pages.dtype else lax.bitcast_convert_type(done, kv_pages.dtype)
-
-    written.def_vmap(_mapped)
-    done: jax.Array = written(kv_pages, rows, *scalars)
-    return done
-
-
-def _mapped(_: int, mapped: list[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
-    """What XLA does in a kernel's place under `vmap`, and that its result is mapped."""
-    axes = tuple(0 if each else None for each in mapped)
-    return jax.vmap(partial(xla.update, distinct=True), in_axes=axes)(*arrays), True
+    given = (flat(rows), *scalars)
+    changed: jax.Array = pl.run_state(lambda pages: call(pages, *given))(flat(kv_pages))
+    done = changed.reshape(kv_pages.shape)
+    return done if done.dtype == kv_pages.dtype else lax.bitcast_convert_type(done, kv_pages.dtype)
 
 
 def _rows_kernel(

@@ -4,6 +4,7 @@ The shapes are tiny, for what is proved, that a kernel lowers and fits, hangs on
 on how many pages or sequences there are.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -12,8 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from kvproof.kernels import (
+    KernelsUnavailable,
+    choices,
     copy_pages,
     fused_ragged_paged_attention,
     kv_cache_update,
@@ -72,16 +76,28 @@ class Choice:
     sinks: bool
 
     @property
+    def fills_tiles(self) -> bool:
+        """Whether a slot is made of whole tiles, or of whole words of one."""
+        rows = 2 * self.heads[1]
+        whole = rows % 8 == 0 or (rows.bit_count() == 1 and rows * jnp.dtype(self.dtypes).itemsize % 4 == 0)
+        return self.version == "v3" or whole
+
+    @property
     def kernels(self) -> int:
         """How many kernels it takes: the update's, the one for decoding and the general one, each where it fits."""
-        heads = self.heads[1]
-        rows = 2 * heads
-        whole = rows % 8 == 0 or (rows.bit_count() == 1 and rows * jnp.dtype(self.dtypes).itemsize % 4 == 0)
-        fills = self.version == "v3" or whole
         shares = self.head_dim == 64
         decodes = self.version == "v3" and self.dtypes == "bfloat16" and self.head_dim <= 128
-        decodes = decodes and not (shares and heads % 2)
-        return int(fills) * (1 + int(self.fused)) + int(decodes)
+        decodes = decodes and not (shares and self.heads[1] % 2)
+        return int(self.fills_tiles) * (1 + int(self.fused)) + int(decodes)
+
+    @property
+    def falls(self) -> tuple[str, ...]:
+        """Why XLA serves where whoever compiles is warned of it: in attention, and in an update of 8 bits."""
+        if self.fills_tiles:
+            return ()
+        rows = f"{2 * self.heads[1]} rows of {self.dtypes}"
+        updates = self.fused and jnp.dtype(self.dtypes).itemsize == 1
+        return *[f"slots of {rows} don't fill tiles"] * updates, f"{rows} in a v2 slot fill no tiles"
 
     def __str__(self) -> str:
         """A name for tests: what differs from the most usual."""
@@ -101,6 +117,7 @@ class Program:
         shapes: its arguments.
         donate: the argument that is updated in place, or None.
         kernels: how many Pallas kernels it must call.
+        falls: why XLA serves, as the warnings say it, in their order.
     """
 
     name: str
@@ -109,6 +126,7 @@ class Program:
     shapes: tuple[Any, ...]
     donate: int | None
     kernels: int
+    falls: tuple[str, ...] = ()
 
     @property
     def donated_bytes(self) -> int:
@@ -123,11 +141,17 @@ def check(program: Program) -> None:
     """Compiles a program.
 
     Raises:
-        AssertionError: it calls other kernels than it should, or copies what it should update in place.
+        AssertionError: it calls other kernels than it should, warns of other falls to XLA, or copies what it should
+            update in place.
         jax.errors.JaxRuntimeError: it doesn't compile.
     """
     donate = () if program.donate is None else (program.donate,)
-    compiled = aot.compile_for(program.generation, program.function, *program.shapes, donate=donate)
+    with pytest.MonkeyPatch.context() as patches, warnings.catch_warnings(record=True) as caught:
+        patches.setattr(choices, "_said", set())
+        warnings.simplefilter("always", KernelsUnavailable)
+        compiled = aot.compile_for(program.generation, program.function, *program.shapes, donate=donate)
+    falls = tuple(str(warning.message).rpartition("XLA serves: ")[2] for warning in caught)
+    assert falls == program.falls, f"warned of {falls}, not of {program.falls}"
     kernels = aot.kernels_in(compiled)
     assert kernels == program.kernels, f"{kernels} kernels are called, not {program.kernels}"
     if donate:
@@ -227,6 +251,7 @@ def attention(choice: Choice, full: bool = False) -> Program:
         (queries, *new, pages, *_lengths(pages_per_seq), *sinks),
         3 if choice.fused else None,
         choice.kernels,
+        choice.falls,
     )
 
 

@@ -6,9 +6,17 @@ from typing import Any
 import jax
 import pytest
 
+from kvproof.kernels import choices
+
 __all__ = ["plant"]
 
 _forget: Callable[[], None] = jax.clear_caches
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fall to XLA is warned of once in a process: each test is warned as if it were the first."""
+    monkeypatch.setattr(choices, "_said", set())
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Who serves on a GPU: kernels where it is a Hopper, else XLA, which is said once; no other platform sees any of it."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from kvproof.kernels import KernelsUnavailable, choices, explain, ragged_paged_attention
+from kvproof.kernels import (
+    KernelsUnavailable,
+    ScaledPages,
+    choices,
+    explain,
+    kv_cache_update,
+    ragged_paged_attention,
+)
 from kvproof.kernels.gpu import hopper
 from kvproof.kernels.xla import update as xla
 
@@ -19,12 +27,6 @@ HOPPERS = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA GH
 OTHERS = ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA GB200", "NVIDIA L40S", "Tesla V100-SXM2-16GB"]
 TAKEN = ["update", "update_of_slices"]
 """What the GPU's kernels take, of the calls of `KERNELS`, and is lowered in no time."""
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reason was given before, and none is known to those that come later."""
-    monkeypatch.setattr(choices, "_said", set())
 
 
 def traced(name: str, kind: str | None) -> Any:
@@ -102,6 +104,20 @@ def test_what_is_not_a_hopper_is_served_by_xla_which_is_said_once() -> None:
     assert not any(CALL in each for each in texts)
 
 
+def test_scales_that_xla_writes_beside_the_kernel_are_no_fall() -> None:
+    """CACHE-4: whoever compiles an update of ScaledPages is warned where XLA writes their values, and only there."""
+    pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
+    assert CALL in text(traced("update_with_scales", HOPPERS[0]), "cuda")
+    heads = 260
+    large: Any = ScaledPages(array((2, 2, 2 * heads, D), jnp.int8), array((2, 2, 2 * heads), jnp.float32))
+    rows = array((T, heads, D), jnp.bfloat16)
+    with on_gpu(HOPPERS[0]):
+        program = jax.jit(kv_cache_update).trace(large, rows, rows, array((T,), jnp.int32))
+    with pytest.warns(KernelsUnavailable, match="slots of 66560 numbers of 1 bytes are too large") as told:
+        assert CALL not in text(program, "cuda")
+    assert len(told) == 1
+
+
 def test_what_can_not_be_imported_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "_MOSAIC", "kvproof.kernels.gpu.nothing")
     programs = [traced(name, "NVIDIA H100 of a test") for name in TAKEN]
@@ -151,7 +167,7 @@ def test_a_mesh_of_another_platform_hides_gpus(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_distinct_slots_are_written_like_others() -> None:
-    """CACHE-3: what XLA is told for GPUs changes nothing but how."""
+    """CACHE-3: what XLA is told for GPUs changes nothing but how, mapped or not, whatever is mapped."""
     rng = np.random.default_rng(0)
     pages, rows = (jnp.asarray(rng.standard_normal((*shape, 4)), jnp.float32) for shape in ((3, 4), (6,)))
     slots = jnp.asarray([11, -1, 0, 12, 5, -(2**31)], jnp.int32)
@@ -160,3 +176,8 @@ def test_distinct_slots_are_written_like_others() -> None:
     for mapping in ((slots,), (slices, jnp.asarray([3], jnp.int32))):
         plain, told = (update(pages, rows, *mapping, distinct=distinct) for distinct in (False, True))
         np.testing.assert_array_equal(plain, told)
+        both, twice = jnp.stack([rows, -rows]), (jnp.stack([array, array]) for array in mapping)
+        mapped = jax.vmap(partial(update, distinct=True))(jnp.stack([pages, -pages]), both, *twice)
+        np.testing.assert_array_equal(mapped, jnp.stack([plain, -plain]))
+        mapped = jax.vmap(lambda new, mapping=mapping: update(pages, new, *mapping, distinct=True))(both)
+        np.testing.assert_array_equal(mapped, jnp.stack([plain, update(pages, -rows, *mapping)]))

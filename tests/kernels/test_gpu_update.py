@@ -75,17 +75,6 @@ def test_keys_and_values_are_packed_and_written() -> None:
     check(run, expected.reshape(pages.shape))
 
 
-def test_mapped_updates_are_those_of_each() -> None:
-    """CACHE-3: under `vmap` XLA writes, whatever is mapped."""
-    draws = [UPDATES.by_slots(np.random.default_rng(seed), *ROWS["v3"], 0.3) for seed in (0, 1)]
-    each = [[jnp.asarray(array) for array in drawn] for drawn, _ in draws]
-    mapped = jax.vmap(update.update)(*(jnp.stack(arrays) for arrays in zip(*each, strict=True)))
-    np.testing.assert_array_equal(as_bits(np.asarray(mapped)), as_bits(np.stack([expected for _, expected in draws])))
-    pages, rows, slots = each[0]
-    mapped = jax.vmap(update.update, in_axes=(None, 0, None))(pages, jnp.stack([rows, rows]), slots)
-    np.testing.assert_array_equal(as_bits(np.asarray(mapped)), as_bits(np.stack([draws[0][1]] * 2)))
-
-
 def test_attention_that_no_kernel_takes_is_refused() -> None:
     arrays = [np.zeros(shape, np.float32) for shape in ((1, 2, 128), (2, 16, 4, 128))]
     lengths = [np.zeros(shape, np.int32) for shape in (1, (1, 2), 2, 1)]

@@ -192,9 +192,8 @@ def test_arrays_on_a_mesh(name: str, kind: AxisType) -> None:
         assert out.sharding.spec[: len(SPLIT["queries"])] == like.sharding.spec[: len(SPLIT["queries"])]
 
 
-def test_a_tpu_program_that_xla_splits_has_no_kernels_which_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tpu_program_that_xla_splits_has_no_kernels_which_is_said() -> None:
     """JAX refuses to lower such a kernel; whoever wants it calls it within `shard_map`."""
-    monkeypatch.setattr(choices, "_said", set())
     call, arrays = of_arrays("fused")
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
     placed = jax.tree.map(lambda a: jax.device_put(a, jax.NamedSharding(mesh, P())), arrays)
@@ -296,9 +295,8 @@ def test_which_kernel_runs_is_said_by_the_dispatch_itself() -> None:
         explain(copy_pages, **CALLS["copy"][1], platform="abacus")
 
 
-def test_a_whole_step_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_step_is_explained() -> None:
     """All calls of a function, in its order; nobody is warned."""
-    monkeypatch.setattr(choices, "_said", set())
     pages = shape((PAGES, 16, 2, 2, 128), jnp.bfloat16)
     rows = shape((TOKENS, 2, 128), jnp.bfloat16)
 
@@ -318,8 +316,7 @@ def test_a_whole_step_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "scalar memory" in attention[1]
 
 
-def test_a_fall_to_xla_on_a_tpu_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_said", set())
+def test_a_fall_to_xla_on_a_tpu_is_warned_of_once() -> None:
     function, arrays = CALLS["attention"]
     wide = {**arrays, "page_table": np.zeros((3, 100_000), np.int32)}
     programs = [jax.jit(lambda given, s=scale: function(**given, scale=s)).trace(wide) for scale in (0.5, 0.25)]
