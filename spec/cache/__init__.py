@@ -1,1 +1,1 @@
-"""CACHE: the pages of a model and what a step needs of them."""
+"""CACHE: the pages of all layers of a model, their number, their split over devices, and the arrays of a step."""

@@ -1,4 +1,4 @@
-"""CACHE-1: what a cache is made of, and how many pages of it fit into the memory of a device."""
+"""CACHE-1: the static description of a cache, and the number of its pages that fit into a device's memory."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def read_version(version: object) -> str:
 
 
 def _read_optional(name: str, value: object, minimum: int = 1) -> int:
-    """Reads a count, or the -1 that stands for one that is not known (R1)."""
+    """Reads a count, or -1 for a count that is not known (R1)."""
     number = integer(name, value, minimum=None)
     return -1 if number == -1 else integer(name, number, minimum)
 
@@ -48,22 +48,22 @@ class RaggedPagesCacheMetaData:
     """The static description of a cache; `create` makes one that fills the memory of its devices.
 
     Attributes:
-        num_hidden_layers: layers, each of which has pages of its own.
+        num_hidden_layers: number of layers; each has its own pages.
         max_model_length: the most tokens of a request.
         num_kv_heads: H, over all head shards.
         k_headdim: D.
         v_headdim: Dv.
-        hbm_utilization: the part of a device's memory that the cache may use.
+        hbm_utilization: fraction of a device's memory that the cache may use.
         page_size: tokens in a page.
-        num_pages: P, of each page shard, the null page counted; -1: not known.
-        max_num_pages_per_req: pages of the longest request; -1: not known.
-        num_slices_per_kv_cache_update_page: update slices that a kernel handles at a time; -1: not known.
+        num_pages: P of each page shard, the null page included; -1: not known.
+        max_num_pages_per_req: number of pages of the longest request; -1: not known.
+        num_slices_per_kv_cache_update_page: number of update slices that a kernel handles at a time; -1: not known.
         max_num_tokens: the most tokens of a step; -1: not known.
         max_num_reqs: the most requests of a step; -1: not known.
         version: the layout, ``v2`` or ``v3``.
-        num_head_shards: devices over which the KV heads of a layer are split.
-        num_page_shards: pools, each of ``num_pages`` pages with ids of its own, side by side (POOL-12).
-        slot_scales: whether each slot and head has a scale (`ScaledPages`); always so for int8 (CACHE-4).
+        num_head_shards: number of devices over which the KV heads of a layer are split.
+        num_page_shards: number of pools, each of ``num_pages`` pages with ids of its own (POOL-12).
+        slot_scales: whether each slot and head has a scale (`ScaledPages`); always true for int8 (CACHE-4).
 
     Raises:
         TypeError: a field of a wrong type.
@@ -135,30 +135,30 @@ class RaggedPagesCacheMetaData:
         max_num_reqs: int = -1,
         slot_scales: bool = False,
     ) -> Self:
-        """The metadata of a cache with as many pages as fit (CACHE-1).
+        """The metadata of a cache with the most pages that fit (CACHE-1).
 
         Args:
-            mesh: the devices, see `partitions`; None: one.
-            partition_manager: how heads and pages are split over them.
+            mesh: the mesh of devices, see `partitions`; None: one device.
+            partition_manager: what decides how heads and pages are split over the mesh.
             kvdtype: the element type of the cache.
             num_hidden_layers: layers.
             num_kv_heads: H, over all devices.
             max_model_length: the most tokens of a request.
             kv_head_dim_size: D and Dv.
-            k_headdim: D, where it is not ``kv_head_dim_size``.
-            v_headdim: Dv, where it is not ``kv_head_dim_size``.
-            hbm_utilization: the part of a device's memory that the cache may use.
+            k_headdim: D; None: ``kv_head_dim_size``.
+            v_headdim: Dv; None: ``kv_head_dim_size``.
+            hbm_utilization: the fraction of a device's memory that the cache may use.
             page_size: tokens in a page.
             version: the layout, ``v2`` or ``v3``.
-            budget_bytes: bytes of each device that the cache may take, whatever ``hbm_utilization``; None: see
+            budget_bytes: the bytes of each device that the cache may use, in place of ``hbm_utilization``; None: see
                 `per_device_hbm_budget_bytes`.
             max_num_tokens: the most tokens of a step; -1: not known.
             max_num_reqs: the most requests of a step; -1: not known.
-            slot_scales: whether each slot and head has a scale; always so for int8.
+            slot_scales: whether each slot and head has a scale; always true for int8.
 
         Raises:
             TypeError: an argument of a wrong type.
-            ValueError: one out of its bounds, a head size that is not given, heads that can't be split evenly, or a
+            ValueError: an argument out of its bounds, a missing head size, heads that can't be split evenly, or a
                 budget of less than two pages.
         """
         k_size = kv_head_dim_size if k_headdim is None else k_headdim
@@ -213,7 +213,7 @@ class RaggedPagesCacheMetaData:
 
     @property
     def shard_layout(self) -> CacheLayout:
-        """How one device lays out the slots of its heads; all heads' slots are these, side by side (CACHE-5)."""
+        """The layout of one device's slots, with the heads of its shard; see `cache_parts` for all shards (CACHE-5)."""
         return CacheLayout(
             self.version,
             self.num_kv_heads // self.num_head_shards,
@@ -234,14 +234,14 @@ class RaggedPagesCacheMetaData:
 
     @property
     def storage_num_kv_groups(self) -> int:
-        """Groups of `kv_head_packing` rows, over all head shards."""
+        """The number of groups of `kv_head_packing` rows in a slot, over all head shards."""
         return cdiv(self.storage_num_combined_kv_heads, self.kv_head_packing)
 
     def get_shape_and_axes(self) -> tuple[tuple[int, ...], tuple[str | None, ...]]:
-        """The shape of one layer's pages over all shards, and what each axis is.
+        """The shape of one layer's pages over all shards, and the meaning of each axis.
 
         Returns:
-            The shape, and for each axis ``pages``, ``kv_heads`` or None.
+            The shape, and for each axis ``pages``, ``kv_heads``, or None for any other.
 
         Raises:
             ValueError: the number of pages is not known (R1).
@@ -267,11 +267,11 @@ class RaggedPagesCacheMetaData:
         return self.num_hidden_layers * self.layer_page_bytes
 
     def get_max_num_seqs(self) -> int:
-        """How many requests of the greatest length a page table of 512 Ki entries has room for, over 4; at least 1."""
+        """A quarter of the longest requests that a page table of 512 Ki entries has room for; at least 1."""
         return max(1, 1024 * 1024 // 2 // cdiv(self.max_model_length, self.page_size) // 4)
 
     def get_padded_num_slices(self, num_tokens: int | None = None, max_num_reqs: int | None = None) -> int:
-        """The most update slices of a step, in whole rounds of the kernel.
+        """The most update slices of a step, rounded up to a multiple of those that a kernel handles at a time.
 
         Args:
             num_tokens: tokens of the step; None: ``max_num_tokens`` if known, else ``max_model_length``.
@@ -291,7 +291,7 @@ class RaggedPagesCacheMetaData:
     # -- Copies and JSON --------------------------------------------------------------------------
 
     def replace(self, **kwargs: Any) -> Self:
-        """The same metadata but for the fields given (R1)."""
+        """A copy of the metadata with some fields replaced (R1)."""
         return dataclasses.replace(self, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class RaggedPagesCacheMetaData:
 
         Raises:
             TypeError: it is no mapping, or a field is of a wrong type.
-            ValueError: it is damaged (SEC-3), or a field out of its bounds.
+            ValueError: it is damaged (SEC-3), or a field is out of its bounds.
         """
         return cls(**fields_of(_KIND, data, [field.name for field in dataclasses.fields(cls)]))
 

@@ -1,9 +1,9 @@
 """CACHE-5: the parts of a cache that is split over devices.
 
-KV heads are split in ``num_head_shards`` parts, pages in ``num_page_shards`` pools. The pages of a layer are the parts,
-each laid out by itself, laid end to end: pools along the first axis, heads along the axis of rows (or of groups of
-rows). Each part is updated and read by itself: with its pool's rows of queries, keys, values and metadata, and its
-heads of them. So the result is that of one device.
+KV heads are split into ``num_head_shards`` parts, pages into ``num_page_shards`` pools; a part is one pool's pages with
+one shard's heads. Each part has its own layout. A layer's array is all parts joined: pools along the first axis, heads
+along the axis of rows (v2) or of groups of rows (v3). Each part is updated and read by itself, with its share of the
+queries, keys, values and metadata, so that the result is that of one device.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,17 +22,17 @@ __all__ = ["CacheParts", "Part", "require_pages"]
 
 
 class Part(NamedTuple):
-    """One part of a cache: a pool, and some of the heads of its pages."""
+    """One part of a cache: the number of its pool, and the number of its head shard."""
 
     pool: int
     heads: int
 
 
 class CacheParts:
-    """How arrays are taken apart and put together.
+    """Splits arrays into the parts of a cache, and joins them.
 
     Args:
-        metadata: what the cache is made of.
+        metadata: the static description of the cache.
     """
 
     def __init__(self, metadata: RaggedPagesCacheMetaData) -> None:
@@ -44,11 +44,11 @@ class CacheParts:
         return (Part(pool, heads) for pool in range(self._pools) for heads in range(self._heads))
 
     def step(self, step: RaggedPagesMetadata, part: Part) -> RaggedPagesMetadata:
-        """What a step tells a part's pool."""
+        """The share of a step's metadata that belongs to a part's pool."""
         return step.shard(part.pool, self._pools)
 
     def batch(self, step: RaggedPagesMetadata, part: Part) -> tuple[Any, Any, Any, Any]:
-        """A part's lengths, page table, starts and number of sequences, as attention takes them."""
+        """The arguments of attention for a part: lengths, page table, bounds and number of sequences."""
         own = self.step(step, part)
         return own.context_lens, own.pages_tables, own.query_start_loc, own.num_seqs
 
@@ -57,24 +57,24 @@ class CacheParts:
         return self._of(array, part, axis=1)
 
     def sinks(self, sinks: Any, part: Part) -> NDArray[Any] | None:
-        """The sinks of a part's heads, out of `f32[Hq]`."""
+        """The entries of `f32[Hq]` that belong to a part's heads; None if there are no sinks."""
         if sinks is None:
             return None
         return _split(array_of("sinks", sinks, ("Hq",), (CODES["f32"],)), 0, part.heads, self._heads)
 
     def pages(self, kv_pages: Any, part: Part) -> Any:
-        """A part's pages, with its scales if there are scales."""
+        """A part's pages, with their scales if the cache has scales."""
         if isinstance(kv_pages, ScaledPages):
             return ScaledPages(*(self._of(np.asarray(array), part, axis=2) for array in kv_pages))
         return self._of(np.asarray(kv_pages), part, axis=2)
 
     def joined(self, parts: Mapping[Part, NDArray[Any]], axis: int) -> NDArray[Any]:
-        """Arrays of all parts as one: pools along the first axis, heads along another one."""
+        """Joins the arrays of all parts: pools along the first axis, heads along ``axis``."""
         pools = [[parts[Part(pool, heads)] for heads in range(self._heads)] for pool in range(self._pools)]
         return np.concatenate([np.concatenate(heads, axis) for heads in pools])
 
     def joined_pages(self, parts: Mapping[Part, Any]) -> Any:
-        """The pages of all parts as one."""
+        """Joins the pages of all parts."""
         if isinstance(next(iter(parts.values())), ScaledPages):
             values = self.joined({part: pages.values for part, pages in parts.items()}, axis=2)
             return ScaledPages(values, self.joined({part: pages.scales for part, pages in parts.items()}, axis=2))
@@ -85,7 +85,7 @@ class CacheParts:
 
 
 def _split(array: NDArray[Any], axis: int, number: int, parts: int) -> NDArray[Any]:
-    """One of the equal parts of an array along an axis (R1)."""
+    """Part ``number`` of an array that is split evenly along an axis (R1)."""
     size = array.shape[axis]
     if size % parts:
         raise refusal(ValueError, "CACHE-5", f"an array of shape {array.shape} can't be split in {parts} along {axis=}")
@@ -93,10 +93,10 @@ def _split(array: NDArray[Any], axis: int, number: int, parts: int) -> NDArray[A
 
 
 def require_pages(metadata: RaggedPagesCacheMetaData, pages: Any, clause: str) -> None:
-    """Refuses pages of a layer that are not as the metadata says (CACHE-1, SEC-3).
+    """Refuses pages of a layer that do not fit the metadata (CACHE-1, SEC-3).
 
     Args:
-        metadata: what the cache is made of.
+        metadata: the static description of the cache.
         pages: an array or `ScaledPages`.
         clause: the clause that refuses them.
     """

@@ -1,4 +1,4 @@
-"""The pages of one layer: what a model's attention writes and reads (CACHE-2 to CACHE-5)."""
+"""CACHE-2 to CACHE-5: the pages of one layer, which a model's attention writes and reads."""
 
 import dataclasses
 import json
@@ -30,14 +30,14 @@ _KIND = "RaggedPagesCacheView"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RaggedPagesCacheView:
-    """The pages of one layer. A view is never changed: what writes gives another one; `init` makes the first.
+    """The pages of one layer. A view is immutable: writes return a new view; `init` makes the first.
 
     Attributes:
-        metadata: what the cache is made of.
-        layer_index: which layer it is.
+        metadata: the static description of the cache.
+        layer_index: number of the layer.
         kv_pages: the pages, `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), or `ScaledPages`.
-        partition_manager: how they are split over the mesh.
-        mesh: the devices; None: one. Nothing here depends on it but for what `init` checks.
+        partition_manager: what decides how the pages are split over the mesh.
+        mesh: the mesh of devices; None: one device. Only the checks of `init` depend on it.
     """
 
     metadata: RaggedPagesCacheMetaData
@@ -58,18 +58,18 @@ class RaggedPagesCacheView:
         """The pages of a layer, all zero.
 
         Args:
-            mesh: the devices; None: one.
-            metadata: what the cache is made of.
-            layer_index: which layer it is.
-            partition_manager: how the pages are split over the mesh.
-            quantizer: is called with the pages and gives what is kept in their place, such as `SlotQuantizer` does;
-                None: the pages, with scales if ``metadata.slot_scales`` says so.
+            mesh: the mesh of devices; None: one device.
+            metadata: the static description of the cache.
+            layer_index: the number of the layer.
+            partition_manager: what decides how the pages are split over the mesh.
+            quantizer: a function such as `SlotQuantizer` from pages to the pages that are kept; None: they are kept
+                as they are, with scales if ``metadata.slot_scales``.
 
         Raises:
             TypeError: an argument of a wrong type.
             IndexError: there is no such layer.
             ValueError: the mesh splits the cache otherwise than the metadata says (CACHE-5), the number of pages is
-                not known, or what the quantizer gives are no such pages (CACHE-1).
+                not known, or the quantizer returns pages that do not fit the metadata (CACHE-1).
         """
         metadata = read_metadata(metadata)
         layer = index("layer_index", layer_index, metadata.num_hidden_layers)
@@ -110,15 +110,15 @@ class RaggedPagesCacheView:
         """Writes the keys and values of a step, in either layout (CACHE-3).
 
         Args:
-            key: `[batch, seq, H, D]`, of which the first two axes are taken as one, or `[T, H, D]`.
-            value: `[batch, seq, H, Dv]` or `[T, H, Dv]`.
-            cache_metadata: where they go: its slots or slices; where it has none, the table's places for the tokens'
-                positions.
-            k_scale: by what keys are divided before they are stored; None: 1.
-            v_scale: the same for values.
+            key: `[T, H, D]`, or `[batch, seq, H, D]` with T = batch * seq.
+            value: `[T, H, Dv]`, or `[batch, seq, H, Dv]`.
+            cache_metadata: the step; tokens are written to its slots or slices, or if it has none, to the slots that
+                the page table has for their positions.
+            k_scale: factor of stored keys, by which new keys are divided when they are written; None: 1.
+            v_scale: factor of stored values, by which new values are divided when they are written; None: 1.
 
         Returns:
-            The view after it.
+            The view after the update.
 
         Raises:
             TypeError: an argument of a wrong type or dtype.
@@ -149,13 +149,13 @@ class RaggedPagesCacheView:
         validate: bool = False,
         **options: Any,
     ) -> Any:
-        """What the queries of a step attend to (ATT-1 to ATT-4).
+        """Attention of a step's queries over these pages (ATT-1 to ATT-4).
 
         Args:
             queries: `[T, Hq, D]`.
             cache_metadata: the step.
-            sinks: one more logit for each query head, `f32[Hq]`.
-            validate: whether lengths, starts and page ids are checked, too.
+            sinks: additional logit of each query head, `f32[Hq]`; None: no sinks.
+            validate: whether the values of lengths, bounds and page ids are checked, too.
             options: further options of `ragged_paged_attention`.
 
         Returns:
@@ -193,19 +193,19 @@ class RaggedPagesCacheView:
         validate: bool = False,
         **options: Any,
     ) -> tuple[Any, Self]:
-        """Writes the whole step, then attends (ATT-5). Tokens go where the table has a place for their positions.
+        """Writes all tokens of the step into the slots that the page table has for them, then attends (ATT-5).
 
         Args:
             queries: `[T, Hq, D]`.
-            key: as in `concatenate_to_cache`.
-            value: as there.
+            key: see `concatenate_to_cache`.
+            value: see `concatenate_to_cache`.
             cache_metadata: the step.
-            sinks: as in `attend`.
-            validate: as there; besides, that no two tokens go to one slot.
+            sinks: see `attend`.
+            validate: see `attend`; checks also that no two tokens go to one slot.
             options: further options of `fused_ragged_paged_attention`.
 
         Returns:
-            `[T, Hq, Dv]`, and the view after it.
+            `[T, Hq, Dv]`, and the view after the update.
 
         Raises:
             TypeError: an argument of a wrong type or dtype.
@@ -231,16 +231,16 @@ class RaggedPagesCacheView:
 
     @property
     def key_pages(self) -> NDArray[Any]:
-        """All keys, `[P, page, H, D]`: in the cache's dtype, or as f32 where they have scales (CACHE-2)."""
+        """All keys, `[P, page, H, D]`, in the cache's dtype, or in f32 if the cache has scales (CACHE-2)."""
         return self._all_slots()[0]
 
     @property
     def value_pages(self) -> NDArray[Any]:
-        """All values, `[P, page, H, Dv]`: in the cache's dtype, or as f32 where they have scales (CACHE-2)."""
+        """All values, `[P, page, H, Dv]`, in the cache's dtype, or in f32 if the cache has scales (CACHE-2)."""
         return self._all_slots()[1]
 
     def flattened_kv_pages(self) -> NDArray[Any]:
-        """The numbers as they are stored, padding included: `[P, page, C, Dp]`, in the cache's dtype."""
+        """The stored numbers, padding included, `[P, page, C, Dp]`, in the cache's dtype."""
         values = self.kv_pages.values if isinstance(self.kv_pages, ScaledPages) else self.kv_pages
         rows = self.metadata.storage_num_combined_kv_heads
         return np.asarray(values).reshape(*values.shape[:2], rows, self.metadata.storage_head_dim)
@@ -248,7 +248,7 @@ class RaggedPagesCacheView:
     # -- Copies and JSON --------------------------------------------------------------------------
 
     def replace(self, **kwargs: Any) -> Self:
-        """The same view but for the fields given."""
+        """A copy of the view with some fields replaced."""
         return dataclasses.replace(self, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class RaggedPagesCacheView:
 
         Args:
             data: the document.
-            mesh: the devices; None: none are told.
+            mesh: the mesh of devices, which documents do not hold; None: one device.
 
         Raises:
             TypeError: it is no mapping, or a field is of a wrong type.

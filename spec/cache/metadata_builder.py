@@ -1,4 +1,4 @@
-"""TAB-7: from the host's page tables and token counts to the metadata of a step."""
+"""TAB-7: builds the metadata of a step from host page tables and token counts."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -20,22 +20,22 @@ _RATIO = 4
 
 
 class MetadataBuilder:
-    """Makes the metadata of steps.
+    """Builds the metadata of steps.
 
-    The number of token rows T of a step is one of a few sizes, so that a backend compiles few programs.
+    The number of token rows T of a step is padded to one of a few sizes, so that a backend compiles few programs.
 
     Args:
         page_size: tokens in a page.
-        max_num_reqs: rows of the page table.
-        max_pages: entries of a row of it.
+        max_num_reqs: number of rows of the page table.
+        max_pages: number of entries of a row.
         max_num_tokens: the most tokens of a step.
         version: the caches' layout, ``v2`` or ``v3``.
-        token_sizes: what T may be, ascending, the last at least ``max_num_tokens``; None: ``max_num_tokens``, a
-            quarter of it, a quarter of that, and so on down to 16, and 6 sizes at most.
-        slices: whether new tokens' places are told as slices instead of slots.
+        token_sizes: the allowed values of T, ascending, the last at least ``max_num_tokens``; None: ``max_num_tokens``,
+            a quarter of it, a quarter of that, and so on down to 16, at most 6 sizes.
+        slices: whether the metadata has update slices instead of a slot for each token.
 
     Attributes:
-        token_sizes: what T may be, ascending.
+        token_sizes: allowed values of T, ascending.
 
     Raises:
         TypeError: an argument of a wrong type.
@@ -63,7 +63,7 @@ class MetadataBuilder:
     def build(
         self, page_table: PageTable, num_computed_tokens: Iterable[int], num_scheduled_tokens: Iterable[int]
     ) -> RaggedPagesMetadata:
-        """The metadata of a step, whose sequences are the first rows of the table, which are committed (TAB-4).
+        """Commits the first rows of the table, a row for each sequence, and builds the step's metadata (TAB-4).
 
         Args:
             page_table: the host's table.
@@ -76,8 +76,8 @@ class MetadataBuilder:
         Raises:
             TypeError: no table, or a count that is no integer.
             IndexError: a sequence has more tokens than its row has room for (TAB-7).
-            ValueError: a table of another size, more sequences or tokens than there may be, a negative count. In all
-                these cases nothing was committed (R1).
+            ValueError: a table of another size, too many sequences or tokens, or a negative count. In all these cases
+                nothing is committed (R1).
         """
         self._require_table(page_table)
         return self._checked(page_table, *self._read_counts(num_computed_tokens, num_scheduled_tokens))()
@@ -85,7 +85,7 @@ class MetadataBuilder:
     def _checked(
         self, page_table: PageTable, computed: list[int], scheduled: list[int]
     ) -> Callable[[], RaggedPagesMetadata]:
-        """What commits the table and gives the metadata: until it is called, nothing changes (R1)."""
+        """Checks a step; returns a function that commits the table and builds the metadata (R1)."""
         self._require_room(page_table, computed, scheduled)
         num_tokens, num_seqs = sum(scheduled), len(scheduled)
         size = next(size for size in self.token_sizes if size >= num_tokens)
@@ -121,7 +121,7 @@ class MetadataBuilder:
     def _where(
         self, page_table: PageTable, rows: list[int], positions: list[int], size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
-        """The slots of a step's tokens, `i32[T]`; or its slices, `i32[3, n]`, and how many there are (TAB-7)."""
+        """The slots of a step's tokens, `i32[T]`, and None; or its slices, `i32[3, n]`, and their number (TAB-7)."""
         table = page_table.page_table_cpu
         slots = [
             int(table[row, position // self.page_size]) * self.page_size + position % self.page_size
@@ -203,24 +203,25 @@ class MetadataBuilder:
 
 
 class MultiGroupMetadataBuilder:
-    """Makes the metadata of steps for several cache groups: of each what a `MetadataBuilder` of its own would make.
+    """Builds the metadata of steps for several cache groups, with a `MetadataBuilder` for each.
 
     Args:
         page_sizes: tokens in a page, for each group.
-        max_num_reqs: rows of the page tables.
-        max_pages: entries of a row, for each group.
-        max_num_tokens: as in `MetadataBuilder`, and so on.
-        version: the same.
-        token_sizes: the same.
-        slices: the same.
+        max_num_reqs: number of rows of the page tables.
+        max_pages: number of entries of a row, for each group.
+        max_num_tokens: see `MetadataBuilder`.
+        version: see `MetadataBuilder`.
+        token_sizes: see `MetadataBuilder`.
+        slices: see `MetadataBuilder`.
 
     Attributes:
-        builders: for each group what makes its metadata alone.
-        token_sizes: what T may be, ascending.
+        builders: builder of each group's metadata.
+        token_sizes: allowed values of T, ascending.
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: an argument out of its bounds, no group, or not as many widths as page sizes (R1).
+        ValueError: an argument out of its bounds, no group, or ``page_sizes`` and ``max_pages`` of different lengths
+            (R1).
     """
 
     def __init__(
@@ -236,9 +237,9 @@ class MultiGroupMetadataBuilder:
         sizes, widths = listed("page_sizes", page_sizes), listed("max_pages", max_pages)
         if not sizes or len(sizes) != len(widths):
             raise refusal(ValueError, "R1", f"page_sizes={sizes} and max_pages={widths} must name the same groups")
-        given = None if token_sizes is None else listed("token_sizes", token_sizes)
+        lengths = None if token_sizes is None else listed("token_sizes", token_sizes)
         self.builders = [
-            MetadataBuilder(size, max_num_reqs, width, max_num_tokens, version, given, slices)
+            MetadataBuilder(size, max_num_reqs, width, max_num_tokens, version, lengths, slices)
             for size, width in zip(sizes, widths, strict=True)
         ]
         self.token_sizes = self.builders[0].token_sizes
@@ -249,7 +250,7 @@ class MultiGroupMetadataBuilder:
         num_computed_tokens: Iterable[int],
         num_scheduled_tokens: Iterable[int],
     ) -> list[RaggedPagesMetadata]:
-        """The metadata of a step for each group. All tables are committed, or none (TAB-4, R1).
+        """Commits the tables of all groups, or none, and builds the step's metadata for each group (TAB-4, R1).
 
         Args:
             page_tables: the groups' tables.
@@ -259,7 +260,7 @@ class MultiGroupMetadataBuilder:
         Raises:
             TypeError: no tables, or a count that is no integer.
             IndexError: a sequence has more tokens than its row has room for, in some group (TAB-7).
-            ValueError: as `MetadataBuilder.build`; not as many tables as groups.
+            ValueError: see `MetadataBuilder.build`; or not a table for each group.
         """
         if not isinstance(page_tables, MultiGroupPageTable):
             raise refusal(

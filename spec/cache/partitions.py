@@ -1,7 +1,7 @@
 """CACHE-5: how a cache is split over a mesh of devices: KV heads over one axis, pages over another.
 
 A mesh is anything with ``shape``, the number of devices along each axis by its name; None is one device. The
-specification has no devices: split or not, an array of it is what all devices hold, laid end to end.
+specification has no devices: an array here is the joined content of all devices, split or not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ __all__ = ["AxisRules", "PartitionManager", "num_shards"]
 
 
 class PartitionManager(Protocol):
-    """Says over which axes of a mesh the axes of an array are split."""
+    """Decides over which axes of a mesh the axes of an array are split."""
 
     def resolve(self, axes: Sequence[str | None], mode: str, shape: Sequence[int]) -> Sequence[Any]:
-        """The mesh axes of an array's axes.
+        """The mesh axes over which an array's axes are split.
 
         Args:
-            axes: what each axis of the array is: ``pages``, ``kv_heads``, or None for one that is not split.
-            mode: what the array is for; a cache asks for ``decode``.
+            axes: the meaning of each axis of the array: ``pages``, ``kv_heads``, or None for any other.
+            mode: the use of the array; a cache passes ``decode``.
             shape: the array's shape.
 
         Returns:
-            For each axis the mesh axis, several of them, or None.
+            For each axis a mesh axis, several mesh axes, or None for an axis that is not split.
         """
         ...
 
@@ -36,8 +36,8 @@ class AxisRules:
     """The partition manager that names one mesh axis for pages and one for KV heads.
 
     Attributes:
-        pages: the mesh axis over which pages are split (data parallelism, POOL-12); None: they are not.
-        kv_heads: the mesh axis over which KV heads are split (tensor parallelism); None: they are not.
+        pages: the mesh axis over which pages are split (data parallelism, POOL-12); None: no axis.
+        kv_heads: the mesh axis over which KV heads are split (tensor parallelism); None: no axis.
     """
 
     pages: str | None = "dp"
@@ -50,16 +50,16 @@ class AxisRules:
 
 
 def num_shards(mesh: Any, partition_manager: Any, axis: str, size: int) -> int:
-    """In how many parts a mesh splits an axis of a cache; mesh axes that it does not have split nothing.
+    """The number of parts into which a mesh splits an axis of a cache; axes that the mesh does not have are ignored.
 
     Args:
         mesh: the mesh, or None.
-        partition_manager: what says how, see `PartitionManager`.
+        partition_manager: what decides how axes are split, see `PartitionManager`.
         axis: ``pages`` or ``kv_heads``.
         size: the axis' length.
 
     Raises:
-        TypeError: it is no mesh, or no partition manager (R1).
+        TypeError: ``mesh`` is no mesh, or ``partition_manager`` is none (R1).
     """
     if not hasattr(partition_manager, "resolve"):
         raise refusal(TypeError, "R1", f"partition_manager={partition_manager!r} must have resolve(axes, mode, shape)")

@@ -1,4 +1,4 @@
-"""CACHE-1: how many pages a device has room for."""
+"""CACHE-1: the number of pages that a device has room for."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ class PoolSize(NamedTuple):
     """The pool that fits into a budget.
 
     Attributes:
-        num_pages: its pages, the null page among them.
-        page_bytes: bytes of a page: as many as the group with the largest pages needs.
-        unused_bytes: what is left of the budget; less than a page.
-        group_waste: for each group, the bytes of a page that it does not use.
+        num_pages: number of pages, the null page included.
+        page_bytes: bytes of a page, the most that any group needs.
+        unused_bytes: bytes of the budget that are left over, less than a page.
+        group_waste: bytes of a page that are not used, for each group.
     """
 
     num_pages: int
@@ -27,12 +27,12 @@ class PoolSize(NamedTuple):
 
 
 def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
-    """The pool that several groups share, as large as a budget permits (CACHE-1).
+    """The largest pool that fits a budget, shared by several groups (CACHE-1).
 
-    A page id means one page in every group, as any page may come to serve any group.
+    Any page may be allocated for any group, so every page has the size that the group with the largest pages needs.
 
     Args:
-        budget_bytes: the bytes of one device that the cache may take.
+        budget_bytes: the bytes of one device that the cache may use.
         group_page_bytes: for each group the bytes of one page on one device, over all layers of the group.
 
     Raises:
@@ -51,7 +51,7 @@ def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
 
 
 def read_utilization(name: str, value: object) -> float:
-    """Reads a part of a whole, above 0 and at most 1 (R1)."""
+    """Reads a fraction, above 0 and at most 1 (R1)."""
     part = real(name, value)
     if not 0 < part <= 1:
         raise refusal(ValueError, "R1", f"{name}={part} must be above 0 and at most 1")
@@ -61,17 +61,18 @@ def read_utilization(name: str, value: object) -> float:
 def per_device_hbm_budget_bytes(
     util: float = 0.9, mode: str = "free", safety_margin: int = 268435456, devices: Iterable[Any] = ()
 ) -> int:
-    """The bytes that a cache may take on each device (CACHE-1).
+    """The bytes that a cache may use on each device (CACHE-1).
 
     Args:
-        util: the part of the memory that may be used.
-        mode: ``free``: of what is free now, less the margin. ``total``: of all, less what is in use and the margin.
-        safety_margin: bytes that are left alone.
-        devices: objects with ``memory_stats()``, which gives ``bytes_limit`` and ``bytes_in_use``, or None where
-            nothing is known.
+        util: the fraction of the memory that may be used.
+        mode: ``free``: the fraction of the free memory less the margin. ``total``: the fraction of all memory, less
+            the memory in use and the margin.
+        safety_margin: bytes that stay unused.
+        devices: objects with ``memory_stats()``, which returns ``bytes_limit`` and ``bytes_in_use``, or None if these
+            are not known.
 
     Returns:
-        The least of the devices' budgets; 4 GiB where there are no devices of which anything is known.
+        The smallest budget of any device; 4 GiB if no device has known memory.
 
     Raises:
         TypeError: an argument of a wrong type.

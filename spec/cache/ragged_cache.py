@@ -1,4 +1,4 @@
-"""The caches of all layers of a model."""
+"""CACHE: the pages of all layers of a model."""
 
 import dataclasses
 import json
@@ -22,10 +22,10 @@ _KIND = "RaggedPagesCache"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RaggedPagesCache:
-    """The views of all layers.
+    """The pages of all layers of a model. A cache is immutable: writes return a new one.
 
     Attributes:
-        views: a view for each layer, in order.
+        views: the view of each layer, in order.
     """
 
     views: list[RaggedPagesCacheView]
@@ -41,34 +41,34 @@ class RaggedPagesCache:
         """The pages of all layers, all zero; see `RaggedPagesCacheView.init`, also for what is refused.
 
         Args:
-            mesh: the devices; None: one.
-            metadata: what the cache is made of.
-            partition_manager: how the pages are split over the mesh.
-            quantizer: makes each layer's pages into others; None: they stay.
+            mesh: the mesh of devices; None: one device.
+            metadata: the static description of the cache.
+            partition_manager: what decides how the pages are split over the mesh.
+            quantizer: see `RaggedPagesCacheView.init`.
         """
         layers = range(read_metadata(metadata).num_hidden_layers)
         return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
 
     @classmethod
     def init_empty(cls, *args: Any, **kwargs: Any) -> None:
-        """None: there is no cache of this kind without pages. The seed has it."""
+        """Returns None, as a cache of this kind always has pages; for callers that know EasyDeL."""
 
     @property
     def metadata(self) -> RaggedPagesCacheMetaData | None:
-        """The metadata that all views share; None where there is no view."""
+        """The static description that all views share; None if there is no view."""
         return self.views[0].metadata if self.views else None
 
     def copy_pages(self, sources: Any, destinations: Any) -> Self:
         """Copies pages onto others, in every layer (MAN-13).
 
-        Every source is read before any destination is written; a pair with an id that no page has does nothing.
+        Every source is read before any destination is written; a pair with an id that no page has is skipped.
 
         Args:
-            sources: pages, `[n]`; with several page shards `[shards, n]`, in each row a shard's own ids.
-            destinations: the pages to write, alike; none twice, and none that is a source.
+            sources: page ids, `[n]`; with several page shards `[shards, n]`, a row for each shard's own ids.
+            destinations: ids of the pages to write, of the same shape; none twice, and none that is a source.
 
         Returns:
-            The cache after it.
+            The cache after the copies.
 
         Raises:
             TypeError: an id is no integer.
@@ -87,14 +87,15 @@ class RaggedPagesCache:
     # -- To and from host memory ------------------------------------------------------------------
 
     def export_pages(self, page_ids: Any, num_slots: Any) -> list[Any]:
-        """Some pages of every layer on their way to the host, their dead slots zeroed (SWAP-2).
+        """Copies of pages of every layer to take to the host, dead slots zeroed (SWAP-2).
 
         Args:
-            page_ids: pages, `[n]`; with several page shards `[shards, n]`, in each row a shard's own; -1 gives zeros.
-            num_slots: how many of each page's first slots hold something, alike.
+            page_ids: page ids, `[n]`; with several page shards `[shards, n]`, a row for each shard's own ids; for -1
+                the result is zeros.
+            num_slots: the number of leading slots of each page that are live, of the same shape.
 
         Returns:
-            For each layer pages as the view has them, `[shards * n, page, ...]`.
+            The pages of each layer, of the view's kind, `[shards * n, page, ...]`.
 
         Raises:
             TypeError: an id is no integer.
@@ -114,16 +115,16 @@ class RaggedPagesCache:
         """Writes exported pages onto pages of every layer (SWAP-2).
 
         Args:
-            page_ids: the pages to write, none twice, as in `export_pages`; -1 writes nothing.
-            block: for each layer pages as `export_pages` gave them, `[shards * k, page, ...]` with k of at least n:
-                rows behind the n-th of each shard are not read.
+            page_ids: ids of the pages to write, none twice, as in `export_pages`; for -1 nothing is written.
+            block: the pages of each layer, as `export_pages` returned them: `[shards * k, page, ...]` with k >= n, of
+                which the first n of each shard are read.
 
         Returns:
-            The cache after it.
+            The cache after the writes.
 
         Raises:
             TypeError: an id is no integer, or a layer's pages are of another kind or dtype.
-            ValueError: an id that no int32 holds, or shapes that don't fit; not as many layers as there are (R1).
+            ValueError: an id that no int32 holds, or shapes that don't fit; another number of layers (R1).
         """
         metadata = self.metadata
         layers = listed("block", block)
@@ -143,8 +144,7 @@ class RaggedPagesCache:
             return rows[:, : len(ids) // shards].reshape(len(ids), *array.shape[1:])
 
         fitting = [
-            ScaledPages(*map(first_rows, given)) if isinstance(given, ScaledPages) else first_rows(given)
-            for given in layers
+            ScaledPages(*map(first_rows, own)) if isinstance(own, ScaledPages) else first_rows(own) for own in layers
         ]
         pages = write_states([view.kv_pages for view in self.views], ids, fitting)
         return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, pages, strict=True)])
@@ -152,7 +152,7 @@ class RaggedPagesCache:
     # -- Copies and JSON --------------------------------------------------------------------------
 
     def replace(self, **kwargs: Any) -> Self:
-        """The same cache but for the fields given."""
+        """A copy of the cache with some fields replaced."""
         return dataclasses.replace(self, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class RaggedPagesCache:
 
         Args:
             data: the document.
-            mesh: the devices; None: none are told.
+            mesh: the mesh of devices, which documents do not hold; None: one device.
 
         Raises:
             TypeError: it is no mapping, or a field is of a wrong type.

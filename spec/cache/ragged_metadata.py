@@ -1,6 +1,7 @@
-"""What one step tells the caches of all layers: which sequences there are, where their pages are, what is new.
+"""TAB-7: the arrays of one step for the caches of all layers: its sequences, their pages, and where new tokens go.
 
-S is rows of the page table, W entries of a row, T token rows of the step with padding, n update slices with padding.
+S is the number of rows of the page table, W of entries of a row, T of token rows of the step and n of update slices,
+both with padding.
 """
 
 import dataclasses
@@ -30,19 +31,20 @@ class RaggedPagesMetadata:
     """The arrays of one step. A `MetadataBuilder` makes them.
 
     Attributes:
-        pages_tables: `i32[S, W]`, the page table; past the sequences and past their pages it may hold anything.
-        context_lens: `i32[S]`, tokens of each sequence, this step's included.
-        query_start_loc: `i32[S + 1]`, where each sequence's rows begin, and where the last one's end.
-        num_seqs: `i32[1]`, how many sequences there are; or `i32[S]`, of which the first counts, as the seed has it.
-        slot_mapping: the slot of each token, `i32[T]`, or update slices, `i32[3, n]`; None: where the table says.
-        position_ids: `i32[T]`, where each token stands in its sequence.
-        request_distribution: `i32[3]`: how many leading rows have one token, the same again (no row has a fixed
-            chunk), and how many sequences there are. A hint that nothing depends on (ATT-5).
-        num_kv_update_slices: `i32[1]`, how many columns of slices are meant; None where there are none.
-        version: the caches' layout, ``v2`` or ``v3``.
-        num_slices_per_kv_cache_update_page: of how many slices n is a multiple; None: not known.
+        pages_tables: page table, `i32[S, W]`; entries past the sequences and past their pages are not read.
+        context_lens: number of tokens of each sequence, this step's included, `i32[S]`.
+        query_start_loc: bounds of the sequences' token rows, `i32[S + 1]`.
+        num_seqs: number of sequences, `i32[1]`; or `i32[S]`, of which the first entry is read.
+        slot_mapping: slot of each token, `i32[T]`, or update slices, `i32[3, n]`; None: the slots that the page table
+            has for the tokens' positions.
+        position_ids: position of each token in its sequence, `i32[T]`.
+        request_distribution: `i32[3]`: number of leading rows that have one token, the same number again (no row has
+            a fixed chunk), number of sequences. A hint that no result depends on (ATT-5).
+        num_kv_update_slices: number of columns of slices that are used, `i32[1]`; None if there are no slices.
+        version: layout of the caches, ``v2`` or ``v3``.
+        num_slices_per_kv_cache_update_page: divisor of n; None: not known.
         page_size: tokens in a page.
-        prefill_chunk_size: a setting of the seed's; nothing depends on it.
+        prefill_chunk_size: an engine's setting; no result depends on it.
     """
 
     pages_tables: NDArray[np.int32]
@@ -62,14 +64,14 @@ class RaggedPagesMetadata:
     def create_empty(
         cls, num_tokens: int, max_num_reqs: int, max_pages: int, page_size: int = 128, version: str = "v3"
     ) -> Self:
-        """The metadata of a step with no sequence in it, which writes nothing and reads nothing.
+        """The metadata of a step without sequences, which writes and reads nothing.
 
         Args:
             num_tokens: T.
             max_num_reqs: S.
             max_pages: W.
             page_size: tokens in a page.
-            version: the caches' layout.
+            version: the layout of the caches.
 
         Raises:
             TypeError: an argument of a wrong type.
@@ -91,14 +93,14 @@ class RaggedPagesMetadata:
 
     @classmethod
     def stack(cls, shards: Iterable[Self]) -> Self:
-        """The metadata of several page shards as one: each array is theirs, one behind the other (POOL-12, CACHE-5).
+        """The metadata of several page shards in one: each array joins theirs along the first axis (POOL-12, CACHE-5).
 
         Args:
-            shards: the metadata of each, alike in shapes and settings.
+            shards: the metadata of each shard, with the same shapes and settings.
 
         Raises:
-            TypeError: one is none.
-            ValueError: there is none, or they are not alike (R1).
+            TypeError: an element is no metadata.
+            ValueError: there is no shard, or shapes or settings differ (R1).
         """
         parts = listed("shards", shards)
         if not parts:
@@ -119,14 +121,14 @@ class RaggedPagesMetadata:
         return whole
 
     def shard(self, number: int, num_shards: int) -> Self:
-        """The metadata of one of the shards that were stacked (CACHE-5).
+        """The metadata of one shard, out of metadata that `stack` joined (CACHE-5).
 
         Args:
-            number: which one.
-            num_shards: how many there are.
+            number: the number of the shard.
+            num_shards: the number of shards.
 
         Raises:
-            ValueError: an array can't be split into as many (R1).
+            ValueError: an array can't be split evenly (R1).
         """
         parts = {}
         for name in _ARRAYS:
@@ -139,6 +141,7 @@ class RaggedPagesMetadata:
         return dataclasses.replace(self, **parts)
 
     def _outline(self) -> list[Any]:
+        """The shapes, dtypes and settings, which shards must share."""
         arrays = [getattr(self, name) for name in _ARRAYS]
         return [
             *(None if array is None else (array.shape, array.dtype) for array in arrays),
@@ -148,7 +151,7 @@ class RaggedPagesMetadata:
     # -- Copies and JSON --------------------------------------------------------------------------
 
     def replace(self, **kwargs: Any) -> Self:
-        """The same metadata but for the fields given."""
+        """A copy of the metadata with some fields replaced."""
         return dataclasses.replace(self, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:

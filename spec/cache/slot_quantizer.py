@@ -1,4 +1,4 @@
-"""CACHE-4: what makes the pages of a view such that each slot and head has a scale."""
+"""CACHE-4: the quantizer that gives each slot and head of a view's pages a scale."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,14 @@ __all__ = ["SlotQuantizer"]
 
 @dataclass(frozen=True)
 class SlotQuantizer:
-    """Gives fresh pages scales by slot and head; updates set them.
+    """Adds scales by slot and head, all 1, to new pages; updates set them.
 
     Attributes:
-        dtype: int8, e4m3 or e5m2; kept as its code.
+        dtype: code of the element type: int8, f8_e4m3 or f8_e5m2.
 
     Raises:
-        TypeError: no such type.
-        ValueError: a type that does not saturate, which needs no scales (R1).
+        TypeError: ``dtype`` is no element type of a cache.
+        ValueError: ``dtype`` does not saturate, and so has no scales (R1).
     """
 
     dtype: Any
@@ -39,11 +39,11 @@ class SlotQuantizer:
 
         Args:
             pages: `[P, page, rows, Dp]` or `[P, page, groups, packing, Dp]`, of the quantizer's dtype.
-            num_kv_heads: H; None: half as many as there are rows, padding ones among them.
+            num_kv_heads: H; None: half the number of rows, too large if rows are padded.
 
         Raises:
-            TypeError: no array of this dtype.
-            ValueError: pages of other dimensions (R1).
+            TypeError: ``pages`` is no array, or one of another dtype.
+            ValueError: ``pages`` has other dimensions (R1).
         """
         four = getattr(pages, "ndim", 0) == 4
         shape = ("P", "page", "rows", "Dp") if four else ("P", "page", "groups", "packing", "Dp")

@@ -1,4 +1,4 @@
-"""MAN-13: the pages of one layer that keeps states: an array of them for each array of the state."""
+"""MAN-13: the state pages of one layer: an array of pages for each array of the state."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ __all__ = ["StatePages", "global_ids"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StatePages:
-    """The state pages of a layer. It is never changed: what writes gives another one; `init` makes the first.
+    """The state pages of a layer. The object is immutable: writes return a new one; `init` makes the first.
 
     Attributes:
-        pages: for each array of the state, `[num_page_shards * P, *shape]`.
-        dtypes: the element type of each.
-        num_page_shards: pools side by side, each with ids of its own (POOL-12).
-        mesh: the devices; None: one. Nothing here depends on it but for what `init` checks.
+        pages: pages for each array of the state, `[num_page_shards * P, *shape]`.
+        dtypes: element type of each array.
+        num_page_shards: number of pools, each with ids of its own (POOL-12).
+        mesh: the mesh of devices; None: one device. Only the checks of `init` depend on it.
     """
 
     pages: tuple[NDArray[Any], ...]
@@ -46,12 +46,12 @@ class StatePages:
         """The state pages of a layer, all zero.
 
         Args:
-            mesh: the devices; None: one.
+            mesh: the mesh of devices; None: one device.
             spec: the shapes of the state's arrays, and their dtypes: f32, bf16 or f16.
-            num_pages: P, of each page shard, the null page counted.
-            partition_manager: how pages and heads are split over the mesh; None: `AxisRules`.
-            head_axes: for each array the axis of its shape along which its heads lie, which are split as KV heads
-                are; None: they are not split.
+            num_pages: P of each page shard, the null page included.
+            partition_manager: what decides how pages and heads are split over the mesh; None: `AxisRules`.
+            head_axes: the axis of each array's shape that is split like KV heads, or None for an array that is not
+                split; None: no array is.
 
         Raises:
             TypeError: an argument of a wrong type.
@@ -83,11 +83,11 @@ class StatePages:
         return cls(tuple(zeros), dtypes, pools, mesh)
 
     def read(self, page_ids: Any) -> tuple[NDArray[Any], ...]:
-        """The states in pages, `[S, *shape]` of each array (MAN-13).
+        """The states in some pages, `[S, *shape]` for each array (MAN-13).
 
         Args:
-            page_ids: the page of each sequence, `i32[S]`, with several shards `i32[shards * S]`, shard after shard;
-                -1 gives zeros.
+            page_ids: the page of each sequence, `i32[S]`; with several shards `i32[shards * S]`, shard after shard;
+                for -1 the result is zeros.
         """
         states: tuple[NDArray[Any], ...] = read_states(self.pages, self._global("page_ids", page_ids))
         return states
@@ -96,20 +96,20 @@ class StatePages:
         """Writes states into pages (MAN-13).
 
         Args:
-            page_ids: the page of each sequence, as in `read`, none twice; -1 writes nothing.
+            page_ids: the page of each sequence, as in `read`, none twice; for -1 nothing is written.
             states: `[S, *shape]` for each array, of its dtype.
 
         Returns:
-            The pages after it.
+            The pages after the writes.
 
         Raises:
             TypeError: an array of another dtype.
-            ValueError: one of another shape, or not as many as there are (R1).
+            ValueError: an array of another shape, or another number of arrays (R1).
         """
-        given = tuple(listed("states", states))
-        if len(given) != len(self.pages):
-            raise refusal(ValueError, "R1", f"states has {len(given)} arrays, not {len(self.pages)}")
-        return dataclasses.replace(self, pages=write_states(self.pages, self._global("page_ids", page_ids), given))
+        arrays = tuple(listed("states", states))
+        if len(arrays) != len(self.pages):
+            raise refusal(ValueError, "R1", f"states has {len(arrays)} arrays, not {len(self.pages)}")
+        return dataclasses.replace(self, pages=write_states(self.pages, self._global("page_ids", page_ids), arrays))
 
     def copy_pages(self, sources: Any, destinations: Any) -> Self:
         """Copies pages onto others; see `RaggedPagesCache.copy_pages` (MAN-13)."""
@@ -127,18 +127,18 @@ class StatePages:
 
 
 def global_ids(name: str, ids: Any, num_page_shards: int, num_pages: int) -> NDArray[np.int32]:
-    """Page ids of all shards as places in an array that holds the shards' pages one behind the other (POOL-12).
+    """Page ids of all shards, as indices into an array of all shards' pages, shard after shard (POOL-12).
 
     Args:
-        name: what the argument is called.
-        ids: `[n]`, with several shards `[shards, n]`, each row with a shard's own ids; one that a shard does not have
-            becomes -1.
-        num_page_shards: shards.
-        num_pages: P, of each.
+        name: the argument's name, for messages.
+        ids: page ids, `[n]`; with several shards `[shards, n]`, a row for each shard's own ids. An id that a shard does
+            not have becomes -1.
+        num_page_shards: the number of shards.
+        num_pages: P of each shard.
 
     Raises:
         TypeError: an id is no integer.
-        ValueError: an id that no int32 holds, or another shape (R1).
+        ValueError: an id does not fit an int32, or another shape (R1).
     """
     rows = [ids] if num_page_shards == 1 else listed(name, ids)
     read = [[integer(name, page, minimum=None) for page in listed(name, row)] for row in rows]

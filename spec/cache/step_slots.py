@@ -1,4 +1,4 @@
-"""TAB-7: where a step's tokens go by the page table alone."""
+"""TAB-7: the slots that the page table has for a step's tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +11,15 @@ __all__ = ["slots_by_table"]
 
 
 def slots_by_table(step: RaggedPagesMetadata, num_tokens: int, metadata: RaggedPagesCacheMetaData) -> NDArray[np.int32]:
-    """The slot of each token of a step by its position (TAB-7).
+    """The slot that the page table has for each token of a step, by its position (TAB-7).
 
     Args:
         step: the step, of one page shard.
         num_tokens: T.
-        metadata: what the cache is made of.
+        metadata: the static description of the cache.
 
     Returns:
-        `i32[T]`; -1 for rows of no sequence, and where the table has no page.
+        `i32[T]`; -1 for rows that belong to no sequence, and where the table has no page.
     """
     batch = read_batch(
         step.context_lens,
