@@ -1,6 +1,6 @@
-"""What both packages agree on before either computes anything: requests, extra keys, cache groups, options, events.
+"""The declarations that both backends share: requests, extra keys, cache groups, options, events, documents.
 
-Nothing here decides which page goes where; ``kvproof.fast`` imports these modules of the specification and no other.
+Nothing here decides which page goes where. ``kvproof.fast`` imports these modules of the specification and no others.
 """
 
 from .events import NUM_BUCKETS, CacheCleared, CacheCounters, CacheEvent, PageCopy, PageRemoved, PageStored

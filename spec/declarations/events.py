@@ -1,4 +1,4 @@
-"""MAN-12, MAN-13: what a manager tells of its cache: events, counters, and copies that are to be run."""
+"""MAN-12, MAN-13: what a manager reports: events, counters, and the copies of states to run before a step."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,22 +8,21 @@ from .extra_keys import ExtraKey
 __all__ = ["NUM_BUCKETS", "CacheCleared", "CacheCounters", "CacheEvent", "PageCopy", "PageRemoved", "PageStored"]
 
 NUM_BUCKETS = 48
-"""Buckets of a histogram: bucket b counts the values v with ``v.bit_length() == b``, the last one all above too."""
+"""Number of buckets of a histogram: bucket b counts values of ``bit_length() == b``, the last all larger ones, too."""
 
 
 class PageStored(NamedTuple):
     """A page was cached. Printed it shows no token ids (SEC-2).
 
-    Events are named tuples: an engine is told of some hundred thousand a second, and these are the cheapest to make.
+    Events are named tuples, the cheapest objects to make: an engine may get a hundred thousand a second.
 
     Attributes:
         group_id: the cache group.
         page_id: the page.
         page_hash: the digest of its key.
-        parent_hash: the digest of the key of the page before it in the request, whether or not that one is cached;
-            None for a first page.
+        parent_hash: the digest of the key of the previous page of the request, cached or not; None for a first page.
         token_ids: the page's tokens.
-        extra_keys: the extra keys that touch it, or None.
+        extra_keys: the extra keys that touch the page; None if there are none.
     """
 
     group_id: int
@@ -39,12 +38,12 @@ class PageStored(NamedTuple):
 
 
 class PageRemoved(NamedTuple):
-    """A page lost its hash. Others that were cached under the same key stay (POOL-7).
+    """A page lost its hash. Other pages cached under the same key stay (POOL-7).
 
     Attributes:
         group_id: the cache group.
         page_id: the page.
-        page_hash: the digest of the key that it had.
+        page_hash: the digest of the page's former key.
     """
 
     group_id: int
@@ -63,17 +62,17 @@ CacheEvent = PageStored | PageRemoved | CacheCleared
 
 @dataclass(frozen=True)
 class CacheCounters:
-    """What was counted since a manager or a pool was made. Times are counted in pages handed out.
+    """The counters of a manager or a pool since it was made. Times are measured in allocated pages.
 
     Attributes:
-        requests: admissions with caching on.
-        queried_tokens: tokens of those requests.
-        hit_tokens: tokens among them that were found in the cache.
-        evictions: pages that lost their hash because they were handed out.
-        preemptions: admissions of requests that had been live before.
-        preempted_tokens: tokens up to which those had been given slots when they were freed.
-        page_lifetimes: of sampled pages, from being cached to being evicted: a histogram, see `NUM_BUCKETS`.
-        reuse_gaps: of sampled pages, from becoming free to being hit again: a histogram.
+        requests: number of admissions with caching on.
+        queried_tokens: number of tokens of the requests counted in ``requests``.
+        hit_tokens: number of tokens of these requests that were found in the cache.
+        evictions: number of pages that lost their hash because they were allocated again.
+        preemptions: number of admissions of requests that had been live before.
+        preempted_tokens: number of tokens that preempted requests had promised when they were freed.
+        page_lifetimes: histogram of the times from caching to eviction of sampled pages, see `NUM_BUCKETS`.
+        reuse_gaps: histogram of the times for which sampled pages were free before they were hit again.
     """
 
     requests: int = 0
@@ -92,7 +91,7 @@ class PageCopy(NamedTuple):
     Attributes:
         group_id: the cache group.
         source: the page that holds the state.
-        destination: the page that is advanced from it.
+        destination: the page that gets the copy, which the step advances.
     """
 
     group_id: int

@@ -1,4 +1,4 @@
-"""HASH-2: what decides, beside the tokens, what a page's K/V are; and the hash that keys are made with."""
+"""HASH-2: the extra keys, which decide a page's content beside its tokens; and the type of hash functions."""
 
 import hashlib
 from dataclasses import dataclass
@@ -31,13 +31,12 @@ def sha256(message: bytes) -> bytes:
 
 @dataclass(frozen=True, init=False, repr=False)
 class CacheSalt:
-    """Separates tenants: requests with different salts share nothing.
+    """A cache salt, which separates tenants: requests with different salts share no pages.
 
-    The salt's text is not kept, only its fingerprint; so nothing that shows keys, pages, events or snapshots can
-    print it (SEC-2). A salt must be random, 16 bytes or more (``secrets.token_hex(16)``), not a tenant's name: whoever
-    reads a snapshot, or events as text, can hash a dictionary and find a salt that stands in it. A key over the
-    fingerprints would not help: a manager that is restored has to recognise the salts of later requests, so that
-    the key would have to stand in the snapshot beside them.
+    Only a fingerprint of the salt's text is kept, so no key, page, event or snapshot can print the text (SEC-2). A salt
+    must be random, 16 bytes or more (``secrets.token_hex(16)``), not a tenant's name: a reader of a snapshot, or of
+    events as text, could find a guessable salt by hashing guesses. A keyed hash would not help: a restored manager must
+    recognise the salts of later requests, so the snapshot would have to hold the key beside the fingerprints.
 
     Args:
         value: the salt's text, random.
@@ -59,7 +58,7 @@ class CacheSalt:
 
     @classmethod
     def of_fingerprint(cls, fingerprint: bytes) -> "CacheSalt":
-        """The salt with a fingerprint that was read back, from a snapshot say."""
+        """The salt of a fingerprint, such as one read from a snapshot."""
         if not isinstance(fingerprint, bytes):
             raise TypeError(f"fingerprint must be bytes, not {type(fingerprint).__name__} [HASH-2]")
         salt = cls.__new__(cls)
@@ -86,12 +85,12 @@ class WeightsVersion:
 
 @dataclass(frozen=True)
 class MultimodalItem:
-    """Multimodal content that stands in for the tokens ``[offset, offset + length)`` of the request.
+    """Multimodal content in place of the tokens ``[offset, offset + length)`` of the request.
 
     Attributes:
         content: a digest of the content (an image, a clip), wide enough never to collide.
         offset: the position of its first placeholder token.
-        length: how many tokens it stands for, at least 1.
+        length: the number of its placeholder tokens, at least 1.
     """
 
     content: bytes
@@ -101,7 +100,7 @@ class MultimodalItem:
 
 @dataclass(frozen=True)
 class PromptEmbeddings:
-    """Embeddings given in place of the tokens ``[offset, offset + length)``; ``content`` is their digest."""
+    """Embeddings in place of the tokens ``[offset, offset + length)``; ``content`` is a digest of them."""
 
     content: bytes
     offset: int

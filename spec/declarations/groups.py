@@ -1,4 +1,4 @@
-"""MAN-7: cache groups. Layers whose caches look alike share one page list a request; a model may mix kinds."""
+"""MAN-7: cache groups: layers that share one page list a request. A model may mix groups of several kinds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def _pages_of_span(page_size: int, num_tokens: int, max_model_len: int) -> int:
 
 
 class CacheSpec(Protocol):
-    """What every kind of group declares."""
+    """The properties that every kind of group has."""
 
     @property
     def page_size(self) -> int:
@@ -54,7 +54,7 @@ class CacheSpec(Protocol):
 
         Args:
             max_model_len: the request's tokens, look-ahead included.
-            max_num_batched_tokens: the most new tokens, look-ahead included, that one step gives it.
+            max_num_batched_tokens: the most new tokens of the request in one step, look-ahead included.
         """
         ...
 
@@ -68,7 +68,7 @@ class FullAttentionSpec:
         num_kv_heads: key/value heads.
         head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise.
         dtype: the element type of the cache.
-        head_size_v: elements of one head of a value; None: as many as of a key.
+        head_size_v: elements of one head of a value; None: ``head_size``.
     """
 
     page_size: int
@@ -89,7 +89,7 @@ class FullAttentionSpec:
 
 @dataclass(frozen=True)
 class SlidingWindowSpec:
-    """Layers in which position p reads the keys j > p - ``sliding_window``: pages before those are given back.
+    """Layers in which position p reads the keys j > p - ``sliding_window``: pages before these are freed.
 
     Attributes:
         page_size: tokens in a page.
@@ -97,7 +97,7 @@ class SlidingWindowSpec:
         head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise.
         dtype: the element type of the cache.
         sliding_window: positions that a query reads, its own included; at least 1.
-        head_size_v: elements of one head of a value; None: as many as of a key.
+        head_size_v: elements of one head of a value; None: ``head_size``.
     """
 
     page_size: int
@@ -127,7 +127,7 @@ class ChunkedLocalAttentionSpec:
         head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise.
         dtype: the element type of the cache.
         attention_chunk_size: positions of a chunk, at least 1.
-        head_size_v: elements of one head of a value; None: as many as of a key.
+        head_size_v: elements of one head of a value; None: ``head_size``.
     """
 
     page_size: int
@@ -203,12 +203,12 @@ class MambaSpec:
         return self.state_bytes if self.page_size_padded is None else self.page_size_padded
 
     def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:  # noqa: ARG002 - see CacheSpec
-        """The most pages that a request holds at once: its state, and beside it the one that it was copied from."""
+        """The most pages that a request holds at once: one for its state, one for the state it was copied from."""
         return 2 if self.mamba_cache_mode == "align" and max_model_len > self.page_size else 1
 
 
 AttentionSpec = FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec | MLAAttentionSpec
-"""The kinds that keep something for every token."""
+"""The kinds of attention, which store something for every token."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class CacheGroupSpec:
     """Layers that share one page list a request, and so one page table.
 
     Attributes:
-        kv_cache_spec: what the caches of the layers look like.
-        layer_names: the layers of the group; None where nobody needs to know.
-        is_eagle_group: whether an Eagle draft model's layers are among them (MAN-9).
+        kv_cache_spec: kind and sizes of the layers' caches.
+        layer_names: the layers of the group; None if the names are not needed: then it counts as one layer.
+        is_eagle_group: whether an Eagle draft model's layers are in the group (MAN-9).
     """
 
     kv_cache_spec: AttentionSpec | MambaSpec
@@ -230,7 +230,7 @@ class CacheGroupSpec:
 
         Args:
             max_model_len: the request's tokens, look-ahead included.
-            max_num_batched_tokens: the most new tokens, look-ahead included, that one step gives it.
+            max_num_batched_tokens: the most new tokens of the request in one step, look-ahead included.
         """
         layers = 1 if self.layer_names is None else len(self.layer_names)
         pages = self.kv_cache_spec.max_num_pages(max_model_len, max_num_batched_tokens)

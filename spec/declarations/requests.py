@@ -1,4 +1,4 @@
-"""What a request shows to the cache, and a small request of our own."""
+"""What the cache reads of a request, and a minimal request class."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ __all__ = ["EngineRequest", "EngineRequestStatus", "Request", "SamplingParams", 
 
 
 class EngineRequestStatus(enum.Enum):
-    """Where a request stands. Any enumeration of the engine's own will do: members are told by their names."""
+    """The status of a request. An engine may use any other enumeration: only the name ``RUNNING`` is read."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -23,20 +23,20 @@ class EngineRequestStatus(enum.Enum):
 
 
 class SupportsPromptLogprobs(Protocol):
-    """The one sampling parameter that matters to a cache."""
+    """The one sampling parameter that the cache reads."""
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Log-probabilities wanted for the prompt; not None keeps the request from hitting (MAN-1)."""
+        """The number of log-probabilities for each prompt token; the request hits nothing unless it is None (MAN-1)."""
         ...
 
 
 class EngineRequest(Protocol):
     """What the cache reads of an engine's request. It never writes to one.
 
-    While a request is live (between its first ``allocate_slots`` and its ``free``) one object stands for it,
-    and its tokens and extra keys only grow (MAN-6). The engine sees to that: pages are published under the tokens that
-    a request has when they are full, so that after a change others would hit what was computed from the old tokens.
+    While a request is live (from its first ``allocate_slots`` to its ``free``), it must be the same object, and its
+    tokens and extra keys may only grow (MAN-6). The engine must ensure that: a page is published under the tokens that
+    the request has when the page is full, so if they had changed, others would hit what the old tokens gave.
     """
 
     @property
@@ -59,7 +59,7 @@ class EngineRequest(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Leading tokens whose K/V are in the cache, accepted ones only (MAN-8); 0 before admission."""
+        """The number of leading tokens whose K/V are in the cache, accepted ones only (MAN-8); 0 before admission."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class EngineRequest(Protocol):
 
     @property
     def extra_keys(self) -> Sequence[ExtraKey] | None:
-        """What beside the tokens decides the content of the request's pages (HASH-2)."""
+        """The extra keys, which decide the content of the request's pages beside its tokens (HASH-2)."""
         ...
 
     @property
@@ -80,13 +80,13 @@ class EngineRequest(Protocol):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """A minimal carrier of ``prompt_logprobs``, for those who bring no sampling parameters of their own."""
+    """Minimal sampling parameters, for `Request`."""
 
     prompt_logprobs: int | None = None
 
 
 class Request:
-    """A complete, minimal `EngineRequest`, for tests, replays and engines that have none of their own.
+    """A minimal `EngineRequest`, for tests, replays and engines without a request class.
 
     Its tokens lie in one growing int32 buffer, so that the cache reads them without a conversion.
 
@@ -94,7 +94,7 @@ class Request:
         request_id: the request's id.
         token_ids: its prompt, a sequence of ints or an integer array.
         extra_keys: its extra keys.
-        prompt_logprobs: how many log-probabilities are wanted for prompt tokens, or None.
+        prompt_logprobs: the number of log-probabilities for each prompt token, or None.
     """
 
     __slots__ = (

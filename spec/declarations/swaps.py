@@ -1,4 +1,4 @@
-"""SWAP-1: what a manager wants copied between the device's pages and the host's."""
+"""SWAP-1: the copies between device pages and host pages that a manager plans."""
 
 from typing import Literal, NamedTuple
 
@@ -12,8 +12,8 @@ class SwapCopy(NamedTuple):
         group_id: the cache group.
         device_page: the page on the device.
         host_page: the page in host memory, in ``[0, num_host_pages)``.
-        num_slots: how many of its first slots hold something; the others are dead, and zero in what leaves the
-            device (SWAP-2). A state is copied whole: as many as its page has tokens.
+        num_slots: the number of leading slots that are live; the others are dead, and are zeros in pages that leave
+            the device (SWAP-2). For a state, which is copied whole, it is the page size.
     """
 
     group_id: int
@@ -26,7 +26,7 @@ class SwapPlan(NamedTuple):
     """The copies by which a request leaves the device or comes back to it.
 
     Attributes:
-        swap_id: by which `CacheManager.swap_done` knows it; no two plans of a manager have the same.
+        swap_id: the number that `CacheManager.swap_done` takes, unique among a manager's plans.
         request_id: the request.
         direction: ``out`` for copies from the device to the host, ``in`` for copies back.
         num_tokens: the request's computed tokens, which its pages hold.

@@ -1,1 +1,1 @@
-"""R1: how arguments are read and refused."""
+"""R1: how arguments are read, and how faulty ones are refused."""

@@ -1,8 +1,8 @@
-"""R1: how arguments are read. Every public call reads all of its arguments with these before it changes anything.
+"""R1: reading arguments. Every public call reads all its arguments with these functions before it changes anything.
 
-Which error a fault raises is part of the contract: ``TypeError`` where the type is wrong, ``IndexError``
-where a page, row or group of that number does not exist, ``ValueError`` for everything else. Each message
-names the argument and its value and ends with the label of the clause that refuses it.
+The kind of error is part of the contract: ``TypeError`` for a wrong type, ``IndexError`` for a page, row or group
+that does not exist, ``ValueError`` for every other fault. Each message names the argument and its value, and ends
+with the label of the clause that refuses it.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ __all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal",
 
 
 def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1", *, below: int | None = None) -> int:
-    """Reads an integer of at least ``minimum`` and less than ``below``, each of them no bound where it is None (R1).
+    """Reads an integer of at least ``minimum`` and less than ``below``; None is no bound (R1).
 
     Raises:
-        TypeError: it is no integer; a bool is none, a numpy integer is one.
-        ValueError: it is out of its bounds.
+        TypeError: the value is no integer; a bool is none, a numpy integer is one.
+        ValueError: the value is out of its bounds.
     """
     number = _int(name, value)
     if minimum is not None and number < minimum:
@@ -39,11 +39,11 @@ def _int(name: str, value: object) -> int:
 
 
 def index(name: str, value: object, size: int, clause: str = "R1") -> int:
-    """Reads the number of one of ``size`` things that exist (R1).
+    """Reads the number of one of ``size`` pages, rows or the like (R1).
 
     Raises:
-        TypeError: it is no integer.
-        IndexError: it is negative or not below ``size``.
+        TypeError: the value is no integer.
+        IndexError: the value is negative or not below ``size``.
     """
     number = _int(name, value)
     if not 0 <= number < size:
@@ -52,7 +52,7 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
 
 
 def token_list(name: str, tokens: object) -> list[int]:
-    """Reads token ids: integers that an int32 holds, in a list or in a one-dimensional integer array (R1).
+    """Reads token ids: integers that fit an int32, in an iterable or a one-dimensional integer array (R1).
 
     Messages show none of them (SEC-2).
     """

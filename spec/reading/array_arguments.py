@@ -1,4 +1,4 @@
-"""R1: how array arguments are read, as `arguments` reads the others: dtype first, then the shape."""
+"""R1: reading array arguments: the dtype first, then the shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,21 +11,21 @@ from .arguments import refusal
 __all__ = ["INT32", "array_of"]
 
 INT32 = np.dtype(np.int32)
-"""The type of every length, page id and slot; int64 is refused, as devices would silently cut it."""
+"""The dtype of every length, page id and slot; int64 is refused, as devices would silently truncate it."""
 
 
 def array_of(name: str, value: object, shape: Sequence[int | str], dtypes: Sequence[np.dtype[Any]]) -> NDArray[Any]:
-    """Reads an array argument: its dtype, its number of dimensions and those that are known (R1).
+    """Reads an array argument: its dtype, its number of dimensions, and the sizes that are fixed (R1).
 
     Args:
         name: the argument's name.
-        value: an array of numpy or of a device; a list is none, as it has no dtype.
-        shape: what each dimension must be: a number, or a name for one that may be anything.
-        dtypes: what the dtype may be; none: anything.
+        value: the argument: an array of numpy or of a device, no list, as that has no dtype.
+        shape: the size of each dimension: a number, or a name for a dimension of any size.
+        dtypes: the allowed dtypes; empty: all.
 
     Raises:
-        TypeError: no array, or one of another dtype.
-        ValueError: one of another shape.
+        TypeError: the value is no array, or has another dtype.
+        ValueError: the array has another shape.
     """
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise refusal(TypeError, "R1", f"{name} must be an array, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""R1: what is not copied: a second object that would hand out the same pages, or write the same rows."""
+"""R1: objects that can't be copied or pickled, since a copy would allocate the same pages or write the same rows."""
 
 from typing import NoReturn
 
@@ -8,10 +8,10 @@ __all__ = ["Uncopied"]
 
 
 class Uncopied:
-    """Refuses `copy.copy`, `copy.deepcopy` and `pickle`, which all ask for ``__reduce_ex__``.
+    """Refuses `copy.copy`, `copy.deepcopy` and `pickle`, which all call ``__reduce_ex__``.
 
-    A copy would go on with pages that are the first one's: each of the two would hand out what the other has in use. A
-    manager is taken along by `CacheManager.snapshot` and `CacheManager.restore` (MAN-14).
+    Original and copy would have the same pages: each would allocate pages that the other has in use. A manager is
+    moved by `CacheManager.snapshot` and `CacheManager.restore` (MAN-14).
     """
 
     __slots__ = ()

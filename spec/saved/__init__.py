@@ -1,1 +1,1 @@
-"""MAN-12, SWAP-2: events as documents, whoever follows them, and exported prefixes."""
+"""MAN-12, SWAP-2: events as documents, the follower of events, and exported prefixes."""

@@ -1,7 +1,7 @@
-"""SWAP-2: a cached prefix that leaves a cache and enters another: what its pages hold, their keys, and their order.
+"""SWAP-2: exporting a cached prefix from a cache and importing it into another: its pages, their keys and order.
 
-The pages of a group are those that a request needs which hits ``num_tokens`` tokens, in the order of their places.
-Token ids and salts are not in it (SEC-2). `declarations.prefix_files` says what its file looks like.
+The pages of a group are those that a hit of ``num_tokens`` tokens needs, in the order of their places. An exported
+prefix has no token ids and no salts (SEC-2). `declarations.prefix_files` describes the format of its file.
 """
 
 import json
@@ -32,11 +32,11 @@ _LAYOUT = (
 
 @dataclass(frozen=True, eq=False)
 class ExportedPrefix:
-    """A prefix that left a cache.
+    """A prefix exported from a cache.
 
     Attributes:
-        header: the file's header.
-        arrays: the pages by ``group.layer.part``.
+        header: header of the file.
+        arrays: the pages, by ``group.layer.part``.
     """
 
     header: dict[str, Any]
@@ -44,36 +44,36 @@ class ExportedPrefix:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens its pages hold."""
+        """The number of tokens of the prefix."""
         return int(self.header["num_tokens"])
 
     def to_bytes(self, key: bytes | None = None) -> bytes:
         """The file.
 
         Args:
-            key: signs it, so that who reads it with the same key refuses what was changed; at least 16 bytes, and a
-                secret: 32 random ones are right. None: it is not signed, and whoever can write to it on its way can
-                put other pages under these keys.
+            key: the secret that signs the file, so that a reader with the same key refuses a changed file; at least 16
+                bytes, better 32, random. None: the file is not signed, and anyone who can write to it can put other
+                pages under these keys.
 
         Raises:
             TypeError: ``key`` is not bytes.
-            ValueError: it is shorter than 16 bytes (R1).
+            ValueError: ``key`` is shorter than 16 bytes (R1).
         """
         return prefix_file(self.header, self.arrays, key)
 
     @classmethod
     def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
-        """Reads a file. What it takes is of the order of the file's own size, whatever the file says.
+        """Reads a file. Memory and time are proportional to the size of the file, even if its header claims more.
 
         Args:
-            data: what `to_bytes` gave.
-            max_bytes: the most bytes that its arrays may have.
-            key: the key that it was signed with; None: it must not be signed.
+            data: the file, as `to_bytes` returned it.
+            max_bytes: the most bytes that the arrays of the file may have.
+            key: the key that the file was signed with; None: the file must not be signed.
 
         Raises:
             TypeError: ``data`` or ``key`` is not bytes.
-            ValueError: it is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3); the
-                key is too short (R1).
+            ValueError: the file is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3);
+                the key is too short (R1).
         """
         if not isinstance(data, bytes):
             raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
@@ -83,20 +83,20 @@ class ExportedPrefix:
 def export_prefix(
     manager: CacheManager, request: EngineRequest, caches: Sequence[Any], model: str
 ) -> ExportedPrefix | None:
-    """Takes the longest cached prefix of a request out of a cache, which keeps it.
+    """Exports the longest cached prefix of a request; the cache keeps it.
 
     Args:
-        manager: whose cache.
-        request: whose prefix; its last token is left to compute, as with every hit.
+        manager: the manager of the cache.
+        request: the request; its last token is never part of the prefix, as in every hit.
         caches: the pages of each group: a `RaggedPagesCache`, or the `StatePages` of each layer.
         model: a fingerprint of the model.
 
     Returns:
-        The prefix; None where nothing is cached (MAN-1).
+        The prefix; None if nothing is cached (MAN-1).
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: not as many caches as groups, or one of several page shards.
+        ValueError: not a cache for each group, or a cache of several page shards.
     """
     common = _in_common(manager, caches, model)
     pages, num_tokens = manager.get_computed_pages(request)
@@ -116,22 +116,22 @@ def export_prefix(
 def import_prefix(
     manager: CacheManager, request: EngineRequest, caches: Sequence[Any], model: str, exported: ExportedPrefix
 ) -> list[Any] | None:
-    """Puts an exported prefix into a cache, as any prefix that was cached there: it is hit by whoever begins like it.
+    """Imports an exported prefix into a cache, where later requests hit it like any cached prefix.
 
     Args:
-        manager: whose cache.
-        request: a request that begins with it; not live.
+        manager: the manager of the cache.
+        request: a request that begins with the prefix; not live.
         caches: the pages of each group, as for `export_prefix`.
         model: a fingerprint of the model.
         exported: the prefix.
 
     Returns:
-        The caches after it; None if the free pages don't suffice, and then nothing has changed.
+        The caches after the import; None if too few pages are free: then nothing has changed.
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: another model, hash seed, page size, layout or dtype; another prefix than the request's; pages that
-            are not of the shapes told; or what `CacheManager.receive_pages` refuses.
+        ValueError: another model, hash seed, page size, layout or dtype; another prefix than the request's; arrays of
+            other shapes than the caches' pages; or what `CacheManager.receive_pages` refuses.
     """
     common = _in_common(manager, caches, model)
     for name in _IN_COMMON:
@@ -182,17 +182,17 @@ def import_prefix(
 
 
 def _in_common(manager: CacheManager, caches: Any, model: object) -> dict[str, Any]:
-    """What both sides must say of themselves alike."""
+    """The part of the header that must be equal in the exporting and the importing cache."""
     if not isinstance(model, str):
         raise refusal(TypeError, "R1", f"model={model!r} must be a str")
-    given = listed("caches", caches)
-    if len(given) != manager.num_kv_cache_groups:
-        raise refusal(ValueError, "R1", f"caches has {len(given)} of {manager.num_kv_cache_groups} groups")
+    own = listed("caches", caches)
+    if len(own) != manager.num_kv_cache_groups:
+        raise refusal(ValueError, "R1", f"caches has {len(own)} of {manager.num_kv_cache_groups} groups")
     return {
         "model": model,
         "root": manager.page_pool.none_hash.hex(),
         "groups": [group_to_json(group) | {"layer_names": None} for group in manager.kv_cache_groups],
-        "caches": [_layout(cache) for cache in given],
+        "caches": [_layout(cache) for cache in own],
     }
 
 
@@ -220,7 +220,7 @@ def _layers(cache: Any) -> list[list[NDArray[Any]]]:
 
 
 def _keys(manager: CacheManager, request: EngineRequest, num_tokens: int) -> list[list[str]]:
-    """The digests of the pages that a hit of so many tokens needs, for each group."""
+    """The digests of the pages that a hit of ``num_tokens`` tokens needs, for each group."""
     pool, keys = manager.page_pool, []
     for rules in manager.coordinator.rules:
         chain = hash_request_tokens(pool.hash_function, rules.page_size, request, none_hash=pool.none_hash)

@@ -1,4 +1,4 @@
-"""MAN-12: what another program knows of a cache that tells it its events: a router that sends requests to it, say."""
+"""MAN-12: rebuilds a cached map from events, for another program, such as a router of requests."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ __all__ = ["CacheFollower"]
 class CacheFollower:
     """Rebuilds the cached map of a pool from its events, duplicates included (MAN-12).
 
-    The events are those of one pool, from its first one on, each once and in their order.
+    It must get every event of one pool, from the first on, once and in order.
     """
 
     def __init__(self) -> None:
@@ -22,15 +22,14 @@ class CacheFollower:
         """The key of each cached page, in the order in which the pages were cached."""
 
     def apply(self, events: Iterable[CacheEvent]) -> None:
-        """Follows events, all of them or none (MAN-12). O(cached pages + events).
+        """Applies events, all of them or, if one is refused, none (MAN-12). O(cached pages + events).
 
         Args:
-            events: as `take_events` gave them.
+            events: the events, in the order in which `take_events` returned them.
 
         Raises:
-            TypeError: one is no event.
-            ValueError: a page is stored that is cached already (POOL-8), or removed that is not cached, or not
-                under that hash; nothing changes.
+            TypeError: an element is no event.
+            ValueError: a stored page is cached already (POOL-8); a removed page is not cached, or under another hash.
         """
         key_of = dict(self._key_of)
         for event in listed("events", events):
@@ -63,10 +62,10 @@ class CacheFollower:
         return MappingProxyType({key: tuple(page_ids) for key, page_ids in pages.items()})
 
     def num_cached_pages(self, page_hashes: Iterable[PageHash], kv_cache_group_ids: Iterable[int]) -> int:
-        """How many leading pages of a request are cached in every one of some groups (POOL-7). O(cached pages).
+        """How many leading pages of a request are cached in all of some groups (POOL-7). O(cached pages).
 
         Args:
-            page_hashes: the keys of the request's pages, from its first on.
+            page_hashes: the keys of the request's pages, from the first on.
             kv_cache_group_ids: the groups.
         """
         keys = [read_page_hash("page_hashes", key) for key in listed("page_hashes", page_hashes)]
@@ -78,10 +77,10 @@ class CacheFollower:
         return len(keys)
 
     def check(self) -> None:
-        """Verifies that no page is followed that a pool can't cache; there is no redundancy. O(cached pages).
+        """Verifies that every cached page is one that a pool can cache; nothing is redundant. O(cached pages).
 
         Raises:
-            AssertionError: one is; the message shows the whole state.
+            AssertionError: a page is not; the message has the whole state.
         """
         for page_id, key in self._key_of.items():
             assert page_id > 0, f"POOL-1: page {page_id} is cached\n{self._key_of}"
