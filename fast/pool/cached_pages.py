@@ -51,8 +51,7 @@ class CachedPages:
         self.index = PrefixIndex(self.num_pages)
         self._run_cell = self.index.run_cell
         self.num_withdrawals = 0
-        # Keys that collide are told apart by the order in which their pages were cached: only a map that was
-        # there from the start knows it.
+        # Only a map kept from the start knows the order in which pages with colliding keys were cached.
         self._keys: KeyMap | None = None if self.hash_function is sha256 else KeyMap()
         self._log: EventLog | None = EventLog() if self.enable_events else None
         self.keeps_keys = self._keys is not None or self._log is not None
@@ -219,7 +218,7 @@ class CachedPages:
         return [pages for _, _, pages in self.index.places()]  # then no two contents have one key
 
     def restore_keys(self, keys: Iterable[tuple[int, PageHashWithGroupId]]) -> None:
-        """Notes the keys of the pages that an index was filled with, in the order in which they were cached."""
+        """Records the keys of the pages that an index was filled with, in the order in which they were cached."""
         for page, key in keys:
             if self._keys is not None:
                 self._keys.add(key, page)
