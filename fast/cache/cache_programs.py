@@ -40,7 +40,7 @@ __all__ = [
     "AnyArray",
     "Options",
     "Pages",
-    "Place",
+    "Placement",
     "attend",
     "combined_rows",
     "copied",
@@ -69,7 +69,7 @@ _MOVE: dict[AxisType, Callable[[Any, NamedSharding], Any]] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """How a cache is split over devices. Hashable.
 
     Attributes:
@@ -129,13 +129,13 @@ class Place:
         return jax.tree.map(moved, specs, tree, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
 
 
-def place_of(mesh: Mesh | None, metadata: RaggedPagesCacheMetaData, partition_manager: PartitionManager) -> Place:
+def place_of(mesh: Mesh | None, metadata: RaggedPagesCacheMetaData, partition_manager: PartitionManager) -> Placement:
     """Where a mesh has the parts of a cache. O(1)."""
     if mesh is None:
-        return Place()
+        return Placement()
     shape, axes = metadata.get_shape_and_axes()
     spec = axis_spec(mesh, partition_manager, axes, shape)
-    return Place(mesh, spec[0], spec[2])
+    return Placement(mesh, spec[0], spec[2])
 
 
 # -- Making and copying ---------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jnp.zeros(shape, dtype)
 
 
-def placed(pages: Any, place: Place) -> Any:
+def placed(pages: Any, place: Placement) -> Any:
     """A layer's pages where the mesh wants them; those that lie there stay. O(what is moved)."""
     if place.mesh is None:
         return pages
@@ -176,7 +176,7 @@ def placed(pages: Any, place: Place) -> Any:
 
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
-def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Place) -> Any:
+def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Placement) -> Any:
     """Pages copied onto others, in each array of a pytree (MAN-13). O(pages copied).
 
     Args:
@@ -190,7 +190,7 @@ def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Place
 
 
 @partial(jax.jit, static_argnums=3)
-def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Place) -> Any:
+def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Placement) -> Any:
     """Pages on their way off the devices, dead slots zeroed, in each array of a pytree (SWAP-2). O(pages exported).
 
     Args:
@@ -204,7 +204,7 @@ def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Place
 
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
-def imported(pages: Any, page_ids: jax.Array, block: Any, place: Place) -> Any:
+def imported(pages: Any, page_ids: jax.Array, block: Any, place: Placement) -> Any:
     """Pages replaced by those of a block, in each array of a pytree (SWAP-2). O(pages imported).
 
     Args:
@@ -240,7 +240,7 @@ def update(
     step: RaggedPagesMetadata,
     *,
     metadata: RaggedPagesCacheMetaData,
-    place: Place,
+    place: Placement,
     options: Options,
 ) -> Pages:
     """Writes a step's keys and values (CACHE-3). O(T)."""
@@ -274,7 +274,7 @@ def attend(
     step: RaggedPagesMetadata,
     *,
     metadata: RaggedPagesCacheMetaData,
-    place: Place,
+    place: Placement,
     options: Options,
 ) -> jax.Array:
     """What a step's queries attend to (ATT-1): `[T, Hq, Dv]`. O(queries and the keys they read)."""
@@ -300,7 +300,7 @@ def update_and_attend(
     step: RaggedPagesMetadata,
     *,
     metadata: RaggedPagesCacheMetaData,
-    place: Place,
+    place: Placement,
     options: Options,
 ) -> tuple[jax.Array, Pages]:
     """Writes all of a step's tokens where the table has them, then attends (ATT-5)."""
@@ -347,7 +347,7 @@ def _shapes(metadata: RaggedPagesCacheMetaData) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnames=("metadata", "place", "part"))
-def heads(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Place, part: str) -> jax.Array:
+def heads(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Placement, part: str) -> jax.Array:
     """The keys or values of all pages (CACHE-2): `[P, page, H, D]` or `[P, page, H, Dv]`. O(cache).
 
     Args:
@@ -371,7 +371,7 @@ def heads(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Place, 
 
 
 @partial(jax.jit, static_argnames=("metadata", "place"))
-def combined_rows(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Place) -> jax.Array:
+def combined_rows(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Placement) -> jax.Array:
     """The stored numbers of all pages without groups: `[P, page, C, Dp]`, in the cache's dtype. O(cache)."""
     layout = metadata.shard_layout
 

@@ -16,7 +16,7 @@ from kvproof.spec.declarations.documents import document, fields_of, parsed
 from ..reading.arguments import flag, index, refusal
 from . import cache_programs as programs
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
-from .cache_programs import AnyArray, Place
+from .cache_programs import AnyArray, Placement
 from .documents import pages_of, pages_to_json, rules_of, rules_to_json
 from .partitions import AxisRules, PartitionManager, read_mesh
 from .ragged_metadata import RaggedPagesMetadata
@@ -62,7 +62,7 @@ class RaggedPagesCacheView:
         metadata: what the cache is made of.
         layer_index: the index of the layer.
         kv_pages: the pages as the device stores them: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]`
-            (v3), or `ScaledPages` of such. On CPU bfloat16 and float8 are held as unsigned bits, since XLA rewrites
+            (v3), or `ScaledPages` of such. On CPU bfloat16 and float8 are stored as unsigned bits, since XLA rewrites
             a whole array of those to change one slot.
         partition_manager: the partition manager that splits the pages over mesh axes; hashable.
         mesh: the devices; None: one device.
@@ -316,7 +316,7 @@ class RaggedPagesCacheView:
     # -- Inside -----------------------------------------------------------------------------------
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Placement:
         """Where the parts of the pages lie, for `cache_programs`. O(1)."""
         return programs.place_of(self.mesh, self.metadata, self.partition_manager)
 

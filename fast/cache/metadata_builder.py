@@ -91,7 +91,7 @@ class MetadataBuilder:
                 ValueError, "R1", f"page_table is of {list(shape)} entries, not {[self.max_num_reqs, self.max_pages]}"
             )
 
-    def _read(self, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> "_Step":
+    def _read(self, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> "_TokenCounts":
         computed = naturals("num_computed_tokens", num_computed_tokens)
         scheduled = naturals("num_scheduled_tokens", num_scheduled_tokens)
         num_seqs = len(computed)
@@ -108,9 +108,9 @@ class MetadataBuilder:
             raise refusal(
                 ValueError, "R1", f"num_scheduled_tokens: {total} tokens exceed max_num_tokens={self.max_num_tokens}"
             )
-        return _Step(computed, scheduled)
+        return _TokenCounts(computed, scheduled)
 
-    def _check_room(self, table: PageTable, step: "_Step") -> None:
+    def _check_room(self, table: PageTable, step: "_TokenCounts") -> None:
         # Compared one by one with what there is room for: no sum overflows.
         computed, scheduled = step
         room = table.num_pages_per_row[: len(computed)].astype(np.int64) * self.page_size
@@ -124,7 +124,7 @@ class MetadataBuilder:
                 f"not {computed[row]} + {scheduled[row]}",
             )
 
-    def _arrays(self, step: "_Step") -> tuple[dict[str, NDArray[np.int32]], "_Tokens"]:
+    def _arrays(self, step: "_TokenCounts") -> tuple[dict[str, NDArray[np.int32]], "_TokenPositions"]:
         """The arrays of a step that are independent of tables, and the rows and positions of its tokens."""
         computed, scheduled = step
         num_seqs, ends = len(computed), np.cumsum(scheduled)
@@ -139,9 +139,11 @@ class MetadataBuilder:
             "position_ids": _padded(positions, size, 0),
             "request_distribution": _distribution(scheduled),
         }
-        return arrays, _Tokens(rows, positions, size)
+        return arrays, _TokenPositions(rows, positions, size)
 
-    def _places(self, table: PageTable, step: "_Step", tokens: "_Tokens") -> dict[str, NDArray[np.int32]]:
+    def _places(
+        self, table: PageTable, step: "_TokenCounts", tokens: "_TokenPositions"
+    ) -> dict[str, NDArray[np.int32]]:
         """The slots of a step's tokens by one table; refused if it has no page for a token (TAB-7)."""
         self._check_room(table, step)
         host, counts = table.page_table_cpu, table.num_pages_per_row
@@ -223,14 +225,14 @@ class MultiGroupMetadataBuilder:
         return _build(self.builders, tables, num_computed_tokens, num_scheduled_tokens)
 
 
-class _Step(NamedTuple):
+class _TokenCounts(NamedTuple):
     """The numbers of tokens of each row that are in the cache and that a step adds, `i64[n]` each."""
 
     computed: NDArray[np.int64]
     scheduled: NDArray[np.int64]
 
 
-class _Tokens(NamedTuple):
+class _TokenPositions(NamedTuple):
     """Row and position of each token of a step, `i64[num_tokens]` each, and how many tokens it is padded to."""
 
     rows: NDArray[np.int64]

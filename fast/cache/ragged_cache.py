@@ -74,7 +74,7 @@ class RaggedPagesCache:
         Raises:
             TypeError: an id is no integer.
             ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1); the
-                pages were given away by an earlier call that wrote (CACHE-3).
+                pages were donated to an earlier call that wrote (CACHE-3).
         """
         metadata = self.metadata
         if metadata is None:
@@ -106,7 +106,7 @@ class RaggedPagesCache:
         Raises:
             TypeError: an id is no integer.
             ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1); the pages
-                were given away by an earlier call that wrote (CACHE-3).
+                were donated to an earlier call that wrote (CACHE-3).
         """
         metadata = self.metadata
         if metadata is None:
@@ -133,7 +133,7 @@ class RaggedPagesCache:
         Raises:
             TypeError: an id is no integer, or a layer's pages are of another kind or dtype.
             ValueError: an id does not fit an int32; the shapes do not fit; there are not as many layers (R1); the pages
-                were given away by an earlier call that wrote (CACHE-3).
+                were donated to an earlier call that wrote (CACHE-3).
         """
         metadata = self.metadata
         layers = listed("block", block)

@@ -16,7 +16,7 @@ from kvproof.kernels.storage import from_bits, to_bits
 from kvproof.spec.declarations import MambaSpec
 
 from ..reading.arguments import index, integer, listed, refusal
-from .cache_programs import AnyArray, Place, zeros
+from .cache_programs import AnyArray, Placement, zeros
 from .cache_view import platform_of
 from .page_copies import PageIds, padded_pairs
 from .partitions import AxisRules, PartitionManager, axis_spec, num_shards, partition_spec, read_mesh
@@ -40,7 +40,7 @@ class StatePages:
     pages, which can't be used afterwards.
 
     Attributes:
-        pages: for each array of the state `[num_page_shards * P, *shape]`; on CPU bfloat16 is held as bits, see
+        pages: for each array of the state `[num_page_shards * P, *shape]`; on CPU bfloat16 is stored as bits, see
             `RaggedPagesCacheView`.
         dtypes: the dtype of each array.
         num_page_shards: data shards, each with pages and ids of its own (POOL-12).
@@ -167,8 +167,8 @@ class StatePages:
         return dataclasses.replace(self, pages=pages)
 
     @property
-    def _place(self) -> Place:
-        return Place(self.mesh, self.specs[0][0] if self.specs and self.specs[0] else None)
+    def _place(self) -> Placement:
+        return Placement(self.mesh, self.specs[0][0] if self.specs and self.specs[0] else None)
 
 
 def _part(mesh: Mesh | None, rules: PartitionManager, shape: tuple[int, ...], head_axis: object) -> PartitionSpec:

@@ -73,7 +73,7 @@ def require_pages(pages: Any, metadata: RaggedPagesCacheMetaData, clause: str) -
 
 
 def require_kept(pages: Any) -> Any:
-    """Refuses pages that were given away: donated to a call that wrote, which returned others (CACHE-3). O(arrays)."""
+    """Refuses pages that were donated to an earlier call that wrote (CACHE-3). O(arrays)."""
     for array in jax.tree.leaves(pages):
         if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and array.is_deleted():
             raise refusal(

@@ -367,7 +367,7 @@ class CacheCoordinator(Uncopied):
     # -- Giving back ------------------------------------------------------------------------------
 
     def free(self, slot: int, request_id: str, num_written: int | None) -> list[str]:
-        """Frees a request's pages, withdraws unwritten ones; returns the ids of others with such pages (MAN-4, 5)."""
+        """Frees a request's pages, withdraws unwritten ones; returns the ids of others with any (MAN-4, MAN-5)."""
         pool, live, held = self.page_pool, self.live, []
         for group in self.groups:
             held.append(group.last_first(slot))

@@ -17,7 +17,7 @@ from kvproof.spec.declarations import EngineRequest
 from ..reading.extra_keys import ExtraSegment
 from .cache_group import CacheGroup
 
-__all__ = ["LiveRequests", "Named", "Wanted"]
+__all__ = ["DistinctIds", "LiveRequests", "Wanted"]
 
 Wanted = tuple[CacheGroup, int, int]
 """A group's need for a request's next tokens: the group, the new length of the list, the number of pages to take."""
@@ -28,7 +28,7 @@ _NO_REQUEST = 1 << 62
 computed tokens is valid for it."""
 
 
-class Named(NamedTuple):
+class DistinctIds(NamedTuple):
     """Distinct numbers (slots, or rows of page tables) that an engine passed in one batched call.
 
     Attributes:
@@ -115,7 +115,7 @@ class LiveRequests:
         self.is_live: NDArray[np.bool_] = np.zeros(0, bool)
         self._columns: NDArray[np.int64] = np.zeros((6, 0), np.int64)
         self._resize(_FIRST_CAPACITY)
-        self.last_slots = self.last_rows = Named(b"", 0, np.empty(0, np.int64), slice(0, 0))
+        self.last_slots = self.last_rows = DistinctIds(b"", 0, np.empty(0, np.int64), slice(0, 0))
 
     def _resize(self, capacity: int) -> None:
         """Makes room for ``capacity`` requests. After a MemoryError it can be called again."""

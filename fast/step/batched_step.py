@@ -24,12 +24,12 @@ from .batched_publishing import publish_filled, read_filled
 from .growth import Growth, growth_of
 from .slot_batch import SlotBatch
 from .small_step import FEW, read_small_step
-from .step_reading import Asked, read_asked, read_rows, too_short
+from .step_reading import WholeStep, read_rows, read_step, too_short
 
 __all__ = ["allocate_batch"]
 
-_NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
-_NOBODY.flags.writeable = False
+_NO_REQUESTS: NDArray[np.int64] = np.empty(0, np.int64)
+_NO_REQUESTS.flags.writeable = False
 
 _NOTHING: NDArray[np.int32] = np.empty(0, np.int32)
 _NOTHING.flags.writeable = False
@@ -46,11 +46,11 @@ def allocate_batch(
     rows: Ids | None,
 ) -> SlotBatch:
     """`CacheManager.allocate_slots_batch`, whose arguments these are."""
-    asked = read_asked(coordinator, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
-    requests, where, computed, promised, all_slots, _, growing, due, steady = asked
-    doing = _NOBODY if delay else due
+    step = read_step(coordinator, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)
+    requests, where, computed, promised, all_slots, _, growing, due, steady = step
+    doing = _NO_REQUESTS if delay else due
     num_busy = growing.size + doing.size
-    small = read_small_step(coordinator, asked, doing) if 0 < num_busy <= FEW else None
+    small = read_small_step(coordinator, step, doing) if 0 < num_busy <= FEW else None
     row_ids = read_rows(coordinator, where, len(requests), tables, rows)
     granted = np.empty(len(requests), bool)
     granted.fill(True)
@@ -60,11 +60,11 @@ def allocate_batch(
         _write_columns(coordinator, steady, where, computed, promised, all_slots)
         return SlotBatch(granted, *small.serve(coordinator, growing, tables, row_ids))
     if num_busy:
-        return _serve_many(coordinator, asked, doing, granted, tables, row_ids)
+        return _serve_many(coordinator, step, doing, granted, tables, row_ids)
     _write_columns(coordinator, steady, where, computed, promised, all_slots)
     num_groups = len(coordinator.groups)
-    nobody = (_NOBODY,) * num_groups
-    return SlotBatch(granted, (_NOTHING,) * num_groups, nobody, nobody)
+    none = (_NO_REQUESTS,) * num_groups
+    return SlotBatch(granted, (_NOTHING,) * num_groups, none, none)
 
 
 def _write_columns(
@@ -75,7 +75,7 @@ def _write_columns(
     promised: NDArray[np.int64],
     slots: NDArray[np.int64],
 ) -> None:
-    """Writes the counts of requests that were granted slots; ``steady`` is `Asked.steady`."""
+    """Writes the counts of requests that were granted slots; ``steady`` is `WholeStep.steady`."""
     live = coordinator.live
     live.computed[where] = computed
     if steady:  # the counts before were smaller
@@ -105,16 +105,16 @@ class StepPart(NamedTuple):
     slots: NDArray[np.int64]
 
 
-def _step_of(asked: Asked, places: NDArray[np.int64]) -> StepPart:
+def _step_of(step: WholeStep, places: NDArray[np.int64]) -> StepPart:
     """The entries of some of the requests."""
-    promised = asked.promised[places]
-    slots = promised if asked.slots is asked.promised else asked.slots[places]  # without look-ahead tokens
-    return StepPart(asked.requests[places], asked.computed[places], promised, slots)
+    promised = step.promised[places]
+    slots = promised if step.slots is step.promised else step.slots[places]  # without look-ahead tokens
+    return StepPart(step.requests[places], step.computed[places], promised, slots)
 
 
 def _serve_many(
     coordinator: CacheCoordinator,
-    asked: Asked,
+    step: WholeStep,
     doing: NDArray[np.int64],
     granted: NDArray[np.bool_],
     tables: MultiGroupPageTable | None,
@@ -124,14 +124,14 @@ def _serve_many(
 
     Args:
         coordinator: the groups at work.
-        asked: the step.
+        step: the arguments of the step.
         doing: the positions of the requests that may fill a page that is to be published now.
         granted: True for each request that is granted slots; written by this function.
         tables: the page tables to which the new pages are appended; None: none.
         rows: the requests' rows in the tables.
     """
-    growing = asked.growing
-    takers, doers = _step_of(asked, growing), _step_of(asked, doing)
+    growing = step.growing
+    takers, doers = _step_of(step, growing), _step_of(step, doing)
     growths = [growth_of(group, takers.requests, takers.promised, takers.slots) for group in coordinator.groups]
     if tables is not None and rows is not None:
         _require_room(growths, tables, rows[growing])
@@ -140,7 +140,7 @@ def _serve_many(
         if growth.total:
             growth.group.make_room_for(growth.slots, growth.ends)
     total = sum([growth.total for growth in growths])
-    _, where, computed, promised, slots, *_ = asked
+    _, where, computed, promised, slots, *_ = step
     if total <= coordinator.page_pool.get_num_free_pages() and coordinator.takes_in_bulk():
         if coordinator.gives_back:
             _give_back_all(coordinator, takers, growths)
@@ -150,9 +150,9 @@ def _serve_many(
         if not served.all():
             growths = [growth.of(served) for growth in growths]
             filled = filled.of(granted[doing])
-            where, computed, promised, slots = _step_of(asked, granted.nonzero()[0])
+            where, computed, promised, slots = _step_of(step, granted.nonzero()[0])
         new = [growth.new_entries() for growth in growths]
-    _write_columns(coordinator, asked.steady, where, computed, promised, slots)
+    _write_columns(coordinator, step.steady, where, computed, promised, slots)
     publish_filled(coordinator, filled)
     coordinator.note_needs_of(takers.requests)
     coordinator.note_due_of(takers.requests if coordinator.gives_back else doers.requests)

@@ -21,7 +21,7 @@ from ..reading.request_reading import plain_tokens
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import FewAppends
 from .batched_publishing import NextPage, publish_next_pages
-from .step_reading import Asked, too_short
+from .step_reading import WholeStep, too_short
 
 __all__ = ["FEW", "SmallStep", "read_small_step"]
 
@@ -122,12 +122,12 @@ class SmallStep(NamedTuple):
                 table.write_batch(FewAppends([row for row, _ in own], [held + 1 for _, held in own], cells, pages))
 
 
-def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[np.int64]) -> SmallStep | None:
+def read_small_step(coordinator: CacheCoordinator, step: WholeStep, doing: NDArray[np.int64]) -> SmallStep | None:
     """Reads a step, if it can be served in plain loops; changes nothing (R1).
 
     Args:
         coordinator: the groups at work.
-        asked: the step.
+        step: the arguments of the step.
         doing: the positions of the requests that may fill a page that is to be published now.
 
     Returns:
@@ -140,25 +140,25 @@ def read_small_step(coordinator: CacheCoordinator, asked: Asked, doing: NDArray[
         return None
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []
-    if asked.growing.size:
-        needed = _read_takes(coordinator, asked)
+    if step.growing.size:
+        needed = _read_takes(coordinator, step)
         if needed is None:
             return None
         takes, needs = needed
     fills: list[Fill] = []
     due: list[tuple[int, int]] = []
     if doing.size:
-        filled = _read_fills(coordinator, asked, doing)
+        filled = _read_fills(coordinator, step, doing)
         if filled is None:
             return None
         fills, due = filled
     return SmallStep(takes, fills, needs, due)
 
 
-def _read_takes(coordinator: CacheCoordinator, asked: Asked) -> tuple[list[Take], list[tuple[int, int]]] | None:
+def _read_takes(coordinator: CacheCoordinator, step: WholeStep) -> tuple[list[Take], list[tuple[int, int]]] | None:
     """The pages to be taken and the requests' new ``needs_at``; None if one needs several, or too few are free."""
-    growing, groups, most = asked.growing, coordinator.groups, coordinator.most_slots
-    places, growers, wanted = growing.tolist(), asked.requests[growing].tolist(), asked.wanted.tolist()
+    growing, groups, most = step.growing, coordinator.groups, coordinator.most_slots
+    places, growers, wanted = growing.tolist(), step.requests[growing].tolist(), step.wanted.tolist()
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []
     for group in groups:
@@ -182,11 +182,11 @@ def _read_takes(coordinator: CacheCoordinator, asked: Asked) -> tuple[list[Take]
 
 
 def _read_fills(
-    coordinator: CacheCoordinator, asked: Asked, doing: NDArray[np.int64]
+    coordinator: CacheCoordinator, step: WholeStep, doing: NDArray[np.int64]
 ) -> tuple[list[Fill], list[tuple[int, int]]] | None:
     """The pages to be published and the requests' new ``due_at``; None if one fills several, or one of another kind."""
     pool, live = coordinator.page_pool, coordinator.live
-    doers, reached = asked.requests[doing].tolist(), asked.promised[doing].tolist()
+    doers, reached = step.requests[doing].tolist(), step.promised[doing].tolist()
     if pool.num_withdrawals or live.any_withdrawn:
         seen = [live.num_withdrawals[slot] for slot in doers]
         if seen.count(pool.num_withdrawals) < len(seen):

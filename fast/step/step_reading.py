@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..groups.coordinator import CacheCoordinator
-from ..groups.live_requests import Named
+from ..groups.live_requests import DistinctIds
 from ..reading.arguments import all_below, id_array, materialised, plain_array, refusal
 from ..reading.arguments import integer as read_integer
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import Ids
 
-__all__ = ["Asked", "read_asked", "read_rows", "too_short"]
+__all__ = ["WholeStep", "read_rows", "read_step", "too_short"]
 
 _INT64 = np.dtype(np.int64)
 """The object that numpy shares for this dtype, so that arrays of it are recognised by identity."""
@@ -29,7 +29,7 @@ _MOST = 2**40
 """A number of tokens above that of any request; sums of two stay within 64 bits."""
 
 
-class Asked(NamedTuple):
+class WholeStep(NamedTuple):
     """The arguments of a batched step as read, an entry for each request, `i64[n]`, and the requests with work to do.
 
     Attributes:
@@ -58,7 +58,9 @@ class Asked(NamedTuple):
     steady: bool
 
 
-def read_asked(coordinator: CacheCoordinator, slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int) -> Asked:
+def read_step(
+    coordinator: CacheCoordinator, slots: Ids, computed: Ids, new: Ids | int, lookahead: Ids | int
+) -> WholeStep:
     """Reads the numbers of `CacheManager.allocate_slots_batch`, whose arguments these are."""
     live = coordinator.live
     named = _read_named(live.last_slots, "slots", slots, len(live.requests), "MAN-11", "names a slot twice")
@@ -100,9 +102,9 @@ def read_asked(coordinator: CacheCoordinator, slots: Ids, computed: Ids, new: Id
     if is_bad or (growing.size and wanted.item(wanted.argmax()) >= coordinator.most_slots):
         _refuse(coordinator, requests, given, promised, cut)
     if reach is promised:
-        return Asked(requests, where, given, promised, promised, wanted, growing, due, steady)
+        return WholeStep(requests, where, given, promised, promised, wanted, growing, due, steady)
     all_slots = np.minimum(reach, coordinator.max_model_len)
-    return Asked(requests, where, given, promised, all_slots, all_slots[growing], growing, due, steady)
+    return WholeStep(requests, where, given, promised, all_slots, all_slots[growing], growing, due, steady)
 
 
 def _refuse(
@@ -142,7 +144,7 @@ def _counts(name: str, values: Ids | int, num: int, minimum: int, cut: dict[str,
     return numbers
 
 
-def _read_named(last: Named, name: str, values: Ids, size: int, clause: str, twice: str) -> Named:
+def _read_named(last: DistinctIds, name: str, values: Ids, size: int, clause: str, twice: str) -> DistinctIds:
     """Reads distinct numbers below ``size``; ``last``: the last result, ``twice``: the error for a repeated one."""
     if type(values) is not np.ndarray or values.dtype is not _INT64 or values.ndim != 1:
         values = id_array(name, values, size, clause)
@@ -151,7 +153,7 @@ def _read_named(last: Named, name: str, values: Ids, size: int, clause: str, twi
         return last
     ids: NDArray[np.int64] = np.frombuffer(data, np.int64)  # the caller's array may change
     if not ids.size:
-        return Named(data, size, ids, ids)
+        return DistinctIds(data, size, ids, ids)
     num = len(ids) - 1
     ascends = np.count_nonzero(ids[1:] > ids[:-1]) == num
     ordered = ids if ascends else np.sort(ids)
@@ -160,7 +162,7 @@ def _read_named(last: Named, name: str, values: Ids, size: int, clause: str, twi
         id_array(name, ids, size, clause)  # which refuses them
     if not ascends and np.count_nonzero(ordered[1:] > ordered[:-1]) < num:
         raise refusal(ValueError, "MAN-11", f"{name}={ids.tolist()} {twice}")
-    return Named(data, size, ids, slice(least, most + 1) if ascends and most - least == num else ids)
+    return DistinctIds(data, size, ids, slice(least, most + 1) if ascends and most - least == num else ids)
 
 
 def read_rows(
@@ -174,7 +176,7 @@ def read_rows(
 
     Args:
         coordinator: the groups at work.
-        where: the index of the requests in columns; see `Asked`.
+        where: the index of the requests in columns; see `WholeStep`.
         num: the number of requests.
         tables: see `CacheManager.allocate_slots_batch`.
         rows: see `CacheManager.allocate_slots_batch`.
