@@ -65,9 +65,9 @@ _SENTENCES = {
     "as a request for MAN-10; a pinned page keeps its hash until it is unpinned, unless the request that "
     "promised its content withdraws it (MAN-4). The distinct pages pinned are bounded by a maximum given at "
     "construction, per salt as well.",
-    "PIN-2": "Priority orders eviction ahead of recency: pages of a low priority are taken first, 0 unless told "
+    "PIN-2": "Priority orders eviction ahead of recency: pages of a low priority are taken first, 0 unless set "
     "otherwise, and within one priority the order is POOL-3; a free page whose priority changes goes to the back "
-    "of its new one. A priority ends at the time it was given to last to, when the page is taken, and when it is "
+    "of its new one. A priority ends at its expiry time, if it has one, when the page is taken, and when it is "
     "freed without a hash. Time comes in as an argument, never from a clock inside.",
     # -- Page hashes ------------------------------------------------------------------------------
     "HASH-1": "A full page's key is a SHA-256 chain over (parent's digest, extra keys, token ids as little-endian "
@@ -96,8 +96,8 @@ _SENTENCES = {
     "cached and hold its own prefix are taken, also if they were evicted and cached again since the look-up; "
     "others are refused. Once a request is admitted, its page list changes by its own calls only: the pages that "
     "a call returns are put behind it, null pages take the places of those given back (MAN-8, MAN-13), and every "
-    "other place keeps its page, also where another page of equal content is cached. So a page table need only be "
-    "told, at the admission, of the whole list, and then of what each call returns.",
+    "other place keeps its page, also where another page of equal content is cached. So a page table needs only "
+    "the whole list at the admission, and then what each call returns.",
     "MAN-3": "Pages are published (become hittable) up to min(computed + new, num_tokens), with delay_cache_pages "
     "not before cache_pages or the next plain allocate_slots; publishing is monotone and idempotent: a smaller "
     "count is no error and does nothing.",
@@ -124,7 +124,7 @@ _SENTENCES = {
     "a request that does not fit is reported and the later ones go on; new pages are appended to the requests' "
     "table rows.",
     "MAN-12": "Events (stored, removed, cleared; with group, page, key, parent's key, tokens, extra keys) come in an "
-    "order from which a follower rebuilds the cached map exactly, duplicates included; a batched step tells its "
+    "order from which a follower rebuilds the cached map exactly, duplicates included; a batched step emits its "
     "removals, then its stores. Off unless asked for. Counters count queries, hits, evictions and preempted "
     "tokens.",
     "MAN-13": "A state page holds the state after some number of tokens. The page being advanced is private and "
@@ -133,8 +133,8 @@ _SENTENCES = {
     "request goes on from a published state in a page of its own, with a copy to run before the step. A state "
     "can't be rolled back: computed tokens are what the last call promised.",
     "MAN-14": "A manager restored from a snapshot behaves alike in every later call. Equal states give equal "
-    "snapshots: one that is damaged, that the manager made of it would write otherwise, or that does not fit the "
-    "requests is refused.",
+    "snapshots. A snapshot is refused if it is damaged, if the manager restored from it would give another snapshot, "
+    "or if it does not fit the requests.",
     # -- Page tables ------------------------------------------------------------------------------
     "TAB-1": "A page table is int32; entries past a row's count are 0 (the null page) after every operation.",
     "TAB-2": "A page list that does not fit the row is refused, and so are negative rows; a batch, and a call over "
@@ -172,8 +172,8 @@ _SENTENCES = {
     "ATT-2": "A row with nothing to read (kv_len 0, a position below 0, everything masked) gives zeros, with sinks, "
     "too.",
     "ATT-3": "Nothing outside of the sequence's own live slots that its mask lets through can change a result: "
-    "poison (NaN) anywhere else is invisible. Where nobody looks at the table, an entry that names no page stands for "
-    "keys that are not read.",
+    "poison (NaN) anywhere else is invisible. Where a backend does not check the table, the keys of an entry that "
+    "names no page are not read.",
     "ATT-4": "Query rows past the last sequence, table rows past it and table entries past a row's pages may hold "
     "anything; those query rows give zeros.",
     "ATT-5": "A fused update writes the whole batch before any read, whatever its order: a request may read in this "
@@ -201,9 +201,9 @@ _SENTENCES = {
     "messages and printed events show no token ids and no fingerprints of salts either. Snapshots and events as text "
     "hold fingerprints, from which a salt that can be guessed is found by trying: salts are to be random.",
     "SEC-3": "What is read back is a document of a named kind and version, never pickled, nothing in it naming code. "
-    "One of another kind or version, with other fields, or that claims more than it tells of, is refused before "
+    "One of another kind or version, with other fields, or that declares more than it contains, is refused before "
     "anything is made of it; check() holds after every load.",
-    "SEC-4": "Request ids are hostile text: whatever stands in one, it is a name like any other. Messages show it "
+    "SEC-4": "Request ids are hostile text: any text is an id, and none has a special meaning. Messages show it "
     "by repr, so that no control character leaves them; elsewhere it is escaped, or written as a literal.",
 }
 

@@ -270,7 +270,7 @@ class SwapManager(PrefixManager):
         return self._swapped.num_free
 
     def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The host pages of a request that is swapped out or on its way, a list for each group; else empty lists."""
+        """The host pages of a request that is swapped out or being swapped, a list for each group; else empty lists."""
         if not isinstance(request_id, str):
             raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
         swapped = self._swapped.by_id.get(request_id)

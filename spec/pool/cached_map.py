@@ -20,8 +20,8 @@ class CachedMap(CacheLog):
     """The cached map: finds pages by their keys, and emits an event for each change (MAN-12).
 
     It also keeps the *ghost content* of each cached page: an id of (content of the page before, tokens, extra keys).
-    Equal ids mean equal content from the first token on. No hash is involved, so that a hit can be verified whatever
-    the hash function is (R2).
+    Equal ids mean equal content from the first token on. No hash is involved, so that hits are verified even
+    with a weak hash function (R2).
 
     Args:
         enable_caching: whether full pages can be cached and found again.
