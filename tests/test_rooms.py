@@ -1,11 +1,14 @@
 """The rooms of spec and fast: the same folders in both, each file beside its twin, or with a reason why it has none."""
 
+import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from kvproof import fast
 from kvproof.spec import CLAUSES
 
 from .test_layout import MODULES, ROOT, _circle, _imports, _module_of
@@ -154,3 +157,25 @@ def test_the_reading_order_names_what_is_there() -> None:
     places = {f"{place}.py" for place in _places("spec")}
     assert rooms <= named <= rooms | places | {place.split("/")[-1] for place in places}
     assert set(re.findall(r"\b[A-Z]{2,5}-\d+\b", text)) <= CLAUSES.keys()
+
+
+def _attributes(node: ast.AST) -> list[str]:
+    """The names behind ``fast`` in an expression like ``fast.pool.pages.page_list``; none in any other."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return names if isinstance(node, ast.Name) and node.id == "fast" else []
+
+
+def test_what_the_seeded_bugs_name_is_there() -> None:
+    """They reach into fast when they run: a module that has moved would make of each an ``AttributeError``."""
+    named = {
+        tuple(names)
+        for path in (ROOT / "conformance" / "catalogue").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (names := _attributes(node))
+    }
+    assert len(named) > 20, "they were found"
+    for names in named:
+        functools.reduce(getattr, names, fast)

@@ -122,7 +122,7 @@ def hash_without_entry(fast: ModuleType) -> SimpleNamespace:
         finally:
             self.missing = missing
         found = [self.pages_by_key().get(fast.PageHashWithGroupId(page_hash, group)) for group in groups]
-        return fast.pages.page_list(self, tuple(pages[0] for pages in found if pages)) if all(found) else None
+        return fast.pool.pages.page_list(self, tuple(pages[0] for pages in found if pages)) if all(found) else None
 
     return with_pool(
         fast,

@@ -35,7 +35,7 @@ def _reading(fast: ModuleType, change: Change) -> SimpleNamespace:
         if not extra_keys:
             return right
         layouts = {
-            size: fast.extra_keys.extra_segments(tuple(dict.fromkeys(change(extra_keys, size))), size)
+            size: fast.reading.extra_keys.extra_segments(tuple(dict.fromkeys(change(extra_keys, size))), size)
             for size in {group.rule.page_size for group in self.groups}
         }
         return [layouts[group.rule.page_size] for group in self.groups]
@@ -80,7 +80,7 @@ def generated_pages_without_keys(fast: ModuleType) -> SimpleNamespace:
                 of_prompt = [segment._replace(end=min(segment.end, prompt)) for segment in own]
                 begins = [0, *(segment.end for segment in own)]
                 kept = [segment for begin, segment in zip(begins, of_prompt, strict=False) if begin < prompt]
-                group.segments[slot] = [*kept, *fast.extra_keys.PLAIN]
+                group.segments[slot] = [*kept, *fast.reading.extra_keys.PLAIN]
         return pages
 
     return with_coordinator(fast, admit=admit)

@@ -117,7 +117,7 @@ def _beginning_anew(fast: ModuleType, affected: Callable[[Any], bool]) -> Simple
         if end > first and roots:
             root = roots[-1]
             rest = fast.Request("rest", request.all_token_ids[root * size :], request.extra_keys)
-            page_list = fast.pages.page_list(self.page_pool, pages[root:end])
+            page_list = fast.pool.pages.page_list(self.page_pool, pages[root:end])
             self.page_pool.cache_full_pages(rest, page_list, [], first - root, end - root, size, group.group_id)
             group.num_published[slot] = end
 

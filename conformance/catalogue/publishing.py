@@ -26,7 +26,7 @@ def _slot(manager: Any, request: Any) -> int:
 
 def _one_page_at(fast: ModuleType, manager: Any, group: Any, slot: int, place: int) -> None:
     """Caches the page at one place of a live request."""
-    pages = fast.pages.page_list(manager.page_pool, group.pages(slot))
+    pages = fast.pool.pages.page_list(manager.page_pool, group.pages(slot))
     request = manager.coordinator.live.requests[slot]
     manager.page_pool.cache_full_pages(request, pages, [], place, place + 1, group.rule.page_size, group.group_id)
 

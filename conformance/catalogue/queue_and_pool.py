@@ -22,7 +22,7 @@ def negative_get_new_pages(fast: ModuleType) -> SimpleNamespace:
     def get_new_pages(self: Any, num_pages: Any) -> Any:
         if whole(num_pages) and num_pages < 0:
             self.surplus -= int(num_pages)
-            return fast.pages.page_list(self, ())
+            return fast.pool.pages.page_list(self, ())
         missing = num_pages - pool.get_num_free_pages(self) if whole(num_pages) else 0
         if not 0 < missing <= self.surplus:
             return pool.get_new_pages(self, num_pages)
@@ -59,7 +59,7 @@ def double_mention(fast: ModuleType) -> SimpleNamespace:
         pages = self.read_pages("ordered_pages", ordered_pages)
         pages = pages[pages != 0]
         if (np.bincount(pages, minlength=self.num_pages) > self._count_of).any():
-            pool.free_pages(self, fast.pages.page_list(self, pages))  # refuses
+            pool.free_pages(self, fast.pool.pages.page_list(self, pages))  # refuses
         np.subtract.at(self._count_of, pages, 1)
         self._put_back(pages[self._count_of[pages] == 0])
 
@@ -88,7 +88,7 @@ def null_page_count_drifts(fast: ModuleType) -> SimpleNamespace:
 
     def free_pages(self: Any, ordered_pages: Any) -> None:
         pages = self.read_pages("ordered_pages", ordered_pages)
-        fast.PagePool.free_pages(self, fast.pages.page_list(self, pages))
+        fast.PagePool.free_pages(self, fast.pool.pages.page_list(self, pages))
         self._count_cell[0] -= int((pages == 0).sum())
 
     return with_pool(fast, free_pages=free_pages)
