@@ -177,5 +177,5 @@ def test_what_the_seeded_bugs_name_is_there() -> None:
         if (names := _attributes(node))
     }
     assert len(named) > 20, "they were found"
-    for names in named:
-        functools.reduce(getattr, names, fast)
+    for path_in_fast in named:
+        functools.reduce(getattr, path_in_fast, fast)

@@ -77,9 +77,9 @@ def takes_options(constructor: Constructor) -> Constructor:
 
     @functools.wraps(constructor)
     def completing(*arguments: Any, **given: Any) -> None:
-        for name in given:
-            if name not in known:
-                raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {name!r}")
+        if not known.issuperset(given):
+            unknown = next(name for name in given if name not in known)
+            raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {unknown!r}")
         constructor(*arguments, **{**defaults, **given})
 
     shown = [
