@@ -55,7 +55,7 @@ class RaggedPagesCacheMetaData:
         num_kv_heads: KV heads of the model: those of all shards together.
         k_headdim: the size of a key head (D).
         v_headdim: the size of a value head (Dv).
-        hbm_utilization: which part of a device's free memory the cache may take, in (0, 1].
+        hbm_utilization: the part of a device's free memory that the cache may take, in (0, 1].
         page_size: tokens in a page.
         num_pages: pages of each data shard, with the null page; -1: not known yet.
         max_num_pages_per_req: pages of a request of ``max_model_length`` tokens.
@@ -138,7 +138,7 @@ class RaggedPagesCacheMetaData:
 
         Args:
             mesh: the devices; None: one.
-            partition_manager: how they share heads and pages.
+            partition_manager: the split of heads and pages over the devices.
             kvdtype: the cache's dtype, or its name.
             num_hidden_layers: layers.
             num_kv_heads: KV heads of the model.
@@ -146,13 +146,13 @@ class RaggedPagesCacheMetaData:
             kv_head_dim_size: numbers of a head, of keys and values.
             k_headdim: numbers of a head of a key, where not ``kv_head_dim_size``.
             v_headdim: numbers of a head of a value, where not ``kv_head_dim_size``.
-            hbm_utilization: which part of a device's free memory the cache may take, in (0, 1].
+            hbm_utilization: the part of a device's free memory that the cache may take, in (0, 1].
             page_size: tokens in a page.
             version: ``"v2"`` or ``"v3"``.
             budget_bytes: bytes of each device that the cache may take; None: by ``hbm_utilization``.
             max_num_tokens: the most tokens of a step; -1: not known.
             max_num_reqs: the most requests of a step; -1: not known.
-            slot_scales: whether each slot and head has a scale; always so for int8.
+            slot_scales: True for a scale for each slot and head; always so for int8.
 
         Raises:
             TypeError: an argument is of the wrong type.
@@ -268,7 +268,7 @@ class RaggedPagesCacheMetaData:
         return self.num_hidden_layers * self.layer_page_bytes
 
     def get_max_num_seqs(self) -> int:
-        """How many requests of ``max_model_length`` a table of half a MiB serves four times over; at least 1. O(1)."""
+        """The most requests of ``max_model_length`` whose int32 page table takes half a MiB; at least 1. O(1)."""
         return max(1, _TABLE_BYTES // cdiv(self.max_model_length, self.page_size) // 4)
 
     def get_padded_num_slices(self, num_tokens: int | None = None, max_num_reqs: int | None = None) -> int:

@@ -105,7 +105,7 @@ class Placement:
         """Calls a function on each device's parts of the arguments.
 
         Args:
-            function: what to call.
+            function: the function to call.
             arguments: pytrees of arrays.
             ins: the partition of each argument: one, or a pytree of them.
             outs: the partition of what it returns.
@@ -130,7 +130,7 @@ class Placement:
 
 
 def place_of(mesh: Mesh | None, metadata: RaggedPagesCacheMetaData, partition_manager: PartitionManager) -> Placement:
-    """Where a mesh has the parts of a cache. O(1)."""
+    """The placement of a cache on a mesh. O(1)."""
     if mesh is None:
         return Placement()
     shape, axes = metadata.get_shape_and_axes()
@@ -148,7 +148,7 @@ def zeros(shape: tuple[int, ...], dtype: Any, mesh: Mesh | None, spec: Partition
         shape: the array's.
         dtype: the array's.
         mesh: the devices; None: one device.
-        spec: how the array is split over them.
+        spec: the partition of the array over the devices.
     """
     if mesh is None:
         made: jax.Array = _zeros(shape, dtype)
@@ -183,7 +183,7 @@ def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Place
         pages: a pytree of arrays `[P, ...]`, donated.
         sources: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
         destinations: `i32[n]`.
-        place: where the pages lie.
+        place: the placement of the pages.
     """
     parts = place.pages(pages)
     return place.run(copy_pages, (pages, sources, destinations), (parts, place.step, place.step), parts)
@@ -197,7 +197,7 @@ def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Place
         pages: a pytree of arrays `[P, page, ...]`.
         page_ids: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
         num_slots: `i32[n]`: how many of each page's first slots hold something.
-        place: where the pages lie.
+        place: the placement of the pages.
     """
     parts = place.pages(pages)
     return place.run(export_pages, (pages, page_ids, num_slots), (parts, place.step, place.step), parts)
@@ -211,7 +211,7 @@ def imported(pages: Any, page_ids: jax.Array, block: Any, place: Placement) -> A
         pages: a pytree of arrays `[P, page, ...]`, donated.
         page_ids: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
         block: a pytree alike, of arrays `[n, page, ...]`.
-        place: where the pages lie.
+        place: the placement of the pages.
     """
     parts = place.pages(pages)
     return place.run(write_states, (pages, page_ids, block), (parts, place.step, parts), parts)
@@ -225,7 +225,7 @@ def _named(options: Options) -> dict[str, Any]:
 
 
 def _slots(step: RaggedPagesMetadata, num_tokens: int, metadata: RaggedPagesCacheMetaData) -> jax.Array:
-    """Where a step's tokens go when only the table and the lengths say so (TAB-7)."""
+    """The slots of a step's tokens, computed from the table and the lengths (TAB-7)."""
     room = step.pages_tables.shape[1] * metadata.page_size
     with jax.enable_x64(False):  # 32-bit arithmetic, even if 64-bit types are enabled elsewhere
         batch = ragged(step.context_lens, step.query_start_loc, step.num_seqs, num_tokens, room)
@@ -277,7 +277,7 @@ def attend(
     place: Placement,
     options: Options,
 ) -> jax.Array:
-    """What a step's queries attend to (ATT-1): `[T, Hq, Dv]`. O(queries and the keys they read)."""
+    """Attention of a step's queries (ATT-1): `[T, Hq, Dv]`. O(queries and the keys they read)."""
 
     def local(queries: jax.Array, kv_pages: Pages, sinks: jax.Array | None, step: RaggedPagesMetadata) -> jax.Array:
         out: jax.Array = ragged_paged_attention(
@@ -353,7 +353,7 @@ def heads(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Placeme
     Args:
         kv_pages: the pages.
         metadata: the cache's.
-        place: where the pages lie.
+        place: the placement of the pages.
         part: ``"keys"`` or ``"values"``.
     """
     layout = metadata.shard_layout

@@ -59,7 +59,7 @@ class RaggedPagesCacheView:
     pass the view (or the whole cache) as a donated argument to have that.
 
     Attributes:
-        metadata: what the cache is made of.
+        metadata: the metadata of the cache.
         layer_index: the index of the layer.
         kv_pages: the pages as the device stores them: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]`
             (v3), or `ScaledPages` of such. On CPU bfloat16 and float8 are stored as unsigned bits, since XLA rewrites
@@ -87,9 +87,9 @@ class RaggedPagesCacheView:
 
         Args:
             mesh: the devices; None: one device.
-            metadata: what the cache is made of.
-            layer_index: which layer.
-            partition_manager: how mesh axes split the pages.
+            metadata: the metadata of the cache.
+            layer_index: the index of the layer.
+            partition_manager: the split of the pages over mesh axes.
             quantizer: called with the pages, it returns what is kept in their place, as `SlotQuantizer` does; None:
                 the pages, with scales if ``metadata.slot_scales`` says so.
 
@@ -133,8 +133,8 @@ class RaggedPagesCacheView:
         Args:
             key: `[batch, seq, H, D]`, or `[T, H, D]`: f32, bf16 or f16.
             value: the same with Dv.
-            cache_metadata: where they go: by its ``slot_mapping``, or by the table's positions if that is None.
-            k_scale: what keys are divided by before they are stored; None: 1.
+            cache_metadata: the step, whose ``slot_mapping`` has their slots; if it is None the table's positions do.
+            k_scale: the divisor of keys before they are stored; None: 1.
             v_scale: the same for values.
 
         Returns:
@@ -166,13 +166,13 @@ class RaggedPagesCacheView:
         validate: bool = False,
         **options: Any,
     ) -> jax.Array:
-        """What a step's queries attend to (ATT-1). O(queries and the keys that they read).
+        """Attention of a step's queries (ATT-1). O(queries and the keys that they read).
 
         Args:
             queries: `[T, Hq, D]`.
             cache_metadata: the step.
             sinks: one more logit a head, `f32[Hq]`; None: none.
-            validate: whether the arrays of the step are looked at too; they must be concrete then.
+            validate: True to check the values of the step's arrays, which must be concrete then.
             options: those of `ragged_paged_attention` that are static: ``scale``, ``causal``, ``window``, ``chunk``,
                 ``soft_cap``, ``q_scale``, ``k_scale``, ``v_scale``.
 
@@ -317,7 +317,7 @@ class RaggedPagesCacheView:
 
     @property
     def place(self) -> Placement:
-        """Where the parts of the pages lie, for `cache_programs`. O(1)."""
+        """The placement of the pages, for `cache_programs`. O(1)."""
         return programs.place_of(self.mesh, self.metadata, self.partition_manager)
 
     def _heads(self, part: str) -> jax.Array:

@@ -49,7 +49,7 @@ def padded_pairs(
 
 
 def padded_size(count: int) -> int:
-    """How many ids are sent for ``count``: the next of 16, 64, 256, ..."""
+    """The number of ids sent for ``count``: the next of 16, 64, 256, ..."""
     size = _LEAST
     while size < count:
         size *= _STEP

@@ -46,8 +46,8 @@ class PartitionManager(Protocol):
         """The mesh axes over which an array is split.
 
         Args:
-            axes: what each axis of the array is: ``"pages"``, ``"kv_heads"``, or None for one that stays whole.
-            mode: what the array is for; the cache asks for ``"decode"`` only.
+            axes: the meaning of each axis of the array: ``"pages"``, ``"kv_heads"``, or None for one that stays whole.
+            mode: the purpose of the array; the cache asks for ``"decode"`` only.
             shape: the array's shape.
 
         Returns:
@@ -86,7 +86,7 @@ def num_shards(mesh: DeviceMesh | None, partition_manager: PartitionManager, axi
 
     Args:
         mesh: the mesh; None: one device.
-        partition_manager: what says how.
+        partition_manager: the partition manager.
         axis: ``"pages"`` or ``"kv_heads"``.
         size: the axis' length.
 

@@ -23,12 +23,12 @@ __all__ = [
 def per_device_hbm_budget_bytes(
     util: float = 0.9, mode: str = "free", safety_margin: int = 268435456, devices: Iterable[Any] = ()
 ) -> int:
-    """How many bytes of memory the cache may take on each device of this process (CACHE-1). O(devices).
+    """The bytes of memory that the cache may take on each device of this process (CACHE-1). O(devices).
 
     For a device that does not report its memory, such as a CPU, its share of the host's memory is used.
 
     Args:
-        util: which part of the memory may be used, above 0 and at most 1.
+        util: the part of the memory that may be used, above 0 and at most 1.
         mode: ``free``: that part of what is free now. ``total``: that part of all, less what is in use now.
         safety_margin: bytes that are left alone in either mode.
         devices: the devices; none given: those of this process.
@@ -90,7 +90,7 @@ class PoolSize(NamedTuple):
 
 
 def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
-    """How many pages fit into a budget where groups share one pool (CACHE-1). O(groups).
+    """The number of pages that fit into a budget if groups share one pool (CACHE-1). O(groups).
 
     A page of the pool serves any group, so that it is as large as the largest group's.
 

@@ -147,8 +147,8 @@ class RaggedPagesMetadata:
         """The metadata of one of the shards that were stacked (CACHE-5). O(its size).
 
         Args:
-            number: which one.
-            num_shards: how many there are.
+            number: the number of the shard.
+            num_shards: the number of shards that were stacked.
 
         Raises:
             TypeError: an argument is no integer.

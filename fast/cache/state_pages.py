@@ -70,7 +70,7 @@ class StatePages:
             mesh: the devices; None: one device.
             spec: the shapes of the state's arrays, and their dtypes: float32, bfloat16 or float16.
             num_pages: pages of each data shard, the null page counted.
-            partition_manager: how mesh axes split pages and heads; None: `AxisRules`.
+            partition_manager: the split of pages and heads over mesh axes; None: `AxisRules`.
             head_axes: for each array the axis of its shape that runs over heads, which are split as KV heads are;
                 None: no axis of any.
 

@@ -29,7 +29,7 @@ def validate_step(
         step: the step.
         metadata: the cache's.
         queries: `[T, Hq, D]`.
-        writes: whether the program writes the tokens as well.
+        writes: True if the program writes the tokens as well.
 
     Raises:
         TypeError: an argument that the program refuses.

@@ -145,7 +145,7 @@ class SwappedRequests:
     """The requests of a manager that are in host memory or being copied.
 
     Args:
-        num_host_pages: how many pages host memory has room for.
+        num_host_pages: the number of pages that host memory has room for.
 
     Attributes:
         host: the host pages.

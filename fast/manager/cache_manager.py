@@ -235,7 +235,7 @@ class CacheManager(SwapManager):
         Raises:
             TypeError: a number or a table is of another type.
             IndexError: a slot without a live request (MAN-11), a row that does not exist (TAB-2).
-            ValueError: what `allocate_slots` refuses for one of the requests; a slot or row named twice, lengths
+            ValueError: `allocate_slots` would refuse one of the requests; a slot or row named twice, lengths
                 that differ, tables without rows, a row that is not its request's (MAN-11) or too short (TAB-2).
         """
         delay = flag("delay_cache_pages", delay_cache_pages)

@@ -38,7 +38,7 @@ class ShardedCacheManager(Uncopied):
         options: see `ManagerOptions`; they are each shard's, with one seed for all.
 
     Attributes:
-        num_shards: how many shards.
+        num_shards: the number of shards.
         shards: the manager of each shard.
     """
 

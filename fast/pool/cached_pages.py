@@ -202,7 +202,7 @@ class CachedPages:
 
     @property
     def counters(self) -> CacheCounters:
-        """What the pool has counted: evictions, lifetimes and reuse gaps (MAN-12)."""
+        """The counters of the pool: evictions, lifetimes and reuse gaps (MAN-12)."""
         return CacheCounters(
             evictions=self._evictions,
             page_lifetimes=tuple(self._sampling.lifetimes),
@@ -248,7 +248,7 @@ class CachedPages:
         """Verifies index, keys, events and counters; O(pages and cached tokens).
 
         Args:
-            is_free: which pages are free, `bool[num_pages]`.
+            is_free: True for each page that is free, `bool[num_pages]`.
 
         Raises:
             AssertionError: they don't agree.

@@ -186,7 +186,7 @@ class PoolFreeQueue:
 
     @property
     def num_free_pages(self) -> int:
-        """How many pages are free."""
+        """The number of free pages."""
         return self._pool.get_num_free_pages()
 
     @property

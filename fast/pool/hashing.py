@@ -247,7 +247,7 @@ def hash_request_tokens(
     Args:
         hash_function: bytes in, bytes out.
         page_size: tokens in a page.
-        request: whose tokens, prompt and output alike, are read.
+        request: the request; the tokens of prompt and output are read.
         none_hash: the root of the chain, see `init_none_hash`.
     """
     page_size = integer("page_size", page_size, minimum=1)

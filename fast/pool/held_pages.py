@@ -99,7 +99,7 @@ class HeldPages(CachedPages):
         return self._pins.num_pinned
 
     def pin_counts(self) -> NDArray[np.int64]:
-        """How often each page is pinned, `i64[num_pages]`. O(pages)."""
+        """The number of pins of each page, `i64[num_pages]`. O(pages)."""
         return self._pins.counts().copy()
 
     def _note_pins(self) -> None:
@@ -214,7 +214,7 @@ class HeldPages(CachedPages):
         return self._free.given() if isinstance(self._free, PriorityOrder) else []
 
     def sampled_times(self) -> tuple[list[list[int]], list[list[int]]]:
-        """When the sampled pages that are cached were stored, and when those of them that are free became free.
+        """The times when sampled cached pages were stored, and when the free ones among them became free.
 
         Both as [page, time], by page. O(pages).
         """

@@ -88,7 +88,7 @@ class PagePool(HeldPages, Uncopied):
         """Takes pages from the front of the free queue, each with a count of 1, their hashes evicted (POOL-3).
 
         Args:
-            num_pages: how many; 0 gives an empty list (POOL-4).
+            num_pages: the number of pages; 0 gives an empty list (POOL-4).
 
         Returns:
             The pages, in queue order. O(num_pages), in array operations.
@@ -314,13 +314,13 @@ class PagePool(HeldPages, Uncopied):
         computed where ``page_hashes`` is empty or came from `hash_request_tokens`.
 
         Args:
-            request: whose tokens and extra keys the pages hold.
+            request: the request with the tokens and extra keys of the pages.
             pages: the request's pages from its first on.
             page_hashes: keys of the request's pages from its first on, computed before; the list may be short
                 or empty. A key that is not the request's is refused, since it would be found by a request
                 with other tokens (R2).
-            num_cached_pages: how many leading pages are cached already.
-            num_full_pages: how many leading pages are to be cached after the call.
+            num_cached_pages: the number of leading pages that are cached already.
+            num_full_pages: the number of leading pages that are cached after the call.
             page_size: tokens in a page.
             kv_cache_group_id: the group that the pages belong to.
 

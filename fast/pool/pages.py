@@ -64,7 +64,7 @@ class CachePage:
 
     @property
     def is_null(self) -> bool:
-        """Whether this is a null page: a placeholder that holds nothing (POOL-1)."""
+        """True for a null page: a placeholder without content (POOL-1)."""
         return self._is_null
 
     @property

@@ -140,7 +140,7 @@ class Pins:
 
         Args:
             counts: the number of pins of each page, `i64[num_pages]`.
-            is_cached: which pages are cached, `bool[num_pages]`.
+            is_cached: True for each page that is cached, `bool[num_pages]`.
         """
         self._count_of = counts
         self.num_pinned = int(np.count_nonzero(counts))
@@ -151,7 +151,7 @@ class Pins:
         """Verifies counts and bounds.
 
         Args:
-            is_cached: which pages are cached, `bool[num_pages]`.
+            is_cached: True for each page that is cached, `bool[num_pages]`.
 
         Raises:
             AssertionError: they don't agree; the message shows the pins.

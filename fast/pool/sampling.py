@@ -133,8 +133,8 @@ class Sampling:
         """Verifies times and histograms.
 
         Args:
-            is_cached: which pages are cached, `bool[num_pages]`.
-            is_free: which are free, `bool[num_pages]`.
+            is_cached: True for each page that is cached, `bool[num_pages]`.
+            is_free: True for each page that is free, `bool[num_pages]`.
             clock: the time now.
             evictions: the number of pages ever evicted.
 

@@ -34,8 +34,8 @@ class ExportedPrefix:
     """The pages of a prefix, group by group in the order of their places, without token ids and salts (SEC-2).
 
     Attributes:
-        header: what the file says beside the pages: ``model``, ``root`` of the keys, ``groups`` and ``caches`` as they
-            are declared, ``num_tokens``, and for each group the ``keys`` of its pages, hexadecimal.
+        header: the contents of the file beside the pages: ``model``, ``root`` of the keys, ``groups`` and ``caches`` as
+            they are declared, ``num_tokens``, and for each group the ``keys`` of its pages, hexadecimal.
         arrays: the pages as unsigned integers of their size, by ``group.layer.part``.
     """
 

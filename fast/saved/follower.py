@@ -31,7 +31,7 @@ class CacheFollower:
         """Applies events in order. O(events).
 
         Args:
-            events: what a pool's or a manager's ``take_events`` returned.
+            events: events that ``take_events`` of a pool or a manager returned.
 
         Raises:
             TypeError: an element is not an event, or a field of one has the wrong type.

@@ -27,7 +27,7 @@ class MultiGroupPageTable(Uncopied):
         max_model_len: the most tokens of a request, for which each table's rows have room.
         max_num_batched_tokens: the most tokens of one step.
         page_sizes: tokens in a page, for each group.
-        sharding: where the device tables lie; see `PageTable`.
+        sharding: the sharding of the device tables; see `PageTable`.
 
     Attributes:
         page_tables: the groups' tables.

@@ -33,7 +33,7 @@ def slot_mapping(
 
     Args:
         host: the host's rows, `i32[max_num_reqs, max_num_pages_per_req]`.
-        counts: how many pages each row names, `i32[max_num_reqs]`.
+        counts: the number of pages of each row, `i32[max_num_reqs]`.
         max_num_batched_tokens: the length of the result.
         req_indices: the row of each token, `[num_tokens]`.
         positions: the position of each token in its row, `[num_tokens]`.
@@ -75,11 +75,11 @@ def update_slices(
 
     Args:
         host: the host's rows, `i32[max_num_reqs, max_num_pages_per_req]`.
-        counts: how many pages each row names, `i32[max_num_reqs]`.
+        counts: the number of pages of each row, `i32[max_num_reqs]`.
         max_num_batched_tokens: the most tokens of a step.
         req_indices: the rows, each once, in the order in which their tokens stand in the step, `[n]`.
         starts: the position of each row's first token in the step, `[n]`.
-        lengths: how many tokens of each row are in the step, `[n]`.
+        lengths: the number of tokens of each row in the step, `[n]`.
         page_size: tokens in a page.
 
     Returns:
