@@ -48,7 +48,7 @@ def test_a_fault_is_told_as_a_short_schedule(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENG-2."""
-    monkeypatch.setattr(serve_check_command, "_SECONDS", 3.0)
+    monkeypatch.setattr(serve_check_command, "_TRIES", 20)
     assert main(["serve-check", "--backend", BUG, "--seed", "1", "--schedules", "30", "--model", "full"]) == 1
     said = capsys.readouterr().out
     assert "ENG-2: expected a step in which somebody goes on, and nobody scheduled gives way, observed" in said

@@ -282,7 +282,9 @@ def test_a_deviation_is_a_verdict(trace_path: Path, tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert f"{__name__}:FAILING deviates in step 2, request 0" in printed
     assert "observed  OSError: [bold]broken[/bold]" in printed
-    assert json.loads(report_path.read_text())["deviation"] == {
+    told = json.loads(report_path.read_text())["deviation"]
+    assert "test_replay.py" in told.pop("raised")[-1]
+    assert told == {
         "step": 2,
         "request_id": "request 0",
         "call": "allocate_slots(request, 1)",
