@@ -179,3 +179,14 @@ def test_what_the_seeded_bugs_name_is_there() -> None:
     assert len(named) > 20, "they were found"
     for path_in_fast in named:
         functools.reduce(getattr, path_in_fast, fast)
+
+
+def test_a_class_name_of_the_specification_means_one_thing() -> None:
+    names = [
+        name
+        for path in MODULES
+        if path.is_relative_to(ROOT / "spec")
+        for name in re.findall(r"^class _?(\w+)", path.read_text(), re.MULTILINE)
+    ]
+    assert len(names) > 50, "the classes were found"
+    assert {name for name in names if names.count(name) > 1} == set()

@@ -18,10 +18,10 @@ from ..reading.array_arguments import array_of
 from .cache_metadata import RaggedPagesCacheMetaData
 from .ragged_metadata import RaggedPagesMetadata
 
-__all__ = ["CacheParts", "Part", "require_pages"]
+__all__ = ["CachePart", "CacheParts", "require_pages"]
 
 
-class Part(NamedTuple):
+class CachePart(NamedTuple):
     """One part of a cache: the number of its pool, and the number of its head shard."""
 
     pool: int
@@ -39,48 +39,48 @@ class CacheParts:
         self._pools = metadata.num_page_shards
         self._heads = metadata.num_head_shards
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[CachePart]:
         """All parts."""
-        return (Part(pool, heads) for pool in range(self._pools) for heads in range(self._heads))
+        return (CachePart(pool, heads) for pool in range(self._pools) for heads in range(self._heads))
 
-    def step(self, step: RaggedPagesMetadata, part: Part) -> RaggedPagesMetadata:
+    def step(self, step: RaggedPagesMetadata, part: CachePart) -> RaggedPagesMetadata:
         """The share of a step's metadata that belongs to a part's pool."""
         return step.shard(part.pool, self._pools)
 
-    def batch(self, step: RaggedPagesMetadata, part: Part) -> tuple[Any, Any, Any, Any]:
+    def batch(self, step: RaggedPagesMetadata, part: CachePart) -> tuple[Any, Any, Any, Any]:
         """The arguments of attention for a part: lengths, page table, bounds and number of sequences."""
         own = self.step(step, part)
         return own.context_lens, own.pages_tables, own.query_start_loc, own.num_seqs
 
-    def tokens(self, array: NDArray[Any], part: Part) -> NDArray[Any]:
+    def tokens(self, array: NDArray[Any], part: CachePart) -> NDArray[Any]:
         """The rows and heads of `[T, H, D]` that belong to a part."""
         return self._of(array, part, axis=1)
 
-    def sinks(self, sinks: Any, part: Part) -> NDArray[Any] | None:
+    def sinks(self, sinks: Any, part: CachePart) -> NDArray[Any] | None:
         """The entries of `f32[Hq]` that belong to a part's heads; None if there are no sinks."""
         if sinks is None:
             return None
         return _split(array_of("sinks", sinks, ("Hq",), (CODES["f32"],)), 0, part.heads, self._heads)
 
-    def pages(self, kv_pages: Any, part: Part) -> Any:
+    def pages(self, kv_pages: Any, part: CachePart) -> Any:
         """A part's pages, with their scales if the cache has scales."""
         if isinstance(kv_pages, ScaledPages):
             return ScaledPages(*(self._of(np.asarray(array), part, axis=2) for array in kv_pages))
         return self._of(np.asarray(kv_pages), part, axis=2)
 
-    def joined(self, parts: Mapping[Part, NDArray[Any]], axis: int) -> NDArray[Any]:
+    def joined(self, parts: Mapping[CachePart, NDArray[Any]], axis: int) -> NDArray[Any]:
         """Joins the arrays of all parts: pools along the first axis, heads along ``axis``."""
-        pools = [[parts[Part(pool, heads)] for heads in range(self._heads)] for pool in range(self._pools)]
+        pools = [[parts[CachePart(pool, heads)] for heads in range(self._heads)] for pool in range(self._pools)]
         return np.concatenate([np.concatenate(heads, axis) for heads in pools])
 
-    def joined_pages(self, parts: Mapping[Part, Any]) -> Any:
+    def joined_pages(self, parts: Mapping[CachePart, Any]) -> Any:
         """Joins the pages of all parts."""
         if isinstance(next(iter(parts.values())), ScaledPages):
             values = self.joined({part: pages.values for part, pages in parts.items()}, axis=2)
             return ScaledPages(values, self.joined({part: pages.scales for part, pages in parts.items()}, axis=2))
         return self.joined(parts, axis=2)
 
-    def _of(self, array: NDArray[Any], part: Part, axis: int) -> NDArray[Any]:
+    def _of(self, array: NDArray[Any], part: CachePart, axis: int) -> NDArray[Any]:
         return _split(_split(array, 0, part.pool, self._pools), axis, part.heads, self._heads)
 
 

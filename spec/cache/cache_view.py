@@ -16,7 +16,7 @@ from ..layout.open_pages import OpenPages
 from ..reading.arguments import index, refusal
 from ..reading.array_arguments import array_of
 from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
-from .cache_parts import CacheParts, Part, require_pages
+from .cache_parts import CachePart, CacheParts, require_pages
 from .documents import pages_from_json, pages_to_json, rules_from_json, rules_to_json
 from .partitions import AxisRules, num_shards
 from .ragged_metadata import RaggedPagesMetadata
@@ -306,8 +306,8 @@ class RaggedPagesCacheView:
         """All keys and all values."""
         layout = self.metadata.shard_layout
         dtype = CODES["f32"] if self.metadata.slot_scales else self.metadata.kvdtype
-        keys: dict[Part, NDArray[Any]] = {}
-        values: dict[Part, NDArray[Any]] = {}
+        keys: dict[CachePart, NDArray[Any]] = {}
+        values: dict[CachePart, NDArray[Any]] = {}
         for part in self._parts:
             own = self._parts.pages(self.kv_pages, part)
             pages = OpenPages(own, layout.head_dim, layout.v_head_dim, layout.num_kv_heads, None, 1, 1)
