@@ -105,11 +105,11 @@ class CacheGroup(PageLists):
         pages = cells[::-1].astype(np.int64)
         return pages[pages != 0] if self.rule.gives_back else pages
 
-    def give_back(self, slot: int, first: int) -> NDArray[np.int64]:
-        """Replaces the pages at places below ``first`` by null pages; returns them, the last one first."""
+    def give_back(self, slot: int, first: int, *, keep_room: bool = False) -> NDArray[np.int64]:
+        """`leave_behind`, noted in ``given_back``."""
         if first > self.num_given_back[slot]:
             self.num_given_back[slot] = first
-        return self.leave_behind(slot, first)
+        return self.leave_behind(slot, first, keep_room=keep_room)
 
     def common_pages(self, slot: int, others: Sequence[int]) -> int:
         """The number of leading pages that a request shares with all requests in ``others`` (MAN-10)."""

@@ -18,6 +18,9 @@ __all__ = ["PageLists"]
 Number = TypeVar("Number", int, NDArray[np.int64])
 """A count of cells, or an array of them."""
 
+_NONE: NDArray[np.int64] = np.empty(0, np.int64)
+_NONE.flags.writeable = False
+
 _SPARE = 1 << 14
 """The number of unused cells (64 KiB) up to which lists are not copied to a smaller array."""
 
@@ -93,12 +96,20 @@ class PageLists:
                 self._move(slot, end)
 
     def make_room_for(self, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """`make_room` for many lists, each of which has a page in its last place."""
+        """`make_room` for many lists, each of which has a page in its last place.
+
+        The next copy to a new array may end this room: until the pages are in the lists, `leave_behind` is called
+        with ``keep_room`` only.
+        """
         short = (ends > self.limits[slots]).nonzero()[0]
         if short.size:
-            for slot, end in zip(slots[short].tolist(), ends[short].tolist(), strict=True):
-                if end > self.num_limits[slot]:
-                    self._move(slot, end)
+            slots, ends = slots[short], ends[short]
+            firsts = self.begins[slots] - self.origins[slots]
+            if self._end + int(_with_room(ends - firsts).sum()) > len(self.cell):
+                self._lay_out(slots, ends)  # once for all: for one list alone, the others would lose their room
+                return
+            for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
+                self._move(slot, end)
 
     def _move(self, slot: int, end: int) -> None:
         """Moves a list to cells where it can grow to ``end``."""
@@ -107,7 +118,7 @@ class PageLists:
         room = _with_room(end - first)
         start, stop = self._end, self._end + room
         if stop > len(self.cell):
-            self._lay_out(slot, end)
+            self._lay_out(np.array([slot]), np.array([end]))
             return
         count = length - first
         self.cell[start : start + count] = self.cell[begin : begin + count]
@@ -116,12 +127,12 @@ class PageLists:
         self.num_origins[slot] = start - first
         self.num_limits[slot] = first + room
 
-    def _lay_out(self, slot: int = 0, end: int = 0) -> None:
-        """Copies all lists to a new array, in which list ``slot`` can grow to ``end``. O(slots and pages in lists)."""
+    def _lay_out(self, slots: NDArray[np.int64] = _NONE, ends: NDArray[np.int64] = _NONE) -> None:
+        """Copies all lists to a new array; lists ``slots`` can grow to ``ends`` in it. O(slots and pages in lists)."""
         firsts = self.begins - self.origins
         counts = self.lengths - firsts
         wanted = counts.copy()
-        wanted[slot] = max(wanted.item(slot), end - firsts.item(slot))
+        wanted[slots] = np.maximum(wanted[slots], ends - firsts[slots])
         rooms = _with_room(wanted) * (wanted > 0)
         ends = np.cumsum(rooms)
         starts = ends - rooms
@@ -137,8 +148,10 @@ class PageLists:
         self.cells, self.cell, self._end = cells, new, total
         self._fewest_cells = (len(cells) - 32 * len(rooms) - _SPARE) // 2
 
-    def _save_memory(self) -> None:
-        """Copies the lists to a smaller array, as they need far fewer cells."""
+    def save_memory(self) -> None:
+        """Copies the lists to a smaller array if they need far fewer cells. Room made for lists is lost."""
+        if self.num_cells >= self._fewest_cells:
+            return
         try:
             self._lay_out()
         except MemoryError:
@@ -185,8 +198,11 @@ class PageLists:
             self.num_cells += count
         self.num_pages[slot] = end
 
-    def leave_behind(self, slot: int, stop: int) -> NDArray[np.int64]:
-        """Replaces the pages at places below ``stop`` of a list by null pages; returns them, the last one first."""
+    def leave_behind(self, slot: int, stop: int, *, keep_room: bool = False) -> NDArray[np.int64]:
+        """Replaces the pages at places below ``stop`` of a list by null pages; returns them, the last one first.
+
+        With ``keep_room`` all lists keep the room that was made for them; the caller calls `save_memory` afterwards.
+        """
         begin, origin = self.num_begins[slot], self.num_origins[slot]
         end = origin + min(stop, self.num_pages[slot])
         if begin >= end:
@@ -195,8 +211,8 @@ class PageLists:
         pages: NDArray[np.int64] = left[left != 0][::-1].astype(np.int64)
         self.num_begins[slot] = end
         self.num_cells -= end - begin
-        if self.num_cells < self._fewest_cells:
-            self._save_memory()
+        if not keep_room and self.num_cells < self._fewest_cells:
+            self.save_memory()
         return pages
 
     def close_list(self, slot: int) -> None:
@@ -208,7 +224,7 @@ class PageLists:
             self.num_origins[slot] += first
             self.num_limits[slot] -= first
         if self.num_cells < self._fewest_cells:
-            self._save_memory()
+            self.save_memory()
 
     # -- Looking ----------------------------------------------------------------------------------
 

@@ -145,6 +145,8 @@ def _serve_many(
         if coordinator.gives_back:
             _give_back_all(coordinator, takers, growths)
         new = _take_all(coordinator, takers, growths, total)
+        for group in coordinator.groups:
+            group.save_memory()
     else:
         granted[growing] = served = _take_one_by_one(coordinator, takers)
         if not served.all():
@@ -186,7 +188,7 @@ def _give_back_all(coordinator: CacheCoordinator, step: StepPart, growths: Seque
     earlier = np.cumsum(taken) - taken
     for place in some.nonzero()[0].tolist():
         pool.clock = clock + int(earlier[place])  # the time at which single calls would free these pages (MAN-12)
-        coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
+        coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]), keep_room=True)
     pool.clock = clock
 
 

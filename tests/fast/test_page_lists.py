@@ -16,7 +16,7 @@ ENTRY, SLOT, SPARE = 8, 160, 1 << 16
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["open", "add", "add", "add", "one", "one", "nulls", "leave", "close", "resize"]),
+        st.sampled_from(["open", "add", "add", "add", "one", "one", "step", "nulls", "leave", "close", "resize"]),
         st.integers(0, 40),
         st.one_of(st.integers(0, 9), st.integers(0, 20_000)),
     ),
@@ -53,6 +53,8 @@ class Model:
             lists.make_room_for(np.array([slot]), np.array([len(own) + 1]))
             own += self.new(1)
             lists.add_page(slot, own[-1], len(own))
+        elif what == "step":
+            self.take_step(number, count)
         elif what == "nulls":  # as where a state group goes on many tokens later
             end = len(own) + count % 1_000
             lists.make_room(slot, end + 1, 1)
@@ -69,6 +71,26 @@ class Model:
         elif what == "resize" and len(self.model) < 40:
             self.model += [[] for _ in self.model]
             lists.resize(len(self.model))
+
+    def take_step(self, number: int, count: int) -> None:
+        """As a batched step: room for many lists, then pages given back, then each list's new pages, past null pages.
+
+        Each list that has a page in its last place grows; every other one of them gives back half of its own first.
+        """
+        lists = self.lists
+        slots = np.array([slot for slot, own in enumerate(self.model) if own and own[-1]], np.int64)
+        ends = lists.lengths[slots] + 1 + (count + number * np.arange(len(slots))) % 700
+        lists.make_room_for(slots, ends)
+        for slot in slots[::2].tolist():
+            half = len(self.model[slot]) // 2
+            lists.leave_behind(slot, half, keep_room=True)
+            self.model[slot][:half] = [0] * half
+        for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
+            own = self.model[slot]
+            own += [0] * (end - len(own) - 1) + self.new(1)
+            lists.add_nulls(slot, end - 1)
+            lists.add_page(slot, own[-1], end)
+        lists.save_memory()
 
     @property
     def num_held(self) -> int:
@@ -136,6 +158,28 @@ def test_a_window_takes_memory_for_what_it_holds() -> None:
     for each in (manager, restored):
         assert len(each.get_page_ids("window")[0]) == 100_000
         assert num_bytes(each.coordinator.groups[0]) <= ENTRY * 3_000 + SLOT * 16 + SPARE
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_pages_of_a_step_stay_in_their_own_lists(window: int | None) -> None:
+    """MAN-11: requests that all outgrow their lists in one batched step hold pages of their own, as single calls do."""
+    kind: Any = fast.FullAttentionSpec(1, 1, 8, "float32")
+    if window is not None:
+        kind = fast.SlidingWindowSpec(1, 1, 8, "float32", sliding_window=window)
+    batched, single = manager_of(20_000, kind), manager_of(20_000, kind)
+    requests = [prompt("x" * (1 + number), 4_000) for number in range(8)]
+    for computed, more in [(0, 40), (40, 100), (140, 700), (840, 30), (870, 900)]:
+        for request in requests:
+            request.num_computed_tokens = computed
+            assert single.allocate_slots(request, more) is not None
+            if not computed:
+                assert batched.allocate_slots(request, more) is not None
+        if computed:
+            slots = np.array([batched.slot_of(request.request_id) for request in requests])
+            assert batched.allocate_slots_batch(slots, np.full(8, computed), more).granted.all()
+        batched.check()
+        for request in requests:
+            assert batched.get_page_ids(request.request_id) == single.get_page_ids(request.request_id)
 
 
 # -- Where memory ends ----------------------------------------------------------------------------
