@@ -79,7 +79,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.session.begin_example()
+        self.begin_example()
         self.spec = Side(SPEC)
         self.backend = Side(self.session.backend)
         self.fields: tuple[Field, ...] = ()
@@ -93,6 +93,10 @@ class Machine(RuleBasedStateMachine):
         self._trace: list[TracedStep] = []
         self._operating = False
         self.hurrying = False
+
+    def begin_example(self) -> None:
+        """Counts an example; ends the run where a deviation was found."""
+        self.session.begin_example()
 
     def teardown(self) -> None:
         """Ends an example."""
