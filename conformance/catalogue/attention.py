@@ -154,7 +154,12 @@ def positions_of_16_bits(fast: ModuleType) -> SimpleNamespace:
 @seeded(47, "ATT-1", "limits", also=("ATT-3",))
 def page_ids_of_16_bits(fast: ModuleType) -> SimpleNamespace:
     """Page ids are cut at 65536 (ATOM 702)."""
-    return _with_table(fast, lambda page_table, _: np.asarray(page_table) & 0xFFFF)
+
+    def cut(page_table: Any, count: int) -> Any:
+        table = np.asarray(page_table)
+        return np.where((table >= 0) & (table < count), table & 0xFFFF, table)  # other ids are refused as they were
+
+    return _with_table(fast, cut)
 
 
 @seeded(47, "CACHE-3", "cache", also=("R1",))
@@ -314,7 +319,9 @@ def scale_missing_when_read(fast: ModuleType) -> SimpleNamespace:
 
     def build(attend: Attend) -> Attend:
         def attend_unscaled(*arguments: Any, **options: Any) -> Any:
-            return attend(*arguments, **(options | {"v_scale": 1.0} if options.get("v_scale") else options))
+            scale = options.get("v_scale")
+            is_valid = isinstance(scale, float) and scale > 0  # others are refused as they were
+            return attend(*arguments, **(options | {"v_scale": 1.0} if is_valid else options))
 
         return attend_unscaled
 

@@ -12,7 +12,9 @@ from kvproof.conformance.backends import BackendError, load_backend
 from kvproof.conformance.catalogue import SEEDED_BUGS, SeededBug
 from kvproof.conformance.catalogue.registry import FORESEEN, OWN
 from kvproof.conformance.machines import MACHINES, Machine
-from kvproof.conformance.machines.attention import RaggedMachine
+from kvproof.conformance.machines.attention import Attention, RaggedMachine
+from kvproof.conformance.machines.draws import Drawing
+from kvproof.conformance.properties import step
 from kvproof.conformance.runner import MachineReport, run_machine
 from kvproof.spec import CLAUSES
 
@@ -71,6 +73,36 @@ def test_the_suite_catches(bug: SeededBug) -> None:
     assert report.deviations, f"{bug.machine} found nothing in {report.examples} examples, {report.steps} steps"
     # what shrinking comes upon beside what was found first depends on the computer's speed
     assert bug.clauses & {found.clause for found in report.deviations}, [str(found) for found in report.deviations]
+
+
+class Misuse(Attention):
+    """Every call with a fault of the attention machine, and no other call."""
+
+    examples, num_steps = 1, 2  # the first builds
+
+    @step(when=lambda _: False)
+    def attend(self, data: Drawing) -> None:
+        """Left out."""
+
+    @step(when=lambda _: False)
+    def attend_fused(self, data: Drawing) -> None:
+        """Left out."""
+
+    @step(when=lambda self: self.simplest)
+    def misuse(self, data: Drawing) -> None:
+        """All of them, in their order."""
+        for number in range(len(self.faults())):
+            self.misuse_once(number)
+
+
+@pytest.mark.parametrize(
+    "name", [bug.name for bug in SEEDED_BUGS.values() if bug.machine in ("attention", "limits") and bug.clause != "R1"]
+)
+def test_r1_a_fault_of_results_refuses_what_is_refused_without_it(name: str) -> None:
+    """Else R1 is found first, and whether the suite sees the fault itself is not tested."""
+    report = run_machine(Misuse, load_backend(f"kvproof.conformance.catalogue:{name}"), 0, shrink_seconds=0)
+    assert not report.deviations, [str(found) for found in report.deviations]
+    assert report.steps > 1
 
 
 @pytest.mark.parametrize("name", ["counted_before_refusal", "zero_parent_is_root", "stale_ids_after_add"])
