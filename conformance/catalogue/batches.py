@@ -77,9 +77,9 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
         coordinator = self.coordinator
         publisher, index, give_back = coordinator.publisher, self.page_pool.index, coordinator.remove_skipped_pages
 
-        def remove_skipped_pages(slot: int, num_computed_tokens: int) -> None:
+        def remove_skipped_pages(slot: int, num_computed_tokens: int, **options: bool) -> None:
             begins = [group.num_begins[slot] for group in coordinator.groups]
-            give_back(slot, num_computed_tokens)
+            give_back(slot, num_computed_tokens, **options)
             for group, begin in zip(coordinator.groups, begins, strict=True):
                 group.cells[begin : group.num_begins[slot]] = 0
 
