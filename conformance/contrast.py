@@ -18,13 +18,13 @@ _MOST = 400
 """Characters of a value that are shown."""
 
 _BEFORE = 100
-"""So many of them before the first place where values differ."""
+"""The number of characters shown before the first place where values differ."""
 
 _GLANCE = 60
 """Characters of two values that a reader compares without help."""
 
 _LISTED = 8
-"""So many missing or extra entries are listed."""
+"""The most missing or extra entries that are listed."""
 
 _CUT = "... "
 

@@ -42,7 +42,7 @@ _came: list[int] = []
 """The signals that interrupted something."""
 
 _FIRST, _LAST = 3, 8
-"""So many frames of a long traceback are told."""
+"""The most frames of a traceback that are shown."""
 
 
 class Ending(BaseException):

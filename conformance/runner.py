@@ -45,7 +45,7 @@ _SOON = 5.0
 """Seconds: where a step takes longer until it is stopped, the calls before it are left as many as they are."""
 
 _STOPPED_STEPS = 100
-"""So many steps are taken to make the calls before one that does not return fewer: many of them do not return."""
+"""The most steps taken to shorten the calls before one that does not return: many of them do not return either."""
 
 
 class Search(TypedDict, total=False):

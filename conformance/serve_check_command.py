@@ -49,7 +49,7 @@ exit status: 0 no deviation; 1 the backend deviates; 2 could not run
 _DEVICES = "--xla_force_host_platform_device_count=8"
 
 _TRIES = 100
-"""So many schedules are tried to make one that goes wrong shorter."""
+"""The most schedules tried to shorten one that goes wrong."""
 
 
 _Rooms = tuple[list[int], list[int]]

@@ -26,7 +26,7 @@ from .writing import require_writable, write_file
 __all__ = ["add_parser", "run"]
 
 _MOST_CALLS = 60
-"""So many calls are printed."""
+"""The most calls that are printed."""
 
 _DESCRIPTION = """\
 Makes a log of kvproof.conformance.record that deviates as short as it can: the calls of a method are left out, then

@@ -19,7 +19,7 @@ __all__ = ["Frame", "every", "frames"]
 
 _MOST_FRAMES, _LEAST_FRAMES = 2_000, 200
 _MOST_CELLS = 20_000_000
-"""So many pages in all frames together are drawn, if `_LEAST_FRAMES` are."""
+"""The most pages drawn in all frames together, unless `_LEAST_FRAMES` frames need more."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .values import KeyNumbers
 __all__ = ["MOST_NOTED", "LogWriter"]
 
 MOST_NOTED = 4096
-"""So many operations are noted before they are written: what a killed process loses at most."""
+"""The number of operations noted before they are written: the most that a killed process loses."""
 
 _MOST_TEXT = 1 << 22
 """So many characters of requests and their tokens are kept before they are written."""

@@ -14,7 +14,7 @@ FINE_BITS = 17
 """ATT-6: results in f32 are right to so many bits of the largest value; others to 8 bits."""
 
 SLIGHT = 64
-"""So many times the tolerance are a matter of rounding (ATT-6, CACHE-4); what is further off is another number."""
+"""The multiple of the tolerance up to which an error is rounding (ATT-6, CACHE-4); beyond, it is another number."""
 
 _EXACT = ("float32", "float16", "bfloat16")
 

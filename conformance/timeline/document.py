@@ -16,7 +16,7 @@ __all__ = ["VERSION", "Document", "document"]
 VERSION = 2
 
 _MOST_QUEUED = 20_000
-"""So many pages at the front of the free queue are told."""
+"""The most pages shown of the free queue, from its front."""
 
 
 class Document(TypedDict):
