@@ -139,21 +139,25 @@ class ByTheClock(radix.CacheManager):
         return super().take(request, count, hits)
 
 
-class SetOfNames:
-    """Hashes as sets of strings do in each process anew: by a random number."""
+class NameInASet:
+    """Hashes as a string does in another process: by a random number.
+
+    Each of its bits is random: the low ones of a random float's hash are 0, so that small sets of them keep the order
+    in which they were filled.
+    """
 
     def __init__(self) -> None:
-        self.number = random.SystemRandom().random()
+        self.number = random.SystemRandom().getrandbits(60)
 
     def __hash__(self) -> int:
-        return hash(self.number)
+        return self.number
 
 
 class ByASet(radix.CacheManager):
     """Takes free pages in the order in which a set gives names."""
 
     def take(self, request: Any, count: int, hits: list[int]) -> list[int] | None:
-        names = {SetOfNames(): page for page in self.free_ids}
+        names = {NameInASet(): page for page in self.free_ids}
         self.free_ids = [names[name] for name in set(names)]
         return super().take(request, count, hits)
 
