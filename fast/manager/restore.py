@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, HashFunction, PageCopy
 from kvproof.spec.declarations.codec import Part, plain
-from kvproof.spec.declarations.json_kinds import counters_of, event_of
+from kvproof.spec.declarations.json_kinds import counters_of
 from kvproof.spec.declarations.snapshots import arguments_of, parts_of
 
 from ..pool.hashing import init_none_hash
 from ..reading.arguments import listed, refusal
 from ..reading.request_reading import read_request_id
-from .restored_index import restore_index
 from .restored_requests import restore_requests
 from .snapshot import snapshot_of
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from .prefix_manager import PrefixManager
 
 __all__ = ["restored"]
-
-_LATEST = 1 << 62
-"""What a clock is below: it goes on."""
 
 ManagerKind = TypeVar("ManagerKind", bound="PrefixManager")
 
@@ -46,11 +42,13 @@ def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_f
     parts = parts_of(snapshot)
     _require_pages(parts)
     manager = _made(kind, parts, hash_function)
-    manager.page_pool.none_hash = parts["none_hash"].digest()
-    restore_index(manager.page_pool, manager.coordinator.groups, parts["contents"], parts["cached"])
-    counts = restore_requests(manager, parts["requests"], objects)
-    _restore_holders(manager, parts, counts, _restore_pins(manager, parts))
-    _restore_counters(manager, parts)
+    pool, rules = manager.page_pool, [group.rule for group in manager.coordinator.groups]
+    sizes = [rule.page_size if rule.publishes else 0 for rule in rules]
+    pool.restore_cached(parts, sizes)
+    held = restore_requests(manager, parts["requests"], objects)
+    pool.restore_held(parts, held, _restore_pins(manager, parts))
+    pool.restore_log(parts, sizes)
+    _restore_counters(manager, parts["counters"])
     _restore_notes(manager, parts, objects)
     try:
         manager.check()
@@ -115,49 +113,15 @@ def _restore_pins(manager: "PrefixManager", parts: Mapping[str, Part]) -> NDArra
     return pinned
 
 
-def _restore_holders(
-    manager: "PrefixManager", parts: Mapping[str, Part], held: NDArray[np.int64], pinned: NDArray[np.int64]
-) -> None:
-    """Reference counts, and the free pages in eviction order (POOL-2, PIN-2)."""
-    pool = manager.page_pool
-    counts, free = held + pinned, parts["free"].integers(1, pool.num_pages)
-    if sorted(free.tolist()) != (1 + (counts[1:] == 0).nonzero()[0]).tolist():
-        raise parts["free"].damaged("must name once each page that nobody holds, and no other")
-    pool.now = None if parts["now"].value is None else parts["now"].time()
-    pool.restore_held(counts, pinned, free, _read_priorities(parts["priorities"], pool.num_pages, pool.now))
-    if (pool.free_order() != free).any():
-        raise parts["free"].damaged("must name pages of a low priority first")
-
-
-def _read_priorities(part: Part, num_pages: int, now: float | None) -> list[tuple[int, int, float | None]]:
-    priorities: list[tuple[int, int, float | None]] = []
-    for item in part.items():
-        page, priority, end = item.items(3)
-        last = priorities[-1][0] if priorities else 0
-        until = None if end.value is None else end.time()
-        if until is not None and now is not None and until <= now:
-            raise end.damaged("has passed")
-        if priority.value == 0:
-            raise priority.damaged("must not be 0, which every page has")
-        priorities.append((page.integer(last + 1, num_pages), priority.integer(-(2**31), 2**31), until))
-    return priorities
-
-
 # -- What was counted and noted -------------------------------------------------------------------
 
 
-def _restore_counters(manager: "PrefixManager", parts: Mapping[str, Part]) -> None:
-    """Counters, and the times by which the pool will go on counting."""
-    pool = manager.page_pool
-    counters = counters_of(parts["counters"])
+def _restore_counters(manager: "PrefixManager", part: Part) -> None:
+    """The counters that the manager keeps."""
+    counters = counters_of(part)
     manager._num_requests, manager._queried_tokens = counters.requests, counters.queried_tokens
     manager._hit_tokens = counters.hit_tokens
     manager._num_preemptions, manager._preempted_tokens = counters.preemptions, counters.preempted_tokens
-    clock = parts["clock"].integer(below=_LATEST)
-    stored, freed = (parts[name].table(pool.num_pages, clock + 1) for name in ("stored_at", "freed_at"))
-    pool.restore_counted(counters, clock, stored, freed)
-    if pool.sampled_times() != (stored.tolist(), freed.tolist()):
-        raise parts["stored_at"].damaged("and freed_at must name the sampled pages that are cached, and free, by page")
 
 
 def _restore_notes(manager: "PrefixManager", parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
@@ -185,8 +149,3 @@ def _restore_notes(manager: "PrefixManager", parts: Mapping[str, Part], objects:
             raise numbers[0].damaged(f"is {group}, a group whose states are not copied")
         source, destination = (page.integer(1, pool.num_pages) for page in numbers[1:])
         manager.coordinator.copies.append((id_part.text(), PageCopy(group, source, destination)))
-    sizes = [group.rule.page_size for group in groups]
-    events = [event_of(part, sizes, pool.num_pages) for part in parts["events"].items()]
-    if events and not pool.enable_events:
-        raise parts["events"].damaged("must be empty: events are off")
-    pool.restore_events(events)

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvproof.spec.declarations.json_kinds import counters_to_json, event_to_json, extra_keys_to_json, group_to_json
-from kvproof.spec.declarations.snapshots import HEADER, VERSION
+from kvproof.spec.declarations.json_kinds import counters_to_json, group_to_json
+from kvproof.spec.declarations.snapshots import snapshot_with
 
 from ..groups.swapped_requests import SwappedRequests
-from ..index.runs import Run
-from ..pool.hashing import token_tuple
-from ..pool.page_pool import PagePool
 from ..reading.arguments import refusal
 
 if TYPE_CHECKING:
@@ -29,11 +26,7 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
     pool, coordinator = manager.page_pool, manager.coordinator
     _require_none_swapped(coordinator.swapped)
     _require_told(manager)
-    contents, cached = _contents(pool)
-    stored_at, freed_at = pool.sampled_times()
-    return {
-        "kvproof": HEADER,
-        "version": VERSION,
+    state = {
         "num_pages": manager.num_pages,
         "max_model_len": manager.max_model_len,
         "enable_caching": manager.enable_caching,
@@ -46,11 +39,7 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
         "num_host_pages": coordinator.swapped.host.num_pages,
         "none_hash": pool.none_hash.hex(),
         "groups": [group_to_json(group) for group in manager.kv_cache_groups],
-        "now": pool.now,
-        "free": pool.free_order().tolist(),
-        "priorities": [list(given) for given in pool.priorities()],
-        "contents": contents,
-        "cached": cached,
+        **pool.state(),
         "requests": [_request(manager, *live) for live in manager._live.slot_of.items()],
         "known": list(manager._known),
         "given_back": [[request_id, tokens] for request_id, tokens in manager._given_back.items()],
@@ -61,12 +50,9 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
         "next_pin_id": manager._next_pin,
         "next_swap_id": coordinator.swapped.next_id,
         "copies": [[request_id, *copy] for request_id, copy in coordinator.copies],
-        "events": [event_to_json(event) for event in pool.waiting_events()],
         "counters": counters_to_json(manager.counters),
-        "clock": pool.clock,
-        "stored_at": stored_at,
-        "freed_at": freed_at,
     }
+    return snapshot_with(state)
 
 
 def _require_none_swapped(swapped: SwappedRequests) -> None:
@@ -102,34 +88,6 @@ def _require_told(manager: "PrefixManager") -> None:
         if run.tree not in trees:
             tree = f"group {run.tree.group_id} for pages of {run.tree.page_bytes // 4} tokens"
             raise refusal(ValueError, "MAN-14", f"page {run.pages[place]} is cached in {tree}")
-
-
-# -- The cache ------------------------------------------------------------------------------------
-
-
-def _contents(pool: PagePool) -> tuple[list[list[Any]], list[list[int]]]:
-    """What cached pages hold, with all that comes before it, and which pages hold it; both as the format has them."""
-    contents: list[list[Any]] = []
-    place_of: dict[tuple[int, bytes, bytes], int] = {}  # groups of one page size have their contents in common
-    told: dict[tuple[int, int], int] = {}
-    cached: list[list[int]] = []
-    for page in (page for pages in sorted(pool.alike()) for page in pages):
-        found = pool.index.place(page)
-        assert found is not None, f"page {page} is cached"
-        run, place = found
-        path: list[tuple[Run, int]] = []
-        while run.parent is not None and (run.number, place) not in told:
-            path.append((run, place))
-            run, place = (run, place - 1) if place else (run.parent, run.start - 1 - run.parent.start)
-        last = -1 if run.parent is None else told[run.number, place]
-        for run, place in reversed(path):
-            content = last, run.page_tokens(place), run.extra
-            last = place_of.setdefault(content, len(contents))
-            if last == len(contents):
-                contents.append([content[0], list(token_tuple(content[1])), extra_keys_to_json(run.extra_keys)])
-            told[run.number, place] = last
-        cached.append([found[0].tree.group_id, page, last])
-    return contents, cached
 
 
 # -- Requests -------------------------------------------------------------------------------------

@@ -5,23 +5,32 @@ The half of a pool that does not care who holds a page; `PagePool` is the other 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import CacheCounters, CacheEvent, CacheSalt, PoolOptions
+from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.json_kinds import counters_of, event_of, event_to_json
 
 from ..index.prefix_index import PrefixIndex
 from ..index.runs import RunTree
 from ..reading.arguments import flag, integer
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
+from .contents import SavedContents, contents_of
 from .hashing import PageHashWithGroupId, digest_chain, init_none_hash, sha256
 from .page_keys import KeyMap, KeyStretch, page_key
 from .pool_events import EventLog
 from .sampling import Sampling
 
 __all__ = ["CachedPages"]
+
+_LATEST = 1 << 62
+"""The bound of a clock in a snapshot: it goes on."""
+
+_TIMES = "stored_at", "freed_at"
 
 
 class CachedPages:
@@ -211,38 +220,58 @@ class CachedPages:
 
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
 
+    def cached_state(self) -> dict[str, Any]:
+        """What a snapshot has of the cached pages: ``contents``, with all that comes before them, and ``cached``."""
+        contents, cached = contents_of(self.index, self.alike())
+        return {"contents": contents, "cached": cached}
+
     def alike(self) -> list[list[int]]:
         """The cached pages, one list for each key, in the order in which they were cached (POOL-7)."""
         if self._keys is not None:
             return [list(pages) for pages in self._keys.pages.values()]
         return [pages for _, _, pages in self.index.places()]  # then no two contents have one key
 
-    def restore_keys(self, keys: Iterable[tuple[int, PageHashWithGroupId]]) -> None:
-        """Records the keys of the pages that an index was filled with, in the order in which they were cached."""
-        for page, key in keys:
+    def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
+        """Caches the cached pages of a snapshot, in a pool that has cached none.
+
+        Args:
+            parts: the snapshot's.
+            sizes: tokens in a page of each group; 0 for a group that caches none.
+
+        Raises:
+            ValueError: a part is damaged (MAN-14); this leaves a pool that is not to be used.
+        """
+        self.none_hash = parts["none_hash"].digest()
+        saved = SavedContents(parts["contents"], parts["cached"], self.num_pages, sizes)
+        if len(saved) and not self.enable_caching:
+            raise parts["cached"].damaged("must be empty with caching off")
+        saved.publish(self.index)
+        for page, key in saved.keys(self.hash_function, self.none_hash) if self.keeps_keys else ():
             if self._keys is not None:
                 self._keys.add(key, page)
             if self._log is not None:
                 self._log.key_of[page] = key.group_id, key.get_hash_value()
 
-    def waiting_events(self) -> list[CacheEvent]:
-        """The events that `take_events` would return; they stay pending."""
-        return [] if self._log is None else self._log.waiting()
+    def log_state(self) -> dict[str, Any]:
+        """What a snapshot has of events and times, but for the counters, which the manager completes."""
+        return {
+            "events": [] if self._log is None else [event_to_json(event) for event in self._log.waiting()],
+            "clock": self.clock,
+        }
 
-    def restore_events(self, events: list[CacheEvent]) -> None:
-        """Sets the pending events; none if events are disabled."""
+    def _restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
+        """Sets events, counters and times."""
+        events = [event_of(part, list(sizes), self.num_pages) for part in parts["events"].items()]
         if self._log is not None:
             self._log.restore(events)
-
-    def restore_counted(
-        self, counted: CacheCounters, clock: int, stored: NDArray[np.int64], freed: NDArray[np.int64]
-    ) -> None:
-        """Sets the counters; ``stored`` and ``freed`` are [page, time], `i64[n, 2]`."""
-        self.clock = clock
-        self._evictions = counted.evictions
-        self._sampling.lifetimes[:] = counted.page_lifetimes
-        self._sampling.reuse_gaps[:] = counted.reuse_gaps
-        self._sampling.restore(stored, freed)
+        elif events:
+            raise parts["events"].damaged("must be empty: events are off")
+        counters = counters_of(parts["counters"])
+        self.clock = parts["clock"].integer(below=_LATEST)
+        self._evictions = counters.evictions
+        self._sampling.lifetimes[:] = counters.page_lifetimes
+        self._sampling.reuse_gaps[:] = counters.reuse_gaps
+        self._sampling.restore(*(parts[name].table(self.num_pages, self.clock + 1) for name in _TIMES))
 
     def check_cached(self, is_free: NDArray[np.bool_]) -> None:
         """Verifies index, keys, events and counters; O(pages and cached tokens).

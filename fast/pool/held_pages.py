@@ -6,12 +6,14 @@ one about one page takes a scalar path through the same structures.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import PoolOptions
+from kvproof.spec.declarations.codec import Part, plain
 
 from ..reading.arguments import flag, integer, refusal
 from .cached_pages import CachedPages
@@ -209,47 +211,64 @@ class HeldPages(CachedPages):
 
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
 
-    def priorities(self) -> list[tuple[int, int, float | None]]:
-        """(page, priority, its end) of the pages whose priority is not 0, by page. O(pages)."""
-        return self._free.given() if isinstance(self._free, PriorityOrder) else []
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of the pool beside its options; reference counts and pins follow from their holders.
 
-    def sampled_times(self) -> tuple[list[list[int]], list[list[int]]]:
-        """The times when sampled cached pages were stored, and when the free ones among them became free.
-
-        Both as [page, time], by page. O(pages).
+        O(pages and cached tokens).
         """
+        free = self._free
+        stored, freed = self._sampled_times()
+        return {
+            "now": self.now,
+            "free": free.order().tolist(),
+            "priorities": [list(given) for given in free.given()] if isinstance(free, PriorityOrder) else [],
+            "stored_at": stored,
+            "freed_at": freed,
+            **self.cached_state(),
+            **self.log_state(),
+        }
+
+    def _sampled_times(self) -> tuple[list[list[int]], list[list[int]]]:
+        # [page, time], by page: when sampled cached pages were stored, and when the free ones became free
         stored = self._sampling.stored_times()
         pages = np.array([page for page, _ in stored], np.int64)
         return stored, self._sampling.freed_times(pages[self._count_of[pages] == 0])
 
-    def restore_held(
-        self,
-        counts: NDArray[np.int64],
-        pins: NDArray[np.int64],
-        free: NDArray[np.int64],
-        priorities: Iterable[tuple[int, int, float | None]],
-    ) -> None:
-        """Sets counts, pins, order and priorities of a pool without pages in use whose index is filled (MAN-14).
+    def restore_held(self, parts: Mapping[str, Part], held: NDArray[np.int64], pinned: NDArray[np.int64]) -> None:
+        """Sets counts, pins, the free queue, priorities and the time of a pool without pages in use.
 
         Args:
-            counts: the pages' reference counts, pins included, `i64[num_pages]`, below 2**31.
-            pins: the number of pins of each page, `i64[num_pages]`.
-            free: the pages at count 0 without the null page, in eviction order.
-            priorities: a result of `priorities`; pages of one priority keep their order.
+            parts: the snapshot's.
+            held: times that requests hold each page, `i64[num_pages]`; 0 for the null page.
+            pinned: the number of pins of each page, `i64[num_pages]`; 0 for the null page.
         """
+        counts, free = held + pinned, parts["free"].integers(1, self.num_pages)
+        if sorted(free.tolist()) != (1 + (counts[1:] == 0).nonzero()[0]).tolist():
+            raise parts["free"].damaged("must name once each page that nobody holds, and no other")
         self._count_of[:] = counts
-        self._pins.restore(pins, self.index.cached(np.arange(self.num_pages)))
+        self._pins.restore(pinned, self.index.cached(np.arange(self.num_pages)))
         self._note_pins()
-        order = FreeLog(self.num_pages, front_room=self.unhashed_first)
-        order.take(order.num_free)
-        order.put(free)
-        self._free = order
-        of_page = {page: (priority, end) for page, priority, end in priorities}
+        self.now = parts["now"].optional_time()
+        log = FreeLog(self.num_pages, front_room=self.unhashed_first)
+        log.take(log.num_free)
+        log.put(free)
+        self._free = log
+        of_page = _read_priorities(parts["priorities"], self.num_pages, self.now)
         if of_page:
-            self._free = ranked = PriorityOrder(order, self._run_cell)
+            self._free = ranked = PriorityOrder(log, self._run_cell)
             for page in [*free.tolist(), *counts.nonzero()[0].tolist()]:
                 if page in of_page:
                     ranked.set(page, *of_page[page], not counts[page])
+        if (self._free.order() != free).any():
+            raise parts["free"].damaged("must name pages of a low priority first")
+
+    def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
+        """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
+        self._restore_log(parts, sizes)
+        stored, freed = self._sampled_times()
+        if any(plain(parts[name].value) != times for name, times in (("stored_at", stored), ("freed_at", freed))):
+            problem = "and freed_at must name the sampled pages that are cached, and free, by page"
+            raise parts["stored_at"].damaged(problem)
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages and cached tokens).
@@ -277,3 +296,19 @@ class HeldPages(CachedPages):
         except AssertionError as error:
             order = self._free.order().tolist()
             raise AssertionError(f"{error}\nfree: {order}\ncounts: {counts.tolist()}\npins: {pins.tolist()}") from None
+
+
+def _read_priorities(part: Part, num_pages: int, now: float | None) -> dict[int, tuple[int, float | None]]:
+    """The priorities of a snapshot and their ends, by page."""
+    priorities: dict[int, tuple[int, float | None]] = {}
+    last = 0
+    for item in part.items():
+        page, priority, end = item.items(3)
+        until = end.optional_time()
+        if until is not None and now is not None and until <= now:
+            raise end.damaged("has passed")
+        if priority.value == 0:
+            raise priority.damaged("must not be 0, which every page has")
+        last = page.integer(last + 1, num_pages)
+        priorities[last] = priority.integer(-(2**31), 2**31), until
+    return priorities

@@ -42,10 +42,10 @@ from typing import Any
 from .codec import Part
 from .json_kinds import group_of
 
-__all__ = ["HEADER", "VERSION", "arguments_of", "parts_of"]
+__all__ = ["arguments_of", "parts_of", "snapshot_with"]
 
-HEADER = "manager snapshot"
-VERSION = 2
+_HEADER = "manager snapshot"
+_VERSION = 2
 
 _KEYS = (
     *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
@@ -55,13 +55,19 @@ _KEYS = (
 )
 
 
+def snapshot_with(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The snapshot of a state: its header, and then every part, in the order above."""
+    whole = {"kvproof": _HEADER, "version": _VERSION, **state}
+    return {name: whole[name] for name in _KEYS}
+
+
 def parts_of(snapshot: Mapping[str, Any]) -> dict[str, Part]:
     """The parts of a snapshot by their names, once it was found to be one.
 
     Raises:
         ValueError: it is of another kind or version or has other fields (SEC-3).
     """
-    for name, expected in (("kvproof", HEADER), ("version", VERSION)):
+    for name, expected in (("kvproof", _HEADER), ("version", _VERSION)):
         part = Part(f"snapshot: {name}", snapshot.get(name), "SEC-3")
         if type(part.value) is not type(expected) or part.value != expected:
             raise part.damaged(f"must be {expected!r}")

@@ -8,14 +8,14 @@ of, and what is written in another order, twice, or for nothing is found by that
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ..declarations import CacheCounters, EngineRequest, ExtraKey, HashFunction, PageCopy, Request
+from ..declarations import CacheCounters, EngineRequest, HashFunction, PageCopy
 from ..declarations.codec import BEYOND, Part, plain
-from ..declarations.json_kinds import counters_of, event_of, extra_keys_of
+from ..declarations.json_kinds import counters_of
 from ..declarations.snapshots import arguments_of, parts_of
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import GroupPages
 from ..groups.live_requests import Live, read_tokens, request_id_of
-from ..pool.hashing import PageHash, hash_page_tokens, init_none_hash, page_extra_keys, request_extra_keys
+from ..pool.hashing import init_none_hash
 from ..pool.pages import CachePage
 from ..reading.arguments import listed, refusal
 from .prefix_manager import PinnedPrefix
@@ -72,8 +72,8 @@ class _Loading(Generic[ManagerKind]):
         self._require_size()
         self.manager = self._made(kind, hash_function)
         self._pool = self.manager.page_pool
-        self._pool.none_hash = parts["none_hash"].digest()
-        self._chain: list[tuple[PageHash, int]] = []
+        self._held_pages: list[CachePage] = []
+        self._pinned_pages: list[CachePage] = []
 
     def _require_size(self) -> None:
         """Refuses more pages than the snapshot tells of, before any is made (SEC-3)."""
@@ -103,10 +103,13 @@ class _Loading(Generic[ManagerKind]):
         Raises:
             ValueError: something is damaged (MAN-14).
         """
-        self._load_contents()
+        rules = self.manager.coordinator.rules
+        sizes = [own.page_size if own.num_publishable(own.page_size) else 0 for own in rules]
+        self._pool.restore_cached(self._parts, sizes)
         self._load_requests()
         self._load_pins()
-        self._load_queue()
+        self._pool.restore_held(self._parts, self._held_pages, self._pinned_pages)
+        self._pool.restore_log(self._parts, sizes)
         self._load_notes()
         self._load_counts()
         try:
@@ -117,40 +120,6 @@ class _Loading(Generic[ManagerKind]):
         self._require_same_snapshot()
 
     # -- Parts ------------------------------------------------------------------------------------
-
-    def _load_contents(self) -> None:
-        """The contents, their keys computed anew, and the cached map."""
-        pool = self._pool
-        depths: list[int] = []
-        for place, part in enumerate(self._parts["contents"].items()):
-            before_part, tokens_part, extra_part = part.items(3)
-            before = _within(f"contents[{place}]", before_part, -1, place)
-            ids = tuple(
-                _within(f"a token of contents[{place}]", token, -(2**31), 2**31) for token in tokens_part.items()
-            )
-            extra_keys = extra_keys_of(extra_part)
-            parent, content = (
-                (None, None) if before < 0 else (self._chain[before][0].hash_value, self._chain[before][1])
-            )
-            if before >= 0 and len(self._chain[before][0].token_ids) != len(ids):
-                raise part.damaged("has another number of tokens than the content before it")
-            depths.append(0 if before < 0 else depths[before] + 1)
-            if not _can_touch(extra_keys, depths[-1] * len(ids), (depths[-1] + 1) * len(ids)):
-                raise part.damaged("has extra keys that no request has at its place")
-            key = hash_page_tokens(pool.hash_function, parent, ids, extra_keys, none_hash=pool.none_hash)
-            self._chain.append((key, pool.content_id(content, ids, extra_keys)))
-        for part in self._parts["cached"].items():
-            group, page_id, known = part.items(3)
-            rules = self.manager.coordinator.rules[self._group("cached", group)]
-            page = self._page("cached", page_id)
-            key, content = self._chain[_within("cached", known, 0, len(self._chain))]
-            if page.page_hash is not None:
-                raise self._parts["cached"].damaged(f"names page {page.page_id} twice")
-            if len(key.token_ids) != rules.page_size or not rules.num_publishable(rules.page_size):
-                raise part.damaged(f"names page {page.page_id} for what group {rules.group_id} can't cache")
-            if not pool.enable_caching:
-                raise part.damaged("names pages with caching off")
-            pool.publish([page], [(key, content)], rules.group_id)
 
     def _load_requests(self) -> None:
         """Live requests with their page lists, and the requests that are known."""
@@ -180,8 +149,7 @@ class _Loading(Generic[ManagerKind]):
         for state in members["states"].items():
             place, tokens = state.items(2)
             states[_within("requests states", place, 0, len(pages))] = tokens.integer(minimum=1)
-        for page in pages:
-            self._hold(page)
+        self._held_pages += pages
         return GroupPages(pages, members["num_hits"].integer(), members["num_published"].integer(), states)
 
     def _load_pins(self) -> None:
@@ -196,23 +164,8 @@ class _Loading(Generic[ManagerKind]):
             if pin_id in manager._pinned:
                 raise part.damaged(f"has the id {pin_id} twice")
             manager._pinned[pin_id] = PinnedPrefix(pin_id, members["num_tokens"].integer(minimum=1), CachePages(lists))
-            for page in (page for pages in lists for page in pages if not page.is_null):
-                self._hold(page)
-                self._pool._pins[page.page_id] += 1
-
-    def _load_queue(self) -> None:
-        """The free pages in eviction order, the priorities and the time."""
-        pool = self._pool
-        free = [self._page("free", page_id) for page_id in self._parts["free"].items()]
-        if len(set(free)) < len(free):
-            raise self._parts["free"].damaged("names a page twice")
-        pool._free.popleft_n(pool._free.num_free_pages)
-        pool._free.append_n(free)
-        pool.now = self._parts["now"].optional_time()
-        for part in self._parts["priorities"].items():
-            page_id, priority, end = part.items(3)
-            number = _within("priorities", priority, -(2**31), 2**31)
-            pool._priority[self._page("priorities", page_id).page_id] = number, end.optional_time()
+            for pages in lists:
+                self._pinned_pages += pages
 
     def _load_notes(self) -> None:
         """What waits to be handed out or counted."""
@@ -229,16 +182,10 @@ class _Loading(Generic[ManagerKind]):
                 raise part.damaged(f"is of group {rules.group_id}, whose states are not copied")
             source, destination = (self._page("copies", page_id).page_id for page_id in ids)
             manager.coordinator.noted_copies.append((id_part.text(), PageCopy(rules.group_id, source, destination)))
-        self._pool._events = [
-            event_of(part, [rules.page_size for rules in manager.coordinator.rules], manager.num_pages)
-            for part in self._parts["events"].items()
-        ]
 
     def _load_counts(self) -> None:
-        """Counters and clocks."""
+        """The counters that the manager keeps."""
         counters = counters_of(self._parts["counters"])
-        self._pool._page_lifetimes[:], self._pool._reuse_gaps[:] = counters.page_lifetimes, counters.reuse_gaps
-        self._pool._evictions = counters.evictions
         self.manager._counted = CacheCounters(
             requests=counters.requests,
             queried_tokens=counters.queried_tokens,
@@ -246,13 +193,6 @@ class _Loading(Generic[ManagerKind]):
             preemptions=counters.preemptions,
             preempted_tokens=counters.preempted_tokens,
         )
-        self._pool._clock = self._parts["clock"].integer()
-        self._pool._stored_at = self._clocks("stored_at")
-        self._pool._freed_at = self._clocks("freed_at")
-
-    def _clocks(self, name: str) -> dict[int, int]:
-        entries = (entry.items(2) for entry in self._parts[name].items())
-        return {self._page(name, page_id).page_id: clock.integer() for page_id, clock in entries}
 
     def _require_same_snapshot(self) -> None:
         """Refuses a snapshot other than the one that the manager made of it gives."""
@@ -299,10 +239,6 @@ class _Loading(Generic[ManagerKind]):
             raise part.damaged(f"needs the request {part.value!r}, which was not given")
         return request
 
-    def _hold(self, page: CachePage) -> None:
-        if not page.is_null:
-            page._ref_cnt += 1
-
 
 def _damaged(problem: str) -> Exception:
     """The error for a snapshot of which no single part can be named (MAN-14)."""
@@ -315,12 +251,3 @@ def _within(name: str, part: Part, minimum: int, below: int) -> int:
     if not minimum <= number < below:
         raise _damaged(f"{name} is {number}, which is out of range")
     return number
-
-
-def _can_touch(extra_keys: tuple[ExtraKey, ...] | None, start: int, end: int) -> bool:
-    """Whether these are the extra keys of some request that touch its tokens ``[start, end)`` (HASH-2)."""
-    try:
-        of_request = request_extra_keys(Request("any", [], extra_keys or ()))
-    except (TypeError, ValueError):
-        return False
-    return page_extra_keys(of_request, start, end) == extra_keys

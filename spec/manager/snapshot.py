@@ -1,14 +1,10 @@
 """MAN-14: a manager's whole state as JSON. What a snapshot looks like stands in `declarations.snapshots`."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..declarations.json_kinds import counters_to_json, event_to_json, extra_keys_to_json, group_to_json
-from ..declarations.snapshots import HEADER, VERSION
-from ..pool.hashing import PageHashWithGroupId
-from ..pool.page_pool import PagePool
-from ..pool.pages import CachePage
+from ..declarations.json_kinds import counters_to_json, group_to_json
+from ..declarations.snapshots import snapshot_with
 from ..reading.arguments import refusal
 
 if TYPE_CHECKING:
@@ -22,10 +18,7 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
     pool = manager.page_pool
     _require_none_swapped(manager)
     _require_told(manager)
-    contents, place_of = _contents(pool)
-    return {
-        "kvproof": HEADER,
-        "version": VERSION,
+    state = {
         "num_pages": manager.num_pages,
         "max_model_len": manager.max_model_len,
         "enable_caching": manager.enable_caching,
@@ -38,15 +31,7 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
         "num_host_pages": manager.num_host_pages,
         "none_hash": pool.none_hash.hex(),
         "groups": [group_to_json(group) for group in manager.kv_cache_groups],
-        "now": pool.now,
-        "free": [page.page_id for page in pool.free_page_queue.get_all_free_pages()],
-        "priorities": [[page, priority, end] for page, (priority, end) in sorted(pool._priority.items())],
-        "contents": contents,
-        "cached": [
-            [key.group_id, page.page_id, place_of[pool._content_of[page.page_id]]]
-            for key, pages in _cached(pool)
-            for page in pages
-        ],
+        **pool.state(),
         "requests": [_request(manager, request_id) for request_id in manager._live],
         "known": list(manager._known),
         "given_back": [[request_id, tokens] for request_id, tokens in manager._given_back.items()],
@@ -57,12 +42,9 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
         "next_pin_id": manager._next_pin_id,
         "next_swap_id": manager._swapped.next_swap_id,
         "copies": [[request_id, *copy] for request_id, copy in manager.coordinator.noted_copies],
-        "events": [event_to_json(event) for event in pool._events],
         "counters": counters_to_json(manager.counters),
-        "clock": pool._clock,
-        "stored_at": [list(entry) for entry in sorted(pool._stored_at.items())],
-        "freed_at": [list(entry) for entry in sorted(pool._freed_at.items())],
     }
+    return snapshot_with(state)
 
 
 def _require_none_swapped(manager: "CacheManager") -> None:
@@ -94,31 +76,6 @@ def _require_told(manager: "CacheManager") -> None:
                 f"page {page.page_id} is held {page.ref_cnt} times, by requests and pinned prefixes "
                 f"{holders[page.page_id]} times: what calls on the pool hold is in no snapshot",
             )
-
-
-def _cached(pool: PagePool) -> list[tuple[PageHashWithGroupId, Sequence[CachePage]]]:
-    """The cached map, its keys by their first pages: equal maps give equal snapshots, whichever key came first."""
-    return sorted(pool.cached_page_hash_to_page.items(), key=lambda entry: entry[1][0].page_id)
-
-
-def _contents(pool: PagePool) -> tuple[list[list[Any]], dict[int, int]]:
-    """The contents of the cached pages and of all that came before them, and the place of each content id."""
-    content_of_id = {content_id: content for content, content_id in pool._content_ids.items()}
-    contents: list[list[Any]] = []
-    place_of: dict[int, int] = {}
-    for _, pages in _cached(pool):
-        for page in pages:
-            chain: list[int] = []
-            content_id: int | None = pool._content_of[page.page_id]
-            while content_id is not None and content_id not in place_of:
-                chain.append(content_id)
-                content_id = content_of_id[content_id][0]
-            for known in reversed(chain):
-                parent, tokens, extra_keys = content_of_id[known]
-                place_of[known] = len(contents)
-                before = -1 if parent is None else place_of[parent]
-                contents.append([before, list(tokens), extra_keys_to_json(extra_keys)])
-    return contents, place_of
 
 
 def _request(manager: "CacheManager", request_id: str) -> dict[str, Any]:

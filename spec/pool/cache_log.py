@@ -1,8 +1,11 @@
 """MAN-12: the events that a pool emits about its cache, and the counters of what became of its pages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..declarations import NUM_BUCKETS, CacheCounters, CacheEvent, PoolOptions
+from ..declarations.codec import Part
+from ..declarations.json_kinds import counters_of, event_of, event_to_json
 from ..reading.arguments import flag, integer
 from .pages import CachePage
 
@@ -82,6 +85,36 @@ class CacheLog:
             if page.page_id in self._stored_at:
                 self._page_lifetimes[_bucket(self._clock - self._stored_at[page.page_id])] += 1
         self._clock += 1
+
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def log_state(self) -> dict[str, Any]:
+        """What a snapshot has of the log, but for the counters, which are the manager's and the pool's together."""
+        return {
+            "events": [event_to_json(event) for event in self._events],
+            "clock": self._clock,
+            "stored_at": [list(entry) for entry in sorted(self._stored_at.items())],
+            "freed_at": [list(entry) for entry in sorted(self._freed_at.items())],
+        }
+
+    def _restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int], num_pages: int) -> None:
+        """Sets events, counters and times.
+
+        Args:
+            parts: the snapshot's.
+            sizes: tokens in a page of each group; 0 for a group that caches none.
+            num_pages: pages of the pool.
+        """
+        counters = counters_of(parts["counters"])
+        self._evictions = counters.evictions
+        self._page_lifetimes, self._reuse_gaps = list(counters.page_lifetimes), list(counters.reuse_gaps)
+        self._clock = parts["clock"].integer()
+        self._events = [event_of(part, list(sizes), num_pages) for part in parts["events"].items()]
+        for name, times in (("stored_at", self._stored_at), ("freed_at", self._freed_at)):
+            times.clear()
+            for part in parts[name].items():
+                page_id, time = part.items(2)
+                times[page_id.integer(1, num_pages)] = time.integer()
 
     def _check_log(self, pages: Iterable[CachePage]) -> None:
         """Verifies that exactly the measured pages have times, and that none is ahead of the clock."""

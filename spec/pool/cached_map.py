@@ -4,10 +4,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..declarations import ExtraKey, PageRemoved, PageStored, PoolOptions
+from ..declarations import ExtraKey, PageRemoved, PageStored, PoolOptions, Request
+from ..declarations.codec import Part
+from ..declarations.json_kinds import extra_keys_of, extra_keys_to_json
 from ..reading.arguments import flag, integer, listed, refusal
 from .cache_log import CacheLog
-from .hashing import PageHash, PageHashWithGroupId, hash_page_tokens, init_none_hash, page_extra_keys
+from .hashing import (
+    PageHash,
+    PageHashWithGroupId,
+    hash_page_tokens,
+    init_none_hash,
+    page_extra_keys,
+    request_extra_keys,
+)
 from .pages import CachePage, PageList
 
 __all__ = ["CachedMap", "read_page_hash"]
@@ -150,6 +159,66 @@ class CachedMap(CacheLog):
         del self._content_of[page.page_id]
         self._count_forgotten(page)
 
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def cached_state(self) -> dict[str, Any]:
+        """What a snapshot has of the cached pages: ``contents``, with all that comes before them, and ``cached``."""
+        content_of_id = {content_id: content for content, content_id in self._content_ids.items()}
+        contents: list[list[Any]] = []
+        cached: list[list[int]] = []
+        place_of: dict[int, int] = {}
+        # keys by their first pages: equal maps give equal snapshots, whichever key came first
+        for key, pages in sorted(self._cached.items(), key=lambda entry: entry[1][0].page_id):
+            for page in pages:
+                chain: list[int] = []
+                content_id: int | None = self._content_of[page.page_id]
+                while content_id is not None and content_id not in place_of:
+                    chain.append(content_id)
+                    content_id = content_of_id[content_id][0]
+                for known in reversed(chain):
+                    parent, tokens, extra_keys = content_of_id[known]
+                    place_of[known] = len(contents)
+                    before = -1 if parent is None else place_of[parent]
+                    contents.append([before, list(tokens), extra_keys_to_json(extra_keys)])
+                cached.append([key.group_id, page.page_id, place_of[self._content_of[page.page_id]]])
+        return {"contents": contents, "cached": cached}
+
+    def _restore_cached(self, contents: Part, cached: Part, pages: Sequence[CachePage], sizes: Sequence[int]) -> None:
+        """Fills an empty map with the cached pages of a snapshot, their keys computed from their contents (HASH-1).
+
+        Args:
+            contents: the contents.
+            cached: the pages that have them.
+            pages: the pages of the pool.
+            sizes: tokens in a page of each group; 0 for a group that caches none.
+        """
+        chain: list[tuple[PageHash, int]] = []
+        depths: list[int] = []
+        for place, part in enumerate(contents.items()):
+            before_part, tokens_part, extra_part = part.items(3)
+            before = before_part.integer(-1, place)
+            ids = tuple(token.integer(-(2**31), 2**31) for token in tokens_part.items())
+            extra_keys = extra_keys_of(extra_part)
+            parent, content = (None, None) if before < 0 else (chain[before][0].hash_value, chain[before][1])
+            if before >= 0 and len(chain[before][0].token_ids) != len(ids):
+                raise part.damaged("has another number of tokens than the content before it")
+            depths.append(0 if before < 0 else depths[before] + 1)
+            if not _can_touch(extra_keys, depths[-1] * len(ids), (depths[-1] + 1) * len(ids)):
+                raise part.damaged("has extra keys that no request has at its place")
+            key = hash_page_tokens(self.hash_function, parent, ids, extra_keys, none_hash=self.none_hash)
+            chain.append((key, self.content_id(content, ids, extra_keys)))
+        for part in cached.items():
+            group_part, page_part, known = part.items(3)
+            group, page = group_part.integer(below=len(sizes)), pages[page_part.integer(1, len(pages))]
+            key, content = chain[known.integer(below=len(chain))]
+            if page.page_hash is not None:
+                raise cached.damaged(f"names page {page.page_id} twice")
+            if len(key.token_ids) != sizes[group] or not sizes[group]:
+                raise part.damaged(f"names page {page.page_id} for what group {group} can't cache")
+            if not self.enable_caching:
+                raise part.damaged("names pages with caching off")
+            self.publish([page], [(key, content)], group)
+
     def _check_map(self, pages: Sequence[CachePage]) -> None:
         """Verifies that the cached map agrees with the hashes and the contents of all pages."""
         hashed = {page.page_id: page.page_hash for page in pages if page.page_hash is not None}
@@ -169,3 +238,12 @@ def read_page_hash(name: str, value: object) -> PageHash:
         if not isinstance(own, kind):
             raise refusal(TypeError, "R1", f"{name}: {field} must be {kind.__name__}, is {type(own).__name__}")
     return PageHash(*value)
+
+
+def _can_touch(extra_keys: tuple[ExtraKey, ...] | None, start: int, end: int) -> bool:
+    """True if a request can have these extra keys touch its tokens ``[start, end)`` (HASH-2)."""
+    try:
+        of_request = request_extra_keys(Request("any", [], extra_keys or ()))
+    except (TypeError, ValueError):
+        return False
+    return page_extra_keys(of_request, start, end) == extra_keys

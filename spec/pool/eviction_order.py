@@ -1,8 +1,10 @@
 """POOL-3, PIN-2: the order in which free pages are evicted: by priority, lowest first, then least recently freed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ..declarations import PoolOptions
+from ..declarations.codec import Part
 from ..reading.arguments import flag, index, integer, listed, real, refusal, shown
 from .free_queue import FreeCachePageQueue, PoolFreeQueue
 from .pages import CachePage, PageList
@@ -127,6 +129,29 @@ class EvictionOrder:
             if page._pool is not self:
                 raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
         return own
+
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def order_state(self) -> dict[str, Any]:
+        """What a snapshot has of the free pages, the priorities and the time."""
+        return {
+            "now": self.now,
+            "free": [page.page_id for page in self._free.get_all_free_pages()],
+            "priorities": [[page_id, *given] for page_id, given in sorted(self._priority.items())],
+        }
+
+    def _restore_order(self, parts: Mapping[str, Part]) -> None:
+        """Sets the free pages, the priorities and the time; `_check_order` verifies that they fit the rest."""
+        free = [part.integer(1, self.num_pages) for part in parts["free"].items()]
+        if len(set(free)) < len(free):
+            raise parts["free"].damaged("names a page twice")
+        self._free.popleft_n(self._free.num_free_pages)
+        self._free.append_n(self.pages[page_id] for page_id in free)
+        self.now = parts["now"].optional_time()
+        for part in parts["priorities"].items():
+            page_id, priority, end = part.items(3)
+            entry = priority.integer(-(2**31), 2**31), end.optional_time()
+            self._priority[page_id.integer(1, self.num_pages)] = entry
 
     def _check_order(self) -> None:
         """Verifies that the queue holds the free pages, once each, in the order of their priorities."""

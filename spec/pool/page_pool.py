@@ -1,10 +1,11 @@
 """POOL: allocates pages, counts references to them, frees them, and finds cached ones by their keys."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
 
 from ..declarations import CacheCleared, CacheSalt, EngineRequest, PoolOptions, takes_options
+from ..declarations.codec import Part
 from ..reading.arguments import attribute, index, integer, listed, refusal, token_list
 from ..reading.uncopied import Uncopied
 from .cached_map import CachedMap, read_page_hash
@@ -295,6 +296,43 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
                 self._count_freed(page)
                 freed.append(page)
         self._queue_up(freed)
+
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of the pool beside its options; reference counts and pins follow from their holders."""
+        return self.order_state() | self.cached_state() | self.log_state()
+
+    def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
+        """Caches the cached pages of a snapshot, in a pool that has cached none.
+
+        Args:
+            parts: the snapshot's.
+            sizes: tokens in a page of each group; 0 for a group that caches none.
+
+        Raises:
+            ValueError: a part is damaged (MAN-14); here and below this leaves a pool that is not to be used.
+        """
+        self.none_hash = parts["none_hash"].digest()
+        self._restore_cached(parts["contents"], parts["cached"], self.pages, sizes)
+
+    def restore_held(self, parts: Mapping[str, Part], held: Iterable[CachePage], pinned: Iterable[CachePage]) -> None:
+        """Sets counts, pins, the free queue, priorities and the time of a pool without pages in use.
+
+        Args:
+            parts: the snapshot's.
+            held: the pages that requests hold, once for each reference; null pages are skipped.
+            pinned: the pages that are pinned, once for each pin; null pages are skipped.
+        """
+        pins = [page for page in pinned if not page.is_null]
+        for page in (*held, *pins):
+            page._ref_cnt += not page.is_null
+        self._pins.update(page.page_id for page in pins)
+        self._restore_order(parts)
+
+    def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
+        """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
+        self._restore_log(parts, sizes, self.num_pages)
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages).

@@ -1,24 +1,55 @@
-"""MAN-14: the index of cached pages from a snapshot's contents.
+"""MAN-14: what the cached pages of a pool hold, as a snapshot lists it, written and read.
 
 Contents stand in the list after those that come before them in a prefix, most of them right behind: so they are
 published in stretches, from the nearest cached page above on, much as requests published them.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations import HashFunction
 from kvproof.spec.declarations.codec import Part
-from kvproof.spec.declarations.json_kinds import extra_keys_of
+from kvproof.spec.declarations.json_kinds import extra_keys_of, extra_keys_to_json
 
-from ..groups.cache_group import CacheGroup
-from ..pool.hashing import PageHash, PageHashWithGroupId, page_digest, token_tuple
-from ..pool.page_pool import PagePool
+from ..index.prefix_index import PrefixIndex
+from ..index.runs import Run, RunTree
 from ..reading.extra_keys import ExtraSegment, extra_segments
+from .hashing import PageHash, PageHashWithGroupId, page_digest, token_tuple
 
-__all__ = ["restore_index"]
+__all__ = ["SavedContents", "contents_of"]
+
+
+def contents_of(index: PrefixIndex, alike: Iterable[list[int]]) -> tuple[list[list[Any]], list[list[int]]]:
+    """What cached pages hold, with all that comes before it, and which pages hold it; both as a snapshot has them.
+
+    Args:
+        index: the index.
+        alike: the cached pages, one list for each key, in the order in which they were cached.
+    """
+    contents: list[list[Any]] = []
+    place_of: dict[tuple[int, bytes, bytes], int] = {}  # groups of one page size have their contents in common
+    told: dict[tuple[int, int], int] = {}
+    cached: list[list[int]] = []
+    for page in (page for pages in sorted(alike) for page in pages):
+        found = index.place(page)
+        assert found is not None, f"page {page} is cached"
+        run, place = found
+        path: list[tuple[Run, int]] = []
+        while run.parent is not None and (run.number, place) not in told:
+            path.append((run, place))
+            run, place = (run, place - 1) if place else (run.parent, run.start - 1 - run.parent.start)
+        last = -1 if run.parent is None else told[run.number, place]
+        for run, place in reversed(path):
+            content = last, run.page_tokens(place), run.extra
+            last = place_of.setdefault(content, len(contents))
+            if last == len(contents):
+                contents.append([content[0], list(token_tuple(content[1])), extra_keys_to_json(run.extra_keys)])
+            told[run.number, place] = last
+        cached.append([found[0].tree.group_id, page, last])
+    return contents, cached
 
 
 class _Content(NamedTuple):
@@ -37,34 +68,54 @@ class _Content(NamedTuple):
     segment: ExtraSegment
 
 
-def restore_index(pool: PagePool, groups: Sequence[CacheGroup], contents: Part, cached: Part) -> None:
-    """Fills an empty index, and notes the keys where a pool keeps any.
+class SavedContents:
+    """The cached pages of a snapshot, found sound.
 
     Args:
-        pool: the pool, which has its root of keys already.
-        groups: the cache groups.
-        contents: the contents of the snapshot.
+        contents: the contents.
         cached: which page of which group holds which, the pages of one key in their order.
+        num_pages: pages of the pool.
+        sizes: tokens in a page of each group; 0 for a group that caches none.
 
     Raises:
         ValueError: something is damaged (MAN-14).
     """
-    known = _read_contents(contents)
-    entries = cached.table(len(groups), pool.num_pages, len(known))
-    _require_sound(pool, groups, known, contents, cached, entries)
-    for group in groups:
-        own = entries[entries[:, 0] == group.group_id]
-        firsts = np.zeros(len(known), np.int64)
-        places, first = np.unique(own[:, 2], return_index=True)
-        firsts[places] = own[first, 1]
-        for start, end in _stretches(known):
-            _publish(pool, group, known, firsts, range(start, end), firsts[start:end])
-        others = np.delete(own, first, axis=0)
-        for _, page, place in others.tolist():
-            _publish(pool, group, known, firsts, range(place, place + 1), np.array([page]))
-    if pool.keeps_keys:
-        keys = _keys(pool, known)
-        pool.restore_keys((page, PageHashWithGroupId(keys[place], group)) for group, page, place in entries.tolist())
+
+    def __init__(self, contents: Part, cached: Part, num_pages: int, sizes: Sequence[int]) -> None:
+        self._known = _read_contents(contents)
+        self._entries = cached.table(len(sizes), num_pages, len(self._known))
+        _require_sound(sizes, self._known, contents, cached, self._entries)
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def publish(self, index: PrefixIndex) -> None:
+        """Publishes the pages in an empty index."""
+        known = self._known
+        for group_id, size in enumerate(self._sizes):
+            if not size:
+                continue
+            tree = index.tree(group_id, size)
+            own = self._entries[self._entries[:, 0] == group_id]
+            firsts = np.zeros(len(known), np.int64)
+            places, first = np.unique(own[:, 2], return_index=True)
+            firsts[places] = own[first, 1]
+            for start, end in _stretches(known):
+                _publish(index, tree, known, firsts, range(start, end), firsts[start:end])
+            others = np.delete(own, first, axis=0)
+            for _, page, place in others.tolist():
+                _publish(index, tree, known, firsts, range(place, place + 1), np.array([page]))
+
+    def keys(self, hash_function: HashFunction, none_hash: bytes) -> Iterator[tuple[int, PageHashWithGroupId]]:
+        """The cached pages and their keys, computed from their contents, in the order in which they were cached."""
+        keys: list[PageHash] = []
+        for before, _, tokens, segment in self._known:
+            parent = keys[before].hash_value if before >= 0 else none_hash
+            digest = page_digest(hash_function, parent, segment.extra, tokens)
+            keys.append(PageHash(digest, token_tuple(tokens), segment.extra_keys))
+        for group, page, place in self._entries.tolist():
+            yield page, PageHashWithGroupId(keys[place], group)
 
 
 # -- Reading --------------------------------------------------------------------------------------
@@ -103,22 +154,14 @@ def _read_segment(part: Part, depth: int, page_size: int) -> ExtraSegment:
 
 
 def _require_sound(
-    pool: PagePool,
-    groups: Sequence[CacheGroup],
-    known: Sequence[_Content],
-    contents: Part,
-    cached: Part,
-    entries: NDArray[np.int64],
+    sizes: Sequence[int], known: Sequence[_Content], contents: Part, cached: Part, entries: NDArray[np.int64]
 ) -> None:
     """Refuses pages that can't be cached so, and contents that no page needs."""
     group_ids, pages, places = entries.T
-    if len(entries) and not pool.enable_caching:
-        raise cached.damaged("must be empty with caching off")
     if not pages.all() or len(np.unique(pages)) < len(pages):
         raise cached.damaged("must name each page once, and not the null page")
-    sizes = np.array([group.rule.page_size if group.rule.publishes else 0 for group in groups] or [0], np.object_)
     lengths = np.array([len(content.tokens) // 4 for content in known] or [0], np.object_)
-    if (sizes[group_ids] != lengths[places]).any():
+    if (np.array(sizes or [0], np.object_)[group_ids] != lengths[places]).any():
         raise cached.damaged("must name contents that are as long as a page of a group that caches")
     needed = set(places.tolist())
     for place in range(len(known) - 1, -1, -1):
@@ -140,8 +183,8 @@ def _stretches(known: Sequence[_Content]) -> Iterator[tuple[int, int]]:
 
 
 def _publish(
-    pool: PagePool,
-    group: CacheGroup,
+    index: PrefixIndex,
+    tree: RunTree,
     known: Sequence[_Content],
     firsts: NDArray[np.int64],
     stretch: range,
@@ -150,8 +193,8 @@ def _publish(
     """Publishes pages of a group that hold a stretch of contents, 0 where there is none.
 
     Args:
-        pool: the pool.
-        group: the group.
+        index: the index.
+        tree: the group's.
         known: the contents.
         firsts: the first page of the group that holds each; those above the stretch are published.
         stretch: the places of the contents in the list.
@@ -174,14 +217,4 @@ def _publish(
         segments.append(segment)
     after = int(firsts[place]) if place >= 0 else 0
     entered = np.concatenate([np.zeros(len(above), np.int64), pages])
-    pool.index.publish(group.tree, b"".join(content.tokens for content in path), segments, entered, start, after)
-
-
-def _keys(pool: PagePool, known: Sequence[_Content]) -> list[PageHash]:
-    """The keys of all contents, made anew (HASH-1)."""
-    keys: list[PageHash] = []
-    for before, _, tokens, segment in known:
-        parent = keys[before].hash_value if before >= 0 else pool.none_hash
-        digest = page_digest(pool.hash_function, parent, segment.extra, tokens)
-        keys.append(PageHash(digest, token_tuple(tokens), segment.extra_keys))
-    return keys
+    index.publish(tree, b"".join(content.tokens for content in path), segments, entered, start, after)
