@@ -68,7 +68,7 @@ from .layout.cache_layout import (
 from .layout.cache_update import kv_cache_update
 from .layout.states import copy_pages, export_pages, read_states, write_states
 from .manager.cache_manager import CacheManager
-from .manager.prefix_manager import PinnedPrefix
+from .manager.prefixes import PinnedPrefix
 from .manager.sharded_manager import ShardedCacheManager
 from .pool.free_queue import FreeCachePageQueue
 from .pool.hashing import (

@@ -31,10 +31,10 @@ from ..reading.uncopied import Uncopied
 from .cache_group import CacheGroup
 from .cache_pages import CachePages
 from .group_rules import NEVER, rule_of
+from .live_check import check_live
 from .live_requests import LiveRequests, Wanted
 from .longest_hit import Hits, check_hits, longest_hit, none_hit
 from .publishing import Publisher
-from .row_check import check_rows
 from .swapped_requests import SwappedRequests
 
 __all__ = ["CacheCoordinator", "NewPages"]
@@ -434,7 +434,7 @@ class CacheCoordinator(Uncopied):
             group.check()  # first, as the pool's check moves tails into their runs
         self.page_pool.check()
         self.swapped.check()
-        check_rows(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
+        check_live(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
         for request_id, slot in self.live.slot_of.items():
             noted = self.live.num_needs_at[slot], self.live.num_due_at[slot]
             bounds = self.needs_at(slot), self.due_at(slot)

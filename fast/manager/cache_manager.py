@@ -1,7 +1,7 @@
 """MAN: the pages of each request, from its first look-up to its end.
 
 Every call reads and validates its arguments here (R1); the coordinator then changes the groups' pages. Calls about
-prefixes rather than requests are in `prefix_manager`, those about host memory in `swapping`.
+prefixes rather than requests are in `prefixes`, those about host memory in `swaps`.
 """
 
 from kvproof.spec.declarations import EngineRequest, PageCopy
@@ -22,8 +22,8 @@ from ..step.batched_step import allocate_batch
 from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import Ids
-from .prefix_manager import PinnedPrefix
-from .swapping import SwapManager
+from .prefixes import PinnedPrefix
+from .swaps import SwapManager
 
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix"]
 

@@ -23,7 +23,7 @@ from .restored_requests import restore_requests
 from .snapshot import snapshot_of
 
 if TYPE_CHECKING:
-    from .prefix_manager import PrefixManager
+    from .prefixes import PrefixManager
 
 __all__ = ["restored"]
 

@@ -20,7 +20,7 @@ from ..reading.request_reading import read_tokens
 from ..reading.tokens import TokenBytes
 
 if TYPE_CHECKING:
-    from .prefix_manager import PrefixManager
+    from .prefixes import PrefixManager
 
 __all__ = ["restore_requests"]
 

@@ -16,7 +16,7 @@ from ..groups.swapped_requests import SwappedRequests
 from ..reading.arguments import refusal
 
 if TYPE_CHECKING:
-    from .prefix_manager import PrefixManager
+    from .prefixes import PrefixManager
 
 __all__ = ["snapshot_of"]
 

@@ -1,50 +1,30 @@
-"""MAN-7: the coordinator of a manager's cache groups: the pool, and each live request's pages in every group.
+"""MAN-7: the coordinator of a manager's cache groups: the pool, and each request's pages in every group.
 
 A coordinator does not check its arguments: its caller, the manager, has read and checked all of them (R1).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import Unpack
 
-from ..declarations import CacheGroupSpec, PageCopy, PoolOptions
+from ..declarations import CacheGroupSpec, ManagerOptions, PageCopy, pool_options, takes_options
 from ..pool.hashing import PageHash
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
 from ..reading.uncopied import Uncopied
 from .group_rules import GroupRules, read_groups, rules_of
+from .live_check import check_live
+from .live_requests import GroupPages, LiveRequests
+from .request_keys import Chains
+from .swapped_requests import SwappedRequests
 
 __all__ = [
     "CacheCoordinator",
     "CacheCoordinatorNoPrefixCache",
-    "Chains",
-    "GroupPages",
     "HybridCacheCoordinator",
     "UnitaryCacheCoordinator",
     "get_kv_cache_coordinator",
 ]
-
-Chains = Mapping[int, Sequence[tuple[PageHash, int]]]
-"""Key and content id of each full page of a request, by page size: groups of one page size share a chain (HASH-3)."""
-
-
-@dataclass
-class GroupPages:
-    """A live request's pages in one group.
-
-    Attributes:
-        pages: the page list, a null page where the group needs none.
-        num_hits: number of leading places whose pages hold content when the request becomes live: hits, or pages
-            that came back from the host. They are never withdrawn (MAN-4).
-        num_published: number of leading places whose pages are published; private pages among them are skipped (MAN-3).
-        states: in a group of mode ``align``, the number of tokens that each place's state covers, by place (MAN-13).
-    """
-
-    pages: list[CachePage]
-    num_hits: int
-    num_published: int
-    states: dict[int, int] = field(default_factory=dict)
 
 
 class CacheCoordinator(Uncopied):
@@ -56,15 +36,18 @@ class CacheCoordinator(Uncopied):
         max_model_len: the most tokens that a request can have.
         use_eagle: whether an Eagle draft model runs (MAN-9).
         enable_caching: whether prefixes are cached and found.
-        options: see `PoolOptions`.
+        options: see `ManagerOptions`.
 
     Attributes:
         page_pool: the pool that all groups share.
         rules: each group's rules.
+        live: the live requests.
+        swapped: the requests that are swapped out or being swapped (SWAP-1).
         held: each live request's pages in every group, by request id.
         noted_copies: queued copies of states, each with its request's id, until `take_page_copies` (MAN-13).
     """
 
+    @takes_options
     def __init__(
         self,
         num_pages: int,
@@ -72,12 +55,14 @@ class CacheCoordinator(Uncopied):
         max_model_len: int,
         use_eagle: bool,
         enable_caching: bool,
-        **options: Unpack[PoolOptions],
+        **options: Unpack[ManagerOptions],
     ) -> None:
         self.kv_cache_groups = read_groups(kv_cache_groups)
         self.max_model_len = max_model_len
         self.rules = rules_of(self.kv_cache_groups, use_eagle)
-        self.page_pool = PagePool(num_pages, enable_caching, **options)
+        self.page_pool = PagePool(num_pages, enable_caching, **pool_options(options))
+        self.live = LiveRequests()
+        self.swapped = SwappedRequests(options["num_host_pages"])
         self.held: dict[str, list[GroupPages]] = {}
         self.noted_copies: list[tuple[str, PageCopy]] = []
 
@@ -287,6 +272,15 @@ class CacheCoordinator(Uncopied):
             counts.append(count)
         return counts
 
+    def check(self) -> None:
+        """Verifies every redundancy of the pool and of the requests' pages; O(pages).
+
+        Raises:
+            AssertionError: one does not hold; the message has the whole state.
+        """
+        self.page_pool.check()
+        check_live(self.page_pool, self.rules, self.live, self.held, self.swapped, self.max_model_len)
+
 
 class CacheCoordinatorNoPrefixCache(CacheCoordinator):
     """The coordinator with caching off, or without groups: caches nothing and finds nothing."""
@@ -318,7 +312,7 @@ def get_kv_cache_coordinator(
     max_model_len: int,
     use_eagle: bool,
     enable_caching: bool,
-    **options: Unpack[PoolOptions],
+    **options: Unpack[ManagerOptions],
 ) -> CacheCoordinator:
     """The coordinator that a manager of these groups needs; see `CacheCoordinator` for the arguments."""
     groups = read_groups(kv_cache_groups)

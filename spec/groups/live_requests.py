@@ -1,11 +1,22 @@
-"""R1, MAN-8: a manager's record of a live request, and how requests are read."""
+"""R1, MAN-8: the records of live requests, and how requests are read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count as numbers_from
 
 from ..declarations import EngineRequest, EngineRequestStatus
+from ..pool.pages import CachePage
 from ..reading.arguments import attribute, integer, refusal, token_list
 
-__all__ = ["Live", "is_running", "read_computed", "read_tokens", "request_id_of"]
+__all__ = [
+    "GroupPages",
+    "Live",
+    "LiveRequests",
+    "is_running",
+    "read_computed",
+    "read_id",
+    "read_tokens",
+    "request_id_of",
+]
 
 
 @dataclass
@@ -27,6 +38,54 @@ class Live:
     num_computed: int = 0
 
 
+@dataclass
+class GroupPages:
+    """A live request's pages in one group.
+
+    Attributes:
+        pages: the page list, a null page where the group needs none.
+        num_hits: number of leading places whose pages hold content when the request becomes live: hits, or pages
+            that came back from the host. They are never withdrawn (MAN-4).
+        num_published: number of leading places whose pages are published; private pages among them are skipped (MAN-3).
+        states: in a group of mode ``align``, the number of tokens that each place's state covers, by place (MAN-13).
+    """
+
+    pages: list[CachePage]
+    num_hits: int
+    num_published: int
+    states: dict[int, int] = field(default_factory=dict)
+
+
+class LiveRequests:
+    """The live requests of a manager.
+
+    Attributes:
+        by_id: records of the live requests, by id, in the order of their admission.
+    """
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Live] = {}
+
+    def admit(self, request: EngineRequest, request_id: str, num_computed: int, num_slots: int = 0) -> Live:
+        """Makes a request live in the lowest free slot (MAN-11), all that has slots promised; see `Live`."""
+        taken = {live.slot for live in self.by_id.values()}
+        slot = next(number for number in numbers_from() if number not in taken)
+        live = self.by_id[request_id] = Live(request, slot, num_slots, num_slots, num_computed)
+        return live
+
+    def find(self, request: EngineRequest, request_id: str) -> Live | None:
+        """The record of a request; None if it is not live, even if another request of its id is."""
+        live = self.by_id.get(request_id)
+        return live if live is not None and live.request is request else None
+
+    def require(self, request: EngineRequest) -> Live:
+        """The record of a request, which is refused unless it is live (R1)."""
+        live = self.find(request, request_id_of(request))
+        if live is None:
+            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
+        return live
+
+
 def request_id_of(request: EngineRequest) -> str:
     """Reads a request's id, and checks that the request has all attributes that are read of one (R1).
 
@@ -46,6 +105,13 @@ def request_id_of(request: EngineRequest) -> str:
     if not isinstance(request_id, str):
         raise refusal(TypeError, "R1", f"request.request_id={request_id!r} must be a str")
     return str.__str__(request_id)
+
+
+def read_id(request_id: object) -> str:
+    """Reads the argument ``request_id`` of a call that looks only (R1)."""
+    if not isinstance(request_id, str):
+        raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
+    return request_id
 
 
 def read_tokens(request: EngineRequest) -> list[int]:

@@ -1,15 +1,17 @@
 """HASH-3, MAN-6: the keys of each request's full pages, kept so that each is computed once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..declarations import ExtraKey
 from ..pool.hashing import PageHash
 from ..pool.page_pool import PagePool
 from ..reading.arguments import refusal
-from .coordinator import Chains
 
-__all__ = ["RequestKeys"]
+__all__ = ["Chains", "RequestKeys"]
+
+Chains = Mapping[int, Sequence[tuple[PageHash, int]]]
+"""Key and content id of each full page of a request, by page size: groups of one page size share a chain (HASH-3)."""
 
 
 @dataclass

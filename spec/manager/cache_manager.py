@@ -1,30 +1,41 @@
 """MAN: the cache manager: which pages a request holds, from its first look-up until it is freed."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declarations import EngineRequest, HashFunction, PageCopy
+from ..declarations import (
+    CacheCounters,
+    CacheEvent,
+    CacheGroupSpec,
+    EngineRequest,
+    HashFunction,
+    ManagerOptions,
+    PageCopy,
+    SwapPlan,
+    takes_options,
+)
 from ..groups.cache_pages import CachePages
-from ..groups.live_requests import Live, is_running, read_computed, read_tokens, request_id_of
-from ..pool.hashing import sha256
-from ..pool.pages import CachePage
-from ..reading.arguments import flag, integer, refusal
-from ..step.demand import Demand, read_hits
-from ..step.slot_batch import SlotBatch, batch_of, read_counts, read_rows, read_slots, require_room
+from ..groups.coordinator import get_kv_cache_coordinator
+from ..groups.live_requests import read_id, request_id_of
+from ..pool.hashing import PageHash, sha256
+from ..reading.arguments import flag, integer
+from ..reading.uncopied import Uncopied
+from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
-from .manager_check import check_manager
-from .prefix_manager import PinnedPrefix
+from .prefixes import PinnedPrefix, Prefixes
 from .restore import restored
 from .snapshot import snapshot_of
-from .swapping import SwapManager
+from .steps import Steps
+from .swaps import Swaps
 
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix", "SlotBatch"]
 
 
-class CacheManager(SwapManager):
+class CacheManager(Uncopied):
     """Gives requests their slots: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.
@@ -39,12 +50,121 @@ class CacheManager(SwapManager):
         options: see `ManagerOptions`.
 
     Attributes:
-        coordinator: each live request's pages in every group.
         page_pool: the pool that all groups share.
+        coordinator: the cache groups, and each request's pages in them.
+        prefixes: looking up, pinning and counting cached prefixes.
+        swaps: swapping requests to host memory and back.
+        steps: allocating, publishing and freeing the pages of requests.
         page_size: tokens in a page of the first group; None with caching off.
     """
 
-    # -- Allocating -------------------------------------------------------------------------------
+    @takes_options
+    def __init__(
+        self,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        **options: Unpack[ManagerOptions],
+    ) -> None:
+        self.max_model_len = integer("max_model_len", max_model_len, minimum=1, below=2**63)
+        self.use_eagle = flag("use_eagle", use_eagle)
+        self.coordinator = get_kv_cache_coordinator(
+            num_pages,
+            kv_cache_groups,
+            self.max_model_len,
+            self.use_eagle,
+            flag("enable_caching", enable_caching),
+            **options,
+        )
+        self.page_pool = self.coordinator.page_pool
+        self.prefixes = Prefixes(self.coordinator)
+        self.swaps = Swaps(self.coordinator, self.prefixes)
+        self.steps = Steps(self.coordinator, self.prefixes, self.swaps)
+        self.num_pages = self.page_pool.num_pages
+        self.enable_caching = self.page_pool.enable_caching
+        self.kv_cache_groups = self.coordinator.kv_cache_groups
+        self.num_kv_cache_groups = len(self.kv_cache_groups)
+        self.page_size = self.coordinator.rules[0].page_size if self.enable_caching else None
+
+    # -- Prefixes ----------------------------------------------------------------------------------
+
+    def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
+        """The longest cached prefix of a request that every group can serve (MAN-1). Changes nothing in the pool.
+
+        At least the last token is left to compute, since its logits are needed. An Eagle group must also hold the
+        page after the prefix, from which the draft model's hidden state is computed (MAN-9).
+
+        Args:
+            request: a request to be admitted.
+
+        Returns:
+            The cached pages, null pages where a group needs none, and the number of tokens of the prefix.
+        """
+        return self.prefixes.find(request)
+
+    def create_empty_page_list(self) -> CachePages:
+        """An empty page list for each cache group."""
+        return CachePages([] for _ in self.kv_cache_groups)
+
+    def pin_prefix(self, request: EngineRequest, num_tokens: int | None = None) -> PinnedPrefix | None:
+        """Pins the longest cached prefix of a request: its pages stay cached until `unpin_prefix` (PIN-1).
+
+        Args:
+            request: the request whose tokens and extra keys are read, live or not.
+            num_tokens: the most tokens to pin; None: all tokens of the request.
+
+        Returns:
+            The pinned prefix; None if nothing is cached.
+
+        Raises:
+            ValueError: more pages would be pinned than the bounds allow.
+        """
+        return self.prefixes.pin(request, num_tokens)
+
+    def unpin_prefix(self, pin_id: int) -> None:
+        """Ends a pin and frees its pages, group by group, tail first (PIN-1).
+
+        Args:
+            pin_id: the pin's number, see `PinnedPrefix`.
+
+        Raises:
+            ValueError: there is no such pin.
+        """
+        self.prefixes.unpin(pin_id)
+
+    def set_prefix_priority(
+        self, request: EngineRequest, priority: int, num_tokens: int | None = None, expires_at: float | None = None
+    ) -> int:
+        """Sets the priority of the pages of a request's longest cached prefix (PIN-2).
+
+        Group by group and tail first, so that among free pages the tail is evicted before the prefix it needs (MAN-5).
+
+        Args:
+            request: the request whose tokens and extra keys are read, live or not.
+            priority: see `PagePool.set_priority`.
+            num_tokens: the most tokens of the prefix; None: all tokens of the request.
+            expires_at: see `PagePool.set_priority`.
+
+        Returns:
+            The number of tokens of the prefix; 0 if nothing is cached.
+        """
+        return self.prefixes.set_priority(request, priority, num_tokens, expires_at)
+
+    def advance_time(self, now: float) -> None:
+        """Sets the time and ends the priorities that expire by it; see `PagePool.advance_time` (PIN-2)."""
+        self.page_pool.advance_time(now)
+
+    def evict_pages(self, page_ids: Iterable[int]) -> None:
+        """Drops the hashes of pages; see `PagePool.evict_pages` (POOL-11)."""
+        self.page_pool.evict_pages(page_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Drops all hashes if no page is in use and no request swapped out (POOL-9). Returns whether it did."""
+        return self.coordinator.swapped.is_idle and self.page_pool.reset_prefix_cache()
+
+    # -- Allocating --------------------------------------------------------------------------------
 
     def allocate_slots(
         self,
@@ -84,17 +204,14 @@ class CacheManager(SwapManager):
                 slots, fell (MAN-8) or are not those of a state (MAN-13); a computed page does not hold the request's
                 prefix (MAN-2).
         """
-        new = integer("num_new_tokens", num_new_tokens, minimum=1)
-        found = integer("num_new_computed_tokens", num_new_computed_tokens)
-        lookahead = integer("num_lookahead_tokens", num_lookahead_tokens)
-        delay = flag("delay_cache_pages", delay_cache_pages)
-        demand = self._read_demand(request, new, lookahead, found=found, found_pages=new_computed_pages)
-        pages = self._meet(demand)
-        if pages is None:
-            return None
-        if not delay:
-            self._publish(demand)
-        return CachePages(pages)
+        return self.steps.allocate(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_pages,
+            num_lookahead_tokens,
+            delay_cache_pages,
+        )
 
     def allocate_slots_batch(
         self,
@@ -131,33 +248,9 @@ class CacheManager(SwapManager):
             ValueError: a slot or row is named twice, lengths differ, tables and rows don't go together or with the
                 requests, a row has no room (TAB-2), or what `allocate_slots` refuses.
         """
-        requests = read_slots(slots, {live.slot: live.request for live in self._live.values()})
-        computed = read_counts("num_computed_tokens", num_computed_tokens, len(requests), 0, one_for_all=False)
-        new = read_counts("num_new_tokens", num_new_tokens, len(requests), 1)
-        lookahead = read_counts("num_lookahead_tokens", num_lookahead_tokens, len(requests), 0)
-        delay = flag("delay_cache_pages", delay_cache_pages)
-        row_ids = read_rows(tables, rows, len(requests), self.num_kv_cache_groups)
-        demands = []
-        for place, request in enumerate(requests):
-            demand = self._read_demand(request, new[place], lookahead[place], computed=computed[place])
-            if tables is not None:
-                held = [len(pages) for pages in self.coordinator.get_pages(demand.request_id)]
-                lacking = self.coordinator.get_num_new_places(
-                    demand.request_id, demand.promised, demand.slots, demand.hits
-                )
-                require_room(tables, row_ids[place], held, lacking)
-            demands.append(demand)
-        taken = [self._meet(demand) for demand in demands]
-        granted = [place for place, pages in enumerate(taken) if pages is not None]
-        if not delay:
-            for place in granted:
-                self._publish(demands[place])
-        batch = batch_of(taken, self.num_kv_cache_groups)
-        if tables is not None:
-            tables.append_rows_batch(
-                [batch.get_page_ids(place) for place in granted], [row_ids[place] for place in granted]
-            )
-        return batch
+        return self.steps.allocate_batch(
+            slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens, delay_cache_pages, tables, rows
+        )
 
     def slot_of(self, request_id: str) -> int:
         """A live request's slot: the lowest number that was free at its admission (MAN-11).
@@ -165,82 +258,7 @@ class CacheManager(SwapManager):
         Raises:
             ValueError: the request is not live.
         """
-        if not isinstance(request_id, str):
-            raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
-        if request_id not in self._live:
-            raise refusal(ValueError, "R1", f"request_id={request_id!r} is not live")
-        return self._live[request_id].slot
-
-    def _read_demand(
-        self,
-        request: EngineRequest,
-        new: int,
-        lookahead: int,
-        *,
-        computed: int | None = None,
-        found: int = 0,
-        found_pages: CachePages | None = None,
-    ) -> Demand:
-        """Reads what a call asks for one request; refuses faults before anything changes (R1).
-
-        Args:
-            request: the request.
-            new: new tokens.
-            lookahead: speculative tokens.
-            computed: computed tokens; None: ``request.num_computed_tokens``.
-            found: tokens just found in the cache.
-            found_pages: the pages that hold them.
-        """
-        tokens = read_tokens(request)
-        chains = self._chains(request, tokens)
-        self._swapped.require_none(request)
-        request_id = request_id_of(request)
-        live = self._live.get(request_id)
-        has_states = any(rules.holds_states for rules in self.coordinator.rules)
-        hits = read_hits(self.coordinator, request, live is not None, found, found_pages, chains)
-        if computed is None:
-            computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, has_states)
-        else:
-            computed = read_computed("num_computed_tokens", computed, live, has_states)
-        promised = computed + found + new
-        if promised > self.max_model_len:
-            raise refusal(
-                ValueError,
-                "MAN-2",
-                f"num_new_tokens={new}: computed + new={promised} tokens exceed max_model_len={self.max_model_len}",
-            )
-        slots = min(promised + lookahead, self.max_model_len)
-        return Demand(request, request_id, live, len(tokens), chains, computed, found, hits, promised, slots)
-
-    def _meet(self, demand: Demand) -> list[list[CachePage]] | None:
-        """Frees what a request no longer needs, then allocates the pages that it asks for; None if too few are free."""
-        request_id, live = demand.request_id, demand.live
-        if live is not None:
-            live.num_computed = demand.computed  # also if there is no room: the pages freed next are not computed again
-            self.coordinator.remove_skipped_pages(request_id, demand.computed)
-        wanted = self.coordinator.get_num_pages_to_allocate(request_id, demand.promised, demand.slots, demand.hits)
-        if wanted > self.page_pool.get_num_free_pages():
-            return None
-        if live is None:
-            live = self._admit(demand)
-        live.num_promised = max(live.num_promised, demand.promised)
-        live.num_slots = max(live.num_slots, demand.slots)
-        reached = demand.computed + demand.found
-        return self.coordinator.allocate_new_pages(request_id, reached, demand.promised, demand.slots)
-
-    def _admit(self, demand: Demand) -> Live:
-        """Makes a request live with its hits, in the lowest free slot (MAN-11)."""
-        request_id = demand.request_id
-        self._live[request_id] = Live(demand.request, self._lowest_free_slot(), num_computed=demand.found)
-        self._remember(demand.request, request_id)
-        self._count_admission(request_id, demand.num_tokens, demand.found)
-        self.coordinator.save_new_computed_pages(request_id, demand.hits)
-        return self._live[request_id]
-
-    def _publish(self, demand: Demand) -> None:
-        """Publishes the full pages up to the promised tokens, as far as the tokens are known (MAN-3)."""
-        bound = min(demand.promised, demand.num_tokens)
-        self.coordinator.cache_pages(demand.request_id, demand.chains, bound)
+        return self.steps.slot_of(request_id)
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3).
@@ -252,23 +270,105 @@ class CacheManager(SwapManager):
         Raises:
             ValueError: the request is not live, or the count exceeds its computed + new tokens.
         """
-        count = integer("num_computed_tokens", num_computed_tokens)
-        tokens = read_tokens(request)
-        live = self._require_live(request)
-        chains = self._chains(request, tokens)
-        if count > live.num_promised:
-            raise refusal(
-                ValueError,
-                "MAN-3",
-                f"num_computed_tokens={count}: the request was given slots for {live.num_promised}",
-            )
-        self.coordinator.cache_pages(request_id_of(request), chains, min(count, len(tokens)))
+        self.steps.cache_pages(request, num_computed_tokens)
 
     def take_page_copies(self) -> list[PageCopy]:
         """The copies of states queued since the last call, in order, to run before the step (MAN-13)."""
         return self.coordinator.take_page_copies()
 
-    # -- Freeing ----------------------------------------------------------------------------------
+    # -- Host memory -------------------------------------------------------------------------------
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how the computed tokens of a live request are copied to the host; the request is no longer live.
+
+        In each group the pages are copied that a step after these tokens could read (MAN-8): not null pages, not
+        pages before a window, not pages for tokens that were not computed. All that the request published counts as
+        written.
+
+        Args:
+            request: a live request; its ``num_computed_tokens`` are known tokens, at least 1.
+
+        Returns:
+            The plan; the request's pages stay allocated until `swap_done`, which frees them (MAN-5). None if too few
+            host pages are free: then nothing has changed.
+
+        Raises:
+            ValueError: the request is not live; it has no computed token, or more than known tokens, or a number of
+                them that `allocate_slots` would refuse (MAN-8, MAN-13).
+        """
+        return self.swaps.swap_out(request)
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans how a swapped-out request comes back: its pages that are still cached are hit, the rest is copied.
+
+        Each full page is looked up by itself: it can be hit where the page before it is not, since its key covers all
+        tokens from the first on. The request's ``num_computed_tokens`` are not read.
+
+        Args:
+            request: a request that is swapped out, its copies to the host ended.
+
+        Returns:
+            The plan; at `swap_done` the request is live with the computed tokens it had, and `allocate_slots`
+            continues it. None if too few pages are free: then nothing has changed.
+
+        Raises:
+            ValueError: the request is not swapped out, or its copies have not ended; its tokens or extra keys changed
+                (MAN-6).
+        """
+        return self.swaps.swap_in(request)
+
+    def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
+        """Plans how pages from elsewhere, such as another manager's cache, enter this cache (SWAP-2).
+
+        The pages come as one block: group by group, those that a hit of ``num_tokens`` tokens needs. In the plan a
+        copy's ``host_page`` is the place of its page in the block. Pages that are cached already are not copied.
+        `swap_done` publishes the pages and frees them, tail first, so that from then on any request can hit them.
+        Until then the request's id is in use, and `free` aborts the transfer.
+
+        Args:
+            request: the request whose tokens and extra keys the pages hold; it is not live.
+            num_tokens: tokens that the pages hold, at least 1; a multiple of every group's page size.
+
+        Returns:
+            The plan; None if too few pages are free: then nothing has changed.
+
+        Raises:
+            ValueError: the request is live or swapped out; it has fewer tokens, or they are no multiple of a page
+                size; or some group never caches pages.
+        """
+        return self.swaps.receive_pages(request, num_tokens)
+
+    def swap_done(self, swap_id: int) -> None:
+        """The fence: the copies of a plan have ended, or nothing dispatched from now on can overtake them.
+
+        On the way out it frees the device's pages (MAN-5). On the way back it frees the host's pages, makes the
+        request live in the lowest free slot, and publishes its full pages (MAN-3). If the request was freed
+        meanwhile, the pages on both sides are freed.
+
+        Args:
+            swap_id: the plan's id.
+
+        Raises:
+            ValueError: there is no such plan, or its copies have ended already.
+        """
+        self.swaps.swap_done(swap_id)
+
+    @property
+    def num_host_pages(self) -> int:
+        """How many pages host memory has room for."""
+        return self.coordinator.swapped.num_host_pages
+
+    @property
+    def num_free_host_pages(self) -> int:
+        """How many host pages are free; pages that are being copied are not (SWAP-1)."""
+        return self.coordinator.swapped.num_free
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages of a request that is swapped out or being swapped, a list for each group; else empty lists."""
+        swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
+        return tuple([] for _ in self.kv_cache_groups) if swapped is None else tuple(swapped.held_host_pages)
+
+    # -- Freeing -----------------------------------------------------------------------------------
 
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
         """Frees a request's pages, the last one first, so that the tail is evicted before the prefix it needs (MAN-5).
@@ -285,39 +385,40 @@ class CacheManager(SwapManager):
             those being swapped, in the order of their plans. What they computed from the page is void: free them and
             schedule them again. Empty if ``num_written`` is None.
         """
-        written = None if num_written is None else integer("num_written", num_written)
-        request_id = request_id_of(request)
-        live = self._live.get(request_id)
-        if live is None or live.request is not request:
-            self._abandon(request, request_id)
-            return []
-        withdrawn = [] if written is None else self.coordinator.withdraw(request_id, written)
-        del self._live[request_id]
-        if request_id in self._known:
-            self._given_back[request_id] = live.num_promised
-        self.coordinator.free(request_id)
-        lost = set(withdrawn)
-        holders = [
-            other
-            for other in self._live
-            if not lost.isdisjoint(page for pages in self.coordinator.get_pages(other) for page in pages)
-        ]
-        return holders + self._swapped.holders_of(withdrawn)
+        return self.steps.free(request, num_written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the keys computed for a request; call it when the request is finished, not when it is preempted."""
-        request_id = request_id_of(request)
-        self._known.pop(request_id, None)
-        self._given_back.pop(request_id, None)
-        self._keys.drop(request_id)
+        self.prefixes.forget(request_id_of(request))
 
-    # -- Looking ----------------------------------------------------------------------------------
+    # -- Looking -----------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """The share of pages in use, from 0.0 to 1.0 (POOL-10)."""
+        return self.page_pool.get_usage()
+
+    @property
+    def counters(self) -> CacheCounters:
+        """The counters since the manager was made (MAN-12)."""
+        return self.prefixes.counters
+
+    @property
+    def req_to_page_hashes(self) -> defaultdict[str, list[PageHash]]:
+        """The keys of each known request's full pages, by request id; ``[]`` for any other id.
+
+        A request is known from its first look-up or admission until `free_page_hashes`. With several page sizes the
+        keys are those of the first group's; with caching off the mapping is empty. It is a copy.
+        """
+        return self.prefixes.known_keys
+
+    def take_events(self) -> list[CacheEvent]:
+        """The events emitted since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
+        return self.page_pool.take_events()
 
     def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The ids of the pages that a request holds, a list for each group; empty lists if it is not live."""
-        if not isinstance(request_id, str):
-            raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
-        return CachePages(self.coordinator.get_pages(request_id)).get_page_ids()
+        return CachePages(self.coordinator.get_pages(read_id(request_id))).get_page_ids()
 
     def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
         """How many leading pages all running requests share, for each group (MAN-10).
@@ -327,20 +428,9 @@ class CacheManager(SwapManager):
             num_scheduled_requests: how many requests the engine runs. If the manager has another number of live
                 requests with that status, the result is 0 for every group.
         """
-        count = integer("num_scheduled_requests", num_scheduled_requests)
-        self._require_live(request)
-        if not is_running(request):
-            raise refusal(
-                ValueError,
-                "MAN-10",
-                f"request {request.request_id!r} has status {request.status}, not RUNNING",
-            )
-        running = [request_id for request_id, live in self._live.items() if is_running(live.request)]
-        if count != len(running):
-            return [0 for _ in self.kv_cache_groups]
-        return self.coordinator.get_num_common_prefix_pages(request_id_of(request), running)
+        return self.steps.get_num_common_prefix_pages(request, num_scheduled_requests)
 
-    # -- Snapshots --------------------------------------------------------------------------------
+    # -- Snapshots ---------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as a document for JSON; the module `snapshot` describes its format (MAN-14).
@@ -374,16 +464,11 @@ class CacheManager(SwapManager):
         """
         return restored(cls, snapshot, requests, hash_function)
 
-    # -- Inside -----------------------------------------------------------------------------------
-
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages held).
 
         Raises:
             AssertionError: one does not hold; the message has the whole state.
         """
-        self.page_pool.check()
-        check_manager(self.coordinator, self._live, self._pinned.values(), self._swapped)
-        assert self._given_back.keys() <= self._known.keys() - self._live.keys() - self._swapped.out, (
-            f"MAN-12: given back {list(self._given_back)}, known {list(self._known)}, live {list(self._live)}"
-        )
+        self.coordinator.check()
+        self.prefixes.check()

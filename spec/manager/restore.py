@@ -13,12 +13,11 @@ from ..declarations.codec import BEYOND, Part, plain
 from ..declarations.json_kinds import counters_of
 from ..declarations.snapshots import arguments_of, parts_of
 from ..groups.cache_pages import CachePages
-from ..groups.coordinator import GroupPages
-from ..groups.live_requests import Live, read_tokens, request_id_of
+from ..groups.live_requests import GroupPages, Live, read_tokens, request_id_of
 from ..pool.hashing import init_none_hash
 from ..pool.pages import CachePage
 from ..reading.arguments import listed, refusal
-from .prefix_manager import PinnedPrefix
+from .prefixes import PinnedPrefix
 
 if TYPE_CHECKING:
     from .cache_manager import CacheManager
@@ -123,24 +122,24 @@ class _Loading(Generic[ManagerKind]):
 
     def _load_requests(self) -> None:
         """Live requests with their page lists, and the requests that are known."""
-        manager = self.manager
+        manager, live = self.manager, self.manager.coordinator.live.by_id
         names = ("id", "slot", "num_promised", "num_slots", "num_computed", "groups")
         # with a group each live request has a page that no other one ends with, and slots are the lowest free ones
         most_slots = manager.num_pages if manager.num_kv_cache_groups else _MOST_SLOTS
         for part in self._parts["requests"].items():
             members = part.members(names)
             request = self._object(members["id"])
-            if request.request_id in manager._live:
+            if request.request_id in live:
                 raise part.damaged(f"is the second one of the id {request.request_id!r}")
             slot = _within("requests slot", members["slot"], 0, most_slots)
-            manager._live[request.request_id] = Live(request, slot, *(members[name].integer() for name in names[2:5]))
+            live[request.request_id] = Live(request, slot, *(members[name].integer() for name in names[2:5]))
             groups = members["groups"].items(manager.num_kv_cache_groups)
             manager.coordinator.held[request.request_id] = [self._held(group) for group in groups]
         for part in self._parts["known"].items():
             request = self._object(part)
-            if request.request_id in manager._known:
+            if request.request_id in manager.prefixes.known:
                 raise self._parts["known"].damaged(f"has the id {request.request_id!r} twice")
-            manager._known[request.request_id] = request
+            manager.prefixes.known[request.request_id] = request
 
     def _held(self, part: Part) -> GroupPages:
         members = part.members(("pages", "num_hits", "num_published", "states"))
@@ -154,16 +153,16 @@ class _Loading(Generic[ManagerKind]):
 
     def _load_pins(self) -> None:
         """Pinned prefixes."""
-        manager = self.manager
-        manager._next_pin_id = self._parts["next_pin_id"].integer()
-        manager._swapped.next_swap_id = self._parts["next_swap_id"].integer()
+        manager, pinned = self.manager, self.manager.prefixes.pinned
+        manager.prefixes.next_pin_id = self._parts["next_pin_id"].integer()
+        manager.coordinator.swapped.next_swap_id = self._parts["next_swap_id"].integer()
         for part in self._parts["pins"].items():
             members = part.members(("id", "num_tokens", "pages"))
-            pin_id = _within("pins id", members["id"], 0, manager._next_pin_id)
+            pin_id = _within("pins id", members["id"], 0, manager.prefixes.next_pin_id)
             lists = [self._pages("pins pages", pages) for pages in members["pages"].items(manager.num_kv_cache_groups)]
-            if pin_id in manager._pinned:
+            if pin_id in pinned:
                 raise part.damaged(f"has the id {pin_id} twice")
-            manager._pinned[pin_id] = PinnedPrefix(pin_id, members["num_tokens"].integer(minimum=1), CachePages(lists))
+            pinned[pin_id] = PinnedPrefix(pin_id, members["num_tokens"].integer(minimum=1), CachePages(lists))
             for pages in lists:
                 self._pinned_pages += pages
 
@@ -172,10 +171,10 @@ class _Loading(Generic[ManagerKind]):
         manager = self.manager
         for part in self._parts["given_back"].items():
             id_part, tokens = part.items(2)
-            manager._given_back[id_part.text()] = tokens.integer(minimum=1)
+            manager.prefixes.given_back[id_part.text()] = tokens.integer(minimum=1)
         for part in self._parts["copies"].items():
             id_part, group, *ids = part.items(4)
-            if id_part.text() not in manager._live:
+            if id_part.text() not in manager.coordinator.live.by_id:
                 raise part.damaged(f"is of {id_part.text()!r}, which is not live")
             rules = manager.coordinator.rules[self._group("copies", group)]
             if not rules.copies_states:
@@ -186,7 +185,7 @@ class _Loading(Generic[ManagerKind]):
     def _load_counts(self) -> None:
         """The counters that the manager keeps."""
         counters = counters_of(self._parts["counters"])
-        self.manager._counted = CacheCounters(
+        self.manager.prefixes.counted = CacheCounters(
             requests=counters.requests,
             queried_tokens=counters.queried_tokens,
             hit_tokens=counters.hit_tokens,
@@ -204,9 +203,9 @@ class _Loading(Generic[ManagerKind]):
     def _require_own_contents(self) -> None:
         """Refuses requests other than those of the snapshot: a page that one published holds its tokens (R2)."""
         manager = self.manager
-        for request_id, live in manager._live.items():
+        for request_id, live in manager.coordinator.live.by_id.items():
             tokens = read_tokens(live.request)
-            chains = manager._chains(live.request, tokens)
+            chains = manager.prefixes.chains(live.request, tokens)
             for rules, held in zip(manager.coordinator.rules, manager.coordinator.held[request_id], strict=True):
                 for place, page in enumerate(held.pages[: held.num_published]):
                     content = self._pool.content_of(page)

@@ -178,7 +178,7 @@ class ShardedCacheManager(Uncopied):
         """
         number = integer("swap_id", swap_id, minimum=None)
         own, shard = divmod(number, self.num_shards)
-        if own not in self.shards[shard]._swapped.flights:
+        if own not in self.shards[shard].coordinator.swapped.flights:
             raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are to end")
         self.shards[shard].swap_done(own)
 
@@ -203,7 +203,7 @@ class ShardedCacheManager(Uncopied):
         Returns:
             True if it did, else False: then nothing changed.
         """
-        if self.usage > 0 or not all(shard._swapped.is_idle for shard in self.shards):
+        if self.usage > 0 or not all(shard.coordinator.swapped.is_idle for shard in self.shards):
             return False
         for shard in self.shards:
             shard.reset_prefix_cache()
@@ -240,4 +240,4 @@ class ShardedCacheManager(Uncopied):
 
 def _ids_on(shard: CacheManager) -> list[str]:
     """The ids of the requests that are live on a shard, swapped out or being swapped."""
-    return [*shard._live, *shard._swapped.by_id]
+    return [*shard.coordinator.live.by_id, *shard.coordinator.swapped.by_id]

@@ -32,15 +32,15 @@ def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
         "none_hash": pool.none_hash.hex(),
         "groups": [group_to_json(group) for group in manager.kv_cache_groups],
         **pool.state(),
-        "requests": [_request(manager, request_id) for request_id in manager._live],
-        "known": list(manager._known),
-        "given_back": [[request_id, tokens] for request_id, tokens in manager._given_back.items()],
+        "requests": [_request(manager, request_id) for request_id in manager.coordinator.live.by_id],
+        "known": list(manager.prefixes.known),
+        "given_back": [[request_id, tokens] for request_id, tokens in manager.prefixes.given_back.items()],
         "pins": [
             {"id": pin.pin_id, "num_tokens": pin.num_tokens, "pages": list(pin.pages.get_page_ids())}
-            for pin in manager._pinned.values()
+            for pin in manager.prefixes.pinned.values()
         ],
-        "next_pin_id": manager._next_pin_id,
-        "next_swap_id": manager._swapped.next_swap_id,
+        "next_pin_id": manager.prefixes.next_pin_id,
+        "next_swap_id": manager.coordinator.swapped.next_swap_id,
         "copies": [[request_id, *copy] for request_id, copy in manager.coordinator.noted_copies],
         "counters": counters_to_json(manager.counters),
     }
@@ -53,7 +53,7 @@ def _require_none_swapped(manager: "CacheManager") -> None:
     What was copied lies in the memory of this process, and a copy under way ends nowhere else: who restored the manager
     would wait for fences that never come, and bring back pages that hold nothing.
     """
-    swapped = manager._swapped
+    swapped = manager.coordinator.swapped
     if not swapped.is_idle:
         raise refusal(
             ValueError,
@@ -65,8 +65,8 @@ def _require_none_swapped(manager: "CacheManager") -> None:
 
 def _require_told(manager: "CacheManager") -> None:
     """Refuses pages that are held otherwise than by requests and pinned prefixes: nobody could restore them."""
-    lists = [pages for request_id in manager._live for pages in manager.coordinator.get_pages(request_id)]
-    lists += [list(pages) for pin in manager._pinned.values() for pages in pin.pages.pages]
+    lists = [list(own.pages) for groups in manager.coordinator.held.values() for own in groups]
+    lists += [list(pages) for pin in manager.prefixes.pinned.values() for pages in pin.pages.pages]
     holders = Counter(page.page_id for pages in lists for page in pages)
     for page in manager.page_pool.pages[1:]:
         if page.ref_cnt != holders[page.page_id]:
@@ -79,7 +79,7 @@ def _require_told(manager: "CacheManager") -> None:
 
 
 def _request(manager: "CacheManager", request_id: str) -> dict[str, Any]:
-    live = manager._live[request_id]
+    live = manager.coordinator.live.by_id[request_id]
     return {
         "id": request_id,
         "slot": live.slot,

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from ..declarations import EngineRequest
 from ..groups.cache_pages import CachePages
-from ..groups.coordinator import CacheCoordinator, Chains
+from ..groups.coordinator import CacheCoordinator
 from ..groups.live_requests import Live
+from ..groups.request_keys import Chains
 from ..pool.pages import CachePage
 from ..reading.arguments import refusal
 

@@ -214,7 +214,7 @@ class WithdrawsNothing(CacheManager):
 
 class FreesHeadFirst(CacheManager):
     def free(self, request: Any, num_written: int | None = None) -> list[str]:
-        live = self._live.get(getattr(request, "request_id", ""))
+        live = self.coordinator.live.by_id.get(getattr(request, "request_id", ""))
         if live is not None and live.request is request and num_written is None:
             for held in self.coordinator.held[request.request_id]:
                 held.pages.reverse()
@@ -228,7 +228,7 @@ class AllowsGaps(CacheManager):
         try:
             return super().allocate_slots(request, *arguments, **named)
         except ValueError as error:
-            live = self._live.get(request.request_id)
+            live = self.coordinator.live.by_id.get(request.request_id)
             if live is None or "have slots [MAN-8]" not in str(error):
                 raise
             with patch.object(request, "num_computed_tokens", live.num_computed):

@@ -23,6 +23,7 @@ from kvproof.spec import (
     SlotBatch,
 )
 from kvproof.spec.groups.group_rules import AlignedStates, ChunkedLocal, GroupRules, OneState, SlidingWindow
+from kvproof.spec.manager.steps import Steps
 
 __all__ = ["GROUPS", "POOLS"]
 
@@ -161,23 +162,32 @@ class GivesBackHeadFirst(CacheManager):
         self.coordinator.remove_skipped_pages = remove  # type: ignore[method-assign]
 
 
-class KeepsOnNone(CacheManager):
+class KeepsOnNoneSteps(Steps):
     """Where there is no room, what was given back is taken back."""
 
-    def _meet(self, demand: Any) -> Any:
+    def meet(self, demand: Any) -> Any:
         if demand.live is not None:
             request_id = demand.request.request_id
             skipped = [
                 page
-                for rules, held in zip(self.coordinator.rules, self.coordinator.held[request_id], strict=True)
+                for rules, held in zip(self._coordinator.rules, self._coordinator.held[request_id], strict=True)
                 for page in held.pages[: rules.first_place(demand.computed)]
                 if not page.is_null
             ]
-            wanted = self.coordinator.get_num_pages_to_allocate(request_id, demand.promised, demand.slots, demand.hits)
-            if wanted > self.page_pool.get_num_free_pages() + len(skipped):
+            coordinator = self._coordinator
+            wanted = coordinator.get_num_pages_to_allocate(request_id, demand.promised, demand.slots, demand.hits)
+            if wanted > coordinator.page_pool.get_num_free_pages() + len(skipped):
                 demand.live.num_computed = demand.computed
                 return None
-        return super()._meet(demand)
+        return super().meet(demand)
+
+
+class KeepsOnNone(CacheManager):
+    """See `KeepsOnNoneSteps`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.steps.__class__ = KeepsOnNoneSteps
 
 
 class PublishesMidway(CacheManager):
@@ -206,18 +216,26 @@ class KeepsCopies(CacheManager):
         return held
 
 
-class RollsBackStates(CacheManager):
+class RollsBackStatesSteps(Steps):
     """Computed tokens of a request with states may lie below what was promised."""
 
-    def _read_demand(self, request: Any, *arguments: Any, **named: Any) -> Any:
+    def read(self, request: Any, *arguments: Any, **named: Any) -> Any:
         try:
-            return super()._read_demand(request, *arguments, **named)
+            return super().read(request, *arguments, **named)
         except ValueError as error:
             if "[MAN-13]" not in str(error):
                 raise
             states = (AlignedStates, OneState)
             with patch.multiple(states[0], holds_states=False), patch.multiple(states[1], holds_states=False):
-                return super()._read_demand(request, *arguments, **named)
+                return super().read(request, *arguments, **named)
+
+
+class RollsBackStates(CacheManager):
+    """See `RollsBackStatesSteps`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.steps.__class__ = RollsBackStatesSteps
 
 
 class CommonInWindows(Altered):
@@ -245,17 +263,17 @@ class StopsAtFirst(CacheManager):
 
     def allocate_slots_batch(self, *arguments: Any, **named: Any) -> SlotBatch:
         stopped: list[bool] = []
-        meet = CacheManager._meet
+        meet = Steps.meet
 
-        def first_only(manager: Any, demand: Any) -> Any:
+        def first_only(steps: Any, demand: Any) -> Any:
             if stopped:
                 return None
-            pages = meet(manager, demand)
+            pages = meet(steps, demand)
             if pages is None:
                 stopped.append(True)
             return pages
 
-        with patch.object(CacheManager, "_meet", first_only):
+        with patch.object(Steps, "meet", first_only):
             return super().allocate_slots_batch(*arguments, **named)
 
 
@@ -286,16 +304,16 @@ class TellsInTurn(CacheManager):
     """A batched step tells what each request stored before what the next one removed."""
 
     def allocate_slots_batch(self, *arguments: Any, **named: Any) -> SlotBatch:
-        meet, publish = CacheManager._meet, CacheManager._publish
+        meet, publish = Steps.meet, Steps.publish
         late = named.get("delay_cache_pages")
 
-        def at_once(manager: Any, demand: Any) -> Any:
-            pages = meet(manager, demand)
+        def at_once(steps: Any, demand: Any) -> Any:
+            pages = meet(steps, demand)
             if pages is not None and not late:
-                publish(manager, demand)
+                publish(steps, demand)
             return pages
 
-        with patch.object(CacheManager, "_meet", at_once), patch.object(CacheManager, "_publish", lambda *_: None):
+        with patch.object(Steps, "meet", at_once), patch.object(Steps, "publish", lambda *_: None):
             return super().allocate_slots_batch(*arguments, **named)
 
 
@@ -401,21 +419,26 @@ class LastsTooLong(PagePool):
 
 class UnpinsHeadFirst(CacheManager):
     def unpin_prefix(self, pin_id: int) -> None:
-        pin = self._pinned.get(pin_id) if type(pin_id) is int else None
+        pin = self.prefixes.pinned.get(pin_id) if type(pin_id) is int else None
         if pin is not None:
             turned = CachePages([list(group)[::-1] for group in pin.pages.pages])
-            self._pinned[pin_id] = PinnedPrefix(pin.pin_id, pin.num_tokens, turned)
+            self.prefixes.pinned[pin_id] = PinnedPrefix(pin.pin_id, pin.num_tokens, turned)
         super().unpin_prefix(pin_id)
 
 
 class PinsWithoutEagle(CacheManager):
     """What is pinned is what a look-up would hit: the last page is left out."""
 
-    def _find_prefix(self, request: Any, num_tokens: int | None) -> Any:
-        pages, found = super()._find_prefix(request, num_tokens)
-        if found and found == request.num_tokens:
-            return [[] for _ in pages], 0
-        return pages, found
+    def pin_prefix(self, request: Any, num_tokens: int | None = None) -> PinnedPrefix | None:
+        coordinator = self.coordinator
+        find = coordinator.find_longest_cache_hit
+
+        def shorter(*arguments: Any, **named: Any) -> Any:
+            pages, found = find(*arguments, **named)
+            return ([[] for _ in pages], 0) if found == request.num_tokens else (pages, found)
+
+        with patch.object(coordinator, "find_longest_cache_hit", shorter):
+            return super().pin_prefix(request, num_tokens)
 
 
 class FirstShard(ShardedCacheManager):

@@ -42,7 +42,7 @@ def _held(manager: Any, request_id: str, group: int) -> Any:
 def _set(request_id: str, group: int | None, name: str, value: object) -> Callable[[Any], object]:
     """Sets what is known of a request, or of its pages in a group."""
     return lambda manager: setattr(
-        manager._live[request_id] if group is None else _held(manager, request_id, group), name, value
+        manager.coordinator.live.by_id[request_id] if group is None else _held(manager, request_id, group), name, value
     )
 
 
@@ -60,7 +60,7 @@ def _share(manager: Any) -> None:
 
 MANAGER: dict[str, tuple[Callable[[Any], object], str]] = {
     "a damaged pool": (lambda manager: setattr(manager.page_pool.null_page, "_ref_cnt", 1), "POOL-1"),
-    "pages of nobody": (lambda manager: manager._live.pop("b"), "MAN-5"),
+    "pages of nobody": (lambda manager: manager.coordinator.live.by_id.pop("b"), "MAN-5"),
     "two requests in a slot": (_set("b", None, "slot", 0), "MAN-11"),
     "computed tokens without slots": (_set("a", None, "num_computed", 7), "MAN-8"),
     "more promised than slots": (_set("a", None, "num_promised", 6), "MAN-2"),

@@ -60,7 +60,7 @@ class ToldAndCounted(DrivenManagers):
             assert {key: list(pages) for key, pages in followed.items()} == {
                 key: [page.page_id for page in pages] for key, pages in cached.items()
             }
-        pinned = [page for pin in manager._pinned.values() for pages in pin.pages.pages for page in pages]
+        pinned = [page for pin in manager.prefixes.pinned.values() for pages in pin.pages.pages for page in pages]
         assert all(page.is_null or page.ref_cnt > 0 for page in pinned)
         assert len({page for page in pinned if not page.is_null}) == manager.page_pool.num_pinned_pages
         self.most = {name: max(self.most.get(name, 0), promised) for name, promised in self.promised.items()}

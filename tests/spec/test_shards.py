@@ -46,11 +46,11 @@ def test_every_call_is_the_one_of_the_requests_shard(
     for name in names:
         if name in place:  # it goes, or goes on
             own, request = beside[place[name]], requests[name]
-            if data.draw(st.booleans()) or manager.shards[place[name]]._live[name].num_promised >= 12:
+            if data.draw(st.booleans()) or manager.shards[place[name]].coordinator.live.by_id[name].num_promised >= 12:
                 assert manager.free(request) == own.free(request)
                 del place[name]
             else:
-                request.num_computed_tokens = own._live[name].num_promised
+                request.num_computed_tokens = own.coordinator.live.by_id[name].num_promised
                 request.grow([1])
                 answers = [each.allocate_slots(request, 1) for each in (manager, own)]
                 assert (answers[0] and answers[0].get_page_ids()) == (answers[1] and answers[1].get_page_ids())

@@ -22,7 +22,7 @@ from .driven_managers import DrivenManagers, full, states, weak, window
 
 def _objects(manager: spec.CacheManager) -> list[Any]:
     """The engine's objects of the requests that a manager knows."""
-    return [*manager._known.values(), *(live.request for live in manager._live.values())]
+    return [*manager.prefixes.known.values(), *(live.request for live in manager.coordinator.live.by_id.values())]
 
 
 def _restored(manager: spec.CacheManager, **options: Any) -> spec.CacheManager:
@@ -200,7 +200,7 @@ def test_what_was_to_be_handed_out_is_handed_out_by_the_restored_one() -> None:
     assert restored.take_page_copies() == manager.take_page_copies() != []
     assert restored.take_events() == manager.take_events() != []
     restored.unpin_prefix(0)
-    known = manager._known["b"]
+    known = manager.prefixes.known["b"]
     pages, found = restored.get_computed_pages(known)
     assert (pages.get_page_ids(), found) == (([], []), 0), "with Eagle the page after it would have to be cached"
     assert restored.allocate_slots(known, 1) is not None

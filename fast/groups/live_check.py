@@ -9,10 +9,10 @@ from .cache_group import CacheGroup
 from .live_requests import LiveRequests
 from .swapped_requests import SwappedRequests
 
-__all__ = ["check_rows"]
+__all__ = ["check_live"]
 
 
-def check_rows(
+def check_live(
     pool: PagePool, groups: Sequence[CacheGroup], live: LiveRequests, swapped: SwappedRequests, max_model_len: int
 ) -> None:
     """Verifies that columns, rows and the pool's counts agree; O(pages held).

@@ -3,20 +3,20 @@
 from itertools import count as numbers_from
 
 from ..declarations import EngineRequest, SwapCopy, SwapPlan
-from ..groups.coordinator import GroupPages
+from ..groups.coordinator import CacheCoordinator
 from ..groups.group_rules import GroupRules
-from ..groups.live_requests import Live, read_computed, read_tokens, request_id_of
+from ..groups.live_requests import GroupPages, read_computed, read_tokens, request_id_of
 from ..groups.swapped_requests import Flight, Swapped
 from ..pool.hashing import PageHash, request_extra_keys
 from ..pool.pages import CachePage
 from ..reading.arguments import integer, refusal
-from .prefix_manager import PrefixManager
+from .prefixes import Prefixes
 
-__all__ = ["SwapManager"]
+__all__ = ["Swaps"]
 
 
-class SwapManager(PrefixManager):
-    """The part of `CacheManager` that swaps requests out to host memory and back in.
+class Swaps:
+    """Swaps a manager's requests out to host memory and back in, and lets pages from elsewhere into its cache.
 
     The manager plans the copies, the engine runs them (`export_pages`, `import_pages`), and `swap_done` is the fence:
     by it the engine says that the copies have ended, or that all it will dispatch is ordered behind them. No call
@@ -29,30 +29,27 @@ class SwapManager(PrefixManager):
     are published only at the fence. MAN-4 lets pages be published before they are written because a step writes all
     its tokens before it reads any (ATT-5), but a copy may take several steps. For the same reason the request is live
     again only at the fence.
+
+    Args:
+        coordinator: the manager's groups and requests.
+        prefixes: the manager's prefixes, which count a request that is forgotten as one that may come back.
     """
 
+    def __init__(self, coordinator: CacheCoordinator, prefixes: Prefixes) -> None:
+        self._coordinator = coordinator
+        self._prefixes = prefixes
+        self._pool = coordinator.page_pool
+        self._live = coordinator.live
+        self._swapped = coordinator.swapped
+
+    # -- Planning ---------------------------------------------------------------------------------
+
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how the computed tokens of a live request are copied to the host; the request is no longer live.
-
-        In each group the pages are copied that a step after these tokens could read (MAN-8): not null pages, not
-        pages before a window, not pages for tokens that were not computed. All that the request published counts as
-        written.
-
-        Args:
-            request: a live request; its ``num_computed_tokens`` are known tokens, at least 1.
-
-        Returns:
-            The plan; the request's pages stay allocated until `swap_done`, which frees them (MAN-5). None if too few
-            host pages are free: then nothing has changed.
-
-        Raises:
-            ValueError: the request is not live; it has no computed token, or more than known tokens, or a number of
-                them that `allocate_slots` would refuse (MAN-8, MAN-13).
-        """
+        """Plans the copies of a live request to the host; see `CacheManager.swap_out`."""
         tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
-        live = self._require_live(request)
-        has_states = any(rules.holds_states for rules in self.coordinator.rules)
+        live = self._live.require(request)
+        has_states = any(rules.holds_states for rules in self._coordinator.rules)
         computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, has_states)
         if not 1 <= computed <= len(tokens):
             raise refusal(
@@ -61,35 +58,20 @@ class SwapManager(PrefixManager):
                 f"request.num_computed_tokens={computed} must be in [1, {len(tokens)}] to be copied",
             )
         request_id = request_id_of(request)
-        pages = self.coordinator.get_pages(request_id)
-        places = [list(_needed(rules, computed)) for rules in self.coordinator.rules]
+        pages = self._coordinator.get_pages(request_id)
+        places = [list(_needed(rules, computed)) for rules in self._coordinator.rules]
         if sum(map(len, places)) > self._swapped.num_free:
             return None
         host = [dict(zip(own, self._swapped.take(len(own)), strict=True)) for own in places]
         swapped = Swapped(request, request_id, tuple(tokens[:computed]), extra_keys, host)
         self._swapped.by_id[request_id] = swapped
         swap_id = self._swapped.begin(Flight(swapped, True, pages, []))
-        del self._live[request_id]
-        self.coordinator.forget(request_id)
+        del self._live.by_id[request_id]
+        self._coordinator.forget(request_id)
         return SwapPlan(swap_id, request_id, "out", computed, self._copies(swapped, pages, places))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans how a swapped-out request comes back: its pages that are still cached are hit, the rest is copied.
-
-        Each full page is looked up by itself: it can be hit where the page before it is not, since its key covers all
-        tokens from the first on. The request's ``num_computed_tokens`` are not read.
-
-        Args:
-            request: a request that is swapped out, its copies to the host ended.
-
-        Returns:
-            The plan; at `swap_done` the request is live with the computed tokens it had, and `allocate_slots`
-            continues it. None if too few pages are free: then nothing has changed.
-
-        Raises:
-            ValueError: the request is not swapped out, or its copies have not ended; its tokens or extra keys changed
-                (MAN-6).
-        """
+        """Plans a request's way back: hits first, copies for the rest; see `CacheManager.swap_in`."""
         tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
         swapped = self._swapped.require(request)
@@ -101,39 +83,22 @@ class SwapManager(PrefixManager):
         return self._plan_in(swapped)
 
     def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
-        """Plans how pages from elsewhere, such as another manager's cache, enter this cache (SWAP-2).
-
-        The pages come as one block: group by group, those that a hit of ``num_tokens`` tokens needs. In the plan a
-        copy's ``host_page`` is the place of its page in the block. Pages that are cached already are not copied.
-        `swap_done` publishes the pages and frees them, tail first, so that from then on any request can hit them.
-        Until then the request's id is in use, and `free` aborts the transfer.
-
-        Args:
-            request: the request whose tokens and extra keys the pages hold; it is not live.
-            num_tokens: tokens that the pages hold, at least 1; a multiple of every group's page size.
-
-        Returns:
-            The plan; None if too few pages are free: then nothing has changed.
-
-        Raises:
-            ValueError: the request is live or swapped out; it has fewer tokens, or they are no multiple of a page
-                size; or some group never caches pages.
-        """
+        """Plans the copies of pages from elsewhere into the cache; see `CacheManager.receive_pages`."""
         tokens = read_tokens(request)
         extra_keys = request_extra_keys(request)
         count = integer("num_tokens", num_tokens, minimum=1)
         self._swapped.require_none(request)
         request_id = request_id_of(request)
-        if request_id in self._live:
+        if request_id in self._live.by_id:
             raise refusal(ValueError, "SWAP-1", f"request {request.request_id!r} is live")
-        if count > min(len(tokens), self.max_model_len):
+        if count > min(len(tokens), self._coordinator.max_model_len):
             raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: the request can have {len(tokens)} tokens")
-        if any(count % rules.page_size for rules in self.coordinator.rules):
+        if any(count % rules.page_size for rules in self._coordinator.rules):
             raise refusal(ValueError, "SWAP-2", f"num_tokens={count} must be a multiple of every page size")
-        if not self.enable_caching or not all(rules.num_publishable(count) for rules in self.coordinator.rules):
+        if not self._pool.enable_caching or not all(rules.num_publishable(count) for rules in self._coordinator.rules):
             raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: a group's pages are never cached")
         numbers = numbers_from()
-        block = [{place: next(numbers) for place in _needed(rules, count)} for rules in self.coordinator.rules]
+        block = [{place: next(numbers) for place in _needed(rules, count)} for rules in self._coordinator.rules]
         received = Swapped(request, request_id, tuple(tokens[:count]), extra_keys, block, is_received=True)
         plan = self._plan_in(received)
         if plan is not None:
@@ -145,47 +110,36 @@ class SwapManager(PrefixManager):
         hits: list[dict[int, CachePage]] = []
         copied: list[list[int]] = []
         computed = len(swapped.tokens)
-        for rules in self.coordinator.rules:
+        for rules in self._coordinator.rules:
             needed = _needed(rules, computed)
             chain = self._chain(swapped, rules)
             found = {
-                place: self.coordinator.cached_page(*chain[place], rules.group_id)
+                place: self._coordinator.cached_page(*chain[place], rules.group_id)
                 for place in needed
                 if place < len(chain)
             }
             hits.append({place: page for place, page in found.items() if page is not None})
             copied.append([place for place in needed if place not in hits[-1]])
         wanted = sum(map(len, copied)) + sum(page.ref_cnt == 0 for own in hits for page in own.values())
-        if wanted > self.page_pool.get_num_free_pages():
+        if wanted > self._pool.get_num_free_pages():
             return None
-        self.page_pool.touch(own.values() for own in hits)
+        self._pool.touch(own.values() for own in hits)
         pages = []
-        for rules, own, places in zip(self.coordinator.rules, hits, copied, strict=True):
-            all_pages = own | dict(zip(places, self.page_pool.get_new_pages(len(places)), strict=True))
+        for rules, own, places in zip(self._coordinator.rules, hits, copied, strict=True):
+            all_pages = own | dict(zip(places, self._pool.get_new_pages(len(places)), strict=True))
             length = rules.num_places(computed, computed)
-            pages.append([all_pages.get(place, self.page_pool.null_page) for place in range(length)])
+            pages.append([all_pages.get(place, self._pool.null_page) for place in range(length)])
         swap_id = self._swapped.begin(Flight(swapped, False, pages, copied))
         return SwapPlan(swap_id, swapped.request_id, "in", computed, self._copies(swapped, pages, copied))
 
     def swap_done(self, swap_id: int) -> None:
-        """The fence: the copies of a plan have ended, or nothing dispatched from now on can overtake them.
-
-        On the way out it frees the device's pages (MAN-5). On the way back it frees the host's pages, makes the
-        request live in the lowest free slot, and publishes its full pages (MAN-3). If the request was freed
-        meanwhile, the pages on both sides are freed.
-
-        Args:
-            swap_id: the plan's id.
-
-        Raises:
-            ValueError: there is no such plan, or its copies have ended already.
-        """
+        """Frees what a plan held, and publishes what it brought; see `CacheManager.swap_done`."""
         number = integer("swap_id", swap_id, minimum=None)
         if number not in self._swapped.flights:
             raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are to end")
         flight = self._swapped.flights[number]
         swapped = flight.swapped
-        chains = [self._chain(swapped, rules) for rules in self.coordinator.rules]  # before anything changes (R1)
+        chains = [self._chain(swapped, rules) for rules in self._coordinator.rules]  # before anything changes (R1)
         del self._swapped.flights[number]
         swapped.swap_id = None
         request_id = swapped.request_id
@@ -197,7 +151,7 @@ class SwapManager(PrefixManager):
             self._publish_copied(flight, chains)
         if flight.is_out or not is_wanted or swapped.is_received:
             for pages in flight.pages:
-                self.page_pool.free_pages(reversed(pages))
+                self._pool.free_pages(reversed(pages))
         if not flight.is_out or not is_wanted:
             self._swapped.give_back(swapped)
 
@@ -205,32 +159,32 @@ class SwapManager(PrefixManager):
         """Makes a request live with the pages that came back."""
         request, request_id = flight.swapped.request, flight.swapped.request_id
         computed = len(flight.swapped.tokens)
-        self._live[request_id] = Live(request, self._lowest_free_slot(), computed, computed, computed)
+        self._live.admit(request, request_id, computed, computed)
         held = []
-        for rules, pages, chain in zip(self.coordinator.rules, flight.pages, chains, strict=True):
+        for rules, pages, chain in zip(self._coordinator.rules, flight.pages, chains, strict=True):
             states = {len(pages) - 1: computed} if rules.copies_states else {}
             held.append(GroupPages(pages, len(chain), len(chain), states))  # all is written, and never withdrawn
-        self.coordinator.held[request_id] = held
+        self._coordinator.held[request_id] = held
 
     def _publish_copied(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
         """Publishes the full pages among those that were copied to the device (MAN-3)."""
         computed = len(flight.swapped.tokens)
         for rules, pages, copied, chain in zip(
-            self.coordinator.rules, flight.pages, flight.copied, chains, strict=True
+            self._coordinator.rules, flight.pages, flight.copied, chains, strict=True
         ):
             states = {len(pages) - 1: computed} if rules.copies_states else {}
             fresh = [
-                page if place in copied and rules.is_publishable(place, states) else self.page_pool.null_page
+                page if place in copied and rules.is_publishable(place, states) else self._pool.null_page
                 for place, page in enumerate(pages[: len(chain)])
             ]
-            self.page_pool.publish(fresh, chain, rules.group_id)
+            self._pool.publish(fresh, chain, rules.group_id)
 
     def _chain(self, swapped: Swapped, rules: GroupRules) -> list[tuple[PageHash, int]]:
         """Key and content id of each page that a group can publish (HASH-3); empty with caching off."""
-        if not self.enable_caching:
+        if not self._pool.enable_caching:
             return []
         end = rules.num_publishable(len(swapped.tokens))
-        return self.page_pool.extend_chain([], swapped.tokens, swapped.extra_keys, rules.page_size, end)
+        return self._pool.extend_chain([], swapped.tokens, swapped.extra_keys, rules.page_size, end)
 
     def _copies(self, swapped: Swapped, pages: list[list[CachePage]], places: list[list[int]]) -> tuple[SwapCopy, ...]:
         """The copies for some places of each group."""
@@ -242,57 +196,20 @@ class SwapManager(PrefixManager):
                 swapped.host_pages[rules.group_id][place],
                 rules.page_size if rules.holds_states else min(computed - place * rules.page_size, rules.page_size),
             )
-            for rules, own in zip(self.coordinator.rules, places, strict=True)
+            for rules, own in zip(self._coordinator.rules, places, strict=True)
             for place in own
         )
 
-    def _abandon(self, request: EngineRequest, request_id: str) -> None:
+    def abandon(self, request: EngineRequest, request_id: str) -> None:
         """Forgets a swapped-out request and frees its host pages, if copies are under way only at the fence."""
         swapped = self._swapped.by_id.get(request_id)
         if swapped is None or swapped.request is not request:
             return
         del self._swapped.by_id[request_id]
-        if request_id in self._known and not swapped.is_received:
-            self._given_back[request_id] = len(swapped.tokens)
+        if not swapped.is_received:
+            self._prefixes.freed(request_id, len(swapped.tokens))
         if swapped.swap_id is None:
             self._swapped.give_back(swapped)
-
-    # -- Looking ----------------------------------------------------------------------------------
-
-    @property
-    def num_host_pages(self) -> int:
-        """How many pages host memory has room for."""
-        return self._swapped.num_host_pages
-
-    @property
-    def num_free_host_pages(self) -> int:
-        """How many host pages are free; pages that are being copied are not (SWAP-1)."""
-        return self._swapped.num_free
-
-    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The host pages of a request that is swapped out or being swapped, a list for each group; else empty lists."""
-        if not isinstance(request_id, str):
-            raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
-        swapped = self._swapped.by_id.get(request_id)
-        return tuple([] for _ in self.kv_cache_groups) if swapped is None else tuple(swapped.held_host_pages)
-
-    def reset_prefix_cache(self) -> bool:
-        """Drops all hashes if no page is in use and no request swapped out (POOL-9). Returns whether it did."""
-        return self._swapped.is_idle and super().reset_prefix_cache()
-
-    # -- Inside -----------------------------------------------------------------------------------
-
-    def _require_live(self, request: EngineRequest) -> Live:
-        """What is known of a request, which is refused unless it is live (R1)."""
-        live = self._live.get(request_id_of(request))
-        if live is None or live.request is not request:
-            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
-        return live
-
-    def _lowest_free_slot(self) -> int:
-        """The lowest slot that no live request has (MAN-11)."""
-        taken = {live.slot for live in self._live.values()}
-        return next(number for number in numbers_from() if number not in taken)
 
 
 def _needed(rules: GroupRules, computed: int) -> range:

@@ -15,7 +15,7 @@ from ..pool.page_keys import KeyStretch
 from ..reading.arguments import attribute, integer, refusal
 from ..reading.extra_keys import extra_segments
 from ..reading.request_reading import read_id, read_request_id, read_tokens
-from .prefix_manager import PrefixManager
+from .prefixes import PrefixManager
 
 __all__ = ["SwapManager"]
 
