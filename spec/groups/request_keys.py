@@ -64,7 +64,7 @@ class RequestKeys:
             keys = self._keys[request_id] = _Keys([], extra_keys, {size: [] for size in self._page_sizes})
         keys.tokens = tokens
         for size, chain in keys.chains.items():
-            self._pool.extend_chain(chain, tokens, extra_keys, size, len(tokens) // size)
+            self._pool.keys.extend_chain(chain, tokens, extra_keys, size, len(tokens) // size)
         return keys.chains
 
     def drop(self, request_id: str) -> None:

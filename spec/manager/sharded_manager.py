@@ -134,7 +134,7 @@ class ShardedCacheManager(Uncopied):
 
     def _shard_of_pages(self, pages: CachePages) -> CacheManager:
         """The manager of the shard that pages belong to (R1)."""
-        pools = {page._pool for group in pages.pages for page in group}
+        pools = {page.pool for group in pages.pages for page in group}
         owners = [shard for shard in self.shards if shard.page_pool in pools]
         if len(owners) != 1 or len(pools) != 1:
             raise refusal(ValueError, "POOL-12", f"new_computed_pages={pages!r} are not of one shard")

@@ -184,7 +184,7 @@ class Swaps:
         if not self._pool.enable_caching:
             return []
         end = rules.num_publishable(len(swapped.tokens))
-        return self._pool.extend_chain([], swapped.tokens, swapped.extra_keys, rules.page_size, end)
+        return self._pool.keys.extend_chain([], swapped.tokens, swapped.extra_keys, rules.page_size, end)
 
     def _copies(self, swapped: Swapped, pages: list[list[CachePage]], places: list[list[int]]) -> tuple[SwapCopy, ...]:
         """The copies for some places of each group."""

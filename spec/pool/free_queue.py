@@ -1,24 +1,21 @@
-"""POOL-3: the free queue: the free pages of a pool in eviction order."""
+"""POOL-3: the free queue: free pages in eviction order."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from ..reading.arguments import integer, listed, refusal
 from ..reading.uncopied import Uncopied
-from .pages import CachePage, PageList
-
-if TYPE_CHECKING:
-    from .page_pool import PagePool
+from .free_order import FreeOrder
+from .pages import CachePage, PageList, Queue
 
 __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
 
 class FreeCachePageQueue(Uncopied):
-    """A queue of pages: taken at the front, put back at the end, removable from the middle.
+    """A queue of pages without a pool: taken at the front, put back at the end, removable from the middle.
 
-    It works without a pool, too. A page is in one queue at most, and once.
+    A page is in one queue at most, and once.
 
     Args:
         pages: the pages, the one to take first in front.
@@ -26,11 +23,7 @@ class FreeCachePageQueue(Uncopied):
 
     def __init__(self, pages: Iterable[CachePage]) -> None:
         self._pages: OrderedDict[int, CachePage] = OrderedDict()  # by identity
-        self._head, self._tail = CachePage(0), CachePage(0)
-        for end in (self._head, self._tail):
-            end._page_id = -1  # no page has this id: the ends are no pages
-            end._queue = self
-        self._pool: PagePool | None = None  # set by the pool that the queue belongs to
+        self._head, self._tail = _QueueEnd(self), _QueueEnd(self)
         self.append_n(pages)
 
     @property
@@ -59,16 +52,16 @@ class FreeCachePageQueue(Uncopied):
             raise refusal(ValueError, "POOL-4", f"n={n} pages asked for, {len(self._pages)} free")
         taken = [self._pages.popitem(last=False)[1] for _ in range(n)]
         for page in taken:
-            page._queue = None
+            page.queue = None
         return taken
 
     def remove(self, page: CachePage) -> None:
         """Takes one page out of the middle; refused when it is not in this queue (POOL-2)."""
         _require_page("page", page)
-        if page._queue is not self or id(page) not in self._pages:
+        if id(page) not in self._pages:
             raise refusal(ValueError, "POOL-2", f"page {page.page_id} is not in this queue")
         del self._pages[id(page)]
-        page._queue = None
+        page.queue = None
 
     def append(self, page: CachePage) -> None:
         """Puts a page at the back; refused when it is in a queue already (POOL-2)."""
@@ -76,21 +69,16 @@ class FreeCachePageQueue(Uncopied):
 
     def append_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages at the back, in order; all are refused if one of them is in a queue already (POOL-2)."""
-        self._insert_n(len(self._pages), pages)
+        for page in self._outside(pages):
+            self._pages[id(page)] = page
+            page.queue = self
 
     def prepend_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages at the front, in order (POOL-13); refused like `append_n`."""
-        self._insert_n(0, pages)
-
-    def _insert_n(self, place: int, pages: Iterable[CachePage]) -> None:
-        """Puts pages behind the first ``place`` pages, in order; refused like `append_n`."""
-        inserted = self._outside(pages)
-        behind = list(islice(reversed(self._pages), len(self._pages) - place)) if inserted else []
-        for page in inserted:
-            self._pages[id(page)] = page
-            page._queue = self
-        for other in reversed(behind):
-            self._pages.move_to_end(other)
+        num_behind = len(self._pages)
+        self.append_n(pages)
+        for page in list(islice(reversed(self._pages.values()), len(self._pages) - num_behind)):
+            self._pages.move_to_end(id(page), last=False)
 
     def get_all_free_pages(self) -> list[CachePage]:
         """The pages of the queue, in order."""
@@ -98,16 +86,14 @@ class FreeCachePageQueue(Uncopied):
 
     def neighbour(self, page: CachePage, step: int) -> CachePage | None:
         """The page before (``step=-1``) or after (``step=+1``) a page of the queue, which may be a fake end."""
-        row = [self._head, *self._pages.values(), self._tail]
-        place = next(i for i, other in enumerate(row) if other is page) + step
-        return row[place] if 0 <= place < len(row) else None
+        return _beside([self._head, *self._pages.values(), self._tail], page, step)
 
     def _outside(self, pages: Iterable[CachePage]) -> list[CachePage]:
         """Reads pages that are in no queue yet, each once (R1, POOL-2)."""
         outside = listed("pages", pages)
         for page in outside:
             _require_page("pages", page)
-            if page._queue is not None or page._pool is not self._pool:
+            if page.queue is not None or page.pool is not None:
                 raise refusal(ValueError, "POOL-2", f"page {page.page_id} is in a queue already, or belongs to a pool")
         if len({id(page) for page in outside}) < len(outside):
             raise refusal(ValueError, "POOL-2", f"pages={[page.page_id for page in outside]} names a page twice")
@@ -118,30 +104,37 @@ class PoolFreeQueue:
     """A read-only view of a pool's free queue: calls that would change it are refused (POOL-2).
 
     Args:
-        queue: the queue.
+        order: the ids of the free pages.
+        pages: every page of the pool, by id.
     """
 
-    def __init__(self, queue: FreeCachePageQueue) -> None:
-        self._queue = queue
+    def __init__(self, order: FreeOrder, pages: PageList) -> None:
+        self._order = order
+        self._pages = pages
+        self._head, self._tail = _QueueEnd(self), _QueueEnd(self)
 
     @property
     def num_free_pages(self) -> int:
         """How many pages are free."""
-        return self._queue.num_free_pages
+        return self._order.num_free
 
     @property
     def fake_free_list_head(self) -> CachePage:
         """The end before the first page: no page, its id is -1."""
-        return self._queue.fake_free_list_head
+        return self._head
 
     @property
     def fake_free_list_tail(self) -> CachePage:
         """The end behind the last page: no page, its id is -1."""
-        return self._queue.fake_free_list_tail
+        return self._tail
 
     def get_all_free_pages(self) -> PageList:
         """The free pages in eviction order (POOL-3)."""
-        return PageList(self._queue.get_all_free_pages())
+        return PageList(self._pages[page_id] for page_id in self._order.order())
+
+    def neighbour(self, page: CachePage, step: int) -> CachePage | None:
+        """The page before (``step=-1``) or after (``step=+1``) a free page, which may be a fake end; else None."""
+        return _beside([self._head, *self.get_all_free_pages(), self._tail], page, step)
 
     def popleft(self) -> CachePage:
         """Refused: `PagePool.get_new_pages` takes pages."""
@@ -162,6 +155,25 @@ class PoolFreeQueue:
     def append_n(self, pages: Iterable[CachePage]) -> None:
         """Refused: `PagePool.free_pages` puts pages back."""
         raise _owned(f"append_n(pages={pages!r})")
+
+
+class _QueueEnd(CachePage):
+    """An end of a queue: no page."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(0)
+        self.queue = queue
+
+    @property
+    def page_id(self) -> int:
+        """-1, which no page has."""
+        return -1
+
+
+def _beside(row: Sequence[CachePage], page: CachePage, step: int) -> CachePage | None:
+    """What stands beside a page in a row; None where nothing does, and where the page is not in the row."""
+    place = next((place + step for place, other in enumerate(row) if other is page), -1)
+    return row[place] if 0 <= place < len(row) else None
 
 
 def _owned(call: str) -> Exception:

@@ -2,25 +2,41 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Unpack
 
-from ..declarations import CacheCleared, CacheSalt, EngineRequest, PoolOptions, takes_options
+from ..declarations import (
+    CacheCleared,
+    CacheCounters,
+    CacheEvent,
+    EngineRequest,
+    HashFunction,
+    PageRemoved,
+    PageStored,
+    PoolOptions,
+    takes_options,
+)
 from ..declarations.codec import Part
-from ..reading.arguments import attribute, index, integer, listed, refusal, token_list
+from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
 from ..reading.uncopied import Uncopied
-from .cached_map import CachedMap, read_page_hash
-from .eviction_order import EvictionOrder
-from .hashing import PageHash, request_extra_keys
-from .pages import CachePage, PageList
+from .cached_map import CachedMap
+from .contents import cached_state, restore_cached
+from .free_order import FreeOrder
+from .free_queue import PoolFreeQueue
+from .hashing import PageHash, PageHashWithGroupId, init_none_hash, request_extra_keys
+from .page_keys import PageKeys, read_page_hash
+from .pages import CachePage, PageList, PageView
+from .pins import Pins
+from .pool_log import PoolLog
 
 __all__ = ["PagePool"]
 
 
-class PagePool(EvictionOrder, CachedMap, Uncopied):
+class PagePool(Uncopied):
     """A pool of pages: allocates them, counts references, frees them, and finds cached ones by their keys.
 
-    It has three parts: `EvictionOrder` keeps the free pages in the order in which they will be evicted, `CachedMap`
-    finds pages by their keys, and this class counts references and moves pages into and out of the free queue.
+    Its parts deal with page ids and trust it: it reads arguments and refuses, counts references, and tells each part
+    what happens to a page.
 
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
@@ -28,34 +44,119 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         options: see `PoolOptions`.
 
     Attributes:
+        free: the free pages in eviction order, and priorities (POOL-3, PIN-2).
+        index: the cached pages by their keys (POOL-7).
+        keys: computes keys and content ids (HASH-3, R2).
+        pins: the pins of each page (PIN-1).
+        log: events and counters (MAN-12).
         pages: every page, the null page first.
         null_page: page 0.
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
-        now: the time of the last `advance_time`; None before the first (PIN-2).
     """
 
     @takes_options
     def __init__(self, num_pages: int, enable_caching: bool, **options: Unpack[PoolOptions]) -> None:
-        EvictionOrder.__init__(self, num_pages, options)
-        CachedMap.__init__(self, enable_caching, options)
+        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
+        self.enable_caching = flag("enable_caching", enable_caching)
+        self.unhashed_first = flag("unhashed_first", options["unhashed_first"])
+        self.enable_events = flag("enable_events", options["enable_events"])
+        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1)
         self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
         per_salt = options["max_pinned_pages_per_salt"]
         self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
-        self._pins: Counter[int] = Counter()
-        """Number of pins of each pinned page, by page id."""
-        self._free._pool = self
-        for page in self.pages:
-            page._pool = self
+        self.free = FreeOrder(self.num_pages)
+        self.index = CachedMap()
+        self.keys = PageKeys(options["hash_function"], init_none_hash(options["hash_seed"], options["hash_function"]))
+        self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
+        self.log = PoolLog(self.enable_events, self.counter_sampling)
+        self._counts = [0] * self.num_pages
+        self.pages = PageList(PageView(self, page_id) for page_id in range(self.num_pages))
+        self.null_page = self.pages[0]
+        self.free_page_queue = PoolFreeQueue(self.free, self.pages)
 
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_num_free_pages(self) -> int:
         """How many pages can be allocated."""
-        return self._free.num_free_pages
+        return self.free.num_free
 
     def get_usage(self) -> float:
         """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10)."""
         return (self.num_pages - 1 - self.get_num_free_pages()) / (self.num_pages - 1)
+
+    @property
+    def cached_page_hash_to_page(self) -> Mapping[PageHashWithGroupId, Sequence[CachePage]]:
+        """The cached map: key to pages, in the order in which they were cached (POOL-7). Read-only."""
+        return MappingProxyType({key: self._listed(pages) for key, pages in self.index.pages_of.items()})
+
+    def cached_under(self, page_hash: PageHash, group_id: int) -> PageList:
+        """The pages cached under a key, in the order in which they were cached (POOL-7)."""
+        return self._listed(self.index.under(page_hash, group_id))
+
+    def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
+        """The first page cached under a key, for each of several groups (POOL-7).
+
+        Args:
+            page_hash: the key.
+            kv_cache_group_ids: the groups.
+
+        Returns:
+            One page a group, or None if any group has none.
+        """
+        key = read_page_hash("page_hash", page_hash)
+        groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
+        found = [self.index.under(key, group) for group in groups]
+        return self._listed(pages[0] for pages in found) if all(found) else None
+
+    @property
+    def hash_function(self) -> HashFunction:
+        """The hash of the keys."""
+        return self.keys.hash_function
+
+    @property
+    def none_hash(self) -> bytes:
+        """The digest at the root of every chain of keys (HASH-1)."""
+        return self.keys.none_hash
+
+    def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
+        """The key of a cached page; None for a page that is not cached."""
+        return self.index.key_of.get(page_id)
+
+    def content_of(self, page: CachePage) -> int | None:
+        """The content id of a cached page; None for a page that is not cached (R2)."""
+        return self.index.content_of.get(page.page_id)
+
+    def ref_count(self, page_id: int) -> int:
+        """The reference count of a page, its pins included."""
+        return self._counts[page_id]
+
+    def set_ref_count(self, page_id: int, count: int) -> None:
+        """Sets the count of a page in use; the null page's stays 0 (POOL-1).
+
+        Raises:
+            ValueError: the page would leave or enter the free queue (POOL-2), or lose a pin's reference (PIN-1).
+        """
+        if page_id == 0:
+            return
+        held = self._counts[page_id]
+        if (count == 0) != (held == 0):
+            raise refusal(ValueError, "POOL-2", f"ref_cnt={count} on page {page_id} at {held}: use touch or free_pages")
+        if count < self.pins.of(page_id):
+            raise refusal(ValueError, "PIN-1", f"ref_cnt={count} on page {page_id}: more pins hold it")
+        self._counts[page_id] = count
+
+    def take_events(self) -> list[CacheEvent]:
+        """The events emitted since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
+        return self.log.take_events()
+
+    @property
+    def counters(self) -> CacheCounters:
+        """The pool's counters: evictions, and the lifetimes and reuse gaps of sampled pages (MAN-12).
+
+        Only a page that is allocated while it has a hash counts as evicted; one that loses its hash in another way
+        counts nowhere.
+        """
+        return self.log.counters()
 
     # -- Allocating and freeing -------------------------------------------------------------------
 
@@ -74,13 +175,12 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         num_pages = integer("num_pages", num_pages, clause="POOL-4")
         if num_pages > self.get_num_free_pages():
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {self.get_num_free_pages()} free")
-        pages = self._free.popleft_n(num_pages)
+        pages = self.free.take(num_pages)
         for page in pages:
-            self._count_allocated(page)
-            self._forget(page, emit=True)
-            self._priority.pop(page.page_id, None)  # PIN-2
-            page._ref_cnt = 1
-        return PageList(pages)
+            self.log.allocated(page, page in self.index.key_of)
+            self._forget(page)
+            self._counts[page] = 1
+        return self._listed(pages)
 
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Raises the count of each page once per mention, taking free ones out of the queue (POOL-6).
@@ -93,8 +193,8 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         """
         mentioned = self._mentioned(pages)
         for page in mentioned:
-            if page.ref_cnt == 0 and page.page_hash is None:
-                raise refusal(ValueError, "POOL-6", f"pages: page {page.page_id} is free and has no hash")
+            if self._counts[page] == 0 and page not in self.index.key_of:
+                raise refusal(ValueError, "POOL-6", f"pages: page {page} is free and has no hash")
         self._hold(mentioned)
 
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
@@ -106,14 +206,14 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         Raises:
             ValueError: a page is mentioned more often than it is referenced, pins not counted; nothing changes.
         """
-        mentioned = [page for page in self._own("ordered_pages", ordered_pages) if not page.is_null]
+        mentioned = [page for page in self._read_pages("ordered_pages", ordered_pages) if page != 0]
         for page, mentions in Counter(mentioned).items():
-            held = page.ref_cnt - self.pins_of(page.page_id)
+            held = self._counts[page] - self.pins.of(page)
             if mentions > held:
                 raise refusal(
                     ValueError,
                     "POOL-5",
-                    f"ordered_pages: page {page.page_id} mentioned {mentions} times, held {held} times but for pins",
+                    f"ordered_pages: page {page} mentioned {mentions} times, held {held} times but for pins",
                 )
         self._release(mentioned)
 
@@ -132,13 +232,10 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         """
         mentioned = self._mentioned(pages)
         for page in mentioned:
-            if page.page_hash is None:
-                raise refusal(ValueError, "PIN-1", f"pages: page {page.page_id} is not cached")
-        excess = self._beyond_bounds({*self._pins, *(page.page_id for page in mentioned)})
-        if excess is not None:
-            raise refusal(ValueError, "PIN-1", f"pages={[page.page_id for page in mentioned]}: {excess}")
+            if page not in self.index.key_of:
+                raise refusal(ValueError, "PIN-1", f"pages: page {page} is not cached")
+        self.pins.add(mentioned)
         self._hold(mentioned)
-        self._pins.update(page.page_id for page in mentioned)
 
     def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Removes a pin's reference from each page, once per mention; null pages are skipped (PIN-1).
@@ -150,37 +247,76 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             ValueError: a page is mentioned more often than it is pinned; nothing changes.
         """
         mentioned = self._mentioned(pages)
-        for page, mentions in Counter(mentioned).items():
-            pins = self.pins_of(page.page_id)
-            if mentions > pins:
-                raise refusal(
-                    ValueError, "PIN-1", f"pages: page {page.page_id} mentioned {mentions} times, pinned {pins} times"
-                )
-        self._pins = self._pins - Counter(page.page_id for page in mentioned)
+        self.pins.remove(mentioned)
         self._release(mentioned)
 
     def pins_of(self, page_id: int) -> int:
         """The number of pins of a page; IndexError where there is no such page."""
-        return self._pins[index("page_id", page_id, self.num_pages)]
+        return self.pins.of(index("page_id", page_id, self.num_pages))
 
     @property
     def num_pinned_pages(self) -> int:
         """How many pages are pinned (PIN-1)."""
-        return len(self._pins)
+        return self.pins.num_pinned
 
-    def _beyond_bounds(self, page_ids: Iterable[int]) -> str | None:
-        """What is wrong with having those pages pinned, if anything is (PIN-1).
+    # -- Priorities -------------------------------------------------------------------------------
 
-        A page whose hash was withdrawn has no extra keys any more, so it counts for the first bound only.
+    @property
+    def now(self) -> float | None:
+        """The time of the last `advance_time`; None before the first (PIN-2)."""
+        return self.free.now
+
+    def get_priority(self, page_id: int) -> int:
+        """The priority of a page (PIN-2).
+
+        Args:
+            page_id: the page's id.
+
+        Raises:
+            IndexError: there is no such page.
         """
-        pinned = [self.pages[page_id] for page_id in page_ids]
-        if len(pinned) > self.max_pinned_pages:
-            return f"{len(pinned)} pinned pages, max_pinned_pages={self.max_pinned_pages}"
-        salts = Counter(_salt(page.page_hash.page_hash) for page in pinned if page.page_hash is not None)
-        most = max(salts.values(), default=0)
-        if self.max_pinned_pages_per_salt is not None and most > self.max_pinned_pages_per_salt:
-            return f"{most} pinned pages of one salt, max_pinned_pages_per_salt={self.max_pinned_pages_per_salt}"
-        return None
+        return self.free.priority(index("page_id", page_id, self.num_pages))
+
+    def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
+        """Sets the priority of cached pages; null pages are skipped (PIN-2).
+
+        A free page whose priority changes goes behind the free pages of its new priority. No other page moves.
+
+        Args:
+            pages: the pages.
+            priority: an int32; pages of the lowest priority are evicted first. Every page begins with 0.
+            expires_at: the time at which the priority falls back to 0, in the unit of `advance_time`; None: never
+                by time. Without effect for priority 0.
+
+        Raises:
+            ValueError: a page is not cached, or ``expires_at`` does not lie after ``now``; nothing changes.
+        """
+        ranked = [page for page in self._read_pages("pages", pages) if page != 0]
+        priority = integer("priority", priority, minimum=None)
+        end = None if expires_at is None else real("expires_at", expires_at)
+        if not -(2**31) <= priority < 2**31:
+            raise refusal(ValueError, "R1", f"priority={priority} does not fit an int32")
+        if end is not None and self.now is not None and end <= self.now:
+            raise refusal(ValueError, "PIN-2", f"expires_at={end} does not lie after now={self.now}")
+        for page in ranked:
+            if page not in self.index.key_of:
+                raise refusal(ValueError, "PIN-2", f"pages: page {page} is not cached")
+        for page in ranked:
+            self.free.set_priority(page, priority, end)
+
+    def advance_time(self, now: float) -> None:
+        """Sets the time: priorities that expire by ``now`` end, in order of expiry time, then of page id (PIN-2).
+
+        Args:
+            now: the time, in any unit, from any start.
+
+        Raises:
+            ValueError: it is earlier than the last one.
+        """
+        time = real("now", now)
+        if self.now is not None and time < self.now:
+            raise refusal(ValueError, "PIN-2", f"now={time} is earlier than {self.now}")
+        self.free.advance(time)
 
     # -- Caching ----------------------------------------------------------------------------------
 
@@ -212,7 +348,7 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             ValueError: a page is free, has a hash already (POOL-8) or is named twice; the counts exceed the pages
                 or the request's tokens; a key is not the request's own; caching is off.
         """
-        own = self._own("pages", pages)
+        own = self._read_pages("pages", pages)
         page_size = integer("page_size", page_size, minimum=1)
         group = integer("kv_cache_group_id", kv_cache_group_id)
         first = integer("num_cached_pages", num_cached_pages)
@@ -229,18 +365,46 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             )
         if end * page_size > len(tokens):
             raise refusal(ValueError, "HASH-3", f"num_full_pages={end}: the request has only {len(tokens)} tokens")
-        chain = self.extend_chain([], tokens, extra_keys, page_size, end)
+        chain = self.keys.extend_chain([], tokens, extra_keys, page_size, end)
         for place, (key, known) in enumerate(zip(chain, listed("page_hashes", page_hashes), strict=False)):
             if read_page_hash(f"page_hashes[{place}]", known) != key[0]:
                 raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
-        for page, mentions in Counter(page for page in own[first:end] if not page.is_null).items():
-            if page.ref_cnt == 0:
-                raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} is free, its content is nobody's")
-            if page.page_id in self._pins and page.page_hash is None:
-                raise refusal(ValueError, "PIN-1", f"pages: page {page.page_id} is pinned for what was withdrawn")
-            if page.page_hash is not None or mentions > 1:
-                raise refusal(ValueError, "POOL-8", f"pages: page {page.page_id} has a hash already or is named twice")
-        self.publish(own[first:end], chain[first:end], group, chain[first - 1][0].hash_value if first else None)
+        for page, mentions in Counter(page for page in own[first:end] if page != 0).items():
+            if self._counts[page] == 0:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} is free, its content is not defined")
+            if page in self.index.key_of or mentions > 1:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} has a hash already or is named twice")
+            if self.pins.of(page):
+                raise refusal(ValueError, "PIN-1", f"pages: page {page} is pinned for what was withdrawn")
+        parent = chain[first - 1][0].hash_value if first else None
+        self._publish(own[first:end], chain[first:end], group, parent)
+
+    def publish(
+        self,
+        pages: Sequence[CachePage],
+        chain: Sequence[tuple[PageHash, int]],
+        group_id: int,
+        parent: bytes | None = None,
+    ) -> None:
+        """`cache_full_pages` for pages and keys that the manager knows to be sound (POOL-7, POOL-8).
+
+        Args:
+            pages: the pages; null pages are skipped (POOL-1).
+            chain: their keys and content ids, see `PageKeys.extend_chain`.
+            group_id: the cache group.
+            parent: the digest of the page before the first; None if there is none.
+        """
+        self._publish([page.page_id for page in pages], chain, group_id, parent)
+
+    def _publish(
+        self, pages: Sequence[int], chain: Sequence[tuple[PageHash, int]], group_id: int, parent: bytes | None
+    ) -> None:
+        for page, (key, content) in zip(pages, chain, strict=True):
+            if page != 0:
+                self.index.add(page, PageHashWithGroupId(key, group_id), content)
+                self.log.stored(page)
+                self.log.emit(PageStored(group_id, page, key.hash_value, parent, key.token_ids, key.extra_keys))
+            parent = key.hash_value
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
         """Drops the hashes of pages, free or not, in order (POOL-11).
@@ -256,9 +420,15 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         """
         ids = [index("page_ids", page_id, self.num_pages) for page_id in listed("page_ids", page_ids)]
         for page_id in ids:
-            if page_id in self._pins:
+            if self.pins.of(page_id):
                 raise refusal(ValueError, "PIN-1", f"page_ids: page {page_id} is pinned")
-        self.withdraw(self.pages[page_id] for page_id in ids)
+        for page_id in ids:
+            self._forget(page_id)
+
+    def withdraw(self, pages: Iterable[CachePage]) -> None:
+        """Drops the hashes of pages whose promised content was never written, pinned pages too, in order (MAN-4)."""
+        for page in pages:
+            self._forget(page.page_id)
 
     def reset_prefix_cache(self) -> bool:
         """Drops the hashes of all pages, if no page is in use (POOL-9).
@@ -268,40 +438,72 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         """
         if self.get_num_free_pages() != self.num_pages - 1:
             return False
-        for page in self.pages:
+        for page in list(self.index.key_of):
             self._forget(page, emit=False)
-        self._emit(CacheCleared())
+        self.log.emit(CacheCleared())
         return True
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _mentioned(self, pages: object) -> list[CachePage]:
-        """Reads lists of this pool's pages, one a group, and leaves out null pages (R1, POOL-1)."""
-        return [page for group in listed("pages", pages) for page in self._own("pages", group) if not page.is_null]
+    def _listed(self, pages: Iterable[int]) -> PageList:
+        return PageList(self.pages[page] for page in pages)
 
-    def _hold(self, pages: Iterable[CachePage]) -> None:
+    def _read_pages(self, name: str, pages: object) -> list[int]:
+        """Reads a list of pages of this pool as ids (R1)."""
+        own = listed(name, pages)
+        for page in own:
+            if not isinstance(page, CachePage):
+                raise refusal(TypeError, "R1", f"{name} has {shown(page)}, which is no CachePage")
+            if page.pool is not self:
+                raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
+        return [page.page_id for page in own]
+
+    def _mentioned(self, pages: object) -> list[int]:
+        """Reads lists of this pool's pages, one a group, as ids, and leaves out null pages (R1, POOL-1)."""
+        return [page for group in listed("pages", pages) for page in self._read_pages("pages", group) if page != 0]
+
+    def _hold(self, pages: Iterable[int]) -> None:
         """Raises the count of each page once per mention, and takes free ones out of the queue (POOL-6)."""
         for page in pages:
-            if page.ref_cnt == 0:
-                self._free.remove(page)
-                self._count_reused(page)
-            page._ref_cnt += 1
+            if self._counts[page] == 0:
+                self.free.remove(page)
+                self.log.reused(page)
+            self._counts[page] += 1
 
-    def _release(self, pages: Iterable[CachePage]) -> None:
-        """Lowers the count of each page once per mention; those at 0 join the queue (POOL-3, POOL-5)."""
+    def _release(self, pages: Iterable[int]) -> None:
+        """Lowers the count of each page once per mention; those at 0 join the queue (POOL-3, POOL-5, POOL-13)."""
         freed = []
         for page in pages:  # the last mention is the one that brings the count to 0
-            page._ref_cnt -= 1
-            if page.ref_cnt == 0:
-                self._count_freed(page)
+            self._counts[page] -= 1
+            if self._counts[page] == 0:
+                self.log.freed(page)
                 freed.append(page)
-        self._queue_up(freed)
+        unhashed = [page for page in freed if page not in self.index.key_of]
+        for page in unhashed:
+            self.free.set_priority(page, 0, None)  # PIN-2
+        if self.unhashed_first:
+            self.free.put_front(unhashed)
+            freed = [page for page in freed if page in self.index.key_of]
+        self.free.put(freed)
+
+    def _forget(self, page: int, emit: bool = True) -> None:
+        """Drops a page's hash; a page without one is skipped.
+
+        Args:
+            page: the page.
+            emit: whether a `PageRemoved` event is emitted.
+        """
+        if page in self.index.key_of:
+            key = self.index.remove(page)
+            self.log.forgotten(page)
+            if emit:
+                self.log.emit(PageRemoved(key.group_id, page, key.get_hash_value()))
 
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """What a snapshot has of the pool beside its options; reference counts and pins follow from their holders."""
-        return self.order_state() | self.cached_state() | self.log_state()
+        return self.free.state() | cached_state(self.index, self.keys) | self.log.state()
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Caches the cached pages of a snapshot, in a pool that has cached none.
@@ -313,8 +515,10 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
         Raises:
             ValueError: a part is damaged (MAN-14); here and below this leaves a pool that is not to be used.
         """
-        self.none_hash = parts["none_hash"].digest()
-        self._restore_cached(parts["contents"], parts["cached"], self.pages, sizes)
+        self.keys.none_hash = parts["none_hash"].digest()
+        if len(parts["cached"]) and not self.enable_caching:
+            raise parts["cached"].damaged("names pages with caching off")
+        restore_cached(self.index, self.keys, parts["contents"], parts["cached"], self.num_pages, sizes)
 
     def restore_held(self, parts: Mapping[str, Part], held: Iterable[CachePage], pinned: Iterable[CachePage]) -> None:
         """Sets counts, pins, the free queue, priorities and the time of a pool without pages in use.
@@ -324,15 +528,15 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             held: the pages that requests hold, once for each reference; null pages are skipped.
             pinned: the pages that are pinned, once for each pin; null pages are skipped.
         """
-        pins = [page for page in pinned if not page.is_null]
-        for page in (*held, *pins):
-            page._ref_cnt += not page.is_null
-        self._pins.update(page.page_id for page in pins)
-        self._restore_order(parts)
+        pins = [page.page_id for page in pinned if not page.is_null]
+        for page_id in (*(page.page_id for page in held if not page.is_null), *pins):
+            self._counts[page_id] += 1
+        self.pins.restore(pins)
+        self.free.restore(parts)
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
-        self._restore_log(parts, sizes, self.num_pages)
+        self.log.restore(parts, sizes, self.num_pages)
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages).
@@ -341,25 +545,12 @@ class PagePool(EvictionOrder, CachedMap, Uncopied):
             AssertionError: one does not hold; the message has the whole state.
         """
         try:
-            self._check_order()
-            self._check_map(self.pages)
-            for page_id, pins in self._pins.items():
-                assert 0 < page_id < self.num_pages, f"PIN-1: page {page_id} is pinned"
-                assert 1 <= pins <= self.pages[page_id].ref_cnt, f"PIN-1: pins of page {page_id} and its count"
-            assert self._beyond_bounds(self._pins) is None, f"PIN-1: {self._beyond_bounds(self._pins)}"
-            self._check_log(self.pages)
+            assert self._counts[0] == 0, "POOL-1: the null page is held"
+            self.free.check(self._counts)
+            self.index.check()
+            self.pins.check(self._counts)
+            self.log.check(self.index.key_of.keys(), self._counts)
         except AssertionError as error:
-            state = "\n".join(
-                f"page {page.page_id}: count {page.ref_cnt}, in the queue {page._queue is self._free}, {page.page_hash}"
-                for page in self.pages
-            )
-            raise AssertionError(
-                f"{error}\nfree: {[page.page_id for page in self._free.get_all_free_pages()]}\n"
-                f"pins: {dict(self._pins)}, priorities at {self.now}: {self._priority}\n"
-                f"clock: {self._clock}, stored at {self._stored_at}, freed at {self._freed_at}\n{state}"
-            ) from None
-
-
-def _salt(page_hash: PageHash) -> CacheSalt | None:
-    """The cache salt of a page, None if it has none (PIN-1)."""
-    return next((key for key in page_hash.extra_keys or () if isinstance(key, CacheSalt)), None)
+            pages = enumerate(self._counts)
+            state = "\n".join(f"page {page}: count {count}, {self.key_of_page(page)}" for page, count in pages)
+            raise AssertionError(f"{error}\n{self.free}\n{self.pins}\n{self.log}\n{state}") from None

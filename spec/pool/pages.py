@@ -1,23 +1,46 @@
 """POOL: a page, and the immutable list of pages that calls return."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Protocol, overload
 
 from ..reading.arguments import integer, refusal, shown
 from .hashing import PageHashWithGroupId
 
-if TYPE_CHECKING:
-    from .free_queue import FreeCachePageQueue
-    from .page_pool import PagePool
+__all__ = ["CachePage", "PageList", "PageView"]
 
-__all__ = ["CachePage", "PageList"]
+
+class Queue(Protocol):
+    """What a page asks the free queue that it is in."""
+
+    def neighbour(self, page: "CachePage", step: int) -> "CachePage | None":
+        """The page before (``step=-1``) or after (``step=+1``) a page of the queue, or an end of the queue."""
+
+
+class Owner(Protocol):
+    """What a page asks the pool that it belongs to: see `PagePool`."""
+
+    @property
+    def free_page_queue(self) -> Queue:
+        """The free pages in eviction order."""
+
+    def ref_count(self, page_id: int) -> int:
+        """The reference count of a page."""
+
+    def set_ref_count(self, page_id: int, count: int) -> None:
+        """Sets the reference count of a page in use."""
+
+    def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
+        """The key of a cached page, None for any other."""
+
+    def evict_pages(self, page_ids: Iterable[int]) -> None:
+        """Drops the hashes of pages."""
 
 
 class CachePage:
     """One page: its id, its reference count, its hash while it has one, and its place in a free queue.
 
-    A `PagePool` makes its own pages, and they change only as its clauses allow. A page made without a pool is free
-    of these rules: its count and hash can be set, and it can be put into a `FreeCachePageQueue`.
+    A page made by this constructor belongs to no pool: its count and hash can be set freely, and it can be put into a
+    `FreeCachePageQueue`. The pages of a `PagePool` are `PageView`s, which change only as the pool's clauses allow.
 
     Args:
         page_id: the page's number.
@@ -26,6 +49,9 @@ class CachePage:
         prev_free_page: must be None: the neighbours of a page come from the queue it is in.
         next_free_page: must be None, for the same reason.
         is_null: whether this is a null page (POOL-1).
+
+    Attributes:
+        queue: the `FreeCachePageQueue` that the page is in, which alone sets this; None: it is in none.
     """
 
     def __init__(
@@ -43,13 +69,17 @@ class CachePage:
         self._ref_cnt = integer("ref_cnt", ref_cnt)
         self._hash = _page_hash
         self._is_null = is_null
-        self._queue: FreeCachePageQueue | None = None
-        self._pool: PagePool | None = None
+        self.queue: Queue | None = None
 
     @property
     def page_id(self) -> int:
         """The page's number."""
         return self._page_id
+
+    @property
+    def pool(self) -> Owner | None:
+        """The pool that the page belongs to; None if it belongs to none."""
+        return None
 
     @property
     def is_null(self) -> bool:
@@ -58,73 +88,118 @@ class CachePage:
 
     @property
     def ref_cnt(self) -> int:
-        """The reference count; 0 if the page is free.
-
-        A value that would break POOL-2 or PIN-1 is refused; setting the null page's does nothing (POOL-1).
-        """
+        """The reference count; 0 if the page is free. Setting the null page's does nothing (POOL-1)."""
         return self._ref_cnt
 
     @ref_cnt.setter
     def ref_cnt(self, count: int) -> None:
-        count = integer("ref_cnt", count)
-        if count >= 2**31:
-            raise refusal(ValueError, "R1", f"ref_cnt={count} does not fit an int32")
-        if self._is_null:
-            return
-        if self._pool is not None and (count == 0) != (self._ref_cnt == 0):
-            raise refusal(
-                ValueError,
-                "POOL-2",
-                f"ref_cnt={count} on page {self._page_id} at {self._ref_cnt}: use touch or free_pages",
-            )
-        if self._pool is not None and count < self._pool.pins_of(self._page_id):
-            raise refusal(ValueError, "PIN-1", f"ref_cnt={count} on page {self._page_id}: more pins hold it")
-        self._ref_cnt = count
+        count = _count(count)
+        if not self._is_null:
+            self._ref_cnt = count
 
     def incr_ref(self) -> None:
         """Raises the count by one; refused where that would break POOL-2."""
-        self.ref_cnt = self._ref_cnt + 1
+        self.ref_cnt = self.ref_cnt + 1
 
     def decr_ref(self) -> None:
         """Lowers the count by one; refused below 0 and where that would break POOL-2 or PIN-1."""
         if not self._is_null:
-            self.ref_cnt = self._ref_cnt - 1
+            self.ref_cnt = self.ref_cnt - 1
 
     @property
     def page_hash(self) -> PageHashWithGroupId | None:
-        """The page's hash, None while it has none; a pool's page gets one only by `cache_full_pages` (POOL-7)."""
+        """The page's hash, None while it has none (POOL-8)."""
         return self._hash
 
     @page_hash.setter
     def page_hash(self, page_hash: PageHashWithGroupId) -> None:
-        if self._pool is not None or self._is_null:
-            raise refusal(ValueError, "POOL-7", f"page_hash of page {self._page_id}: use cache_full_pages of its pool")
+        if self._is_null:
+            raise refusal(ValueError, "POOL-7", f"page_hash of page {self._page_id}: a null page is never cached")
         if self._hash is not None:
             raise refusal(ValueError, "POOL-8", f"page_hash: page {self._page_id} has a hash already")
         self._hash = page_hash
 
     def reset_hash(self) -> None:
         """Drops the page's hash; a page of a pool leaves the cached map, too (POOL-11)."""
-        if self._pool is not None:
-            self._pool.evict_pages([self._page_id])
         self._hash = None
 
     @property
     def prev_free_page(self) -> "CachePage | None":
         """The page before this one in the free queue it is in (the queue's fake head before the first); else None."""
-        return None if self._queue is None else self._queue.neighbour(self, -1)
+        return None if self.queue is None else self.queue.neighbour(self, -1)
 
     @property
     def next_free_page(self) -> "CachePage | None":
         """The page after this one in the free queue it is in (the queue's fake tail after the last); else None."""
-        return None if self._queue is None else self._queue.neighbour(self, +1)
+        return None if self.queue is None else self.queue.neighbour(self, +1)
 
     def __repr__(self) -> str:
         before, after = self.prev_free_page, self.next_free_page
         return (
-            f"CachePage(page_id={self._page_id}, ref_cnt={self._ref_cnt}, _page_hash={self._hash}, "
+            f"CachePage(page_id={self.page_id}, ref_cnt={self.ref_cnt}, _page_hash={self.page_hash}, "
             f"prev_free_page={before and before.page_id}, next_free_page={after and after.page_id})"
         )
+
+
+class PageView(CachePage):
+    """A page of a pool, which has one object for each: shows its count, hash and place, which the pool keeps.
+
+    Args:
+        pool: the pool.
+        page_id: the page's number; 0 is the null page (POOL-1).
+    """
+
+    def __init__(self, pool: Owner, page_id: int) -> None:
+        super().__init__(page_id, is_null=page_id == 0)
+        self._pool = pool
+
+    @property
+    def pool(self) -> Owner:
+        """The pool that the page belongs to."""
+        return self._pool
+
+    @property
+    def ref_cnt(self) -> int:
+        """The reference count; 0 if the page is free.
+
+        A value that would break POOL-2 or PIN-1 is refused; setting the null page's does nothing (POOL-1).
+        """
+        return self._pool.ref_count(self.page_id)
+
+    @ref_cnt.setter
+    def ref_cnt(self, count: int) -> None:
+        self._pool.set_ref_count(self.page_id, _count(count))
+
+    @property
+    def page_hash(self) -> PageHashWithGroupId | None:
+        """The page's hash, None while it has none; it gets one from `PagePool.cache_full_pages` only (POOL-7)."""
+        return self._pool.key_of_page(self.page_id)
+
+    @page_hash.setter
+    def page_hash(self, page_hash: PageHashWithGroupId) -> None:
+        del page_hash  # it has token ids (SEC-2)
+        raise refusal(ValueError, "POOL-7", f"page_hash of page {self.page_id}: use cache_full_pages of its pool")
+
+    def reset_hash(self) -> None:
+        """Drops the page's hash, and with it its place in the cached map (POOL-11)."""
+        self._pool.evict_pages([self.page_id])
+
+    @property
+    def prev_free_page(self) -> CachePage | None:
+        """The page before this one in the pool's free queue (its fake head before the first); None if in use."""
+        return self._pool.free_page_queue.neighbour(self, -1)
+
+    @property
+    def next_free_page(self) -> CachePage | None:
+        """The page after this one in the pool's free queue (its fake tail after the last); None if in use."""
+        return self._pool.free_page_queue.neighbour(self, +1)
+
+
+def _count(value: object) -> int:
+    count = integer("ref_cnt", value)
+    if count >= 2**31:
+        raise refusal(ValueError, "R1", f"ref_cnt={count} does not fit an int32")
+    return count
 
 
 class PageList(Sequence[CachePage]):

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ..declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
-from ..pool.cached_map import read_page_hash
 from ..pool.hashing import PageHash, PageHashWithGroupId
+from ..pool.page_keys import read_page_hash
 from ..reading.arguments import integer, listed, refusal
 
 __all__ = ["CacheFollower"]

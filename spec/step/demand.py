@@ -75,7 +75,7 @@ def read_hits(
         )
     hits = [list(group) for group in pages.pages]
     for page in (page for group in hits for page in group):
-        if page._pool is not coordinator.page_pool:
+        if page.pool is not coordinator.page_pool:
             raise refusal(ValueError, "R1", f"new_computed_pages: page {page.page_id} belongs to another pool")
     held = [len(group) * rules.page_size for rules, group in zip(coordinator.rules, hits, strict=True)]
     if found != max(held, default=0) or found != min(held, default=0):

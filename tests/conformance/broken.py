@@ -81,7 +81,7 @@ class CountsNull(PagePool):
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
         groups = [list(group) for group in pages]
         super().touch(groups)
-        self.null_page._ref_cnt += sum(page.is_null for group in groups for page in group)
+        self._counts[0] += sum(page.is_null for group in groups for page in group)
 
 
 class TouchesAnything(PagePool):
@@ -95,7 +95,7 @@ class TouchesAnything(PagePool):
             or page.is_null
             or page.ref_cnt
             or page.page_hash
-            or page._pool is not self
+            or page.pool is not self
         ]
         super().touch([fine])
 
@@ -106,8 +106,8 @@ class EvictingFrees(PagePool):
         super().evict_pages(ids)
         for page in [self.pages[page_id] for page_id in ids]:
             if page.ref_cnt == 0 and not page.is_null:
-                self._free.remove(page)
-                self._free.append(page)
+                self.free.remove(page.page_id)
+                self.free.put([page.page_id])
 
 
 class AlwaysResets(PagePool):
@@ -124,7 +124,8 @@ class CountsNullInUse(PagePool):
 class LastOfDuplicates(PagePool):
     def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
         found = super().get_cached_page(page_hash, kv_cache_group_ids)
-        return None if found is None else PageList([self._cached[page._hash][-1] for page in found if page._hash])
+        keys = [page.page_hash for page in found or () if page.page_hash]
+        return None if found is None else PageList([self.pages[self.index.pages_of[key][-1]] for key in keys])
 
 
 class PlainLists(PagePool):
@@ -133,8 +134,9 @@ class PlainLists(PagePool):
 
 
 class NeverUnhashedFirst(PagePool):
-    def _goes_first(self, page: CachePage) -> bool:
-        return False
+    def _release(self, pages: Iterable[int]) -> None:
+        with patch.object(self, "unhashed_first", False):
+            super()._release(pages)
 
 
 class TrustsKeys(PagePool):
@@ -176,7 +178,7 @@ class HitsAll(CacheManager):
         size = self.page_size
         if size is not None and count == request.num_tokens - size and self._wants_no_logprobs(request):
             full = request.num_tokens // size
-            chain = self.page_pool.extend_chain([], list(request.all_token_ids), request.extra_keys, size, full)
+            chain = self.page_pool.keys.extend_chain([], list(request.all_token_ids), request.extra_keys, size, full)
             content = chain[full - 1][1]
             more = [page for page in self.page_pool.pages if self.page_pool.content_of(page) == content][:1]
             return pages + CachePages([more]), count + len(more) * size

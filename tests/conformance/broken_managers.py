@@ -24,6 +24,8 @@ from kvproof.spec import (
 )
 from kvproof.spec.groups.group_rules import AlignedStates, ChunkedLocal, GroupRules, OneState, SlidingWindow
 from kvproof.spec.manager.steps import Steps
+from kvproof.spec.pool.free_order import FreeOrder
+from kvproof.spec.pool.pins import Pins
 
 __all__ = ["GROUPS", "POOLS"]
 
@@ -375,12 +377,9 @@ class FollowsBlindly(CacheFollower):
 class PinsForOthers(PagePool):
     """The bound of one tenant is not kept."""
 
-    def _beyond_bounds(self, page_ids: Iterable[int]) -> str | None:
-        bound, self.max_pinned_pages_per_salt = self.max_pinned_pages_per_salt, None
-        try:
-            return super()._beyond_bounds(page_ids)
-        finally:
-            self.max_pinned_pages_per_salt = bound
+    def __init__(self, num_pages: int, enable_caching: bool, **options: Any) -> None:
+        super().__init__(num_pages, enable_caching, **options)
+        self.pins = Pins(self.max_pinned_pages, None, self.index.key_of)
 
 
 class FreesPins(PagePool):
@@ -388,21 +387,27 @@ class FreesPins(PagePool):
 
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
         pages = list(ordered_pages)
-        with patch.object(self, "_pins", type(self._pins)()):
+        with patch.object(self.pins, "of", lambda _: 0):
             super().free_pages(pages)
+
+
+class _Unranked(FreeOrder):
+    def _num_below(self, priority: int) -> int:
+        return self.num_free if priority > 0 else 0
+
+    def set_priority(self, page: int, priority: int, end: float | None) -> None:
+        self._priority[page] = (priority, end)
+
+    def check(self, counts: Sequence[int]) -> None:
+        pass
 
 
 class IgnoresPriority(PagePool):
     """Priorities are noted and do not order the queue."""
 
-    def _num_free_below(self, priority: int) -> int:
-        return self._free.num_free_pages if priority > 0 else 0
-
-    def _check_order(self) -> None:
-        pass
-
-    def _prioritise(self, page: CachePage, priority: int, end: float | None) -> None:
-        self._priority[page.page_id] = (priority, end)
+    def __init__(self, num_pages: int, enable_caching: bool, **options: Any) -> None:
+        super().__init__(num_pages, enable_caching, **options)
+        self.free.__class__ = _Unranked
 
 
 class LastsTooLong(PagePool):
@@ -413,8 +418,8 @@ class LastsTooLong(PagePool):
         super().set_priority(given, priority, expires_at)
         if expires_at is not None:
             for page in given:
-                if page.page_id in self._priority:
-                    self._priority[page.page_id] = (priority, expires_at + 0.25)
+                if self.get_priority(page.page_id):
+                    self.free.set_priority(page.page_id, priority, expires_at + 0.25)
 
 
 class UnpinsHeadFirst(CacheManager):

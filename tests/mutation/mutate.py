@@ -67,13 +67,13 @@ class Part(NamedTuple):
 
 PARTS = (
     Part("snapshot restore document", "snapshots secrets", "snapshot"),
-    Part("follower event cache_log cached_map", "events pool manager hybrid", "follower pool_events prefixes"),
+    Part("follower event pool_log cached_map", "events pool manager hybrid", "follower pool_events prefixes"),
     Part("open_pages update view layout ragged quantizer metadata", "sizing cache views", "cache_update cache_view"),
     Part("shard partition", "shards", "shards"),
     Part("steps", "manager hybrid window state batch pins", "cache_manager_edges cache_manager batched_step groups"),
     Part("batch step", "batch state hybrid events", "batched_step"),
     Part("table slots row", "table multi_table batch", "page_table"),
-    Part("pin prior eviction prefixes", "pins pool_pins snapshots shards", "pins_and_priorities prefixes"),
+    Part("pin prior free_order prefixes", "pins pool_pins snapshots shards", "pins_and_priorities prefixes"),
     Part("hash key", "hash manager pool secrets", "hashing"),
     Part("queue log", "queue pool pool_pins", "free_queue free_log page_pool"),
     Part(

@@ -20,34 +20,30 @@ def _pool() -> Any:
     return pool
 
 
-def _key(pool: Any, page_id: int) -> Any:
-    return pool.pages[page_id].page_hash
+def _key(pool: Any, page_id: int, group_id: int = 0) -> Any:
+    return pool.pages[page_id].page_hash._replace(group_id=group_id)
 
 
 POOL: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a held page in the queue": (lambda pool: pool._free.append_n([_detached(pool, 3)]), "POOL-2"),
-    "a free page with a count": (lambda pool: setattr(pool.pages[5], "_ref_cnt", 1), "POOL-2"),
-    "a held page without a count": (lambda pool: setattr(pool.pages[3], "_ref_cnt", 0), "POOL-2"),
-    "a page in the queue twice": (lambda pool: pool._free._pages.__setitem__(-1, pool.pages[5]), "POOL-2"),
-    "a page lost from the queue": (lambda pool: pool._free._pages.popitem(), "POOL-2"),
-    "the null page in the queue": (lambda pool: pool._free.append_n([pool.null_page]), "POOL-1"),
-    "the null page held": (lambda pool: setattr(pool.null_page, "_ref_cnt", 1), "POOL-1"),
-    "the null page cached": (lambda pool: setattr(pool.null_page, "_hash", _key(pool, 1)), "POOL-1"),
-    "a hash that is not in the map": (lambda pool: setattr(pool.pages[3], "_hash", _key(pool, 1)), "POOL-7"),
-    "a page in the map without a hash": (lambda pool: setattr(pool.pages[4], "_hash", None), "POOL-7"),
-    "another hash than in the map": (lambda pool: setattr(pool.pages[1], "_hash", _key(pool, 2)), "POOL-7"),
-    "a page under two keys": (lambda pool: pool._cached[_key(pool, 2)].insert(0, pool.pages[1]), "POOL-[78]"),
-    "a page under one key twice": (lambda pool: pool._cached[_key(pool, 2)].append(pool.pages[2]), "POOL-8"),
-    "a key without pages": (lambda pool: pool._cached.__setitem__(_key(pool, 2)._replace(group_id=3), []), "POOL-7"),
-    "a content lost": (lambda pool: pool._content_of.pop(4), "R2"),
-    "a content of an unhashed page": (lambda pool: pool._content_of.__setitem__(3, 0), "R2"),
+    "a held page in the queue": (lambda pool: pool.free._free.update({3: None}), "POOL-2"),
+    "a free page with a count": (lambda pool: pool._counts.__setitem__(5, 1), "POOL-2"),
+    "a held page without a count": (lambda pool: pool._counts.__setitem__(3, 0), "POOL-2"),
+    "a page lost from the queue": (lambda pool: pool.free._free.popitem(), "POOL-2"),
+    "the null page in the queue": (lambda pool: pool.free._free.update({0: None}), "POOL-1"),
+    "the null page held": (lambda pool: pool._counts.__setitem__(0, 1), "POOL-1"),
+    "the null page cached": (lambda pool: pool.index.key_of.update({0: _key(pool, 1)}), "POOL-1"),
+    "a hash that is not in the map": (lambda pool: pool.index.key_of.update({3: _key(pool, 1)}), "POOL-7"),
+    "a page in the map without a hash": (lambda pool: pool.index.key_of.pop(4), "POOL-7"),
+    "another hash than in the map": (lambda pool: pool.index.key_of.update({1: _key(pool, 2)}), "POOL-7"),
+    "a page under two keys": (lambda pool: pool.index.pages_of[_key(pool, 2)].insert(0, 1), "POOL-[78]"),
+    "a page under one key twice": (lambda pool: pool.index.pages_of[_key(pool, 2)].append(2), "POOL-8"),
+    "a key without pages": (
+        lambda pool: pool.index.pages_of.update({_key(pool, 2, 9): []}),
+        "POOL-7",
+    ),
+    "a content lost": (lambda pool: pool.index.content_of.pop(4), "R2"),
+    "a content of an unhashed page": (lambda pool: pool.index.content_of.update({3: 0}), "R2"),
 }
-
-
-def _detached(pool: Any, page_id: int) -> Any:
-    page = pool.pages[page_id]
-    page._queue = None
-    return page
 
 
 @pytest.mark.parametrize("damage", POOL)

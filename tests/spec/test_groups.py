@@ -62,8 +62,8 @@ def _content(group: int, request: PlainRequest, end: int) -> tuple[Any, ...]:
 
 def _mark(page: spec.CachePage) -> Any:
     """What the pool knows of a cached page: its content, and for which group it is cached."""
-    assert page._pool is not None
-    return page._pool.content_of(page), page.page_hash and page.page_hash.group_id
+    assert isinstance(page.pool, spec.PagePool)
+    return page.pool.content_of(page), page.page_hash and page.page_hash.group_id
 
 
 class HitsAreLongest(DrivenManagers):

@@ -482,19 +482,19 @@ def test_options_are_refused(options: Any, error: type[Exception], message: str)
 # -- check() ----------------------------------------------------------------------------------------
 
 DAMAGE: dict[str, tuple[Any, str]] = {
-    "a pin without a reference": (lambda pool: pool._pins.update([1]), "PIN-1"),
-    "a pin on a free page": (lambda pool: pool._pins.update([3]), "PIN-1"),
-    "a pin noted as none": (lambda pool: pool._pins.update({4: 0}), "PIN-1"),
-    "the null page pinned": (lambda pool: pool._pins.update([0]), "PIN-1"),
-    "a page pinned that is none": (lambda pool: pool._pins.update([8]), "PIN-1"),
-    "more pins than allowed": (lambda pool: setattr(pool, "max_pinned_pages", 0), "PIN-1"),
-    "more pins of a salt": (lambda pool: setattr(pool, "max_pinned_pages_per_salt", 0), "PIN-1"),
-    "a queue out of order": (lambda pool: pool._free._pages.move_to_end(id(pool.pages[3])), "PIN-2"),
-    "a priority that is not its place": (lambda pool: pool._priority.update({3: (1, None)}), "PIN-2"),
-    "a priority of the null page": (lambda pool: pool._priority.update({0: (1, None)}), "PIN-2"),
-    "a priority of no page": (lambda pool: pool._priority.update({8: (1, None)}), "PIN-2"),
-    "a priority that all have": (lambda pool: pool._priority.update({1: (0, None)}), "PIN-2"),
-    "a priority that has ended": (lambda pool: setattr(pool, "now", 8.0), "PIN-2"),
+    "a pin without a reference": (lambda pool: pool.pins._count.update([1]), "PIN-1"),
+    "a pin on a free page": (lambda pool: pool.pins._count.update([3]), "PIN-1"),
+    "a pin noted as none": (lambda pool: pool.pins._count.update({4: 0}), "PIN-1"),
+    "the null page pinned": (lambda pool: pool.pins._count.update([0]), "PIN-1"),
+    "a page pinned that is none": (lambda pool: pool.pins._count.update([8]), "PIN-1"),
+    "more pins than allowed": (lambda pool: setattr(pool.pins, "_max_pages", 0), "PIN-1"),
+    "more pins of a salt": (lambda pool: setattr(pool.pins, "_max_per_salt", 0), "PIN-1"),
+    "a queue out of order": (lambda pool: pool.free._free.move_to_end(3), "PIN-2"),
+    "a priority that is not its place": (lambda pool: pool.free._priority.update({3: (1, None)}), "PIN-2"),
+    "a priority of the null page": (lambda pool: pool.free._priority.update({0: (1, None)}), "PIN-2"),
+    "a priority of no page": (lambda pool: pool.free._priority.update({8: (1, None)}), "PIN-2"),
+    "a priority that all have": (lambda pool: pool.free._priority.update({1: (0, None)}), "PIN-2"),
+    "a priority that has ended": (lambda pool: setattr(pool.free, "now", 8.0), "PIN-2"),
 }
 
 
@@ -509,5 +509,5 @@ def test_check_sees(damage: str) -> None:
     pool.check()
     damaging, clause = DAMAGE[damage]
     damaging(pool)
-    with pytest.raises(AssertionError, match=rf"(?s)^{clause}.*pins: .*priorities at .*page 7: count"):
+    with pytest.raises(AssertionError, match=rf"(?s)^{clause}.*priorities at .*pins: .*page 7: count"):
         pool.check()

@@ -268,9 +268,9 @@ def test_a_time_beyond_the_last_bucket_counts_in_it() -> None:
     pool = _pool(3)
     pages = pool.get_new_pages(1)
     _cache(pool, [1], [1, 2])
-    pool._clock = 2**60
+    pool.log._clock = 2**60
     pool.free_pages(pages)
-    pool._clock = 2**61
+    pool.log._clock = 2**61
     pool.touch([pages])
     pool.free_pages(pages)
     pool.get_new_pages(2)
@@ -294,16 +294,16 @@ def test_options_are_refused(options: Any, error: type[Exception], message: str)
 # -- check() ----------------------------------------------------------------------------------------
 
 DAMAGE: dict[str, Any] = {
-    "a time lost": lambda pool: pool._stored_at.clear(),
-    "a time of an unhashed page": lambda pool: pool._stored_at.__setitem__(3, 0),
-    "a free time lost": lambda pool: pool._freed_at.clear(),
-    "a free time of a held page": lambda pool: pool._freed_at.__setitem__(1, 2),
-    "a time to come": lambda pool: pool._stored_at.__setitem__(1, 4),
-    "a time below 0": lambda pool: pool._stored_at.__setitem__(1, -1),
-    "freed before it was stored": lambda pool: pool._freed_at.__setitem__(2, 1),
-    "a page that was never evicted": lambda pool: pool._page_lifetimes.__setitem__(0, 1),
-    "more evictions than pages": lambda pool: setattr(pool, "_evictions", 4),
-    "events unasked for": lambda pool: setattr(pool, "enable_events", False),
+    "a time lost": lambda pool: pool.log._stored_at.clear(),
+    "a time of an unhashed page": lambda pool: pool.log._stored_at.__setitem__(3, 0),
+    "a free time lost": lambda pool: pool.log._freed_at.clear(),
+    "a free time of a held page": lambda pool: pool.log._freed_at.__setitem__(1, 2),
+    "a time to come": lambda pool: pool.log._stored_at.__setitem__(1, 4),
+    "a time below 0": lambda pool: pool.log._stored_at.__setitem__(1, -1),
+    "freed before it was stored": lambda pool: pool.log._freed_at.__setitem__(2, 1),
+    "a page that was never evicted": lambda pool: pool.log._page_lifetimes.__setitem__(0, 1),
+    "more evictions than pages": lambda pool: setattr(pool.log, "_evictions", 4),
+    "events unasked for": lambda pool: setattr(pool.log, "_enable_events", False),
 }
 
 
