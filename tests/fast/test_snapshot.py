@@ -25,8 +25,11 @@ routes = st.lists(st.sampled_from(list(PACKAGES)), max_size=2)
 
 def _objects(manager: Any) -> list[Any]:
     """The engine's objects of the requests that a manager knows."""
-    live = manager._live.requests if isinstance(manager, fast.CacheManager) else manager._live.values()
-    requests = [*manager._known.values(), *(getattr(own, "request", own) for own in live if own is not None)]
+    live = manager.coordinator.live
+    if isinstance(manager, fast.CacheManager):
+        requests = [*manager._known.values(), *(own for own in live.requests if own is not None)]
+    else:
+        requests = [*manager.prefixes.known.values(), *(own.request for own in live.by_id.values())]
     return list({request.request_id: request for request in requests}.values())
 
 
