@@ -10,11 +10,12 @@ and zeros where it may read no key. No other part of the cache is read (ATT-3).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declarations import AttentionOptions, takes_options
 from ..layout.cache_dtypes import CODES, FLOATS, read_scale
 from ..layout.cache_update import Write, read_keys_values, require_writes
 from ..layout.open_pages import OpenPages
@@ -100,42 +101,27 @@ def _attended_row(
     return out
 
 
-def read_rule(
-    head_dim: int,
-    num_q_heads: int,
-    *,
-    scale: object,
-    causal: object,
-    window: object,
-    chunk: object,
-    soft_cap: object,
-    sinks: Any,
-    q_scale: object,
-) -> AttentionRule:
-    """Reads the options of an attention call (R1).
+def read_rule(head_dim: int, num_q_heads: int, options: AttentionOptions) -> AttentionRule:
+    """Reads the options of an attention call that say which keys are read, and how logits are computed (R1).
 
     Args:
         head_dim: D, from which the default scale ``D ** -0.5`` is computed.
         num_q_heads: Hq.
-        scale: a real number or None.
-        causal: a bool.
-        window: an int of at least 1, or None.
-        chunk: an int of at least 1, or None.
-        soft_cap: a number above 0, or None.
-        sinks: `f32[Hq]` or None.
-        q_scale: a number above 0, or None.
+        options: the options, of which those that are missing have no effect.
     """
-    q_factor = read_scale("q_scale", q_scale)
+    scale, window, chunk, sinks = (options.get(name) for name in ("scale", "window", "chunk", "sinks"))
+    q_factor = read_scale("q_scale", options.get("q_scale"))
     return AttentionRule(
         scale=(head_dim**-0.5 if scale is None else real("scale", scale)) * (1.0 if q_factor is None else q_factor),
-        causal=flag("causal", causal),
+        causal=flag("causal", options["causal"]),
         window=None if window is None else integer("window", window, minimum=1),
         chunk=None if chunk is None else integer("chunk", chunk, minimum=1),
-        soft_cap=read_scale("soft_cap", soft_cap),
+        soft_cap=read_scale("soft_cap", options.get("soft_cap")),
         sinks=None if sinks is None else array_of("sinks", sinks, (num_q_heads,), (CODES["f32"],)).astype(np.float64),
     )
 
 
+@takes_options
 def ragged_paged_attention(
     queries: Any,
     kv_pages: Any,
@@ -143,20 +129,7 @@ def ragged_paged_attention(
     page_table: Any,
     cu_q_lens: Any,
     num_seqs: Any,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    chunk: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Any = None,
-    q_scale: float | None = None,
-    k_scale: float | None = None,
-    v_scale: float | None = None,
-    num_kv_heads: int | None = None,
-    v_head_dim: int | None = None,
-    kv_dtype: Any = None,
-    validate: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> NDArray[Any]:
     """Attention of a ragged batch over a paged cache (ATT-1 to ATT-4, ATT-6). O(rows * keys * Hq * D).
 
@@ -167,20 +140,7 @@ def ragged_paged_attention(
         page_table: the pages of each sequence, `i32[S, pages_per_seq]`; entries past its tokens are not read.
         cu_q_lens: bounds of the sequences' rows, `i32[S + 1]`: sequence s has ``[cu_q_lens[s], cu_q_lens[s + 1])``.
         num_seqs: number of sequences, `i32[1]`, or `i32[S]`, of which the first entry is read.
-        scale: factor of the product of query and key; None: ``D ** -0.5``.
-        causal: whether a query reads no key after its own position.
-        window: number of positions that a query reads at most, its own the last; None: no window.
-        chunk: length of the chunks of positions; a query reads no key before its own chunk; None: no chunks.
-        soft_cap: bound c of logits s, which become c * tanh(s / c); None: no bound.
-        sinks: additional logit of each query head, neither scaled nor capped, in the denominator only, `f32[Hq]`;
-            None: no sinks.
-        q_scale: factor of queries; None: 1.
-        k_scale: factor of stored keys; None: 1.
-        v_scale: factor of stored values; None: 1.
-        num_kv_heads: H; None: the number that the rows of ``kv_pages`` have room for, too large if rows are padded.
-        v_head_dim: Dv; None: D.
-        kv_dtype: element type of ``kv_pages`` where it holds bits (`u16`, `u8`); else None or its dtype.
-        validate: whether the values of lengths, bounds and page ids are checked, too.
+        options: see `AttentionOptions`.
 
     Returns:
         `[T, Hq, Dv]`, in the dtype of ``queries``; zeros in rows that belong to no sequence or read nothing.
@@ -190,32 +150,11 @@ def ragged_paged_attention(
         ValueError: a wrong shape or option; with ``validate`` a wrong length or start.
         IndexError: a page that is read does not exist; with ``validate`` any page of a sequence's tokens.
     """
-    queries, pages = _read_queries(queries, kv_pages, num_kv_heads, v_head_dim, kv_dtype, k_scale, v_scale)
-    rule = read_rule(
-        queries.shape[2],
-        queries.shape[1],
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        q_scale=q_scale,
-    )
-    batch = read_batch(
-        kv_lens,
-        page_table,
-        cu_q_lens,
-        num_seqs,
-        len(queries),
-        pages.num_pages,
-        pages.page_size,
-        flag("validate", validate),
-    )
-    out = attended(queries.astype(np.float64), batch, pages.read, pages.layout.v_head_dim, rule)
-    return out.astype(queries.dtype)
+    lengths = kv_lens, page_table, cu_q_lens, num_seqs
+    return _attended_pages(*_read_call(queries, kv_pages, lengths, options))
 
 
+@takes_options
 def fused_ragged_paged_attention(
     queries: Any,
     keys: Any,
@@ -225,20 +164,7 @@ def fused_ragged_paged_attention(
     page_table: Any,
     cu_q_lens: Any,
     num_seqs: Any,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    chunk: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Any = None,
-    q_scale: float | None = None,
-    k_scale: float | None = None,
-    v_scale: float | None = None,
-    num_kv_heads: int | None = None,
-    v_head_dim: int | None = None,
-    kv_dtype: Any = None,
-    validate: bool = False,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[NDArray[Any], Any]:
     """Writes all keys and values of the batch, then attends (ATT-5). O(cache + attention).
 
@@ -252,19 +178,7 @@ def fused_ragged_paged_attention(
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`.
         num_seqs: `i32[1]`.
-        scale: see `ragged_paged_attention`.
-        causal: see `ragged_paged_attention`.
-        window: see `ragged_paged_attention`.
-        chunk: see `ragged_paged_attention`.
-        soft_cap: see `ragged_paged_attention`.
-        sinks: see `ragged_paged_attention`.
-        q_scale: see `ragged_paged_attention`.
-        k_scale: factor of stored keys, by which new keys are divided when they are written; None: 1.
-        v_scale: factor of stored values, by which new values are divided when they are written; None: 1.
-        num_kv_heads: None, or H of ``keys``.
-        v_head_dim: None, or Dv of ``values``.
-        kv_dtype: see `ragged_paged_attention`.
-        validate: see `ragged_paged_attention`; checks also that no two tokens go to one slot.
+        options: see `AttentionOptions`.
 
     Returns:
         The result of `ragged_paged_attention` over the cache after the update, and that cache.
@@ -275,55 +189,51 @@ def fused_ragged_paged_attention(
         IndexError: a page that is read does not exist; with ``validate`` any page of a sequence's tokens.
     """
     keys, values = read_keys_values(keys, values)
-    for name, size, own in (("num_kv_heads", num_kv_heads, keys.shape[1]), ("v_head_dim", v_head_dim, values.shape[2])):
+    num_kv_heads, v_head_dim = keys.shape[1], values.shape[2]
+    for name, size, own in (
+        ("num_kv_heads", options["num_kv_heads"], num_kv_heads),
+        ("v_head_dim", options["v_head_dim"], v_head_dim),
+    ):
         if size is not None and integer(name, size, minimum=1) != own:
             raise refusal(ValueError, "R1", f"{name}={size} contradicts the keys and values, which have {own}")
-    queries, pages = _read_queries(queries, kv_pages, keys.shape[1], values.shape[2], kv_dtype, k_scale, v_scale)
+    options["num_kv_heads"], options["v_head_dim"] = num_kv_heads, v_head_dim
+    lengths = kv_lens, page_table, cu_q_lens, num_seqs
+    queries, pages, batch, rule = _read_call(queries, kv_pages, lengths, options)
     array_of("keys", keys, (len(queries), keys.shape[1], queries.shape[2]), FLOATS)
-    rule = read_rule(
-        queries.shape[2],
-        queries.shape[1],
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=chunk,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        q_scale=q_scale,
-    )
-    validate = flag("validate", validate)
-    batch = read_batch(
-        kv_lens, page_table, cu_q_lens, num_seqs, len(queries), pages.num_pages, pages.page_size, validate
-    )
     writes = [Write(row.token, batch.slot_of(row.sequence, row.position)) for row in batch.rows()]
-    if validate:
+    if options["validate"]:
         require_writes(
             writes, pages.num_pages, pages.page_size, lambda place: f"page_table: token {writes[place].token}"
         )
     pages.copy_to_write()
     for token, slot in writes:
         pages.write(slot, keys[token], values[token])
-    out = attended(queries.astype(np.float64), batch, pages.read, pages.layout.v_head_dim, rule)
-    return out.astype(queries.dtype), pages.pages
+    return _attended_pages(queries, pages, batch, rule), pages.pages
 
 
-def _read_queries(
-    queries: Any,
-    kv_pages: Any,
-    num_kv_heads: object,
-    v_head_dim: object,
-    kv_dtype: object,
-    k_scale: object,
-    v_scale: object,
-) -> tuple[NDArray[Any], OpenPages]:
-    """Reads queries, and opens the pages that they attend to (R1)."""
+def _attended_pages(queries: NDArray[Any], pages: OpenPages, batch: RaggedBatch, rule: AttentionRule) -> NDArray[Any]:
+    """The attention of a call that was read, in the dtype of its queries."""
+    return attended(queries.astype(np.float64), batch, pages.read, pages.layout.v_head_dim, rule).astype(queries.dtype)
+
+
+def _read_call(
+    queries: Any, kv_pages: Any, lengths: tuple[Any, Any, Any, Any], options: AttentionOptions
+) -> tuple[NDArray[Any], OpenPages, RaggedBatch, AttentionRule]:
+    """Reads the arguments that both functions share, and opens the pages that the queries attend to (R1)."""
     queries = array_of("queries", queries, ("T", "Hq", "D"), FLOATS)
     num_q_heads, head_dim = queries.shape[1:]
     if not num_q_heads or not head_dim:
         raise refusal(ValueError, "R1", f"queries.shape={queries.shape} must have heads of at least one element")
-    heads = None if num_kv_heads is None else integer("num_kv_heads", num_kv_heads, minimum=1)
-    value_size = head_dim if v_head_dim is None else integer("v_head_dim", v_head_dim, minimum=1)
-    pages = OpenPages(kv_pages, head_dim, value_size, heads, kv_dtype, k_scale, v_scale)
+    heads, value_size = options["num_kv_heads"], options["v_head_dim"]
+    pages = OpenPages(
+        kv_pages,
+        head_dim,
+        head_dim if value_size is None else integer("v_head_dim", value_size, minimum=1),
+        None if heads is None else integer("num_kv_heads", heads, minimum=1),
+        options["kv_dtype"],
+        options["k_scale"],
+        options["v_scale"],
+    )
     if num_q_heads % pages.layout.num_kv_heads:
         raise refusal(
             ValueError,
@@ -331,4 +241,7 @@ def _read_queries(
             f"queries.shape={queries.shape}: {num_q_heads} heads must be a multiple of the "
             f"{pages.layout.num_kv_heads} KV heads",
         )
-    return queries, pages
+    rule = read_rule(head_dim, num_q_heads, options)
+    validate = flag("validate", options["validate"])
+    batch = read_batch(*lengths, len(queries), pages.num_pages, pages.page_size, validate)
+    return queries, pages, batch, rule

@@ -119,17 +119,7 @@ def mla_paged_attention(
     _, pages = _read_pages(latent_pages, rank, rotary_size, kv_dtype)
     if scale is None:
         raise refusal(TypeError, "R1", "scale=None must be a real number")
-    rule = read_rule(
-        rank,
-        num_heads,
-        scale=scale,
-        causal=causal,
-        window=window,
-        chunk=None,
-        soft_cap=soft_cap,
-        sinks=None,
-        q_scale=None,
-    )
+    rule = read_rule(rank, num_heads, {"scale": scale, "causal": causal, "window": window, "soft_cap": soft_cap})
     num_pages, page_size = pages.shape[:2]
     batch = read_batch(
         kv_lens, page_table, cu_q_lens, num_seqs, tokens, num_pages, page_size, flag("validate", validate)

@@ -154,9 +154,9 @@ class RaggedPagesCacheView:
         Args:
             queries: `[T, Hq, D]`.
             cache_metadata: the step.
-            sinks: additional logit of each query head, `f32[Hq]`; None: no sinks.
-            validate: whether the values of lengths, bounds and page ids are checked, too.
-            options: further options of `ragged_paged_attention`.
+            sinks: see `AttentionOptions`.
+            validate: see `AttentionOptions`.
+            options: further `AttentionOptions`.
 
         Returns:
             `[T, Hq, Dv]`, in the dtype of ``queries``.
@@ -201,8 +201,8 @@ class RaggedPagesCacheView:
             value: see `concatenate_to_cache`.
             cache_metadata: the step.
             sinks: see `attend`.
-            validate: see `attend`; checks also that no two tokens go to one slot.
-            options: further options of `fused_ragged_paged_attention`.
+            validate: see `attend`.
+            options: further `AttentionOptions`.
 
         Returns:
             `[T, Hq, Dv]`, and the view after the update.

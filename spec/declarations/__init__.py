@@ -24,12 +24,13 @@ from .groups import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
-from .options import ManagerOptions, PoolOptions, defaults_of, pool_options, takes_options
+from .options import AttentionOptions, ManagerOptions, PoolOptions, defaults_of, pool_options, takes_options
 from .requests import EngineRequest, EngineRequestStatus, Request, SamplingParams, SupportsPromptLogprobs
 from .swaps import SwapCopy, SwapPlan
 
 __all__ = [
     "NUM_BUCKETS",
+    "AttentionOptions",
     "AttentionSpec",
     "CacheCleared",
     "CacheCounters",

@@ -1,7 +1,7 @@
-"""The options of pools and managers: each one's name, type, default and meaning, declared here for both packages.
+"""The options of pools, managers and attention: each one's name, type, default and meaning, declared here once.
 
-A constructor takes them as ``**options: Unpack[PoolOptions]`` under `takes_options`, and hands them on as they are:
-an option that is added here is taken by pools, managers, shards and engines.
+A call takes them as ``**options: Unpack[PoolOptions]`` under `takes_options`, and hands them on as they are: an option
+that is added here is taken by pools, managers, shards and engines.
 """
 
 import functools
@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast, get_args, get_type_
 
 from .extra_keys import HashFunction, sha256
 
-__all__ = ["ManagerOptions", "PoolOptions", "defaults_of", "pool_options", "takes_options"]
+__all__ = ["AttentionOptions", "ManagerOptions", "PoolOptions", "defaults_of", "pool_options", "takes_options"]
 
-Constructor = TypeVar("Constructor", bound=Callable[..., None])
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class PoolOptions(TypedDict, total=False):
@@ -51,6 +51,43 @@ class ManagerOptions(PoolOptions, total=False):
     num_host_pages: Annotated[int, 0]
 
 
+class AttentionOptions(TypedDict, total=False):
+    """The keywords of `ragged_paged_attention` and `fused_ragged_paged_attention`.
+
+    Attributes:
+        scale: factor of the product of query and key; None: ``D ** -0.5``.
+        causal: whether a query reads no key after its own position.
+        window: number of positions that a query reads at most, its own the last; None: no window.
+        chunk: length of the chunks of positions; a query reads no key before its own chunk; None: no chunks.
+        soft_cap: bound c of logits s, which become c * tanh(s / c); None: no bound.
+        sinks: additional logit of each query head, neither scaled nor capped, in the denominator only, `f32[Hq]`;
+            None: no sinks.
+        q_scale: factor of queries; None: 1.
+        k_scale: factor of stored keys, by which new keys are divided when they are written; None: 1.
+        v_scale: factor of stored values, by which new values are divided when they are written; None: 1.
+        num_kv_heads: H; None: that of the new keys, else the number that the rows of the pages have room for, which is
+            too large if rows are padded.
+        v_head_dim: Dv; None: that of the new values, else D.
+        kv_dtype: element type of the pages where they hold bits (`u16`, `u8`); else None or their dtype.
+        validate: whether the values of lengths, bounds and page ids are checked, too, and that no two tokens are
+            written to one slot.
+    """
+
+    scale: Annotated[float | None, None]
+    causal: Annotated[bool, True]
+    window: Annotated[int | None, None]
+    chunk: Annotated[int | None, None]
+    soft_cap: Annotated[float | None, None]
+    sinks: Annotated[Any, None]
+    q_scale: Annotated[float | None, None]
+    k_scale: Annotated[float | None, None]
+    v_scale: Annotated[float | None, None]
+    num_kv_heads: Annotated[int | None, None]
+    v_head_dim: Annotated[int | None, None]
+    kv_dtype: Annotated[Any, None]
+    validate: Annotated[bool, False]
+
+
 def pool_options(options: ManagerOptions) -> PoolOptions:
     """Those of a manager's options that are its pool's."""
     return cast(PoolOptions, {name: value for name, value in options.items() if name in PoolOptions.__annotations__})
@@ -61,30 +98,30 @@ def defaults_of(declared: type) -> dict[str, Any]:
     return {name: hint.__metadata__[0] for name, hint in get_type_hints(declared, include_extras=True).items()}
 
 
-def takes_options(constructor: Constructor) -> Constructor:
-    """A constructor whose ``**options: Unpack[...]`` hold every declared option: what is not passed, at its default.
+def takes_options(called: Called) -> Called:
+    """A call whose ``**options: Unpack[...]`` hold every declared option: what is not passed, at its default.
 
     Its signature shows each option as a keyword with its default.
 
     Raises:
-        TypeError: a keyword that is not declared was passed; as if the constructor took the options one by one.
+        TypeError: a keyword that is not declared was passed; as if the call took the options one by one.
     """
-    signature = inspect.signature(constructor)
+    signature = inspect.signature(called)
     *named, options = signature.parameters.values()
     (declared,) = get_args(options.annotation)
     defaults, types = defaults_of(declared), get_type_hints(declared)
     known = {*defaults, *(parameter.name for parameter in named)}
 
-    @functools.wraps(constructor)
-    def completing(*arguments: Any, **given: Any) -> None:
+    @functools.wraps(called)
+    def completing(*arguments: Any, **given: Any) -> Any:
         if not known.issuperset(given):
             unknown = next(name for name in given if name not in known)
-            raise TypeError(f"{constructor.__qualname__}() got an unexpected keyword argument {unknown!r}")
-        constructor(*arguments, **{**defaults, **given})
+            raise TypeError(f"{called.__qualname__}() got an unexpected keyword argument {unknown!r}")
+        return called(*arguments, **{**defaults, **given})
 
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
         for name, default in defaults.items()
     ]
     completing.__signature__ = signature.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
-    return cast(Constructor, completing)
+    return cast(Called, completing)
