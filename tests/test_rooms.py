@@ -31,6 +31,7 @@ ALONE = {
     "spec/declarations/requests": "declared once, for both",
     "spec/declarations/snapshots": "declared once, for both",
     "spec/declarations/swaps": "declared once, for both",
+    "spec/declarations/uncopied": "declared once, for both",
     "spec/attention/attention": "fast calls kernels",
     "spec/attention/attention_batch": "fast calls kernels",
     "spec/attention/mla": "fast calls kernels",

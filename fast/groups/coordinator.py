@@ -20,6 +20,7 @@ from kvproof.spec.declarations import (
     pool_options,
     takes_options,
 )
+from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..pool.page_pool import PagePool
 from ..pool.pages import page_list
@@ -27,7 +28,6 @@ from ..reading.arguments import refusal
 from ..reading.extra_keys import PLAIN, ExtraSegment, extra_segments
 from ..reading.request_reading import never_slotted, too_long
 from ..reading.tokens import TokenBytes
-from ..reading.uncopied import Uncopied
 from .cache_group import CacheGroup
 from .cache_pages import CachePages
 from .group_rules import NEVER, rule_of

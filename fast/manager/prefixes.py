@@ -19,6 +19,7 @@ from kvproof.spec.declarations import (
     ManagerOptions,
     takes_options,
 )
+from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator_kinds import get_kv_cache_coordinator
@@ -26,7 +27,6 @@ from ..groups.longest_hit import Hits
 from ..pool.hashing import PageHash, hash_request_tokens, sha256
 from ..reading.arguments import attribute, flag, integer, refusal
 from ..reading.request_reading import another, read_prompt, read_request_id, read_tokens
-from ..reading.uncopied import Uncopied
 from .restore import restored
 from .snapshot import snapshot_of
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
+from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..groups.cache_pages import CachePages
 from ..reading.arguments import index, integer, listed, refusal
 from ..reading.request_reading import read_id, read_request_id
-from ..reading.uncopied import Uncopied
 from .cache_manager import CacheManager
 
 __all__ = ["ShardedCacheManager"]

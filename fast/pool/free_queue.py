@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
+from kvproof.spec.declarations.uncopied import Uncopied
+
 from ..reading.arguments import integer, listed, refusal
-from ..reading.uncopied import Uncopied
 from .pages import NOWHERE, CachePage, PageList, PageView, page_list
 
 if TYPE_CHECKING:

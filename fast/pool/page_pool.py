@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, PoolOptions, takes_options
+from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..reading.arguments import attribute, id_array, index, integer, listed, real, refusal, shown
 from ..reading.extra_keys import extra_segments
 from ..reading.tokens import token_view
-from ..reading.uncopied import Uncopied
 from .free_log import FreeLog
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, read_page_hash

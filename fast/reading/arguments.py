@@ -1,8 +1,6 @@
 """R1: how this package reads arguments. Every public call reads all of its arguments before it changes anything.
 
-Which error a fault raises is part of the contract: ``TypeError`` where the type is wrong, ``IndexError``
-where a page, row or group of that number does not exist, ``ValueError`` for everything else. Each message
-names the argument and its value and ends with the label of the clause that refuses it.
+Single values are read as in the specification, by the functions of its declarations.
 
 Lists of numbers are read as a whole, and element by element only if that fails: to name the first faulty element, or
 because the elements are of an unusual type (numpy integers).
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations.reading import MOST_BITS, attribute, flag, listed, real, refusal, shown
+from kvproof.spec.declarations.reading import attribute, flag, index, integer, listed, real, refusal, shown
 
 __all__ = [
     "all_below",
@@ -34,63 +32,6 @@ __all__ = [
     "refusal",
     "shown",
 ]
-
-
-# -- One value ------------------------------------------------------------------------------------
-
-
-def _number(name: str, value: object) -> int:
-    if type(value) is int:
-        return value
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise refusal(TypeError, "R1", f"{name}={shown(value)} must be an int")
-    return int(value)
-
-
-def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1", *, below: int | None = None) -> int:
-    """Reads an integer of at least ``minimum`` and less than ``below`` (R1). O(1).
-
-    Args:
-        name: the name of the argument.
-        value: the argument.
-        minimum: the least value allowed; None: no bound.
-        clause: the label of the clause that a value out of bounds violates.
-        below: the bound that the value must be less than; None: no bound.
-
-    Raises:
-        TypeError: the value is not an integer; a numpy integer is one, a bool is not.
-        ValueError: the value is out of its bounds.
-    """
-    number = _number(name, value)
-    if minimum is not None and number < minimum:
-        raise refusal(ValueError, clause, f"{name}={shown(number)} must be at least {minimum}")
-    if below is not None and number >= below:
-        raise refusal(ValueError, clause, f"{name}={shown(number)} must be less than {below}")
-    if number.bit_length() > MOST_BITS:
-        raise refusal(ValueError, clause, f"{name}={shown(number)} is larger than any number that counts something")
-    return number
-
-
-def index(name: str, value: object, size: int, clause: str = "R1") -> int:
-    """Reads the number of one of ``size`` things that exist (R1). O(1).
-
-    Args:
-        name: the name of the argument.
-        value: the argument.
-        size: the number of things that exist.
-        clause: the label of the clause that other numbers violate.
-
-    Raises:
-        TypeError: the value is not an integer.
-        IndexError: the value is negative or not below ``size``.
-    """
-    number = _number(name, value)
-    if not 0 <= number < size:
-        raise refusal(IndexError, clause, f"{name}={shown(number)} must be in [0, {size})")
-    return number
-
-
-# -- Many values ----------------------------------------------------------------------------------
 
 
 def materialised(name: str, values: object) -> NDArray[Any] | list[Any]:

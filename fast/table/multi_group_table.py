@@ -8,8 +8,9 @@ import numpy as np
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.uncopied import Uncopied
+
 from ..reading.arguments import id_array, index, integer, listed, materialised, refusal
-from ..reading.uncopied import Uncopied
 from .page_table import PageTable, cdiv
 from .table_lag import FEW
 from .table_rows import Ids

@@ -8,9 +8,9 @@ from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 from kvproof.kernels import empty_table, write_cells
+from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..reading.arguments import index, integer, refusal
-from ..reading.uncopied import Uncopied
 from .slots import slot_mapping, update_slices
 from .table_rows import HostRows, Ids
 

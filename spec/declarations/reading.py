@@ -1,6 +1,8 @@
 """R1: reading single arguments, in the same way in both backends, and the error of a refused call.
 
-A refusal names the argument and its value and ends with the label of the clause that refuses it.
+The kind of error is part of the contract: ``TypeError`` for a wrong type, ``IndexError`` for a page, row or group that
+does not exist, ``ValueError`` for every other fault. A refusal names the argument and its value and ends with the label
+of the clause that refuses it.
 """
 
 import math
@@ -9,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MOST_BITS", "attribute", "flag", "listed", "real", "refusal", "shown"]
+__all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "shown"]
 
-MOST_BITS = 8192
+_MOST_BITS = 8192
 """Most bits of an int that messages show; of a longer one they show the length, as Python can't print it."""
 
 
@@ -22,7 +24,7 @@ def refusal(kind: type[Exception], clause: str, message: str) -> Exception:
 
 def shown(value: object) -> str:
     """A value as messages show it; only the type of a value that may hold token ids (SEC-2)."""
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"<an int of {value.bit_length()} bits>"
     is_scalar = value is None or isinstance(value, int | float | str | bytes | np.generic)
     return repr(value) if is_scalar else f"<{type(value).__name__}>"
@@ -38,6 +40,57 @@ def attribute(request: object, name: str) -> Any:
         return getattr(request, name)
     except AttributeError:
         raise refusal(TypeError, "R1", f"request has no {name}: {type(request).__name__} is no EngineRequest") from None
+
+
+def _number(name: str, value: object) -> int:
+    if type(value) is int:
+        return value
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise refusal(TypeError, "R1", f"{name}={shown(value)} must be an int")
+    return int(value)
+
+
+def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1", *, below: int | None = None) -> int:
+    """Reads an integer of at least ``minimum`` and less than ``below`` (R1). O(1).
+
+    Args:
+        name: the name of the argument.
+        value: the argument.
+        minimum: the least value allowed; None: no bound.
+        clause: the label of the clause that a value out of bounds violates.
+        below: the bound that the value must be less than; None: no bound.
+
+    Raises:
+        TypeError: the value is not an integer; a numpy integer is one, a bool is not.
+        ValueError: the value is out of its bounds.
+    """
+    number = _number(name, value)
+    if minimum is not None and number < minimum:
+        raise refusal(ValueError, clause, f"{name}={shown(number)} must be at least {minimum}")
+    if below is not None and number >= below:
+        raise refusal(ValueError, clause, f"{name}={shown(number)} must be less than {below}")
+    if number.bit_length() > _MOST_BITS:
+        raise refusal(ValueError, clause, f"{name}={shown(number)} is larger than any number that counts something")
+    return number
+
+
+def index(name: str, value: object, size: int, clause: str = "R1") -> int:
+    """Reads the number of one of ``size`` pages, rows or the like that exist (R1). O(1).
+
+    Args:
+        name: the name of the argument.
+        value: the argument.
+        size: the number of things that exist.
+        clause: the label of the clause that other numbers violate.
+
+    Raises:
+        TypeError: the value is not an integer.
+        IndexError: the value is negative or not below ``size``.
+    """
+    number = _number(name, value)
+    if not 0 <= number < size:
+        raise refusal(IndexError, clause, f"{name}={shown(number)} must be in [0, {size})")
+    return number
 
 
 def flag(name: str, value: object) -> bool:

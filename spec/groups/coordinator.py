@@ -8,10 +8,10 @@ from math import lcm
 from typing import Unpack
 
 from ..declarations import CacheGroupSpec, ManagerOptions, PageCopy, pool_options, takes_options
+from ..declarations.uncopied import Uncopied
 from ..pool.hashing import PageHash
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
-from ..reading.uncopied import Uncopied
 from .group_rules import GroupRules, read_groups, rules_of
 from .live_check import check_live
 from .live_requests import GroupPages, LiveRequests

@@ -18,12 +18,12 @@ from ..declarations import (
     SwapPlan,
     takes_options,
 )
+from ..declarations.uncopied import Uncopied
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import get_kv_cache_coordinator
 from ..groups.live_requests import read_id, request_id_of
 from ..pool.hashing import PageHash, sha256
 from ..reading.arguments import flag, integer
-from ..reading.uncopied import Uncopied
 from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
 from .prefixes import PinnedPrefix, Prefixes

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
+from ..declarations.uncopied import Uncopied
 from ..groups.cache_pages import CachePages
 from ..groups.live_requests import request_id_of
 from ..reading.arguments import index, integer, listed, refusal
-from ..reading.uncopied import Uncopied
 from .cache_manager import CacheManager
 
 __all__ = ["ShardedCacheManager"]

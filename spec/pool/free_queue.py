@@ -4,8 +4,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from ..declarations.uncopied import Uncopied
 from ..reading.arguments import integer, listed, refusal
-from ..reading.uncopied import Uncopied
 from .free_order import FreeOrder
 from .pages import CachePage, PageList, Queue
 

@@ -17,8 +17,8 @@ from ..declarations import (
     takes_options,
 )
 from ..declarations.codec import Part
+from ..declarations.uncopied import Uncopied
 from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
-from ..reading.uncopied import Uncopied
 from .cached_map import CachedMap
 from .contents import cached_state, restore_cached
 from .free_order import FreeOrder

@@ -1,54 +1,12 @@
-"""R1: reading arguments. Every public call reads all its arguments with these functions before it changes anything.
-
-The kind of error is part of the contract: ``TypeError`` for a wrong type, ``IndexError`` for a page, row or group
-that does not exist, ``ValueError`` for every other fault. Each message names the argument and its value, and ends
-with the label of the clause that refuses it.
-"""
+"""R1: reading arguments. Every public call reads all its arguments with these functions before it changes anything."""
 
 from typing import Any
 
 import numpy as np
 
-from ..declarations.reading import MOST_BITS, attribute, flag, listed, real, refusal, shown
+from ..declarations.reading import attribute, flag, index, integer, listed, real, refusal, shown
 
 __all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "shown", "token_list"]
-
-
-def integer(name: str, value: object, minimum: int | None = 0, clause: str = "R1", *, below: int | None = None) -> int:
-    """Reads an integer of at least ``minimum`` and less than ``below``; None is no bound (R1).
-
-    Raises:
-        TypeError: the value is no integer; a bool is none, a numpy integer is one.
-        ValueError: the value is out of its bounds.
-    """
-    number = _int(name, value)
-    if minimum is not None and number < minimum:
-        raise refusal(ValueError, clause, f"{name}={shown(number)} must be at least {minimum}")
-    if below is not None and number >= below:
-        raise refusal(ValueError, clause, f"{name}={shown(number)} must be less than {below}")
-    if number.bit_length() > MOST_BITS:
-        raise refusal(ValueError, clause, f"{name}={shown(number)} is larger than any number that counts something")
-    return number
-
-
-def _int(name: str, value: object) -> int:
-    """Reads an integer of any size; TypeError where it is none (R1)."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise refusal(TypeError, "R1", f"{name}={shown(value)} must be an int")
-    return int(value)
-
-
-def index(name: str, value: object, size: int, clause: str = "R1") -> int:
-    """Reads the number of one of ``size`` pages, rows or the like (R1).
-
-    Raises:
-        TypeError: the value is no integer.
-        IndexError: the value is negative or not below ``size``.
-    """
-    number = _int(name, value)
-    if not 0 <= number < size:
-        raise refusal(IndexError, clause, f"{name}={shown(number)} must be in [0, {size})")
-    return number
 
 
 def token_list(name: str, tokens: object) -> list[int]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from ..declarations.uncopied import Uncopied
 from ..reading.arguments import index, integer, listed, refusal
-from ..reading.uncopied import Uncopied
 from .page_table import PageTable, cdiv
 
 __all__ = ["MultiGroupPageTable"]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declarations.uncopied import Uncopied
 from ..reading.arguments import index, integer, listed, refusal
-from ..reading.uncopied import Uncopied
 
 __all__ = ["PageTable", "cdiv"]
 

@@ -1,8 +1,8 @@
-"""R1: refusing copies of objects whose copy would hand out the same pages, or write the same rows."""
+"""R1: objects that can't be copied or pickled, since a copy would allocate the same pages or write the same rows."""
 
 from typing import NoReturn
 
-from .arguments import refusal
+from .reading import refusal
 
 __all__ = ["Uncopied"]
 
@@ -10,8 +10,8 @@ __all__ = ["Uncopied"]
 class Uncopied:
     """Refuses `copy.copy`, `copy.deepcopy` and `pickle`, which all call ``__reduce_ex__``.
 
-    Original and copy would each allocate pages that the other has in use. `CacheManager.snapshot` and
-    `CacheManager.restore` (MAN-14) move a manager to another process.
+    Original and copy would have the same pages: each would allocate pages that the other has in use. A manager is
+    moved by `CacheManager.snapshot` and `CacheManager.restore` (MAN-14).
     """
 
     __slots__ = ()
