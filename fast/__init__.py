@@ -50,12 +50,13 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 from kvproof.spec.declarations.event_documents import events_from_json, events_to_json
+from kvproof.spec.declarations.pool_size import PoolSize
 
 from .cache.cache_metadata import RaggedPagesCacheMetaData
 from .cache.cache_view import RaggedPagesCacheView
 from .cache.metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
 from .cache.partitions import AxisRules
-from .cache.pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
+from .cache.pool_size import per_device_hbm_budget_bytes, size_pool
 from .cache.ragged_cache import RaggedPagesCache
 from .cache.ragged_metadata import RaggedPagesMetadata
 from .cache.slot_quantizer import SlotQuantizer

@@ -11,8 +11,7 @@ from .attention.mla import mla_cache_update, mla_paged_attention
 from .cache.cache_metadata import RaggedPagesCacheMetaData
 from .cache.cache_view import RaggedPagesCacheView
 from .cache.metadata_builder import MetadataBuilder, MultiGroupMetadataBuilder
-from .cache.partitions import AxisRules
-from .cache.pool_size import PoolSize, per_device_hbm_budget_bytes, size_pool
+from .cache.pool_size import per_device_hbm_budget_bytes, size_pool
 from .cache.ragged_cache import RaggedPagesCache
 from .cache.ragged_metadata import RaggedPagesMetadata
 from .cache.slot_quantizer import SlotQuantizer
@@ -49,6 +48,8 @@ from .declarations import (
     WeightsVersion,
 )
 from .declarations.event_documents import events_from_json, events_to_json
+from .declarations.partitions import AxisRules
+from .declarations.pool_size import PoolSize
 from .groups.cache_pages import CachePages
 from .groups.coordinator import (
     CacheCoordinator,

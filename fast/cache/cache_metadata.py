@@ -1,208 +1,49 @@
-"""CACHE-1: the static properties of a cache: sizes, layout, dtype, shards, and how many pages fit a device."""
+"""CACHE-1: the sizes of a cache's pages on the device, and how many fit a device."""
 
 import dataclasses
-import json
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import jax
-import numpy as np
-from numpy.typing import DTypeLike
 
 from kvproof.kernels import CacheLayout
-from kvproof.spec.declarations.documents import document, fields_of, parsed
+from kvproof.spec.declarations.cache_metadata import MOST_SLOTS, CacheDescription
+from kvproof.spec.declarations.partitions import DeviceMesh, PartitionManager
 
-from ..layout.cache_dtypes import CODES, code_of, read_dtype
 from ..layout.cache_layout import align_to_multiple, get_dtype_packing, get_num_slices_per_kv_cache_update_page
-from ..reading.arguments import flag, integer, refusal
+from ..reading.arguments import integer, refusal
 from ..table.page_table import cdiv
-from .partitions import DeviceMesh, PartitionManager, num_shards
-from .pool_size import per_device_hbm_budget_bytes, size_pool, utilization
-from .ragged_metadata import read_version
+from .partitions import num_shards
+from .pool_size import per_device_hbm_budget_bytes, size_pool
 
-__all__ = ["RaggedPagesCacheMetaData", "read_metadata"]
+__all__ = ["RaggedPagesCacheMetaData"]
 
-_MAY_BE_UNSET = (
-    "num_pages",
-    "max_num_pages_per_req",
-    "num_slices_per_kv_cache_update_page",
-    "max_num_tokens",
-    "max_num_reqs",
-)
-_SIZES = (
-    "num_hidden_layers",
-    "max_model_length",
-    "num_kv_heads",
-    "k_headdim",
-    "v_headdim",
-    "page_size",
-    "num_head_shards",
-    "num_page_shards",
-)
 _SCALE_BYTES = 4
-_MOST_SLOTS = 2**31 - 1
 _TABLE_BYTES = 1024 * 1024 // 2
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class RaggedPagesCacheMetaData:
-    """The static properties of a cache. Immutable and hashable, part of every view. Made by `create`.
-
-    Attributes:
-        num_hidden_layers: layers, each with a view of its own.
-        max_model_length: the most tokens of a request.
-        num_kv_heads: KV heads of the model: those of all shards together.
-        k_headdim: the size of a key head (D).
-        v_headdim: the size of a value head (Dv).
-        hbm_utilization: the part of a device's free memory that the cache may take, in (0, 1].
-        page_size: tokens in a page.
-        num_pages: pages of each data shard, with the null page; -1: not known yet.
-        max_num_pages_per_req: pages of a request of ``max_model_length`` tokens.
-        num_slices_per_kv_cache_update_page: slices that one program of the update kernel moves.
-        max_num_tokens: the most tokens of a step; -1: not known.
-        max_num_reqs: the most requests of a step; -1: not known.
-        version: the layout, ``"v2"`` or ``"v3"``.
-        _kvdtype_str: the cache's dtype: f32, bf16, f16, f8_e4m3, f8_e5m2 or int8; longer names become these.
-        num_head_shards: devices that share the KV heads, evenly.
-        num_page_shards: data shards, each with a pool of ``num_pages`` of its own (POOL-12).
-        slot_scales: True if each slot and head has a scale (`ScaledPages`), as always for int8 (CACHE-4).
-
-    Raises:
-        TypeError: a field is of the wrong type.
-        ValueError: one is out of its bounds, the heads can't be shared evenly, or the dtype has no scales (R1).
-    """
-
-    num_hidden_layers: int
-    max_model_length: int
-    num_kv_heads: int
-    k_headdim: int
-    v_headdim: int
-    hbm_utilization: float = 0.9
-    page_size: int = 128
-    num_pages: int = -1
-    max_num_pages_per_req: int = -1
-    num_slices_per_kv_cache_update_page: int = -1
-    max_num_tokens: int = -1
-    max_num_reqs: int = -1
-    version: str = "v3"
-    _kvdtype_str: str = "bf16"
-    num_head_shards: int = 1
-    num_page_shards: int = 1
-    slot_scales: bool = False
-
-    def __post_init__(self) -> None:
-        read: dict[str, Any] = {name: integer(name, getattr(self, name), minimum=1) for name in _SIZES}
-        for name in _MAY_BE_UNSET:
-            value = getattr(self, name)
-            unset = integer(name, value, minimum=None) == -1
-            read[name] = -1 if unset else integer(name, value, minimum=2 if name == "num_pages" else 1)
-        read["hbm_utilization"] = utilization("hbm_utilization", self.hbm_utilization)
-        read["version"] = read_version(self.version)
-        read["_kvdtype_str"] = code_of(read_dtype("_kvdtype_str", self._kvdtype_str))
-        eight_bits = CODES[read["_kvdtype_str"]].itemsize == 1
-        read["slot_scales"] = flag("slot_scales", self.slot_scales) or read["_kvdtype_str"] == "int8"
-        if read["slot_scales"] and not eight_bits:
-            raise refusal(ValueError, "CACHE-4", f"slot_scales=True: {read['_kvdtype_str']} has no scales")
-        if read["num_kv_heads"] % read["num_head_shards"]:
-            raise refusal(
-                ValueError, "CACHE-5", f"num_kv_heads={self.num_kv_heads} is no multiple of {self.num_head_shards}"
-            )
-        for name, value in read.items():
-            object.__setattr__(self, name, value)
-        if self.num_pages * self.page_size > _MOST_SLOTS:
-            raise refusal(ValueError, "CACHE-1", f"num_pages={self.num_pages}: not every slot fits an int32")
+class RaggedPagesCacheMetaData(CacheDescription):
+    """The static description of a cache, part of every view, with the sizes that follow from it; fields as declared."""
 
     @classmethod
-    def create(
-        cls,
-        mesh: DeviceMesh | None,
-        partition_manager: PartitionManager,
-        kvdtype: DTypeLike,
-        num_hidden_layers: int,
-        num_kv_heads: int,
-        max_model_length: int,
-        kv_head_dim_size: int | None = None,
-        k_headdim: int | None = None,
-        v_headdim: int | None = None,
-        hbm_utilization: float = 0.9,
-        page_size: int = 128,
-        version: str = "v3",
-        *,
-        budget_bytes: int | None = None,
-        max_num_tokens: int = -1,
-        max_num_reqs: int = -1,
-        slot_scales: bool = False,
-    ) -> Self:
-        """The metadata of a cache that takes as many pages as fit each device (CACHE-1). O(devices).
+    def _num_shards(
+        cls, mesh: DeviceMesh | None, partition_manager: PartitionManager, num_kv_heads: int
+    ) -> tuple[int, int]:
+        heads = num_shards(mesh, partition_manager, "kv_heads", num_kv_heads)
+        return heads, num_shards(mesh, partition_manager, "pages", 1)
 
-        Args:
-            mesh: the devices; None: one.
-            partition_manager: the split of heads and pages over the devices.
-            kvdtype: the cache's dtype, or its name.
-            num_hidden_layers: layers.
-            num_kv_heads: KV heads of the model.
-            max_model_length: the most tokens of a request.
-            kv_head_dim_size: numbers of a head, of keys and values.
-            k_headdim: numbers of a head of a key, where not ``kv_head_dim_size``.
-            v_headdim: numbers of a head of a value, where not ``kv_head_dim_size``.
-            hbm_utilization: the part of a device's free memory that the cache may take, in (0, 1].
-            page_size: tokens in a page.
-            version: ``"v2"`` or ``"v3"``.
-            budget_bytes: bytes of each device that the cache may take; None: by ``hbm_utilization``.
-            max_num_tokens: the most tokens of a step; -1: not known.
-            max_num_reqs: the most requests of a step; -1: not known.
-            slot_scales: True for a scale for each slot and head; always so for int8.
-
-        Raises:
-            TypeError: an argument is of the wrong type.
-            ValueError: one is out of its bounds, a head size is missing, the heads can't be shared evenly, or the
-                budget does not hold two pages (POOL-1).
-        """
-        keys, values = (kv_head_dim_size if given is None else given for given in (k_headdim, v_headdim))
-        if keys is None or values is None:
-            raise refusal(ValueError, "R1", "kv_head_dim_size=None: k_headdim and v_headdim must both be given")
-        heads = integer("num_kv_heads", num_kv_heads, minimum=1)
-        unsized = cls(
-            num_hidden_layers=num_hidden_layers,
-            max_model_length=max_model_length,
-            num_kv_heads=heads,
-            k_headdim=keys,
-            v_headdim=values,
-            hbm_utilization=hbm_utilization,
-            page_size=page_size,
-            max_num_tokens=max_num_tokens,
-            max_num_reqs=max_num_reqs,
-            version=version,
-            _kvdtype_str=code_of(read_dtype("kvdtype", kvdtype)),
-            num_head_shards=num_shards(mesh, partition_manager, "kv_heads", heads),
-            num_page_shards=num_shards(mesh, partition_manager, "pages", 1),
-            slot_scales=slot_scales,
-        )
-        budget = per_device_hbm_budget_bytes(unsized.hbm_utilization) if budget_bytes is None else budget_bytes
-        fitting = size_pool(budget, [unsized.page_bytes]).num_pages
-        return unsized.replace(
-            num_pages=min(fitting, _MOST_SLOTS // unsized.page_size),
-            max_num_pages_per_req=cdiv(unsized.max_model_length, unsized.page_size),
-            num_slices_per_kv_cache_update_page=get_num_slices_per_kv_cache_update_page(unsized.layer_page_bytes),
-        )
+    @classmethod
+    def _page_counts(cls, one: Self, budget_bytes: int | None) -> dict[str, int]:
+        budget = per_device_hbm_budget_bytes(one.hbm_utilization) if budget_bytes is None else budget_bytes
+        fitting = size_pool(budget, [one.page_bytes]).num_pages
+        return {
+            "num_pages": min(fitting, MOST_SLOTS // one.page_size),
+            "max_num_pages_per_req": cdiv(one.max_model_length, one.page_size),
+            "num_slices_per_kv_cache_update_page": get_num_slices_per_kv_cache_update_page(one.layer_page_bytes),
+        }
 
     # -- Layout -----------------------------------------------------------------------------------
-
-    @property
-    def is_v2(self) -> bool:
-        """True if the layout is v2."""
-        return self.version == "v2"
-
-    @property
-    def is_v3(self) -> bool:
-        """True if the layout is v3."""
-        return self.version == "v3"
-
-    @property
-    def kvdtype(self) -> np.dtype[Any]:
-        """The dtype of the cache's numbers, independent of how a device stores them."""
-        return CODES[self._kvdtype_str]
 
     @property
     def kv_head_packing(self) -> int:
@@ -288,49 +129,3 @@ class RaggedPagesCacheMetaData:
         if multiple < 1:
             multiple = get_num_slices_per_kv_cache_update_page(self.layer_page_bytes)
         return align_to_multiple(min(2 * reqs + tokens // self.page_size, tokens), multiple)
-
-    # -- Copies and JSON --------------------------------------------------------------------------
-
-    def replace(self, **kwargs: Any) -> Self:
-        """The same with other values in the fields named. O(1).
-
-        Raises:
-            TypeError: a field does not exist, or a value is of the wrong type.
-            ValueError: a value is out of its bounds (R1).
-        """
-        return dataclasses.replace(self, **kwargs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON document; see `documents`. O(1)."""
-        return document("RaggedPagesCacheMetaData", dataclasses.asdict(self))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Reads what `to_dict` of this class or the specification's wrote. O(1).
-
-        Raises:
-            TypeError: ``data`` is no mapping, or a field is of the wrong type.
-            ValueError: it is damaged (SEC-3), or a field is out of its bounds (R1).
-        """
-        names = tuple(field.name for field in dataclasses.fields(cls))
-        return cls(**fields_of("RaggedPagesCacheMetaData", data, names))
-
-    def to_json(self, **kwargs: Any) -> str:
-        """`to_dict` as text; ``kwargs`` are those of `json.dumps`."""
-        return json.dumps(self.to_dict(), **kwargs)
-
-    @classmethod
-    def from_json(cls, json_str: str) -> Self:
-        """Reads what `to_json` wrote; errors are those of `from_dict`."""
-        return cls.from_dict(parsed(json_str))
-
-
-def read_metadata(metadata: object) -> RaggedPagesCacheMetaData:
-    """Validates the metadata of a cache (R1).
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if not isinstance(metadata, RaggedPagesCacheMetaData):
-        raise refusal(TypeError, "R1", f"metadata={type(metadata).__name__} must be RaggedPagesCacheMetaData")
-    return metadata

@@ -31,9 +31,10 @@ from kvproof.kernels import (
 )
 from kvproof.kernels.ragged import ragged, slots_of_tokens
 from kvproof.kernels.storage import from_bits
+from kvproof.spec.declarations.partitions import PartitionManager
 
 from .cache_metadata import RaggedPagesCacheMetaData
-from .partitions import PartitionManager, axis_spec, partition_spec
+from .partitions import axis_spec, partition_spec
 from .ragged_metadata import RaggedPagesMetadata
 
 __all__ = [

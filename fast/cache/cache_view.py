@@ -1,7 +1,6 @@
 """The pages of one layer on the device, and the operations of a step on them."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
@@ -11,14 +10,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from kvproof.kernels import storage_dtype
-from kvproof.spec.declarations.documents import document, fields_of, parsed
+from kvproof.spec.declarations.documents import SavedOnMesh, document, fields_of
+from kvproof.spec.declarations.partitions import PartitionManager, axes_from_json, axes_to_json
 
-from ..reading.arguments import flag, index, refusal
+from ..reading.arguments import flag, index, instance, refusal
 from . import cache_programs as programs
-from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_programs import AnyArray, Placement
-from .documents import pages_of, pages_to_json, rules_of, rules_to_json
-from .partitions import AxisRules, PartitionManager, read_mesh
+from .host_arrays import pages_of, pages_to_json
+from .partitions import AxisRules, read_mesh
 from .ragged_metadata import RaggedPagesMetadata
 from .slot_quantizer import SlotQuantizer
 from .step_checks import validate_step
@@ -51,7 +51,7 @@ def platform_of(mesh: Mesh | None) -> str:
     meta_fields=["metadata", "layer_index", "partition_manager", "mesh"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCacheView:
+class RaggedPagesCacheView(SavedOnMesh):
     """The pages of one layer: a pytree whose arrays are the pages, all else being static. Made by `init`.
 
     A view is a value: what writes returns another. The memory is written in place all the same: outside of traced
@@ -99,7 +99,7 @@ class RaggedPagesCacheView:
             ValueError: the mesh does not split the cache as the metadata says (CACHE-5), the number of pages is not
                 known, or what the quantizer returns are no such pages (CACHE-1).
         """
-        metadata = read_metadata(metadata)
+        metadata = instance("metadata", metadata, RaggedPagesCacheMetaData)
         layer = index("layer_index", layer_index, metadata.num_hidden_layers)
         require_shards(read_mesh(mesh), metadata, partition_manager)
         shape, _ = metadata.get_shape_and_axes()
@@ -255,15 +255,7 @@ class RaggedPagesCacheView:
         rows: jax.Array = programs.combined_rows(require_kept(self.kv_pages), metadata=self.metadata, place=self.place)
         return rows
 
-    # -- Copies and JSON --------------------------------------------------------------------------
-
-    def replace(self, **kwargs: Any) -> Self:
-        """The same with other values in the fields named. O(1).
-
-        Raises:
-            TypeError: there is no such field.
-        """
-        return dataclasses.replace(self, **kwargs)
+    # -- Documents --------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """The view as a JSON document; see `documents`. Waits for the device. O(cache).
@@ -271,47 +263,29 @@ class RaggedPagesCacheView:
         On a mesh of several processes all of them are to make this call, and each gets the whole document.
 
         Raises:
-            TypeError: the partition manager is none of ours.
+            TypeError: the partition manager is not `AxisRules`.
         """
         fields = {
             "metadata": self.metadata.to_dict(),
             "layer_index": self.layer_index,
             "kv_pages": pages_to_json(require_kept(self.kv_pages), self.metadata.kvdtype),
-            "partition_manager": rules_to_json(self.partition_manager),
+            "partition_manager": axes_to_json(self.partition_manager),
         }
         return document("RaggedPagesCacheView", fields)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], mesh: Mesh | None = None) -> Self:
-        """Reads what `to_dict` of this class or the specification's wrote. O(cache).
-
-        Args:
-            data: the document.
-            mesh: the devices on which the pages are to lie; None: one device.
-
-        Raises:
-            TypeError: ``data`` is no mapping, or a field is of the wrong type.
-            ValueError: it is damaged (SEC-3), or the mesh does not split the cache as it says (CACHE-5).
-        """
+        """Reads a document; see `SavedOnMesh.from_dict`. O(cache)."""
         fields = fields_of("RaggedPagesCacheView", data, ("metadata", "layer_index", "kv_pages", "partition_manager"))
         metadata = RaggedPagesCacheMetaData.from_dict(fields["metadata"])
         layer = index("layer_index", fields["layer_index"], metadata.num_hidden_layers)
-        rules = rules_of("partition_manager", fields["partition_manager"])
+        rules = AxisRules(**axes_from_json("partition_manager", fields["partition_manager"]))
         require_shards(read_mesh(mesh), metadata, rules)
         stored = storage_dtype(metadata.kvdtype, platform_of(mesh))
         pages = pages_of("kv_pages", fields["kv_pages"], metadata.kvdtype, stored)
         require_pages(pages, metadata, "SEC-3")
         place = programs.place_of(mesh, metadata, rules)
         return cls(metadata, layer, programs.placed(jax.tree.map(jnp.array, pages), place), rules, mesh)
-
-    def to_json(self, **kwargs: Any) -> str:
-        """`to_dict` as text; ``kwargs`` are those of `json.dumps`. O(cache)."""
-        return json.dumps(self.to_dict(), **kwargs)
-
-    @classmethod
-    def from_json(cls, json_str: str, mesh: Mesh | None = None) -> Self:
-        """Reads what `to_json` wrote; arguments and errors are those of `from_dict`. O(cache)."""
-        return cls.from_dict(parsed(json_str), mesh)
 
     # -- Inside -----------------------------------------------------------------------------------
 

@@ -8,12 +8,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.cache_metadata import read_version
+
 from ..reading.arguments import flag, integer, listed, naturals, refusal
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.page_table import PageTable, cdiv
 from ..table.slots import slot_mapping, update_slices
 from ..table.table_rows import Ids
-from .ragged_metadata import RaggedPagesMetadata, read_version
+from .ragged_metadata import RaggedPagesMetadata
 
 __all__ = ["MetadataBuilder", "MultiGroupMetadataBuilder"]
 

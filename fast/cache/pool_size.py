@@ -6,18 +6,15 @@ budget holds ``budget // page_bytes`` pages, and one more would not fit.
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
-from ..reading.arguments import integer, listed, real, refusal
+from kvproof.spec.declarations.pool_size import PoolSize, read_budget, read_page_bytes
 
-__all__ = [
-    "PoolSize",
-    "per_device_hbm_budget_bytes",
-    "size_pool",
-    "utilization",
-]
+from ..reading.arguments import integer, listed, refusal
+
+__all__ = ["per_device_hbm_budget_bytes", "size_pool"]
 
 
 def per_device_hbm_budget_bytes(
@@ -40,27 +37,16 @@ def per_device_hbm_budget_bytes(
         TypeError: an argument is of the wrong type.
         ValueError: one is out of its bounds, or nothing is left (R1).
     """
-    part = utilization("util", util)
-    if mode not in ("free", "total"):
-        raise refusal(ValueError, "R1", f"mode={mode!r} must be 'free' or 'total'")
-    margin = integer("safety_margin", safety_margin)
+    part, is_of_free, margin = read_budget(util, mode, safety_margin)
     asked = listed("devices", devices) or jax.local_devices()
     budgets = []
     for device in asked:
         limit, used = _memory(device, len(asked))
-        left = (limit - used - margin) * part if mode == "free" else limit * part - used - margin
+        left = (limit - used - margin) * part if is_of_free else limit * part - used - margin
         budgets.append(int(left))
     if min(budgets) <= 0:
         raise refusal(ValueError, "CACHE-1", f"safety_margin={margin}: no device memory is left for the cache")
     return min(budgets)
-
-
-def utilization(name: str, value: object) -> float:
-    """Reads a part of a whole: a real number above 0 and at most 1 (R1). O(1)."""
-    part = real(name, value)
-    if not 0 < part <= 1:
-        raise refusal(ValueError, "R1", f"{name}={part} must be above 0 and at most 1")
-    return part
 
 
 def _memory(device: jax.Device, num_devices: int) -> tuple[int, int]:
@@ -71,22 +57,6 @@ def _memory(device: jax.Device, num_devices: int) -> tuple[int, int]:
     page = os.sysconf("SC_PAGE_SIZE")
     limit = os.sysconf("SC_PHYS_PAGES") * page // num_devices
     return limit, max(0, limit - os.sysconf("SC_AVPHYS_PAGES") * page // num_devices)
-
-
-class PoolSize(NamedTuple):
-    """The size of a pool that several cache groups share (CACHE-1).
-
-    Attributes:
-        num_pages: pages, the null page counted.
-        page_bytes: bytes of a page: those of the group with the largest.
-        unused_bytes: the rest of the budget, less than a page.
-        group_waste: for each group the unused bytes in each of its pages.
-    """
-
-    num_pages: int
-    page_bytes: int
-    unused_bytes: int
-    group_waste: tuple[int, ...]
 
 
 def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
@@ -103,9 +73,7 @@ def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
         ValueError: no group, a page of no bytes, or a budget of less than two pages (POOL-1).
     """
     budget = integer("budget_bytes", budget_bytes)
-    sizes = [integer("group_page_bytes", size, minimum=1) for size in listed("group_page_bytes", group_page_bytes)]
-    if not sizes:
-        raise refusal(ValueError, "R1", "group_page_bytes=[] names no group")
+    sizes = read_page_bytes(group_page_bytes)
     page_bytes = max(sizes)
     num_pages, unused = divmod(budget, page_bytes)
     if num_pages < 2:

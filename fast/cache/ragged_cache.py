@@ -1,7 +1,6 @@
 """The cache of a model: a view for each layer."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
@@ -9,15 +8,15 @@ from typing import Any, Self
 import jax
 from jax.sharding import Mesh
 
-from kvproof.spec.declarations.documents import damaged, document, fields_of, parsed
+from kvproof.spec.declarations.documents import SavedOnMesh, document, layers_of
+from kvproof.spec.declarations.partitions import PartitionManager
 
-from ..reading.arguments import listed, refusal
+from ..reading.arguments import instance, listed, refusal
 from . import cache_programs as programs
 from .block_arguments import fitted, require_pages
-from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_view import RaggedPagesCacheView
 from .page_copies import PageIds, padded_pairs
-from .partitions import PartitionManager
 from .view_arguments import require_kept
 
 __all__ = ["RaggedPagesCache"]
@@ -25,7 +24,7 @@ __all__ = ["RaggedPagesCache"]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCache:
+class RaggedPagesCache(SavedOnMesh):
     """The cache of a model: a pytree of views. Made by `init_cache`.
 
     A step replaces the views one by one, ``cache.views[layer] = cache.views[layer].concatenate_to_cache(...)``, or
@@ -46,7 +45,7 @@ class RaggedPagesCache:
         quantizer: Callable[[Any], Any] | None = None,
     ) -> Self:
         """Allocates the pages of all layers; arguments and errors are those of the views' `init`. O(cache)."""
-        layers = range(read_metadata(metadata).num_hidden_layers)
+        layers = range(instance("metadata", metadata, RaggedPagesCacheMetaData).num_hidden_layers)
         return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
 
     @classmethod
@@ -150,15 +149,7 @@ class RaggedPagesCache:
         written = programs.imported(pages, ids, fitting, self.views[0].place)
         return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, written, strict=True)])
 
-    # -- Copies and JSON --------------------------------------------------------------------------
-
-    def replace(self, **kwargs: Any) -> Self:
-        """The same with other values in the fields named. O(1).
-
-        Raises:
-            TypeError: there is no such field.
-        """
-        return dataclasses.replace(self, **kwargs)
+    # -- Documents --------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """The cache as a JSON document; see `documents`. Waits for the device. O(cache)."""
@@ -166,29 +157,5 @@ class RaggedPagesCache:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], mesh: Mesh | None = None) -> Self:
-        """Reads what `to_dict` of this class or the specification's wrote. O(cache).
-
-        Args:
-            data: the document.
-            mesh: the devices on which the pages are to lie; None: one device.
-
-        Raises:
-            TypeError: ``data`` is no mapping, or a field is of the wrong type.
-            ValueError: it is damaged (SEC-3), or the mesh does not split the cache as it says (CACHE-5).
-        """
-        views = fields_of("RaggedPagesCache", data, ("views",))["views"]
-        if not isinstance(views, list | tuple):
-            raise damaged("views", "must be a list")
-        read = [RaggedPagesCacheView.from_dict(view, mesh) for view in views]
-        if any(view.metadata != read[0].metadata or view.layer_index != layer for layer, view in enumerate(read)):
-            raise damaged("views", "must be the layers of one cache, in order")
-        return cls(read)
-
-    def to_json(self, **kwargs: Any) -> str:
-        """`to_dict` as text; ``kwargs`` are those of `json.dumps`. O(cache)."""
-        return json.dumps(self.to_dict(), **kwargs)
-
-    @classmethod
-    def from_json(cls, json_str: str, mesh: Mesh | None = None) -> Self:
-        """Reads what `to_json` wrote; arguments and errors are those of `from_dict`. O(cache)."""
-        return cls.from_dict(parsed(json_str), mesh)
+        """Reads a document; see `SavedOnMesh.from_dict`. O(cache)."""
+        return cls(layers_of(data, lambda view: RaggedPagesCacheView.from_dict(view, mesh)))

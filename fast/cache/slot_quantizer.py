@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from kvproof.kernels import ScaledPages, storage_dtype
+from kvproof.spec.declarations.cache_dtypes import CODES, code_of, read_scaled_dtype
 
-from ..layout.cache_dtypes import CODES, code_of, read_dtype
 from ..reading.arguments import integer, refusal
 from .cache_programs import AnyArray
 
@@ -29,10 +29,7 @@ class SlotQuantizer:
     dtype: Any
 
     def __post_init__(self) -> None:
-        dtype = read_dtype("dtype", self.dtype)
-        if dtype.itemsize > 1:
-            raise refusal(ValueError, "CACHE-4", f"dtype={code_of(dtype)} must be int8, f8_e4m3 or f8_e5m2")
-        object.__setattr__(self, "dtype", code_of(dtype))
+        object.__setattr__(self, "dtype", code_of(read_scaled_dtype("dtype", self.dtype)))
 
     def __call__(self, pages: AnyArray, num_kv_heads: int | None = None) -> ScaledPages:
         """Pages with scales of 1. O(scales).

@@ -14,12 +14,13 @@ from jax.sharding import Mesh, PartitionSpec
 from kvproof.kernels import copy_pages, read_states, storage_dtype, write_states
 from kvproof.kernels.storage import from_bits, to_bits
 from kvproof.spec.declarations import MambaSpec
+from kvproof.spec.declarations.partitions import PartitionManager
 
 from ..reading.arguments import index, integer, listed, refusal
 from .cache_programs import AnyArray, Placement, zeros
 from .cache_view import platform_of
 from .page_copies import PageIds, padded_pairs
-from .partitions import AxisRules, PartitionManager, axis_spec, num_shards, partition_spec, read_mesh
+from .partitions import AxisRules, axis_spec, num_shards, partition_spec, read_mesh
 from .view_arguments import require_kept
 
 __all__ = ["StatePages"]

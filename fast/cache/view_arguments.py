@@ -13,11 +13,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from kvproof.kernels import ScaledPages, storage_dtype
+from kvproof.spec.declarations.partitions import PartitionManager
 
-from ..reading.arguments import refusal
+from ..reading.arguments import instance, refusal
 from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_programs import Options
-from .partitions import PartitionManager, num_shards
+from .partitions import num_shards
 from .ragged_metadata import RaggedPagesMetadata
 
 __all__ = [
@@ -84,8 +85,7 @@ def require_kept(pages: Any) -> Any:
 
 def require_step(step: object, metadata: RaggedPagesCacheMetaData) -> None:
     """Refuses metadata that is not of a step for this cache (R1, CACHE-5). O(1)."""
-    if not isinstance(step, RaggedPagesMetadata):
-        raise refusal(TypeError, "R1", f"cache_metadata={type(step).__name__} must be RaggedPagesMetadata")
+    step = instance("cache_metadata", step, RaggedPagesMetadata)
     if step.page_size != metadata.page_size:
         raise refusal(ValueError, "R1", f"cache_metadata.page_size={step.page_size} must be {metadata.page_size}")
     for name, array in vars(step).items():

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kvproof.kernels import CacheLayout
+from kvproof.spec.declarations.cache_dtypes import read_dtype
 
 from ..reading.arguments import integer
-from .cache_dtypes import read_dtype
 
 __all__ = [
     "align_to_multiple",

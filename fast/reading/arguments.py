@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations.reading import attribute, flag, index, integer, listed, real, refusal, shown
+from kvproof.spec.declarations.reading import attribute, flag, index, instance, integer, listed, real, refusal, shown
 
 __all__ = [
     "all_below",
@@ -22,6 +22,7 @@ __all__ = [
     "id_array",
     "id_lists",
     "index",
+    "instance",
     "integer",
     "listed",
     "materialised",

@@ -1,7 +1,6 @@
 """CACHE-2 to CACHE-5: the pages of one layer, which a model's attention writes and reads."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -9,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..attention.attention import fused_ragged_paged_attention, ragged_paged_attention
-from ..declarations.documents import document, fields_of, parsed
+from ..declarations.documents import SavedOnMesh, document, fields_of, page_arrays_of, page_arrays_to_json
+from ..declarations.partitions import AxisRules, axes_from_json, axes_to_json
 from ..layout.cache_dtypes import CODES, FLOATS, ScaledPages
 from ..layout.cache_update import kv_cache_update
 from ..layout.open_pages import OpenPages
-from ..reading.arguments import index, refusal
+from ..reading.arguments import index, instance, refusal
 from ..reading.array_arguments import array_of
-from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_parts import CachePart, CacheParts, require_pages
-from .documents import pages_from_json, pages_to_json, rules_from_json, rules_to_json
-from .partitions import AxisRules, num_shards
+from .partitions import num_shards
 from .ragged_metadata import RaggedPagesMetadata
 from .slot_quantizer import SlotQuantizer
 from .step_slots import slots_by_table
@@ -29,7 +28,7 @@ _KIND = "RaggedPagesCacheView"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCacheView:
+class RaggedPagesCacheView(SavedOnMesh):
     """The pages of one layer. A view is immutable: writes return a new view; `init` makes the first.
 
     Attributes:
@@ -71,7 +70,7 @@ class RaggedPagesCacheView:
             ValueError: the mesh splits the cache otherwise than the metadata says (CACHE-5), the number of pages is
                 not known, or the quantizer returns pages that do not fit the metadata (CACHE-1).
         """
-        metadata = read_metadata(metadata)
+        metadata = instance("metadata", metadata, RaggedPagesCacheMetaData)
         layer = index("layer_index", layer_index, metadata.num_hidden_layers)
         for axis, size, field in (
             ("kv_heads", metadata.num_kv_heads, "num_head_shards"),
@@ -245,11 +244,7 @@ class RaggedPagesCacheView:
         rows = self.metadata.storage_num_combined_kv_heads
         return np.asarray(values).reshape(*values.shape[:2], rows, self.metadata.storage_head_dim)
 
-    # -- Copies and JSON --------------------------------------------------------------------------
-
-    def replace(self, **kwargs: Any) -> Self:
-        """A copy of the view with some fields replaced."""
-        return dataclasses.replace(self, **kwargs)
+    # -- Documents --------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """The view as a document; see `documents`. The mesh is not in it.
@@ -257,44 +252,28 @@ class RaggedPagesCacheView:
         Raises:
             TypeError: the partition manager is not `AxisRules`.
         """
+        arrays = self.kv_pages if isinstance(self.kv_pages, ScaledPages) else (self.kv_pages,)
         return document(
             _KIND,
             {
                 "metadata": self.metadata.to_dict(),
                 "layer_index": self.layer_index,
-                "kv_pages": pages_to_json(self.kv_pages),
-                "partition_manager": rules_to_json(self.partition_manager),
+                "kv_pages": page_arrays_to_json(*arrays),
+                "partition_manager": axes_to_json(self.partition_manager),
             },
         )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
-        """The view from a document.
-
-        Args:
-            data: the document.
-            mesh: the mesh of devices, which documents do not hold; None: one device.
-
-        Raises:
-            TypeError: it is no mapping, or a field is of a wrong type.
-            IndexError: it has no such layer.
-            ValueError: it is damaged (SEC-3).
-        """
+        """Reads a document; see `SavedOnMesh.from_dict`."""
         fields = fields_of(_KIND, data, ("metadata", "layer_index", "kv_pages", "partition_manager"))
         metadata = RaggedPagesCacheMetaData.from_dict(fields["metadata"])
         layer = index("layer_index", fields["layer_index"], metadata.num_hidden_layers)
-        pages = pages_from_json("kv_pages", fields["kv_pages"])
+        values, scales = page_arrays_of("kv_pages", fields["kv_pages"])
+        pages = values.copy() if scales is None else ScaledPages(values.copy(), scales.copy())
         require_pages(metadata, pages, "SEC-3")
-        return cls(metadata, layer, pages, rules_from_json("partition_manager", fields["partition_manager"]), mesh)
-
-    def to_json(self, **kwargs: Any) -> str:
-        """The document as text; ``kwargs`` go to `json.dumps`."""
-        return json.dumps(self.to_dict(), **kwargs)
-
-    @classmethod
-    def from_json(cls, json_str: str, mesh: Any = None) -> Self:
-        """The view from a text; see `from_dict`."""
-        return cls.from_dict(parsed(json_str), mesh)
+        rules = AxisRules(**axes_from_json("partition_manager", fields["partition_manager"]))
+        return cls(metadata, layer, pages, rules, mesh)
 
     # -- Inside -----------------------------------------------------------------------------------
 
@@ -317,9 +296,7 @@ class RaggedPagesCacheView:
         return self._parts.joined(keys, axis=2), self._parts.joined(values, axis=2)
 
     def _read_step(self, cache_metadata: object) -> RaggedPagesMetadata:
-        if not isinstance(cache_metadata, RaggedPagesMetadata):
-            kind = type(cache_metadata).__name__
-            raise refusal(TypeError, "R1", f"cache_metadata must be RaggedPagesMetadata, not {kind}")
+        cache_metadata = instance("cache_metadata", cache_metadata, RaggedPagesMetadata)
         if cache_metadata.page_size != self.metadata.page_size:
             raise refusal(
                 ValueError,

@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declarations.cache_metadata import read_version
 from ..reading.arguments import flag, integer, listed, refusal
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.page_table import PageTable, cdiv
-from .cache_metadata import read_version
 from .ragged_metadata import RaggedPagesMetadata
 
 __all__ = ["MetadataBuilder", "MultiGroupMetadataBuilder"]

@@ -1,29 +1,14 @@
 """CACHE-1: the number of pages that a device has room for."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..reading.arguments import integer, listed, real, refusal
+from ..declarations.pool_size import PoolSize, read_budget, read_page_bytes
+from ..reading.arguments import integer, listed, refusal
 
-__all__ = ["PoolSize", "per_device_hbm_budget_bytes", "read_utilization", "size_pool"]
+__all__ = ["per_device_hbm_budget_bytes", "size_pool"]
 
 _UNKNOWN_BUDGET = 4 * 2**30
-
-
-class PoolSize(NamedTuple):
-    """The pool that fits into a budget.
-
-    Attributes:
-        num_pages: number of pages, the null page included.
-        page_bytes: bytes of a page, the most that any group needs.
-        unused_bytes: bytes of the budget that are left over, less than a page.
-        group_waste: bytes of a page that are not used, for each group.
-    """
-
-    num_pages: int
-    page_bytes: int
-    unused_bytes: int
-    group_waste: tuple[int, ...]
 
 
 def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
@@ -40,22 +25,12 @@ def size_pool(budget_bytes: int, group_page_bytes: Sequence[int]) -> PoolSize:
         ValueError: no group, a page without bytes, or a budget of less than two pages (POOL-1).
     """
     budget = integer("budget_bytes", budget_bytes)
-    sizes = [integer("group_page_bytes", size, minimum=1) for size in listed("group_page_bytes", group_page_bytes)]
-    if not sizes:
-        raise refusal(ValueError, "R1", "group_page_bytes=[] names no group")
+    sizes = read_page_bytes(group_page_bytes)
     largest = max(sizes)
     if budget < 2 * largest:
         raise refusal(ValueError, "CACHE-1", f"budget_bytes={budget} must hold 2 pages of {largest} bytes")
     pages = budget // largest
     return PoolSize(pages, largest, budget - pages * largest, tuple(largest - size for size in sizes))
-
-
-def read_utilization(name: str, value: object) -> float:
-    """Reads a fraction, above 0 and at most 1 (R1)."""
-    part = real(name, value)
-    if not 0 < part <= 1:
-        raise refusal(ValueError, "R1", f"{name}={part} must be above 0 and at most 1")
-    return part
 
 
 def per_device_hbm_budget_bytes(
@@ -78,16 +53,13 @@ def per_device_hbm_budget_bytes(
         TypeError: an argument of a wrong type.
         ValueError: an argument out of its bounds, or a device with nothing left.
     """
-    part = read_utilization("util", util)
-    if mode not in ("free", "total"):
-        raise refusal(ValueError, "R1", f"mode={mode!r} must be 'free' or 'total'")
-    margin = integer("safety_margin", safety_margin)
+    part, is_of_free, margin = read_budget(util, mode, safety_margin)
     budgets = []
     for device in listed("devices", devices):
         stats = device.memory_stats()
         if stats and "bytes_limit" in stats:
             limit, used = stats["bytes_limit"], stats.get("bytes_in_use", 0)
-            budgets.append(int((limit - used - margin) * part if mode == "free" else limit * part - used - margin))
+            budgets.append(int((limit - used - margin) * part if is_of_free else limit * part - used - margin))
     if not budgets:
         return _UNKNOWN_BUDGET
     if min(budgets) <= 0:

@@ -1,27 +1,24 @@
 """CACHE: the pages of all layers of a model."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from ..declarations.documents import damaged, document, fields_of, parsed
+from ..declarations.documents import SavedOnMesh, document, layers_of
 from ..layout.cache_dtypes import ScaledPages
 from ..layout.states import copy_pages, export_pages, write_states
-from ..reading.arguments import listed, refusal
-from .cache_metadata import RaggedPagesCacheMetaData, read_metadata
+from ..reading.arguments import instance, listed, refusal
+from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_view import RaggedPagesCacheView
 from .state_pages import global_ids
 
 __all__ = ["RaggedPagesCache"]
 
-_KIND = "RaggedPagesCache"
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCache:
+class RaggedPagesCache(SavedOnMesh):
     """The pages of all layers of a model. A cache is immutable: writes return a new one.
 
     Attributes:
@@ -46,7 +43,7 @@ class RaggedPagesCache:
             partition_manager: what decides how the pages are split over the mesh.
             quantizer: see `RaggedPagesCacheView.init`.
         """
-        layers = range(read_metadata(metadata).num_hidden_layers)
+        layers = range(instance("metadata", metadata, RaggedPagesCacheMetaData).num_hidden_layers)
         return cls([RaggedPagesCacheView.init(mesh, metadata, layer, partition_manager, quantizer) for layer in layers])
 
     @classmethod
@@ -149,41 +146,13 @@ class RaggedPagesCache:
         pages = write_states([view.kv_pages for view in self.views], ids, fitting)
         return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, pages, strict=True)])
 
-    # -- Copies and JSON --------------------------------------------------------------------------
-
-    def replace(self, **kwargs: Any) -> Self:
-        """A copy of the cache with some fields replaced."""
-        return dataclasses.replace(self, **kwargs)
+    # -- Documents --------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """The cache as a document; see `documents`."""
-        return document(_KIND, {"views": [view.to_dict() for view in self.views]})
+        return document("RaggedPagesCache", {"views": [view.to_dict() for view in self.views]})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
-        """The cache from a document.
-
-        Args:
-            data: the document.
-            mesh: the mesh of devices, which documents do not hold; None: one device.
-
-        Raises:
-            TypeError: it is no mapping, or a field is of a wrong type.
-            ValueError: it is damaged (SEC-3).
-        """
-        views = fields_of(_KIND, data, ("views",))["views"]
-        if not isinstance(views, list):
-            raise damaged("views", f"must be a list, not {type(views).__name__}")
-        read = [RaggedPagesCacheView.from_dict(view, mesh) for view in views]
-        if any(view.metadata != read[0].metadata or view.layer_index != layer for layer, view in enumerate(read)):
-            raise damaged("views", "must be layers of one cache, in order")
-        return cls(read)
-
-    def to_json(self, **kwargs: Any) -> str:
-        """The document as text; ``kwargs`` go to `json.dumps`."""
-        return json.dumps(self.to_dict(), **kwargs)
-
-    @classmethod
-    def from_json(cls, json_str: str, mesh: Any = None) -> Self:
-        """The cache from a text; see `from_dict`."""
-        return cls.from_dict(parsed(json_str), mesh)
+        """Reads a document; see `SavedOnMesh.from_dict`."""
+        return cls(layers_of(data, lambda view: RaggedPagesCacheView.from_dict(view, mesh)))

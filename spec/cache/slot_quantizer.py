@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..layout.cache_dtypes import CODES, LARGEST, ScaledPages, code_of, read_dtype
-from ..reading.arguments import integer, refusal
+from ..declarations.cache_dtypes import CODES, code_of, read_scaled_dtype
+from ..layout.cache_dtypes import ScaledPages
+from ..reading.arguments import integer
 from ..reading.array_arguments import array_of
 
 __all__ = ["SlotQuantizer"]
@@ -27,12 +28,7 @@ class SlotQuantizer:
     dtype: Any
 
     def __post_init__(self) -> None:
-        dtype = read_dtype("dtype", self.dtype)
-        if dtype not in LARGEST:
-            raise refusal(
-                ValueError, "CACHE-4", f"dtype={code_of(dtype)} has no scales: int8, f8_e4m3 and f8_e5m2 have"
-            )
-        object.__setattr__(self, "dtype", code_of(dtype))
+        object.__setattr__(self, "dtype", code_of(read_scaled_dtype("dtype", self.dtype)))
 
     def __call__(self, pages: Any, num_kv_heads: int | None = None) -> ScaledPages:
         """Pages with scales of 1.

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..declarations import MambaSpec
+from ..declarations.partitions import AxisRules
 from ..layout.cache_dtypes import FLOATS
 from ..layout.states import copy_pages, read_states, write_states
 from ..reading.arguments import index, integer, listed, refusal
 from ..reading.array_arguments import INT32, array_of
-from .partitions import AxisRules, num_shards
+from .partitions import num_shards
 
 __all__ = ["StatePages", "global_ids"]
 

@@ -20,37 +20,42 @@ has these fields and no others, and an array's bytes are as many as its shape sa
 
 import base64
 import binascii
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Self, TypeVar
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from .cache_dtypes import CODES
 from .reading import refusal
 
 __all__ = [
+    "INT32",
+    "Saved",
+    "SavedOnMesh",
     "array_of",
     "array_to_json",
-    "axes_of",
     "damaged",
     "document",
     "fields_of",
+    "layers_of",
+    "members",
     "page_arrays_of",
     "page_arrays_to_json",
     "parsed",
 ]
 
+View = TypeVar("View")
+
 FORMAT = 1
 _MOST_AXES, _BEYOND = 8, 2**40  # no cache has so many axes, nor so many entries, axes without any counted as one
 _FLOAT32 = np.dtype(np.float32)
-_TYPES: tuple[Any, ...] = (
-    *(np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
-    *(np.int8, np.int32),
-)
-_DTYPES: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in map(np.dtype, _TYPES)}
+INT32 = np.dtype(np.int32)
+"""The element type of every length, page id and slot in a document."""
+_DTYPES: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in (*CODES.values(), INT32)}
 
 
 def damaged(name: str, problem: str) -> Exception:
@@ -72,7 +77,7 @@ def fields_of(kind: str, data: object, names: Sequence[str]) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping):
         raise refusal(TypeError, "R1", f"data must be a mapping, not {type(data).__name__}")
-    fields = _members("data", data, ("format", "kind", *names))
+    fields = members("data", data, ("format", "kind", *names))
     number, own = fields.pop("format"), fields.pop("kind")
     if type(number) is not int or number != FORMAT or own != kind:
         raise damaged("data", f"is no {kind} of format {FORMAT}")
@@ -94,8 +99,8 @@ def parsed(json_str: object) -> Any:
         raise damaged("json_str", "is no JSON") from None
 
 
-def _members(name: str, value: object, names: Sequence[str]) -> dict[str, Any]:
-    """The fields of an object that must have exactly those named."""
+def members(name: str, value: object, names: Sequence[str]) -> dict[str, Any]:
+    """Reads the fields of an object that must have exactly those named (SEC-3). O(fields)."""
     if not isinstance(value, Mapping):
         raise damaged(name, f"must be an object, not {type(value).__name__}")
     if set(value) != set(names):
@@ -123,7 +128,7 @@ def array_of(name: str, value: object, dtype: np.dtype[Any] | None = None) -> ND
     Raises:
         ValueError: it is none, or its data do not have the size that its shape says (SEC-3).
     """
-    fields = _members(name, value, ("dtype", "shape", "data"))
+    fields = members(name, value, ("dtype", "shape", "data"))
     allowed = _DTYPES if dtype is None else {dtype.name: dtype}
     if not isinstance(fields["dtype"], str) or fields["dtype"] not in allowed:
         raise damaged(f"{name}.dtype", f"must be {' or '.join(allowed)}")
@@ -144,7 +149,7 @@ def array_of(name: str, value: object, dtype: np.dtype[Any] | None = None) -> ND
     return np.frombuffer(data, own.newbyteorder("<")).astype(own, copy=False).reshape(shape)
 
 
-def page_arrays_to_json(values: NDArray[Any], scales: NDArray[Any] | None) -> dict[str, Any]:
+def page_arrays_to_json(values: NDArray[Any], scales: NDArray[Any] | None = None) -> dict[str, Any]:
     """Pages as an object: an array of numbers, or the values and the scales of quantised ones. O(size)."""
     if scales is None:
         return array_to_json(values)
@@ -166,21 +171,90 @@ def page_arrays_of(
     """
     if not (isinstance(value, Mapping) and "values" in value):
         return array_of(name, value, dtype), None
-    fields = _members(name, value, ("values", "scales"))
+    fields = members(name, value, ("values", "scales"))
     return array_of(f"{name}.values", fields["values"], dtype), array_of(f"{name}.scales", fields["scales"], _FLOAT32)
 
 
-# -- Partition managers ---------------------------------------------------------------------------
+# -- What is saved --------------------------------------------------------------------------------
 
 
-def axes_of(name: str, value: object) -> dict[str, str | None]:
-    """Reads the mesh axes of pages and of KV heads, the fields of `AxisRules`.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Saved:
+    """A frozen dataclass that has a document."""
+
+    def replace(self, **kwargs: Any) -> Self:
+        """A copy with other values in the fields named. O(1).
+
+        Raises:
+            TypeError: there is no such field, or a value is of a wrong type.
+            ValueError: a value is out of its bounds (R1).
+        """
+        return dataclasses.replace(self, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document; see `documents`."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Reads a document, of whichever package wrote it.
+
+        Raises:
+            TypeError: it is no mapping, or a field is of a wrong type.
+            ValueError: it is damaged (SEC-3), or a field is out of its bounds (R1).
+        """
+        raise NotImplementedError
+
+    def to_json(self, **kwargs: Any) -> str:
+        """The document as text; ``kwargs`` go to `json.dumps`. O(size)."""
+        return json.dumps(self.to_dict(), **kwargs)
+
+    @classmethod
+    def from_json(cls, json_str: str) -> Self:
+        """Reads what `to_json` wrote; errors are those of `from_dict`. O(size)."""
+        return cls.from_dict(parsed(json_str))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SavedOnMesh(Saved):
+    """A frozen dataclass whose document holds pages, which are put on a mesh of devices when they are read."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
+        """Reads a document, of whichever package wrote it. O(cache).
+
+        Args:
+            data: the document.
+            mesh: the mesh of devices, which documents do not hold; None: one device.
+
+        Raises:
+            TypeError: it is no mapping, or a field is of a wrong type.
+            IndexError: it has no such layer.
+            ValueError: it is damaged (SEC-3), or the mesh does not split the cache as it says (CACHE-5).
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, json_str: str, mesh: Any = None) -> Self:
+        """Reads what `to_json` wrote; arguments and errors are those of `from_dict`. O(cache)."""
+        return cls.from_dict(parsed(json_str), mesh)
+
+
+def layers_of(data: object, read: Callable[[Any], View]) -> list[View]:
+    """Reads the views of a cache's document: the layers of one cache, in order. O(cache).
+
+    Args:
+        data: the document of the cache.
+        read: the function that reads the document of a view.
 
     Raises:
-        ValueError: they are none (SEC-3).
+        TypeError: ``data`` is no mapping, or a field is of a wrong type.
+        ValueError: it is damaged (SEC-3), or what ``read`` refuses.
     """
-    fields = _members(name, value, ("pages", "kv_heads"))
-    for key, axis in fields.items():
-        if axis is not None and not isinstance(axis, str):
-            raise damaged(f"{name}.{key}", "must be a text or null")
-    return fields
+    views = fields_of("RaggedPagesCache", data, ("views",))["views"]
+    if not isinstance(views, list | tuple):
+        raise damaged("views", f"must be a list, not {type(views).__name__}")
+    layers: list[Any] = [read(view) for view in views]
+    if any(view.metadata != layers[0].metadata or view.layer_index != layer for layer, view in enumerate(layers)):
+        raise damaged("views", "must be layers of one cache, in order")
+    return layers

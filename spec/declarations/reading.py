@@ -7,11 +7,13 @@ of the clause that refuses it.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "shown"]
+__all__ = ["attribute", "flag", "index", "instance", "integer", "listed", "real", "refusal", "shown"]
+
+Kind = TypeVar("Kind")
 
 _MOST_BITS = 8192
 """Most bits of an int that messages show; of a longer one they show the length, as Python can't print it."""
@@ -91,6 +93,23 @@ def index(name: str, value: object, size: int, clause: str = "R1") -> int:
     if not 0 <= number < size:
         raise refusal(IndexError, clause, f"{name}={shown(number)} must be in [0, {size})")
     return number
+
+
+def instance(name: str, value: object, kind: type[Kind], called: str = "") -> Kind:
+    """Reads an object of a class (R1). O(1).
+
+    Args:
+        name: the name of the argument.
+        value: the argument.
+        kind: the class.
+        called: what messages call an object of the class; empty: its name.
+
+    Raises:
+        TypeError: the value is of another class.
+    """
+    if not isinstance(value, kind):
+        raise refusal(TypeError, "R1", f"{name} must be {called or kind.__name__}, not {type(value).__name__}")
+    return value
 
 
 def flag(name: str, value: object) -> bool:

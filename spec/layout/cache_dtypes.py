@@ -1,6 +1,6 @@
-"""CACHE-4: the element types of a cache, the cast into each, and scales by slot and head.
+"""CACHE-4: the cast into each of the six element types of a cache, and scales by slot and head.
 
-A cache has one of six element types; documents name them by these short codes::
+By their codes::
 
     f32, bf16, f16      values, rounded to nearest even; values too large for f16 become infinite
     f8_e4m3, f8_e5m2    values divided by a scale, saturated
@@ -21,45 +21,24 @@ There is no bound for values below 2^-126, as devices treat subnormal float32 nu
 
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declarations.cache_dtypes import CODES, read_dtype
 from ..reading.arguments import real, refusal
 
 __all__ = [
     "CODES",
     "FLOATS",
+    "LARGEST",
     "ScaledPages",
     "as_bits",
-    "code_of",
     "read_dtype",
     "read_scale",
     "saturated",
     "scale_of",
     "stored_dtype",
 ]
-
-CODES: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f16": np.dtype(np.float16),
-    "f8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "f8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "int8": np.dtype(np.int8),
-}
-"""The element types of a cache, by code."""
-
-_SPELLINGS = {
-    **{code: code for code in CODES},
-    **{dtype.name: code for code, dtype in CODES.items()},
-    "f8_e4m3fn": "f8_e4m3",
-    "fp8_e4m3": "f8_e4m3",
-    "fp8_e4m3fn": "f8_e4m3",
-    "float8_e4m3": "f8_e4m3",
-    "fp8_e5m2": "f8_e5m2",
-    "i8": "int8",
-}
 
 FLOATS = (CODES["f32"], CODES["bf16"], CODES["f16"])
 """The element types of queries, keys, values and states."""
@@ -84,30 +63,6 @@ class ScaledPages(NamedTuple):
 
     values: Any
     scales: Any
-
-
-def read_dtype(name: str, value: object) -> np.dtype[Any]:
-    """Reads the element type of a cache: a dtype, a scalar type, or the code or name of one (R1).
-
-    Raises:
-        TypeError: it is no type that a cache can have.
-    """
-    if isinstance(value, str):
-        if value in _SPELLINGS:
-            return CODES[_SPELLINGS[value]]
-    elif value is not None:
-        try:
-            dtype: np.dtype[Any] | None = np.dtype(value)  # type: ignore[call-overload]
-        except (TypeError, ValueError):  # the latter of a dict
-            dtype = None
-        if dtype is not None and dtype in CODES.values():
-            return dtype
-    raise refusal(TypeError, "R1", f"{name}={value!r} must be one of {', '.join(CODES)}")
-
-
-def code_of(dtype: np.dtype[Any]) -> str:
-    """The code of a cache's element type."""
-    return _SPELLINGS[dtype.name]
 
 
 def stored_dtype(name: str, array: NDArray[Any], kv_dtype: object) -> np.dtype[Any]:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declarations.cache_dtypes import read_dtype
 from ..reading.arguments import integer, refusal
 from ..table.page_table import cdiv
-from .cache_dtypes import read_dtype
 
 __all__ = [
     "CacheLayout",

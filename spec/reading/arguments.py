@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from ..declarations.reading import attribute, flag, index, integer, listed, real, refusal, shown
+from ..declarations.reading import attribute, flag, index, instance, integer, listed, real, refusal, shown
 
-__all__ = ["attribute", "flag", "index", "integer", "listed", "real", "refusal", "shown", "token_list"]
+__all__ = ["attribute", "flag", "index", "instance", "integer", "listed", "real", "refusal", "shown", "token_list"]
 
 
 def token_list(name: str, tokens: object) -> list[int]:

@@ -214,7 +214,7 @@ def test_pools_are_sized_as_the_specification_sizes_them(budget: Any, groups: An
     """CACHE-1: the largest page counts, and each group's waste is told."""
     ours = outcome(lambda: pool_size.size_pool(budget, groups))
     assert ours == outcome(lambda: spec.size_pool(budget, groups))
-    if isinstance(ours, pool_size.PoolSize):
+    if isinstance(ours, spec.PoolSize):
         assert ours.num_pages * ours.page_bytes + ours.unused_bytes == budget
         assert ours.group_waste == tuple(max(groups) - size for size in groups)
 

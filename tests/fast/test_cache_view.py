@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvproof import fast, spec
-from kvproof.fast.layout.cache_dtypes import read_dtype
+from kvproof.spec.declarations.cache_dtypes import read_dtype
 
 from .cache_pairs import PAGE, Steps, numbers, outcome, refused, tables
 
