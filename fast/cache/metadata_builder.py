@@ -1,16 +1,15 @@
 """From the host's page tables and token counts to the arrays of a step (TAB-7)."""
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations.cache_metadata import read_version
+from kvproof.spec.declarations.step_builders import GroupBuilders, StepBuilder
 
-from ..reading.arguments import flag, integer, listed, naturals, refusal
+from ..reading.arguments import naturals, refusal
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.page_table import PageTable, cdiv
 from ..table.slots import slot_mapping, update_slices
@@ -24,44 +23,19 @@ _LEAST_TOKENS = 16
 _MOST_SIZES = 6
 
 
-class MetadataBuilder:
-    """Makes the metadata of each step from the host's page table and the numbers of tokens of its rows.
+class MetadataBuilder(StepBuilder):
+    """Makes the metadata of each step; arguments and attributes as declared.
 
-    Batches come in few sizes, so that few programs are compiled: T is the least of `token_sizes` that holds the
-    step's tokens. Nothing is kept from step to step: each step's arrays have memory of their own, which later calls
-    don't change. Not thread-safe.
-
-    Args:
-        page_size: tokens in a page.
-        max_num_reqs: rows of the page table (S).
-        max_pages: entries of a row (W).
-        max_num_tokens: the most tokens of a step.
-        version: the cache's layout, ``"v2"`` or ``"v3"``.
-        token_sizes: the sizes that a batch may have, ascending, the last at least ``max_num_tokens``; None: by
-            fours down from ``max_num_tokens`` to 16, six at most.
-        slices: True to describe the tokens' slots by slices instead of one by one.
-
-    Attributes:
-        token_sizes: the sizes that a batch may have, ascending.
+    Each step's arrays have memory of their own, which later calls don't change.
     """
 
-    def __init__(
-        self,
-        page_size: int,
-        max_num_reqs: int,
-        max_pages: int,
-        max_num_tokens: int,
-        version: str = "v3",
-        token_sizes: Iterable[int] | None = None,
-        slices: bool = False,
-    ) -> None:
-        self.page_size = integer("page_size", page_size, minimum=1)
-        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1)
-        self.max_pages = integer("max_pages", max_pages, minimum=1)
-        self.max_num_tokens = integer("max_num_tokens", max_num_tokens, minimum=1)
-        self.version = read_version(version)
-        self.token_sizes = _token_sizes(self.max_num_tokens, token_sizes)
-        self.slices = flag("slices", slices)
+    _table = PageTable
+
+    def _default_sizes(self) -> tuple[int, ...]:
+        falling = [self.max_num_tokens]
+        while len(falling) < _MOST_SIZES and falling[-1] > _LEAST_TOKENS:
+            falling.append(max(_LEAST_TOKENS, cdiv(falling[-1], _STEP)))
+        return tuple(reversed(falling))
 
     def build(self, page_table: PageTable, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> RaggedPagesMetadata:
         """Commits the rows of a step and makes its metadata. O(rows and tokens), without waiting for the device.
@@ -80,20 +54,13 @@ class MetadataBuilder:
             ValueError: the table has other sizes, there are more rows or tokens than it was made for, or a count is
                 negative (R1). Nothing was committed.
         """
+        self.require_table(page_table)
         return _build([self], [page_table], num_computed_tokens, num_scheduled_tokens)[0]
 
     # -- Inside -----------------------------------------------------------------------------------
 
-    def _check_table(self, page_table: object) -> None:
-        if not isinstance(page_table, PageTable):
-            raise refusal(TypeError, "R1", f"page_table={type(page_table).__name__} must be a PageTable")
-        shape = page_table.max_num_reqs, page_table.max_num_pages_per_req
-        if shape != (self.max_num_reqs, self.max_pages):
-            raise refusal(
-                ValueError, "R1", f"page_table is of {list(shape)} entries, not {[self.max_num_reqs, self.max_pages]}"
-            )
-
-    def _read(self, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> "_TokenCounts":
+    def read_counts(self, num_computed_tokens: Ids, num_scheduled_tokens: Ids) -> "_TokenCounts":
+        """Reads the numbers of tokens of a step's sequences, before it and in it (R1)."""
         computed = naturals("num_computed_tokens", num_computed_tokens)
         scheduled = naturals("num_scheduled_tokens", num_scheduled_tokens)
         num_seqs = len(computed)
@@ -126,7 +93,7 @@ class MetadataBuilder:
                 f"not {computed[row]} + {scheduled[row]}",
             )
 
-    def _arrays(self, step: "_TokenCounts") -> tuple[dict[str, NDArray[np.int32]], "_TokenPositions"]:
+    def arrays(self, step: "_TokenCounts") -> tuple[dict[str, NDArray[np.int32]], "_TokenPositions"]:
         """The arrays of a step that are independent of tables, and the rows and positions of its tokens."""
         computed, scheduled = step
         num_seqs, ends = len(computed), np.cumsum(scheduled)
@@ -143,9 +110,7 @@ class MetadataBuilder:
         }
         return arrays, _TokenPositions(rows, positions, size)
 
-    def _places(
-        self, table: PageTable, step: "_TokenCounts", tokens: "_TokenPositions"
-    ) -> dict[str, NDArray[np.int32]]:
+    def places(self, table: PageTable, step: "_TokenCounts", tokens: "_TokenPositions") -> dict[str, NDArray[np.int32]]:
         """The slots of a step's tokens by one table; refused if it has no page for a token (TAB-7)."""
         self._check_room(table, step)
         host, counts = table.page_table_cpu, table.num_pages_per_row
@@ -158,45 +123,13 @@ class MetadataBuilder:
         return {"slot_mapping": columns, "num_kv_update_slices": num_slices}
 
 
-class MultiGroupMetadataBuilder:
-    """Makes the metadata of each step for all cache groups, which share the arrays that are the same for all.
+class MultiGroupMetadataBuilder(GroupBuilders[MetadataBuilder]):
+    """Makes the metadata of each step for all cache groups; arguments and attributes as declared.
 
-    Five of six arrays are shared, so that a step of two groups costs little more than one of one group. Steps and their
-    arrays are as in `MetadataBuilder`. Not thread-safe.
-
-    Args:
-        page_sizes: tokens in a page, for each group.
-        max_num_reqs: rows of the page tables (S).
-        max_pages: entries of a row of each group's table.
-        max_num_tokens: as in `MetadataBuilder`, and so on.
-        version: the same.
-        token_sizes: the same.
-        slices: the same.
-
-    Attributes:
-        builders: for each group the builder of its metadata.
-        token_sizes: the sizes that a batch may have, ascending.
+    Five of six arrays are shared, so that a step of two groups costs little more than one of one group.
     """
 
-    def __init__(
-        self,
-        page_sizes: Iterable[int],
-        max_num_reqs: int,
-        max_pages: Iterable[int],
-        max_num_tokens: int,
-        version: str = "v3",
-        token_sizes: Iterable[int] | None = None,
-        slices: bool = False,
-    ) -> None:
-        sizes, widths = listed("page_sizes", page_sizes), listed("max_pages", max_pages)
-        if not sizes or len(sizes) != len(widths):
-            raise refusal(ValueError, "R1", f"page_sizes={sizes} and max_pages={widths} must name the same groups")
-        given = None if token_sizes is None else listed("token_sizes", token_sizes)
-        self.builders = [
-            MetadataBuilder(size, max_num_reqs, width, max_num_tokens, version, given, slices)
-            for size, width in zip(sizes, widths, strict=True)
-        ]
-        self.token_sizes = self.builders[0].token_sizes
+    _builder, _tables = MetadataBuilder, MultiGroupPageTable
 
     def build(
         self, page_tables: MultiGroupPageTable, num_computed_tokens: Ids, num_scheduled_tokens: Ids
@@ -217,13 +150,7 @@ class MultiGroupMetadataBuilder:
             ValueError: as `MetadataBuilder.build`; also where there are not as many tables as groups (R1). In all
                 these cases no table was committed.
         """
-        if not isinstance(page_tables, MultiGroupPageTable):
-            raise refusal(TypeError, "R1", f"page_tables={type(page_tables).__name__} must be a MultiGroupPageTable")
-        if len(page_tables) != len(self.builders):
-            raise refusal(
-                ValueError, "R1", f"page_tables has {len(page_tables)} groups, page_sizes {len(self.builders)}"
-            )
-        tables = [page_tables[group] for group in range(len(self.builders))]
+        tables = self.read_tables(page_tables)
         return _build(self.builders, tables, num_computed_tokens, num_scheduled_tokens)
 
 
@@ -249,11 +176,9 @@ def _build(
     num_scheduled_tokens: Ids,
 ) -> list[RaggedPagesMetadata]:
     """A step's metadata by each table, of builders that differ in their pages only. Commits all tables or none (R1)."""
-    for builder, table in zip(builders, tables, strict=True):
-        builder._check_table(table)
-    step = builders[0]._read(num_computed_tokens, num_scheduled_tokens)
-    arrays, tokens = builders[0]._arrays(step)
-    places = [builder._places(table, step, tokens) for builder, table in zip(builders, tables, strict=True)]
+    step = builders[0].read_counts(num_computed_tokens, num_scheduled_tokens)
+    arrays, tokens = builders[0].arrays(step)
+    places = [builder.places(table, step, tokens) for builder, table in zip(builders, tables, strict=True)]
 
     for table in tables:
         table.commit(len(step.computed))
@@ -277,19 +202,6 @@ def _on_device(arrays: _Arrays) -> _Arrays:
     size of a step; `jnp.asarray`, one by one, compiles one for each shape, and takes four times as long.
     """
     return arrays
-
-
-def _token_sizes(max_num_tokens: int, token_sizes: Iterable[int] | None) -> tuple[int, ...]:
-    if token_sizes is not None:
-        sizes = tuple(integer("token_sizes", size, minimum=1) for size in listed("token_sizes", token_sizes))
-        ascend = all(low < high for low, high in pairwise(sizes))
-        if not sizes or not ascend or sizes[-1] < max_num_tokens:
-            raise refusal(ValueError, "R1", f"token_sizes={list(sizes)} must ascend to at least {max_num_tokens}")
-        return sizes
-    falling = [max_num_tokens]
-    while len(falling) < _MOST_SIZES and falling[-1] > _LEAST_TOKENS:
-        falling.append(max(_LEAST_TOKENS, cdiv(falling[-1], _STEP)))
-    return tuple(reversed(falling))
 
 
 def _padded(values: NDArray[np.int64], size: int, padding: int) -> NDArray[np.int32]:

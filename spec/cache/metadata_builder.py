@@ -1,13 +1,12 @@
 """TAB-7: builds the metadata of a step from host page tables and token counts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declarations.cache_metadata import read_version
-from ..reading.arguments import flag, integer, listed, refusal
+from ..declarations.step_builders import GroupBuilders, StepBuilder
+from ..reading.arguments import integer, listed, refusal
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.page_table import PageTable, cdiv
 from .ragged_metadata import RaggedPagesMetadata
@@ -19,46 +18,16 @@ _MOST_SIZES = 6
 _RATIO = 4
 
 
-class MetadataBuilder:
-    """Builds the metadata of steps.
+class MetadataBuilder(StepBuilder):
+    """Builds the metadata of steps; arguments and attributes as declared."""
 
-    The number of token rows T of a step is padded to one of a few sizes, so that a backend compiles few programs.
+    _table = PageTable
 
-    Args:
-        page_size: tokens in a page.
-        max_num_reqs: number of rows of the page table.
-        max_pages: number of entries of a row.
-        max_num_tokens: the most tokens of a step.
-        version: the caches' layout, ``v2`` or ``v3``.
-        token_sizes: the allowed values of T, ascending, the last at least ``max_num_tokens``; None: ``max_num_tokens``,
-            a quarter of it, a quarter of that, and so on down to 16, at most 6 sizes.
-        slices: whether the metadata has update slices instead of a slot for each token.
-
-    Attributes:
-        token_sizes: allowed values of T, ascending.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of its bounds (R1).
-    """
-
-    def __init__(
-        self,
-        page_size: int,
-        max_num_reqs: int,
-        max_pages: int,
-        max_num_tokens: int,
-        version: str = "v3",
-        token_sizes: Iterable[int] | None = None,
-        slices: bool = False,
-    ) -> None:
-        self.page_size = integer("page_size", page_size, minimum=1)
-        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1)
-        self.max_pages = integer("max_pages", max_pages, minimum=1)
-        self.max_num_tokens = integer("max_num_tokens", max_num_tokens, minimum=1)
-        self.version = read_version(version)
-        self.slices = flag("slices", slices)
-        self.token_sizes = self._default_sizes() if token_sizes is None else self._read_sizes(token_sizes)
+    def _default_sizes(self) -> tuple[int, ...]:
+        sizes = [self.max_num_tokens]
+        while sizes[0] > _LEAST_SIZE and len(sizes) < _MOST_SIZES:
+            sizes.insert(0, max(_LEAST_SIZE, cdiv(sizes[0], _RATIO)))
+        return tuple(sizes)
 
     def build(
         self, page_table: PageTable, num_computed_tokens: Iterable[int], num_scheduled_tokens: Iterable[int]
@@ -79,10 +48,10 @@ class MetadataBuilder:
             ValueError: a table of another size, too many sequences or tokens, or a negative count. In all these cases
                 nothing is committed (R1).
         """
-        self._require_table(page_table)
-        return self._checked(page_table, *self._read_counts(num_computed_tokens, num_scheduled_tokens))()
+        self.require_table(page_table)
+        return self.checked(page_table, *self.read_counts(num_computed_tokens, num_scheduled_tokens))()
 
-    def _checked(
+    def checked(
         self, page_table: PageTable, computed: list[int], scheduled: list[int]
     ) -> Callable[[], RaggedPagesMetadata]:
         """Checks a step; returns a function that commits the table and builds the metadata (R1)."""
@@ -142,20 +111,10 @@ class MetadataBuilder:
             slices[:, place] = column
         return slices, _filled([len(columns)], 1, 0)
 
-    # -- Reading arguments ------------------------------------------------------------------------
-
-    def _require_table(self, page_table: object) -> None:
-        if not isinstance(page_table, PageTable):
-            raise refusal(TypeError, "R1", f"page_table must be a PageTable, not {type(page_table).__name__}")
-        entries = page_table.max_num_reqs, page_table.max_num_pages_per_req
-        if entries != (self.max_num_reqs, self.max_pages):
-            raise refusal(
-                ValueError, "R1", f"page_table has {entries} entries, not {(self.max_num_reqs, self.max_pages)}"
-            )
-
-    def _read_counts(
+    def read_counts(
         self, num_computed_tokens: Iterable[int], num_scheduled_tokens: Iterable[int]
     ) -> tuple[list[int], list[int]]:
+        """Reads the numbers of tokens of a step's sequences, before it and in it (R1)."""
         computed, scheduled = (
             [integer(name, count) for count in listed(name, counts)]
             for name, counts in (
@@ -188,61 +147,11 @@ class MetadataBuilder:
                     f"num_computed_tokens: row {row} has room for {room} tokens, not for {before} + {new}",
                 )
 
-    def _default_sizes(self) -> tuple[int, ...]:
-        sizes = [self.max_num_tokens]
-        while sizes[0] > _LEAST_SIZE and len(sizes) < _MOST_SIZES:
-            sizes.insert(0, max(_LEAST_SIZE, cdiv(sizes[0], _RATIO)))
-        return tuple(sizes)
 
-    def _read_sizes(self, token_sizes: object) -> tuple[int, ...]:
-        sizes = tuple(integer("token_sizes", size, minimum=1) for size in listed("token_sizes", token_sizes))
-        ascending = all(low < high for low, high in pairwise(sizes))
-        if not sizes or not ascending or sizes[-1] < self.max_num_tokens:
-            raise refusal(ValueError, "R1", f"token_sizes={list(sizes)} must ascend to {self.max_num_tokens} or more")
-        return sizes
+class MultiGroupMetadataBuilder(GroupBuilders[MetadataBuilder]):
+    """Builds the metadata of steps for several cache groups; arguments and attributes as declared."""
 
-
-class MultiGroupMetadataBuilder:
-    """Builds the metadata of steps for several cache groups, with a `MetadataBuilder` for each.
-
-    Args:
-        page_sizes: tokens in a page, for each group.
-        max_num_reqs: number of rows of the page tables.
-        max_pages: number of entries of a row, for each group.
-        max_num_tokens: see `MetadataBuilder`.
-        version: see `MetadataBuilder`.
-        token_sizes: see `MetadataBuilder`.
-        slices: see `MetadataBuilder`.
-
-    Attributes:
-        builders: builder of each group's metadata.
-        token_sizes: allowed values of T, ascending.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of its bounds, no group, or ``page_sizes`` and ``max_pages`` of different lengths
-            (R1).
-    """
-
-    def __init__(
-        self,
-        page_sizes: Iterable[int],
-        max_num_reqs: int,
-        max_pages: Iterable[int],
-        max_num_tokens: int,
-        version: str = "v3",
-        token_sizes: Iterable[int] | None = None,
-        slices: bool = False,
-    ) -> None:
-        sizes, widths = listed("page_sizes", page_sizes), listed("max_pages", max_pages)
-        if not sizes or len(sizes) != len(widths):
-            raise refusal(ValueError, "R1", f"page_sizes={sizes} and max_pages={widths} must name the same groups")
-        lengths = None if token_sizes is None else listed("token_sizes", token_sizes)
-        self.builders = [
-            MetadataBuilder(size, max_num_reqs, width, max_num_tokens, version, lengths, slices)
-            for size, width in zip(sizes, widths, strict=True)
-        ]
-        self.token_sizes = self.builders[0].token_sizes
+    _builder, _tables = MetadataBuilder, MultiGroupPageTable
 
     def build(
         self,
@@ -262,19 +171,10 @@ class MultiGroupMetadataBuilder:
             IndexError: a sequence has more tokens than its row has room for, in some group (TAB-7).
             ValueError: see `MetadataBuilder.build`; or not a table for each group.
         """
-        if not isinstance(page_tables, MultiGroupPageTable):
-            raise refusal(
-                TypeError, "R1", f"page_tables must be a MultiGroupPageTable, not {type(page_tables).__name__}"
-            )
-        if len(page_tables) != len(self.builders):
-            raise refusal(
-                ValueError, "R1", f"page_tables has {len(page_tables)} groups, page_sizes {len(self.builders)}"
-            )
-        each = [(builder, page_tables[group]) for group, builder in enumerate(self.builders)]
-        for builder, table in each:
-            builder._require_table(table)
-        counts = self.builders[0]._read_counts(num_computed_tokens, num_scheduled_tokens)
-        return [committed() for committed in [builder._checked(table, *counts) for builder, table in each]]
+        tables = self.read_tables(page_tables)
+        counts = self.builders[0].read_counts(num_computed_tokens, num_scheduled_tokens)
+        steps = [builder.checked(table, *counts) for builder, table in zip(self.builders, tables, strict=True)]
+        return [committed() for committed in steps]
 
 
 def _filled(values: Sequence[int], size: int, padding: int) -> NDArray[np.int32]:

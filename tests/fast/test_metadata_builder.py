@@ -237,7 +237,7 @@ def test_stacks_and_shards_that_do_not_fit_are_refused() -> None:
         RaggedPagesMetadata.stack([one, other])
     with pytest.raises(ValueError, match=r"shards\[1\] .* \[R1\]$"):
         RaggedPagesMetadata.stack([one, one.replace(version="v2")])
-    with pytest.raises(TypeError, match=r"shards\[0\]=str .* \[R1\]$"):
+    with pytest.raises(TypeError, match=r"shards\[0\] must be RaggedPagesMetadata, not str \[R1\]$"):
         RaggedPagesMetadata.stack(["x"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"query_start_loc.shape=\(3,\) .* \[CACHE-5\]$"):
         one.shard(0, 2)
