@@ -25,6 +25,7 @@ ALONE = {
     "spec/declarations/event_documents": "declared once, for both",
     "spec/declarations/events": "declared once, for both",
     "spec/declarations/extra_keys": "declared once, for both",
+    "spec/declarations/group_tables": "declared once, for both",
     "spec/declarations/groups": "declared once, for both",
     "spec/declarations/json_kinds": "declared once, for both",
     "spec/declarations/partitions": "declared once, for both",

@@ -1,6 +1,6 @@
 """TAB: the page tables of several cache groups, a row being the same request in all of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations.uncopied import Uncopied
+from kvproof.spec.declarations.group_tables import GroupTables
 
-from ..reading.arguments import id_array, index, integer, listed, materialised, refusal
+from ..reading.arguments import id_array, listed, materialised
 from .page_table import PageTable, cdiv
 from .table_lag import FEW
 from .table_rows import Ids
@@ -20,45 +20,14 @@ __all__ = ["MultiGroupPageTable"]
 _SEQUENCES = frozenset((list, tuple))
 
 
-class MultiGroupPageTable(Uncopied):
-    """The page tables of several cache groups, a row being the same request in all of them. Not thread-safe.
+class MultiGroupPageTable(GroupTables[PageTable]):
+    """The page tables of several cache groups; arguments, attributes and other calls as declared."""
 
-    Args:
-        max_num_reqs: rows.
-        max_model_len: the most tokens of a request, for which each table's rows have room.
-        max_num_batched_tokens: the most tokens of one step.
-        page_sizes: tokens in a page, for each group.
-        sharding: the sharding of the device tables; see `PageTable`.
-
-    Attributes:
-        page_tables: the groups' tables.
-        page_sizes: tokens in a page, for each group.
-    """
-
-    def __init__(
-        self,
-        max_num_reqs: int,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        page_sizes: Sequence[int],
-        *,
-        sharding: Sharding | None = None,
-    ) -> None:
-        length = integer("max_model_len", max_model_len, minimum=1, below=2**31)
-        self.page_sizes = [integer("page_sizes", size, minimum=1) for size in listed("page_sizes", page_sizes)]
-        if not self.page_sizes:
-            raise refusal(ValueError, "R1", "page_sizes=[] names no group")
-        self.page_tables = [
-            PageTable(max_num_reqs, cdiv(length, size), max_num_batched_tokens, sharding=sharding)
-            for size in self.page_sizes
-        ]
-
-    def __getitem__(self, group: int) -> PageTable:
-        """The table of one group."""
-        return self.page_tables[index("group", group, len(self.page_tables))]
-
-    def __len__(self) -> int:
-        return len(self.page_tables)
+    @staticmethod
+    def _table(
+        max_num_reqs: int, max_model_len: int, page_size: int, max_num_batched_tokens: int, sharding: Sharding | None
+    ) -> PageTable:
+        return PageTable(max_num_reqs, cdiv(max_model_len, page_size), max_num_batched_tokens, sharding=sharding)
 
     def append_row(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], row_idx: int) -> None:
         """Adds pages to a row in every group, or in none if one does not fit (TAB-2). O(pages).
@@ -114,42 +83,11 @@ class MultiGroupPageTable(Uncopied):
         for table, row in zip(self.page_tables, rows, strict=True):
             table.write_row(*row)
 
-    def clear_row(self, row_idx: int) -> None:
-        """Empties a row in every group; errors as in `PageTable`."""
-        for table in self.page_tables:  # all have the same rows, so only the first can refuse
-            table.clear_row(row_idx)
-
-    def move_row(self, src: int, tgt: int) -> None:
-        """Copies row ``src`` over row ``tgt`` in every group (TAB-3); errors as in `PageTable`."""
-        for table in self.page_tables:
-            table.move_row(src, tgt)
-
-    def swap_row(self, src: int, tgt: int) -> None:
-        """Exchanges two rows in every group (TAB-3); errors as in `PageTable`."""
-        for table in self.page_tables:
-            table.swap_row(src, tgt)
-
-    def commit(self, num_reqs: int) -> None:
-        """Commits the first ``num_reqs`` rows of every group (TAB-4); errors as in `PageTable`."""
-        for table in self.page_tables:
-            table.commit(num_reqs)
-
-    def clear(self) -> None:
-        """Empties every row of every group, on host and device (TAB-6)."""
-        for table in self.page_tables:
-            table.clear()
-
-    def check(self) -> None:
-        """Verifies every table's state; raises AssertionError with the whole state of the first that is broken."""
-        for table in self.page_tables:
-            table.check()
-
     # -- Inside -----------------------------------------------------------------------------------
 
     def _groups(self, name: str, lists: object) -> list[Any]:
         given = [materialised(name, pages) for pages in listed(name, lists)]
-        if len(given) != len(self.page_tables):
-            raise refusal(ValueError, "TAB-2", f"{name} has {len(given)} lists for {len(self.page_tables)} groups")
+        self.require_groups(name, given)
         return given
 
     def _by_group(self, name: str, requests: object) -> list[Any]:
