@@ -51,6 +51,7 @@ from kvproof.spec.declarations import (
 )
 from kvproof.spec.declarations.event_documents import events_from_json, events_to_json
 from kvproof.spec.declarations.pool_size import PoolSize
+from kvproof.spec.declarations.prefix_files import ExportedPrefix
 
 from .cache.cache_metadata import RaggedPagesCacheMetaData
 from .cache.cache_view import RaggedPagesCacheView
@@ -90,7 +91,7 @@ from .pool.hashing import (
 )
 from .pool.page_pool import PagePool
 from .pool.pages import CachePage, PageList
-from .saved.exported_prefix import ExportedPrefix, export_prefix, import_prefix
+from .saved.exported_prefix import export_prefix, import_prefix
 from .saved.follower import CacheFollower
 from .step.slot_batch import SlotBatch
 from .table.multi_group_table import MultiGroupPageTable

@@ -50,6 +50,7 @@ from .declarations import (
 from .declarations.event_documents import events_from_json, events_to_json
 from .declarations.partitions import AxisRules
 from .declarations.pool_size import PoolSize
+from .declarations.prefix_files import ExportedPrefix
 from .groups.cache_pages import CachePages
 from .groups.coordinator import (
     CacheCoordinator,
@@ -83,7 +84,7 @@ from .pool.hashing import (
 )
 from .pool.page_pool import PagePool
 from .pool.pages import CachePage, PageList
-from .saved.exported_prefix import ExportedPrefix, export_prefix, import_prefix
+from .saved.exported_prefix import export_prefix, import_prefix
 from .saved.follower import CacheFollower
 from .step.slot_batch import SlotBatch
 from .table.multi_group_table import MultiGroupPageTable

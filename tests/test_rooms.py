@@ -35,6 +35,7 @@ ALONE = {
     "spec/declarations/options": "declared once, for both",
     "spec/declarations/requests": "declared once, for both",
     "spec/declarations/snapshots": "declared once, for both",
+    "spec/declarations/state_arrays": "declared once, for both",
     "spec/declarations/step_arrays": "declared once, for both",
     "spec/declarations/step_builders": "declared once, for both",
     "spec/declarations/swaps": "declared once, for both",

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
@@ -15,8 +14,9 @@ from kvproof.kernels import copy_pages, read_states, storage_dtype, write_states
 from kvproof.kernels.storage import from_bits, to_bits
 from kvproof.spec.declarations import MambaSpec
 from kvproof.spec.declarations.partitions import PartitionManager
+from kvproof.spec.declarations.state_arrays import read_state_arrays
 
-from ..reading.arguments import index, integer, listed, refusal
+from ..reading.arguments import listed, refusal
 from .cache_programs import AnyArray, Placement, zeros
 from .cache_view import platform_of
 from .page_copies import PageIds, padded_pairs
@@ -24,8 +24,6 @@ from .partitions import AxisRules, axis_spec, num_shards, partition_spec, read_m
 from .view_arguments import require_kept
 
 __all__ = ["StatePages"]
-
-_DTYPES = tuple(np.dtype(kind) for kind in (jnp.float32, jnp.bfloat16, jnp.float16))
 
 
 @partial(
@@ -80,29 +78,17 @@ class StatePages:
             IndexError: an array has no such axis.
             ValueError: fewer than 2 pages, or heads that can't be shared evenly (CACHE-5).
         """
-        if not isinstance(spec, MambaSpec):
-            raise refusal(TypeError, "R1", f"spec={type(spec).__name__} must be a MambaSpec")
-        pages = integer("num_pages", num_pages, minimum=2)
-        shapes = [tuple(integer("spec.shapes", size, minimum=1) for size in shape) for shape in spec.shapes]
-        dtypes = tuple(np.dtype(kind) for kind in spec.dtypes)
-        for dtype in dtypes:
-            if dtype not in _DTYPES:
-                raise refusal(TypeError, "R1", f"spec.dtypes: {dtype} must be float32, bfloat16 or float16")
-        axes = [None] * len(shapes) if head_axes is None else listed("head_axes", head_axes)
-        if not len(shapes) == len(dtypes) == len(axes):
-            raise refusal(ValueError, "R1", f"spec has {len(shapes)} shapes, {len(dtypes)} dtypes, {len(axes)} axes")
+        pages, arrays = read_state_arrays(spec, num_pages, head_axes)
         rules = AxisRules() if partition_manager is None else partition_manager
         devices = read_mesh(mesh)
         shards = num_shards(devices, rules, "pages", pages)
-        parts = [
-            _part(devices, rules, (shards * pages, *shape), axis) for shape, axis in zip(shapes, axes, strict=True)
-        ]
+        parts = tuple(_part(devices, rules, (shards * pages, *array.shape), array.head_axis) for array in arrays)
         platform = platform_of(devices)
         made = tuple(
-            zeros((shards * pages, *shape), storage_dtype(dtype, platform), devices, part)
-            for shape, dtype, part in zip(shapes, dtypes, parts, strict=True)
+            zeros((shards * pages, *array.shape), storage_dtype(array.dtype, platform), devices, part)
+            for array, part in zip(arrays, parts, strict=True)
         )
-        return cls(made, dtypes, shards, devices, tuple(parts))
+        return cls(made, tuple(array.dtype for array in arrays), shards, devices, parts)
 
     # -- Steps ------------------------------------------------------------------------------------
 
@@ -116,8 +102,8 @@ class StatePages:
         Returns:
             `[S, *shape]` for each array.
         """
-        require_kept(self.pages)
-        read: tuple[jax.Array, ...] = _read(self, self._ids(page_ids))
+        pages = require_kept(self.pages)
+        read: tuple[jax.Array, ...] = _read(pages, self._ids(page_ids), self.dtypes, self._place, self.specs)
         return read
 
     def write(self, page_ids: AnyArray, states: Sequence[AnyArray]) -> Self:
@@ -139,12 +125,12 @@ class StatePages:
             if getattr(state, "dtype", None) != dtype:
                 kind = getattr(state, "dtype", type(state).__name__)
                 raise refusal(TypeError, "R1", f"states[{place}] must be an array of {dtype}, not {kind}")
-        return self._with(_write(require_kept(self.pages), self._static, self._ids(page_ids), tuple(given)))
+        return self._with(_write(require_kept(self.pages), self._ids(page_ids), tuple(given), self._place, self.specs))
 
     def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
         """Copies pages onto others, in place; arguments and errors as in `RaggedPagesCache.copy_pages` (MAN-13)."""
         froms, tos = padded_pairs(sources, destinations, self.num_page_shards)
-        return self._with(_copy(require_kept(self.pages), self._static, froms, tos))
+        return self._with(_copy(require_kept(self.pages), froms, tos, self._place, self.specs))
 
     # -- Inside -----------------------------------------------------------------------------------
 
@@ -159,11 +145,6 @@ class StatePages:
             )
         return page_ids
 
-    @property
-    def _static(self) -> "StatePages":
-        """The static fields, without the pages."""
-        return dataclasses.replace(self, pages=())
-
     def _with(self, pages: tuple[jax.Array, ...]) -> Self:
         return dataclasses.replace(self, pages=pages)
 
@@ -172,11 +153,11 @@ class StatePages:
         return Placement(self.mesh, self.specs[0][0] if self.specs and self.specs[0] else None)
 
 
-def _part(mesh: Mesh | None, rules: PartitionManager, shape: tuple[int, ...], head_axis: object) -> PartitionSpec:
+def _part(mesh: Mesh | None, rules: PartitionManager, shape: tuple[int, ...], head_axis: int | None) -> PartitionSpec:
     """The partition of pages of states."""
     names: list[str | None] = ["pages", *(None for _ in shape[1:])]
     if head_axis is not None:
-        names[1 + index("head_axes", head_axis, len(shape) - 1)] = "kv_heads"
+        names[1 + head_axis] = "kv_heads"
     if mesh is None:
         return partition_spec()
     part = axis_spec(mesh, rules, names, shape)
@@ -187,31 +168,32 @@ def _part(mesh: Mesh | None, rules: PartitionManager, shape: tuple[int, ...], he
     return part
 
 
-@jax.jit
-def _read(room: StatePages, page_ids: jax.Array) -> Any:
-    def local(pages: tuple[jax.Array, ...], page_ids: jax.Array) -> tuple[jax.Array, ...]:
+_Arrays = tuple[jax.Array, ...]
+_Dtypes = tuple[np.dtype[Any], ...]
+_Specs = tuple[PartitionSpec, ...]
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def _read(
+    pages: _Arrays, page_ids: jax.Array, dtypes: tuple[np.dtype[Any], ...], place: Placement, specs: _Specs
+) -> Any:
+    def local(pages: _Arrays, page_ids: jax.Array) -> _Arrays:
         states = read_states(pages, page_ids)
-        return tuple(from_bits(state, dtype) for state, dtype in zip(states, room.dtypes, strict=True))
+        return tuple(from_bits(state, dtype) for state, dtype in zip(states, dtypes, strict=True))
 
-    place = room._place
-    return place.run(local, (room.pages, page_ids), (room.specs, place.step), room.specs)
+    return place.run(local, (pages, page_ids), (specs, place.step), specs)
 
 
-@partial(jax.jit, donate_argnums=0)
-def _write(pages: tuple[jax.Array, ...], room: StatePages, page_ids: jax.Array, states: tuple[jax.Array, ...]) -> Any:
-    def local(
-        pages: tuple[jax.Array, ...], page_ids: jax.Array, states: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, ...]:
+@partial(jax.jit, static_argnums=(3, 4), donate_argnums=0)
+def _write(pages: _Arrays, page_ids: jax.Array, states: _Arrays, place: Placement, specs: _Specs) -> Any:
+    def local(pages: _Arrays, page_ids: jax.Array, states: _Arrays) -> _Arrays:
         stored = tuple(to_bits(state, page.dtype) for state, page in zip(states, pages, strict=True))
-        written: tuple[jax.Array, ...] = write_states(pages, page_ids, stored)
+        written: _Arrays = write_states(pages, page_ids, stored)
         return written
 
-    place = room._place
-    return place.run(local, (pages, page_ids, states), (room.specs, place.step, room.specs), room.specs)
+    return place.run(local, (pages, page_ids, states), (specs, place.step, specs), specs)
 
 
-@partial(jax.jit, donate_argnums=0)
-def _copy(pages: tuple[jax.Array, ...], room: StatePages, sources: jax.Array, destinations: jax.Array) -> Any:
-    place = room._place
-    ins = (room.specs, place.step, place.step)
-    return place.run(copy_pages, (pages, sources, destinations), ins, room.specs)
+@partial(jax.jit, static_argnums=(3, 4), donate_argnums=0)
+def _copy(pages: _Arrays, sources: jax.Array, destinations: jax.Array, place: Placement, specs: _Specs) -> Any:
+    return place.run(copy_pages, (pages, sources, destinations), (specs, place.step, place.step), specs)

@@ -4,82 +4,28 @@ For prefill and decode on different machines: one side computes a prompt and exp
 where this request and others can hit them like any cached prefix.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
 
 from kvproof.kernels import ScaledPages
 from kvproof.spec.declarations import EngineRequest
-from kvproof.spec.declarations.json_kinds import group_to_json
-from kvproof.spec.declarations.prefix_files import HEADER, VERSION, prefix_file, prefix_of_file
+from kvproof.spec.declarations.prefix_files import ExportedPrefix, in_common, require_in_common
 
 from ..cache.ragged_cache import RaggedPagesCache
 from ..cache.state_pages import StatePages
 from ..manager.cache_manager import CacheManager
 from ..pool.hashing import hash_request_tokens
-from ..reading.arguments import integer, listed, refusal
+from ..reading.arguments import integer, refusal
 
-__all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
+__all__ = ["export_prefix", "import_prefix"]
+
+_KINDS = RaggedPagesCache, StatePages
 
 Caches = RaggedPagesCache | Sequence[StatePages]
 """The pages of a group: the cache of its attention layers, or the states of each layer."""
-
-
-@dataclass(frozen=True, eq=False)
-class ExportedPrefix:
-    """The pages of a prefix, group by group in the order of their places, without token ids and salts (SEC-2).
-
-    Attributes:
-        header: the contents of the file beside the pages: ``model``, ``root`` of the keys, ``groups`` and ``caches`` as
-            they are declared, ``num_tokens``, and for each group the ``keys`` of its pages, hexadecimal.
-        arrays: the pages as unsigned integers of their size, by ``group.layer.part``.
-    """
-
-    header: dict[str, Any]
-    arrays: dict[str, Any]
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of the prefix."""
-        return int(self.header["num_tokens"])
-
-    def to_bytes(self, key: bytes | None = None) -> bytes:
-        """The file: a zip archive of arrays in numpy's format, one of which is the header as JSON. O(pages).
-
-        Args:
-            key: a secret of at least 16 bytes, usually 32 random ones: a reader with it refuses a file that was changed
-                (HMAC-SHA256). None: the file is not signed, and anyone who can change it can have other pages hit under
-                its keys.
-
-        Raises:
-            TypeError: ``key`` is not bytes.
-            ValueError: it is too short (R1).
-        """
-        return prefix_file(self.header, self.arrays, key)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
-        """Reads what `to_bytes` of either package wrote; `import_prefix` holds it against a manager and its caches.
-
-        Its memory is proportional to the file's own size, even if the file claims a larger one.
-
-        Args:
-            data: the file.
-            max_bytes: the most bytes that its arrays may have.
-            key: the key that it was signed with; None: it must not be signed.
-
-        Raises:
-            TypeError: ``data`` or ``key`` is not bytes.
-            ValueError: it is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3); the
-                key is too short (R1).
-        """
-        if not isinstance(data, bytes):
-            raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
-        return cls(*prefix_of_file(data, integer("max_bytes", max_bytes), key))
 
 
 def export_prefix(
@@ -101,14 +47,13 @@ def export_prefix(
         TypeError: an argument is of the wrong type.
         ValueError: there are not as many caches as groups, or a cache has several data shards.
     """
-    described = _described(manager, caches, model)
+    common = in_common(manager, caches, model, _KINDS)
     pages, num_tokens = manager.get_computed_pages(request)
     if not num_tokens:
         return None
-    header = {"kvproof": HEADER, "version": VERSION, **described, "num_tokens": num_tokens}
     ids = [[page for page in own if page] for own in pages.get_page_ids()]
-    header["keys"] = _keys(manager, request, num_tokens, [len(own) for own in ids])
-    arrays = {}
+    keys = _keys(manager, request, num_tokens, [len(own) for own in ids])
+    arrays: dict[str, Any] = {}
     for group, (cache, own) in enumerate(zip(caches, ids, strict=True)):
         if isinstance(cache, RaggedPagesCache):
             assert cache.metadata is not None, "it was looked at"
@@ -120,7 +65,7 @@ def export_prefix(
             for part, array in enumerate(arrays_of_layer):
                 stored = np.ascontiguousarray(np.asarray(array)[: len(own)])
                 arrays[f"{group}.{layer}.{part}"] = stored.view(f"u{stored.dtype.itemsize}")
-    return ExportedPrefix(header, arrays)
+    return ExportedPrefix.of(common, num_tokens, keys, arrays)
 
 
 def import_prefix(
@@ -147,9 +92,7 @@ def import_prefix(
             keys, or damaged; or what `receive_pages` refuses. Nothing has changed.
     """
     header = exported.header
-    for name, here in _described(manager, caches, model).items():
-        if json.dumps(header[name], sort_keys=True) != json.dumps(here, sort_keys=True):
-            raise refusal(ValueError, "SWAP-2", f"exported: its {name} is another one than here")
+    require_in_common(exported, in_common(manager, caches, model, _KINDS))
     num_tokens = integer("exported num_tokens", header["num_tokens"], minimum=1)
     if any(num_tokens % group.kv_cache_spec.page_size for group in manager.kv_cache_groups):
         raise refusal(ValueError, "SWAP-2", f"exported: num_tokens={num_tokens} must be a multiple of every page size")
@@ -180,40 +123,6 @@ def import_prefix(
             after.append([layer.write(pages, parts) for layer, parts in zip(cache, moved, strict=True)])
     manager.swap_done(plan.swap_id)
     return after
-
-
-def _described(manager: CacheManager, caches: Sequence[Caches], model: str) -> dict[str, Any]:
-    """The properties that exporter and importer must share, as JSON values."""
-    if not isinstance(model, str):
-        raise refusal(TypeError, "R1", f"model={model!r} must be a str")
-    given = listed("caches", caches)
-    if len(given) != manager.num_kv_cache_groups:
-        raise refusal(
-            ValueError, "R1", f"caches are {len(given)}, the manager has {manager.num_kv_cache_groups} groups"
-        )
-    groups = [group_to_json(group) | {"layer_names": None} for group in manager.kv_cache_groups]
-    return {
-        "model": model,
-        "root": manager.page_pool.none_hash.hex(),
-        "groups": json.loads(json.dumps(groups)),
-        "caches": [_layout(cache) for cache in given],
-    }
-
-
-def _layout(cache: Any) -> Any:
-    if isinstance(cache, RaggedPagesCache):
-        metadata = cache.metadata
-        if metadata is None or metadata.num_page_shards > 1:
-            raise refusal(ValueError, "SWAP-2", "caches: a prefix is of one data shard and of at least one layer")
-        names = ("num_hidden_layers", "num_kv_heads", "k_headdim", "v_headdim", "page_size", "version", "_kvdtype_str")
-        return {name: getattr(metadata, name) for name in (*names, "slot_scales", "num_head_shards")}
-    states = listed("caches", cache)
-    if not states or not all(isinstance(layer, StatePages) and layer.num_page_shards == 1 for layer in states):
-        raise refusal(TypeError, "R1", "caches must have a RaggedPagesCache or StatePages of one data shard")
-    return [
-        [[str(kind), list(pages.shape[1:])] for kind, pages in zip(own.dtypes, own.pages, strict=True)]
-        for own in states
-    ]
 
 
 def _keys(manager: CacheManager, request: EngineRequest, num_tokens: int, counts: Sequence[int]) -> list[list[str]]:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from ..declarations import MambaSpec
 from ..declarations.partitions import AxisRules
-from ..layout.cache_dtypes import FLOATS
+from ..declarations.state_arrays import read_state_arrays
 from ..layout.states import copy_pages, read_states, write_states
-from ..reading.arguments import index, integer, listed, refusal
+from ..reading.arguments import integer, listed, refusal
 from ..reading.array_arguments import INT32, array_of
 from .partitions import num_shards
 
@@ -59,29 +59,18 @@ class StatePages:
             IndexError: an array has no such axis.
             ValueError: less than 2 pages (POOL-1), or heads that can't be split evenly (CACHE-5).
         """
-        kind: object = spec
-        if not isinstance(kind, MambaSpec):
-            raise refusal(TypeError, "R1", f"spec must be a MambaSpec, not {type(spec).__name__}")
-        pages = integer("num_pages", num_pages, minimum=2)
-        shapes = [tuple(integer("spec.shapes", size, minimum=1) for size in shape) for shape in spec.shapes]
-        dtypes = tuple(np.dtype(dtype) for dtype in spec.dtypes)
-        for dtype in dtypes:
-            if dtype not in FLOATS:
-                raise refusal(TypeError, "R1", f"spec.dtypes={dtype.name} must be float32, bfloat16 or float16")
-        axes = [None] * len(shapes) if head_axes is None else listed("head_axes", head_axes)
-        if not len(shapes) == len(dtypes) == len(axes):
-            raise refusal(
-                ValueError, "R1", f"spec has {len(shapes)} shapes and {len(dtypes)} dtypes, head_axes {len(axes)} axes"
-            )
+        pages, arrays = read_state_arrays(spec, num_pages, head_axes)
         rules = AxisRules() if partition_manager is None else partition_manager
-        for shape, axis in zip(shapes, axes, strict=True):
-            if axis is not None:
-                heads = shape[index("head_axes", axis, len(shape))]
+        for array in arrays:
+            if array.head_axis is not None:
+                heads = array.shape[array.head_axis]
                 if heads % num_shards(mesh, rules, "kv_heads", heads):
-                    raise refusal(ValueError, "CACHE-5", f"head_axes={axis}: {heads} heads can't be split evenly")
+                    raise refusal(
+                        ValueError, "CACHE-5", f"head_axes={array.head_axis}: {heads} heads can't be split evenly"
+                    )
         pools = num_shards(mesh, rules, "pages", pages)
-        zeros = [np.zeros((pools * pages, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        return cls(tuple(zeros), dtypes, pools, mesh)
+        zeros = tuple(np.zeros((pools * pages, *array.shape), array.dtype) for array in arrays)
+        return cls(zeros, tuple(array.dtype for array in arrays), pools, mesh)
 
     def read(self, page_ids: Any) -> tuple[NDArray[Any], ...]:
         """The states in some pages, `[S, *shape]` for each array (MAN-13).

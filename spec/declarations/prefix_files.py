@@ -26,16 +26,18 @@ import re
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from .reading import refusal
+from .json_kinds import group_to_json
+from .reading import integer, listed, refusal
 
-__all__ = ["HEADER", "VERSION", "prefix_file", "prefix_of_file"]
+__all__ = ["ExportedPrefix", "in_common", "require_in_common"]
 
-HEADER, VERSION = "exported prefix", 1
+_HEADER, _VERSION = "exported prefix", 1
 _FIELDS = ("kvproof", "version", "model", "root", "groups", "caches", "num_tokens", "keys")
 
 _SIGNED, _DIGEST_BYTES, _LEAST_KEY = b"kvproof signed 1\n", 32, 16
@@ -48,8 +50,135 @@ _NPY_HEADER = re.compile(
 _BEYOND = 1 << 60
 """What an array's number of entries is below."""
 
+_LAYOUT = (
+    *("num_hidden_layers", "num_kv_heads", "k_headdim", "v_headdim", "page_size", "version", "_kvdtype_str"),
+    *("slot_scales", "num_head_shards"),
+)
+"""The fields of a cache's description that say how its pages are laid out."""
 
-def prefix_file(header: Mapping[str, Any], arrays: Mapping[str, Any], key: bytes | None) -> bytes:
+
+@dataclass(frozen=True, eq=False)
+class ExportedPrefix:
+    """The pages of a prefix, group by group in the order of their places, without token ids and salts (SEC-2).
+
+    Attributes:
+        header: header of the file.
+        arrays: the pages as unsigned integers of their size, by ``group.layer.part``.
+    """
+
+    header: dict[str, Any]
+    arrays: dict[str, Any]
+
+    @classmethod
+    def of(cls, common: Mapping[str, Any], num_tokens: int, keys: list[list[str]], arrays: dict[str, Any]) -> Self:
+        """A prefix as it is exported.
+
+        Args:
+            common: what `in_common` gives.
+            num_tokens: the number of tokens of the prefix.
+            keys: the digests of its pages, for each group.
+            arrays: its pages.
+        """
+        header = {"kvproof": _HEADER, "version": _VERSION, **common, "num_tokens": num_tokens, "keys": keys}
+        return cls(header, arrays)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of the prefix."""
+        return int(self.header["num_tokens"])
+
+    def to_bytes(self, key: bytes | None = None) -> bytes:
+        """The file: a zip archive of arrays in numpy's format, one of which is the header as JSON. O(pages).
+
+        Args:
+            key: the secret that signs the file (HMAC-SHA256), so that a reader with the same key refuses a changed
+                file; at least 16 bytes, better 32, random. None: the file is not signed, and anyone who can write to
+                it can put other pages under these keys.
+
+        Raises:
+            TypeError: ``key`` is not bytes.
+            ValueError: ``key`` is shorter than 16 bytes (R1).
+        """
+        return _prefix_file(self.header, self.arrays, key)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
+        """Reads what `to_bytes` wrote; `import_prefix` holds it against a manager and its caches.
+
+        Memory and time are proportional to the size of the file, even if its header claims more.
+
+        Args:
+            data: the file.
+            max_bytes: the most bytes that the arrays of the file may have.
+            key: the key that the file was signed with; None: the file must not be signed.
+
+        Raises:
+            TypeError: ``data`` or ``key`` is not bytes.
+            ValueError: the file is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3);
+                the key is too short (R1).
+        """
+        if not isinstance(data, bytes):
+            raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
+        return cls(*_prefix_of_file(data, integer("max_bytes", max_bytes), key))
+
+
+# -- The header -----------------------------------------------------------------------------------
+
+
+def in_common(manager: Any, caches: Any, model: object, kinds: tuple[type[Any], type[Any]]) -> dict[str, Any]:
+    """The part of the header that must be equal in the exporting and the importing cache (R1).
+
+    Args:
+        manager: the manager of the cache.
+        caches: the pages of each group.
+        model: a fingerprint of the model.
+        kinds: the package's classes of a model's cache and of a layer's states.
+
+    Raises:
+        TypeError: ``model`` is no str, or something else than pages is among the caches.
+        ValueError: not a cache for each group, or a cache of several page shards.
+    """
+    if not isinstance(model, str):
+        raise refusal(TypeError, "R1", f"model={model!r} must be a str")
+    own = listed("caches", caches)
+    if len(own) != manager.num_kv_cache_groups:
+        raise refusal(ValueError, "R1", f"caches has {len(own)} of {manager.num_kv_cache_groups} groups")
+    groups = [group_to_json(group) | {"layer_names": None} for group in manager.kv_cache_groups]
+    return {
+        "model": model,
+        "root": manager.page_pool.none_hash.hex(),
+        "groups": json.loads(json.dumps(groups)),
+        "caches": [_layout(cache, *kinds) for cache in own],
+    }
+
+
+def _layout(cache: Any, layered: type[Any], states: type[Any]) -> Any:
+    """How the pages of a group are laid out, as JSON."""
+    if isinstance(cache, layered):
+        metadata = cache.metadata
+        if metadata is None or metadata.num_page_shards > 1:
+            raise refusal(ValueError, "SWAP-2", "caches: one without layers, or of several page shards")
+        return {name: getattr(metadata, name) for name in _LAYOUT}
+    layers = listed("caches", cache)
+    if not layers or not all(isinstance(own, states) and own.num_page_shards == 1 for own in layers):
+        raise refusal(TypeError, "R1", "caches must hold a RaggedPagesCache or StatePages of one page shard")
+    return [
+        [[dtype.name, list(pages.shape[1:])] for dtype, pages in zip(own.dtypes, own.pages, strict=True)]
+        for own in layers
+    ]
+
+
+def require_in_common(exported: ExportedPrefix, common: Mapping[str, Any]) -> None:
+    """Refuses a prefix of another model, hash seed, page size, layout or dtype (SWAP-2)."""
+    for name, own in common.items():
+        if json.dumps(exported.header[name], sort_keys=True) != json.dumps(own, sort_keys=True):
+            raise refusal(ValueError, "SWAP-2", f"exported: its {name} is another one than here")
+
+
+# -- The file -------------------------------------------------------------------------------------
+
+
+def _prefix_file(header: Mapping[str, Any], arrays: Mapping[str, Any], key: bytes | None) -> bytes:
     """The file of a header and its arrays. O(their size).
 
     Raises:
@@ -67,7 +196,7 @@ def prefix_file(header: Mapping[str, Any], arrays: Mapping[str, Any], key: bytes
     return b"".join((_SIGNED, signing.digest(), archive))
 
 
-def prefix_of_file(data: bytes, max_bytes: int, key: bytes | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _prefix_of_file(data: bytes, max_bytes: int, key: bytes | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads a header and arrays. O(size).
 
     Args:
@@ -86,8 +215,8 @@ def prefix_of_file(data: bytes, max_bytes: int, key: bytes | None) -> tuple[dict
         raise _damaged("has no header that is JSON") from None
     if not isinstance(header, dict) or set(header) != set(_FIELDS):
         raise _damaged(f"must have a header with the fields {list(_FIELDS)}")
-    if header["kvproof"] != HEADER or type(header["version"]) is not int or header["version"] != VERSION:
-        raise _damaged(f"must be of the kind {HEADER!r}, version {VERSION}")
+    if header["kvproof"] != _HEADER or type(header["version"]) is not int or header["version"] != _VERSION:
+        raise _damaged(f"must be of the kind {_HEADER!r}, version {_VERSION}")
     if type(header["num_tokens"]) is not int or header["num_tokens"] <= 0:
         raise _damaged("must have num_tokens of at least 1 in its header")
     return header, arrays

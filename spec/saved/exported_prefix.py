@@ -4,10 +4,8 @@ The pages of a group are those that a hit of ``num_tokens`` tokens needs, in the
 prefix has no token ids and no salts (SEC-2). `declarations.prefix_files` describes the format of its file.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,69 +13,14 @@ from numpy.typing import NDArray
 from ..cache.ragged_cache import RaggedPagesCache
 from ..cache.state_pages import StatePages
 from ..declarations import EngineRequest
-from ..declarations.json_kinds import group_to_json
-from ..declarations.prefix_files import HEADER, VERSION, prefix_file, prefix_of_file
+from ..declarations.prefix_files import ExportedPrefix, in_common, require_in_common
 from ..manager.cache_manager import CacheManager
 from ..pool.hashing import hash_request_tokens
-from ..reading.arguments import integer, listed, refusal
+from ..reading.arguments import integer, refusal
 
-__all__ = ["ExportedPrefix", "export_prefix", "import_prefix"]
+__all__ = ["export_prefix", "import_prefix"]
 
-_IN_COMMON = ("model", "root", "groups", "caches")
-_LAYOUT = (
-    *("num_hidden_layers", "num_kv_heads", "k_headdim", "v_headdim", "page_size", "version", "_kvdtype_str"),
-    *("slot_scales", "num_head_shards"),
-)
-
-
-@dataclass(frozen=True, eq=False)
-class ExportedPrefix:
-    """A prefix exported from a cache.
-
-    Attributes:
-        header: header of the file.
-        arrays: the pages, by ``group.layer.part``.
-    """
-
-    header: dict[str, Any]
-    arrays: dict[str, NDArray[Any]]
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of the prefix."""
-        return int(self.header["num_tokens"])
-
-    def to_bytes(self, key: bytes | None = None) -> bytes:
-        """The file.
-
-        Args:
-            key: the secret that signs the file, so that a reader with the same key refuses a changed file; at least 16
-                bytes, better 32, random. None: the file is not signed, and anyone who can write to it can put other
-                pages under these keys.
-
-        Raises:
-            TypeError: ``key`` is not bytes.
-            ValueError: ``key`` is shorter than 16 bytes (R1).
-        """
-        return prefix_file(self.header, self.arrays, key)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, max_bytes: int = 2**32, key: bytes | None = None) -> Self:
-        """Reads a file. Memory and time are proportional to the size of the file, even if its header claims more.
-
-        Args:
-            data: the file, as `to_bytes` returned it.
-            max_bytes: the most bytes that the arrays of the file may have.
-            key: the key that the file was signed with; None: the file must not be signed.
-
-        Raises:
-            TypeError: ``data`` or ``key`` is not bytes.
-            ValueError: the file is of another kind or version, damaged, too large, or not signed with ``key`` (SEC-3);
-                the key is too short (R1).
-        """
-        if not isinstance(data, bytes):
-            raise refusal(TypeError, "R1", f"data must be bytes, not {type(data).__name__}")
-        return cls(*prefix_of_file(data, integer("max_bytes", max_bytes), key))
+_KINDS = RaggedPagesCache, StatePages
 
 
 def export_prefix(
@@ -98,7 +41,7 @@ def export_prefix(
         TypeError: an argument of a wrong type.
         ValueError: not a cache for each group, or a cache of several page shards.
     """
-    common = _in_common(manager, caches, model)
+    common = in_common(manager, caches, model, _KINDS)
     pages, num_tokens = manager.get_computed_pages(request)
     if num_tokens == 0:
         return None
@@ -109,8 +52,7 @@ def export_prefix(
         for layer, parts in enumerate(_layers(cache)):
             for part, array in enumerate(parts):
                 arrays[f"{group}.{layer}.{part}"] = array[ids].view(f"u{array.dtype.itemsize}")
-    header = {"kvproof": HEADER, "version": VERSION, **common, "num_tokens": num_tokens, "keys": keys}
-    return ExportedPrefix(header, arrays)
+    return ExportedPrefix.of(common, num_tokens, keys, arrays)
 
 
 def import_prefix(
@@ -133,10 +75,7 @@ def import_prefix(
         ValueError: another model, hash seed, page size, layout or dtype; another prefix than the request's; arrays of
             other shapes than the caches' pages; or what `CacheManager.receive_pages` refuses.
     """
-    common = _in_common(manager, caches, model)
-    for name in _IN_COMMON:
-        if json.dumps(exported.header[name], sort_keys=True) != json.dumps(common[name], sort_keys=True):
-            raise refusal(ValueError, "SWAP-2", f"exported: its {name} is another one than here")
+    require_in_common(exported, in_common(manager, caches, model, _KINDS))
     num_tokens = integer("exported.num_tokens", exported.header["num_tokens"], minimum=1)
     if num_tokens > request.num_tokens or any(num_tokens % rules.page_size for rules in manager.coordinator.rules):
         raise refusal(ValueError, "SWAP-2", f"exported.num_tokens={num_tokens} is no whole prefix of the request")
@@ -179,36 +118,6 @@ def import_prefix(
             after.append([own.write(ids, parts) for own, parts in zip(cache, layers, strict=True)])
     manager.swap_done(plan.swap_id)
     return after
-
-
-def _in_common(manager: CacheManager, caches: Any, model: object) -> dict[str, Any]:
-    """The part of the header that must be equal in the exporting and the importing cache."""
-    if not isinstance(model, str):
-        raise refusal(TypeError, "R1", f"model={model!r} must be a str")
-    own = listed("caches", caches)
-    if len(own) != manager.num_kv_cache_groups:
-        raise refusal(ValueError, "R1", f"caches has {len(own)} of {manager.num_kv_cache_groups} groups")
-    return {
-        "model": model,
-        "root": manager.page_pool.none_hash.hex(),
-        "groups": [group_to_json(group) | {"layer_names": None} for group in manager.kv_cache_groups],
-        "caches": [_layout(cache) for cache in own],
-    }
-
-
-def _layout(cache: Any) -> Any:
-    if isinstance(cache, RaggedPagesCache):
-        metadata = cache.metadata
-        if metadata is None or metadata.num_page_shards > 1:
-            raise refusal(ValueError, "SWAP-2", "caches: one without layers, or of several page shards")
-        return {name: getattr(metadata, name) for name in _LAYOUT}
-    layers = listed("caches", cache)
-    if not layers or not all(isinstance(own, StatePages) and own.num_page_shards == 1 for own in layers):
-        raise refusal(TypeError, "R1", "caches must hold a RaggedPagesCache or StatePages of one page shard")
-    return [
-        [[dtype.name, list(pages.shape[1:])] for dtype, pages in zip(own.dtypes, own.pages, strict=True)]
-        for own in layers
-    ]
 
 
 def _layers(cache: Any) -> list[list[NDArray[Any]]]:
