@@ -3,15 +3,17 @@
 A node is a *run*: pages that follow each other, their tokens in one buffer, their ids in one array. A look-up
 compares each run with the request in one memory comparison; no digest is computed, so that a false hit is impossible
 by construction (R2). Where prefixes part, one of them continues in the run and the others *branch off*: a run keeps its
-branches by the place at which they leave it, and there by their first page's bytes. So a run is never split, and a
-look-up takes a step for each branch that it follows, not for those that it passes. Cutting a run's tail when its last
+branches by the place at which they leave it, and there by their first page's bytes. So a look-up takes a step for each
+branch that it follows, not for those that it passes. Cutting a run's tail when its last
 pages are evicted, and appending to it, are cheap; a page evicted from the middle leaves a hole (id 0), which the same
 content fills again. Further pages of the same content are kept beside the first as *duplicates*, in the order in which
 they were cached, and the next one takes the place of the first when that is evicted (POOL-7).
 
 Where a run has been cut down to a place where others branch off, the newest of these is *joined* to it, so that no
-branch of the same extra keys leaves a run at its end. So the number of runs depends on what is cached now, not on what
-was cached before.
+branch of the same extra keys leaves a run at its end. And where a request publishes behind a branch that it hits, and
+is longer there than the run that was left, the two are *exchanged*: the branch goes on in the run, and what followed in
+the run becomes a branch. So the number of runs depends on what is cached now, not on what was cached before, and a
+prefix that several requests have made longer is one run, but perhaps for its last pages.
 
 Pages that different extra keys touch lie in different runs (HASH-2): a run carries the encoding of its extra
 keys, and the key by which a parent finds it begins with that encoding.
@@ -21,7 +23,8 @@ run above it, with its tokens as the key, which are its only object (a quarter o
 bytes of a run of one page). It gets a run when a page is published behind it or as its duplicate.
 
 Costs: a look-up takes one dict step and one comparison for each branch that it follows; publishing and evicting are
-    O(pages); joining is O(log pages) amortised for each page, since of two runs the smaller is moved.
+    O(pages); joining is O(log pages) amortised for each page that is published or hit, since of two runs the smaller is
+    moved, and an exchange takes no more out of a run than its request has pages.
 """
 
 from array import array
@@ -34,7 +37,7 @@ from numpy.typing import NDArray
 
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
-from .joining import join
+from .joining import join, part, renumber, weighs_less
 from .runs import Run, RunTree, common_pages
 
 __all__ = ["PrefixIndex"]
@@ -186,7 +189,10 @@ class PrefixIndex:
             end -= 1
         if end == start:
             return
-        run = self._run_at(after) if after else tree.root
+        run = tree.root
+        if after:
+            self._straighten(self._run_at(after), end)
+            run = self._runs[self.run_cell[after]]
         depth, place = start, 0
         while depth < end:
             if run.tail is not None:
@@ -234,6 +240,38 @@ class PrefixIndex:
             self._run_of[own] = run.number
             self._depth_of[own] = places
             depth = stop
+
+    def _straighten(self, run: Run, end: int) -> None:
+        """Exchanges branches on a request's way with what follows in the runs above, where that is less. O(end).
+
+        A branch that no second request has hit is never exchanged: else requests that leave a known prefix page by page
+        could put each page of it into a run of its own.
+
+        Args:
+            run: the run of the last page that the request hits.
+            end: the number of its pages, those about to be published included.
+        """
+        above = run.parent
+        while above is not None and above.parent is not None:
+            is_less = run.extra == above.extra and weighs_less(above, run.start - above.start, end - run.start)
+            run = self._exchange(above, run) if is_less else above
+            above = run.parent
+
+    def _exchange(self, head: Run, child: Run) -> Run:
+        """Makes a branch of a run its continuation, and what followed in the run a branch; returns the run."""
+        for run in (head, child):
+            if run.tail is not None:
+                run.tail.leave()
+        rest = part(head, child.start - head.start)
+        head.detach(child.start, child.extra, child.key)
+        run = self._join(head, child.key, child)
+        if len(rest.pages) == 1 and not rest.num_attached and not rest.extra:
+            self._add_lone(run, rest.start, rest.key, rest.pages[0])
+        else:
+            rest.parent = run
+            self._add_run(rest)
+            renumber(rest, rest, self.run_cell)
+        return run
 
     def _add_lone(self, parent: Run, place: int, key: bytes, page: int) -> None:
         """Adds a lone page as a branch of a run at a place, replacing the branch of this key, if any."""

@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kvproof import fast
+from kvproof.fast.index import prefix_index
+from kvproof.fast.index.joining import part
 from kvproof.fast.index.prefix_index import PrefixIndex
 from kvproof.fast.index.runs import Run
 from kvproof.fast.reading.extra_keys import extra_segments
@@ -90,6 +92,58 @@ def test_pool_7_an_old_index_is_as_good_as_the_restored_one(seed: int) -> None:
     new = restored(manager)
     assert num_runs(manager) <= 1.2 * num_runs(new)
     require_no_more(manager, new, stems, 1.5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_man_1_branches_leave_a_stem_almost_as_if_it_were_alone(seed: int) -> None:
+    """While they are cached: a stem that grew at random depths is one run, but perhaps for its last pages."""
+    manager, stems = grown_old(np.random.default_rng(seed), requests=600)
+    young = manager_of(600)
+    for number, stem in enumerate(stems):
+        serve(young, number, stem)
+    assert num_runs(manager) > 3 * len(stems)
+    require_no_more(manager, young, stems, 1.5)
+
+
+def test_man_1_a_prompt_that_grows_turn_by_turn_is_looked_up_as_one_that_came_at_once() -> None:
+    """Each turn repeats what came before and ends with pages that the next one replaces: no step for each turn."""
+
+    def instructions(turns: int) -> int:
+        manager, history = manager_of(1_000), np.arange(turns * PAGE_SIZE, dtype=np.int32)
+        for turn in range(1, turns):
+            own = np.full(3 * PAGE_SIZE, 1_000_000 + turn, np.int32)
+            serve(manager, turn, np.concatenate([history[: turn * PAGE_SIZE], own]))
+        serve(manager, "all", history)
+        manager.check()
+        act = look_up(manager, history)
+        assert act() == len(history)
+        return instructions_of(act)
+
+    assert instructions(60) == instructions(20)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pool_7_an_exchange_moves_no_more_than_its_request_has_pages(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[int] = []
+
+    def counted(run: Run, inner: int) -> Run:
+        rest = part(run, inner)
+        moved.append(len(rest.pages) + rest.num_attached)
+        return rest
+
+    monkeypatch.setattr(prefix_index, "part", counted)
+    rng = np.random.default_rng(seed)
+    stems = [rng.integers(0, 1_000, 32 * PAGE_SIZE).astype(np.int32) for _ in range(4)]
+    manager = manager_of(400)
+    for number in range(400):
+        before, depth = len(moved), int(rng.integers(1, 32))
+        own = rng.integers(0, 1_000, int(rng.integers(1, 8 * PAGE_SIZE))).astype(np.int32)
+        tokens = np.concatenate([stems[number % 4][: depth * PAGE_SIZE], own])
+        serve(manager, number, tokens)
+        assert sum(moved[before:]) <= len(tokens) // PAGE_SIZE
+    assert len(moved) > 5
 
 
 @pytest.mark.parametrize("seed", range(3))
