@@ -1,7 +1,10 @@
-"""Decode on a TPU: attention of sequences with one query token each, over the v3 cache in bfloat16.
+"""Decode on a TPU: attention of sequences with one query token each, over the v3 cache.
 
 `decode_kernel` says how it works; here its arguments are arranged. `unsupported` says which shapes it takes; the
 general kernel (`prefill`) does the others.
+
+Numbers of 8 bits are widened by the matrix unit, exactly. float8_e4m3fn is native on 7x only: before, its two codes of
+NaN read as 480 and -480.
 """
 
 from collections.abc import Callable
@@ -28,7 +31,7 @@ Interpret = bool | pltpu.InterpretParams
 
 def decode(
     queries: jax.Array,  # bf16[B, Hq, D]
-    kv_pages: jax.Array,  # bf16[P, page, groups, 2, 128]
+    kv_pages: jax.Array,  # [P, page, groups, packing, 128]
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     num_rows: jax.Array,  # i32[1]
@@ -44,7 +47,7 @@ def decode(
 
     Args:
         queries: `bf16[B, Hq, D]`: row i is the query of sequence i.
-        kv_pages: `bf16[P, page, groups, 2, 128]`.
+        kv_pages: `[P, page, groups, packing, 128]`, bfloat16, float8 or int8.
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`; of a sequence's row only the pages that it reads, which must exist.
         num_rows: `i32[1]`: how many of the leading rows are decoded, at most B and S. The other rows of all arguments
@@ -77,7 +80,8 @@ def decode(
             ],
             out_specs=pl.BlockSpec((work.rows, *state), lambda step, *_: (step, 0, 0, 0)),
             scratch_shapes=[
-                *[pltpu.VMEM((work.tokens, work.stride, 2, LANES), kv_pages.dtype)] * work.blocks.buffers,
+                *[pltpu.VMEM((work.tokens, work.stride, work.layout.packing, LANES), kv_pages.dtype)]
+                * work.blocks.buffers,
                 pltpu.VMEM(state, jnp.float32),
                 pltpu.VMEM(state, jnp.float32),
                 pltpu.VMEM((*state[:2], 2 * LANES), jnp.float32),

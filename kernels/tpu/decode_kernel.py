@@ -32,7 +32,7 @@ from ..layout import LANES
 from ..score_units import exponent_unit, scores_of
 from .decode_plan import DecodePlan
 from .decode_walk import Place, Ref, Work, first_place, live_range, next_place, start_block, wait_block
-from .words import live_words, load_words, lower_halves, upper_halves
+from .words import combined_row, live_words, load_words
 
 __all__ = ["decode_kernel"]
 
@@ -170,7 +170,7 @@ def add_block(work: Work, size: int, place: Place, buffer: int, scored: Sequence
     """Adds a block's values, weighed by its scores, and writes the output as it then is."""
     first, end = live_range(work, place)
     weights = [softmax(work, place, pair, logits) for pair, logits in enumerate(scored)]
-    live = live_words(None if work.skipped is None else first, end, size)
+    live = live_words(None if work.skipped is None else first, end, size, work.plan.layout.packing)
     for pair, (fading, weight) in enumerate(weights):
         weigh(work, size, buffer, place, pair, fading, weight, live)
     for pair in range(work.plan.pairs):
@@ -181,7 +181,7 @@ def scores(work: Work, size: int, buffer: int, place: Place, pair: int, first: j
     """The scores of a pair's query heads with a block's keys: `f32[2G, size]`."""
     plan = work.plan
     lines = work.queries[place.row, pair]
-    keys = jnp.concatenate(pair_keys(work, size, buffer, pair), axis=1)
+    keys = pair_keys(work, size, buffer, pair)
     products = lax.dot_general(lines, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     token = lax.broadcasted_iota(jnp.int32, products.shape, 1)
     live = token < end if work.skipped is None else (token < end) & (token >= first)
@@ -224,9 +224,9 @@ def weigh(
     work: Work, size: int, buffer: int, place: Place, pair: int, fading: jax.Array, weights: jax.Array, live: jax.Array
 ) -> None:
     """Adds a block's values, weighed, to a pair's sums."""
-    values = jnp.concatenate(pair_values(work, size, buffer, pair, live), axis=1)
+    values = pair_values(work, size, buffer, pair, live)
     before = jnp.where(place.block == 0, jnp.float32(0), work.weighed[pair])
-    added = jnp.dot(weights, values, preferred_element_type=jnp.float32)
+    added = lax.dot_general(weights, values, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
     work.weighed[pair] = jnp.concatenate([fading, fading], axis=1) * before + added
 
 
@@ -240,34 +240,44 @@ def write_output(work: Work, place: Place, pair: int) -> None:
     work.output[place.row, pair] = mean.astype(work.output.dtype)
 
 
-def pair_keys(work: Work, size: int, buffer: int, pair: int) -> list[jax.Array]:
-    """What the scores of a pair's two heads are products with: two of `[size, 128]`."""
+def pair_keys(work: Work, size: int, buffer: int, pair: int) -> jax.Array:
+    """What the scores of a pair's two heads are products with, side by side: `[size, 256]`."""
+    return pair_rows(work, size, buffer, [work.plan.layout.rows_per_head * head for head in pair_heads(work, pair)])
+
+
+def pair_values(work: Work, size: int, buffer: int, pair: int, live: jax.Array) -> jax.Array:
+    """What the weights of a pair's two heads are multiplied with, zero where dead: `[size, 256]`."""
+    per_head = work.plan.layout.rows_per_head
+    rows = [per_head * head + per_head - 1 for head in pair_heads(work, pair)]
+    return pair_rows(work, size, buffer, rows, live)
+
+
+def pair_rows(work: Work, size: int, buffer: int, rows: Sequence[int], live: jax.Array | None = None) -> jax.Array:
+    """Two combined rows of each token, side by side: `[size, 256]`, of the cache's dtype; interpreted, of the queries'.
+
+    Args:
+        work: what to work with.
+        size: tokens.
+        buffer: the block's.
+        rows: which combined rows of a slot.
+        live: what `live_words` gives, or None.
+    """
     plan = work.plan
-    if plan.layout.shares_rows:
-        return pair_rows(work, size, buffer, pair, None)
-    words = [load_words(work.buffers[buffer], group, size, plan.emulated) for group in pair_groups(plan, pair)]
-    return [lower_halves(part, plan.dtype, None, plan.emulated) for part in words]
-
-
-def pair_values(work: Work, size: int, buffer: int, pair: int, live: jax.Array) -> list[jax.Array]:
-    """What the weights of a pair's two heads are multiplied with, zero where dead: two of `[size, 128]`."""
-    plan = work.plan
-    if plan.layout.shares_rows:
-        return pair_rows(work, size, buffer, pair, live)
-    words = [load_words(work.buffers[buffer], group, size, plan.emulated) for group in pair_groups(plan, pair)]
-    return [upper_halves(part, plan.dtype, live, plan.select, plan.emulated) for part in words]
-
-
-def pair_rows(work: Work, size: int, buffer: int, pair: int, live: jax.Array | None) -> list[jax.Array]:
-    """Of heads of 64: the rows of a pair, which share their words; each is key and value, side by side."""
-    plan = work.plan
-    words = load_words(work.buffers[buffer], pair, size, plan.emulated)
-    return [
-        lower_halves(words, plan.dtype, live, plan.emulated),
-        upper_halves(words, plan.dtype, live, plan.select, plan.emulated),
+    packing = plan.layout.packing
+    words = {
+        group: load_words(work.buffers[buffer], group, size, plan.emulated)
+        for group in {row // packing for row in rows}
+    }
+    parts = [
+        combined_row(words[row // packing], row % packing, plan.kv_dtype, live, plan.select, plan.emulated)
+        for row in rows
     ]
+    if plan.emulated:
+        # XLA on CPU multiplies equal dtypes only; bfloat16 holds all numbers of 8 bits.
+        parts = [part.astype(plan.dtype) for part in parts]
+    return jnp.concatenate(parts, axis=1)
 
 
-def pair_groups(plan: DecodePlan, pair: int) -> tuple[int, int]:
-    """The groups of a slot in which a pair's heads stand; a head without another is paired with itself."""
-    return 2 * pair, min(2 * pair + 1, plan.layout.num_kv_heads - 1)
+def pair_heads(work: Work, pair: int) -> tuple[int, int]:
+    """The KV heads of a pair; a head without another is paired with itself."""
+    return 2 * pair, min(2 * pair + 1, work.plan.layout.num_kv_heads - 1)

@@ -22,6 +22,10 @@ _STEP_ROWS = 256
 """Sequences of a grid step at most: so many hide what it costs to begin one."""
 
 
+_KV_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+"""The caches whose numbers the matrix unit multiplies with bfloat16 as they are, or widens on their way in."""
+
+
 @dataclass(frozen=True)
 class DecodePlan:
     """The static numbers of a decode call; hashable.
@@ -30,7 +34,8 @@ class DecodePlan:
 
     Attributes:
         layout: how the cache's slots are laid out.
-        dtype: of the cache, the queries and the output.
+        dtype: of the queries and the output.
+        kv_dtype: of the cache.
         page_size: slots of a page.
         pages_per_seq: pages in a row of the table.
         group: query heads of a KV head.
@@ -48,6 +53,7 @@ class DecodePlan:
 
     layout: CacheLayout
     dtype: Any
+    kv_dtype: Any
     page_size: int
     pages_per_seq: int
     group: int
@@ -116,15 +122,14 @@ def unsupported(
         page_table: `i32[S, pages_per_seq]`.
     """
     layout = options.layout
-    half = jnp.dtype(jnp.bfloat16)
     if layout.version != "v3":
         return f"the layout {layout.version}: halves of a word aren't key and value of one head"
-    if getattr(kv_pages, "dtype", None) != half or jnp.dtype(options.kv_dtype) != half or queries.dtype != half:
-        return f"queries of {queries.dtype}, a cache of {jnp.dtype(options.kv_dtype)}: both must be bfloat16"
+    if jnp.dtype(options.kv_dtype).name not in _KV_DTYPES:
+        return f"a cache of {jnp.dtype(options.kv_dtype)}: bfloat16, float8 and int8 are taken"
+    if queries.dtype != jnp.dtype(jnp.bfloat16):
+        return f"queries of {queries.dtype}: bfloat16 ones are taken"
     if layout.storage_head_dim != LANES:
         return f"a storage head size of {layout.storage_head_dim}: rows of 128 are taken"
-    if layout.shares_rows and layout.num_kv_heads % 2:
-        return f"{layout.num_kv_heads} KV heads of size 64: the last shares its words with padding"
     page_size, pages_per_seq = kv_pages.shape[1], page_table.shape[1]
     if page_size & (page_size - 1):
         return f"a page size of {page_size}: a block has a power of two tokens"
@@ -157,13 +162,16 @@ def plan(
     page_size, pages_per_seq = kv_pages.shape[1], page_table.shape[1]
     group = queries.shape[1] // layout.num_kv_heads
     if blocks is None:
-        blocks = decode_blocks(device_kind(), "bfloat16", layout.groups, layout.storage_head_dim, page_size)
+        blocks = decode_blocks(
+            device_kind(), jnp.dtype(options.kv_dtype).name, layout.groups, layout.storage_head_dim, page_size
+        )
     row_bytes = -(-layout.num_kv_heads // 2) * -(-2 * group // 8) * 8 * 2 * LANES * 2
     most = max(2, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq)) - 1
     steps = -(-queries.shape[0] // most)
     return DecodePlan(
         layout=layout,
         dtype=jnp.dtype(queries.dtype),
+        kv_dtype=jnp.dtype(options.kv_dtype),
         page_size=page_size,
         pages_per_seq=pages_per_seq,
         group=group,

@@ -1,15 +1,16 @@
-"""Keys and values out of 32-bit words: what a v3 cache of 16-bit numbers looks like in VMEM, and the way out of it.
+"""Keys and values out of 32-bit words: what a v3 cache looks like in VMEM, and the way out of it.
 
-A row of 128 words holds two combined rows of one token: the even one in the lower halves, the odd one in the upper. The
-matrix unit wants rows of *tokens* in 16 bits, two tokens to a word. So the words of even tokens and those of odd tokens
-are loaded apart, and merged half by half: one operation for each register of lower halves, two or three for the upper,
-no move across lanes or sublanes, and the tokens come out in their order.
+A row of 128 words holds as many combined rows of one token as numbers share a word: two of 16 bits, four of 8, the
+first in the lowest bits. The matrix unit wants rows of *tokens*, as many of them in a word. So the words of every
+second (fourth) token are loaded apart and merged, bytes first, then halves: at most three operations for each register
+and stage, no move across lanes or sublanes, and the tokens come out in their order. Numbers of 8 bits stay such: the
+matrix unit widens them where they come in.
 
 TPU interpret mode knows no memory of words and no packing: each function here has a form for it (``emulated``), and
 nothing else of the kernel differs between the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,88 +21,123 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import LANES
 
-__all__ = ["live_words", "load_words", "lower_halves", "upper_halves"]
+__all__ = ["Words", "combined_row", "live_words", "load_words"]
 
 Ref = Any
-Words = tuple[jax.Array, jax.Array]
-"""``u32[tokens / 2, 128]`` of the even tokens, and of the odd ones."""
+Words = tuple[jax.Array, ...]
+"""``u32[tokens / n, 128]`` for each of the n numbers in a word: of the tokens i, i + n, i + 2n and so on."""
 
 _pack: Callable[..., jax.Array] = pltpu.pack_elementwise
+_bitcast: Callable[..., jax.Array] = pltpu.bitcast
 
-_UPPER = 0xFFFF0000
-_LOWER = 0x0000FFFF
+_UPPER_HALF = 0xFFFF0000
+_LOWER_HALF = 0x0000FFFF
+_EVEN_BYTES = 0x00FF00FF
+_ODD_BYTES = 0xFF00FF00
 
 
 def load_words(block: Ref, group: int, tokens: int, emulated: bool) -> Words:
-    """The words of one group of a block's first tokens: two loads with a stride for each 8 rows.
+    """The words of one group of a block's first tokens: a load with a stride for each 8 rows.
 
     Args:
-        block: `[block tokens, stride, 2, 128]` in VMEM, 16-bit numbers. An odd stride spreads the rows of one group
-            over all banks of the memory.
+        block: `[block tokens, stride, packing, 128]` in VMEM, numbers of 16 or 8 bits. An odd stride spreads the rows
+            of one group over all banks of the memory.
         group: which row of words of each token.
-        tokens: how many; even.
+        tokens: how many; a multiple of packing.
         emulated: whether this is interpreted.
     """
+    _, stride, packing, _ = block.shape
     if emulated:
         rows = block[:tokens, group]
         words = lax.bitcast_convert_type(jnp.swapaxes(rows, 1, 2), jnp.uint32)
-        return words[0::2], words[1::2]
-    stride = block.shape[1]
+        return tuple(words[first::packing] for first in range(packing))
     view = block.bitcast(jnp.uint32).reshape(block.shape[0] * stride, LANES)
-    even = view[pl.ds(group, tokens // 2, 2 * stride)]
-    odd = view[pl.ds(group + stride, tokens // 2, 2 * stride)]
-    return even, odd
+    return tuple(view[pl.ds(group + first * stride, tokens // packing, packing * stride)] for first in range(packing))
 
 
-def lower_halves(words: Words, dtype: Any, live: jax.Array | None, emulated: bool) -> jax.Array:
-    """The even combined row of each token: `dtype[tokens, 128]`; see `upper_halves`."""
-    even, odd = words
-    if emulated:
-        merged = (even & jnp.uint32(_LOWER)) | (odd << 16)
-    else:
-        halves = [pltpu.bitcast(part, jnp.int32) for part in (even, odd)]
-        merged = pltpu.bitcast(_pack(halves, packed_dtype=jnp.int16), jnp.uint32)
-    return _rows_of(merged if live is None else merged & live, dtype, emulated)
-
-
-def upper_halves(words: Words, dtype: Any, live: jax.Array | None, select: bool, emulated: bool) -> jax.Array:
-    """The odd combined row of each token: `dtype[tokens, 128]`.
+def combined_row(words: Words, row: int, dtype: Any, live: jax.Array | None, select: bool, emulated: bool) -> jax.Array:
+    """One combined row of each token: `dtype[tokens, 128]`.
 
     Args:
         words: the words.
-        dtype: what the halves are.
-        live: `u32[tokens / 2, 128]`, ones where a token is live: the others' numbers become 0. None: all are.
-        select: whether to merge by a choice between 16-bit numbers, one operation less on devices that have it.
+        row: which of the rows that share them.
+        dtype: what the numbers are.
+        live: `u32[tokens / packing, 128]`, ones where a token is live: the others' numbers become 0. None: all are.
+        select: whether to merge upper halves by a choice between 16-bit numbers, one operation less on devices that
+            have it.
         emulated: whether this is interpreted.
     """
-    even, odd = words
-    if select:
-        is_even = (lax.broadcasted_iota(jnp.int32, (2 * even.shape[0], LANES), 0) & 1).astype(jnp.int16) == 0
-        merged = jnp.where(is_even, _rows_of(even >> 16, dtype, emulated), _rows_of(odd, dtype, emulated))
-        if live is None:
-            return merged
-        merged = pltpu.bitcast(merged, jnp.uint32)
+    if len(words) == 4:
+        # Merged two by two, a word's lower half holds a row of two tokens, its upper half the row after the next.
+        row, odd = divmod(row, 2)
+        words = tuple(_merged_bytes(words[at : at + 2], bool(odd), emulated) for at in (0, 2))
+    if row == 0:
+        merged = _merged_lower_halves(words, emulated)
     else:
-        merged = (even >> 16) | (odd & jnp.uint32(_UPPER))
+        merged = _merged_upper_halves(words, select, emulated)
     return _rows_of(merged if live is None else merged & live, dtype, emulated)
 
 
-def live_words(first: jax.Array | None, end: jax.Array, tokens: int) -> jax.Array:
-    """Ones where first <= token < end: `u32[tokens / 2, 128]`, token 2i in row i's lower half. No first: from 0 on."""
-    even = 2 * lax.broadcasted_iota(jnp.int32, (tokens // 2, LANES), 0)
-    nothing = jnp.uint32(0)
+def live_words(first: jax.Array | None, end: jax.Array, tokens: int, packing: int) -> jax.Array:
+    """Ones where first <= token < end: `u32[tokens / packing, 128]`, the first token of a row in its lowest bits.
 
-    def half(token: jax.Array, mask: int) -> jax.Array:
-        inside = token < end if first is None else (token >= first) & (token < end)
-        return jnp.where(inside, jnp.uint32(mask), nothing)
+    Args:
+        first: `i32[]`; None: from 0 on.
+        end: `i32[]`.
+        tokens: how many.
+        packing: tokens that share a word.
+    """
+    token = packing * lax.broadcasted_iota(jnp.int32, (tokens // packing, LANES), 0)
+    words = jnp.zeros(token.shape, jnp.uint32)
+    bits = 32 // packing
+    for at in range(packing):
+        inside = token + at < end if first is None else (token + at >= first) & (token + at < end)
+        words = words | jnp.where(inside, jnp.uint32(((1 << bits) - 1) << (bits * at)), jnp.uint32(0))
+    return words
 
-    return half(even, _LOWER) | half(even + 1, _UPPER)
+
+def _merged_bytes(words: Sequence[jax.Array], odd: bool, emulated: bool) -> jax.Array:
+    """The even bytes of two tokens' words, or the odd ones, those of the first token in the even bytes."""
+    first, second = words
+    first, second = (first >> 8, second) if odd else (first, second << 8)
+    if emulated:
+        return _both(first & jnp.uint32(_EVEN_BYTES), second & jnp.uint32(_ODD_BYTES))
+    is_even = (lax.broadcasted_iota(jnp.int32, (4 * first.shape[0], LANES), 0) & 1).astype(jnp.int8) == 0
+    return _chosen(is_even, first, second, jnp.int8)
+
+
+def _merged_lower_halves(words: Sequence[jax.Array], emulated: bool) -> jax.Array:
+    """The lower halves of two words in one, the first's in the lower."""
+    first, second = words
+    if emulated:
+        return _both(first & jnp.uint32(_LOWER_HALF), second << 16)
+    halves = [_bitcast(part, jnp.int32) for part in words]
+    return _bitcast(_pack(halves, packed_dtype=jnp.int16), jnp.uint32)
+
+
+def _merged_upper_halves(words: Sequence[jax.Array], select: bool, emulated: bool) -> jax.Array:
+    """The upper halves of two words in one, the first's in the lower."""
+    first, second = words
+    if emulated or not select:
+        return _both(first >> 16, second & jnp.uint32(_UPPER_HALF))
+    is_even = (lax.broadcasted_iota(jnp.int32, (2 * first.shape[0], LANES), 0) & 1).astype(jnp.int16) == 0
+    return _chosen(is_even, first >> 16, second, jnp.int16)
+
+
+def _both(these: jax.Array, those: jax.Array) -> jax.Array:
+    """Words with the bits of two arrays."""
+    words: jax.Array = these | those
+    return words
+
+
+def _chosen(choice: jax.Array, these: jax.Array, those: jax.Array, narrow: Any) -> jax.Array:
+    """Words made of the narrow numbers of one array of words or of another."""
+    return _bitcast(jnp.where(choice, _bitcast(these, narrow), _bitcast(those, narrow)), jnp.uint32)
 
 
 def _rows_of(words: jax.Array, dtype: Any, emulated: bool) -> jax.Array:
-    """Words of two tokens each as rows of one: `[n, 128]` to `dtype[2n, 128]`, the lower halves first."""
+    """Words of several tokens each as rows of one: `[n, 128]` to `dtype[packing * n, 128]`, the lowest bits first."""
     if emulated:
-        pairs = lax.bitcast_convert_type(words, dtype)
-        return jnp.moveaxis(pairs, 2, 1).reshape(2 * words.shape[0], LANES)
-    rows: jax.Array = pltpu.bitcast(words, dtype)
-    return rows
+        parts = lax.bitcast_convert_type(words, dtype)
+        return jnp.moveaxis(parts, 2, 1).reshape(parts.shape[2] * words.shape[0], LANES)
+    return _bitcast(words, dtype)

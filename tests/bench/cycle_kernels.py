@@ -27,7 +27,8 @@ __all__ = ["KERNELS", "Turn"]
 
 # Llama-3-8B: the shapes of the figures that are published.
 NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
-NUM_SEQS, CONTEXT, NUM_PAGES = 8, 4096, 1000
+# So many pages that no compiler thinks of keeping the cache in VMEM.
+NUM_SEQS, CONTEXT, NUM_PAGES = 8, 4096, 20_000
 PREFILL_TOKENS = 2048
 # DeepSeek-V3.
 MLA_HEADS, LATENT_DIM, ROTARY_DIM = 128, 512, 64
@@ -66,21 +67,23 @@ def _lengths(num_seqs: int, page: int) -> tuple[Any, Any, Any, Any]:
     return kv_lens, table, starts, count
 
 
-def _options(**masks: Any) -> AttentionOptions:
-    layout = CacheLayout("v3", NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, 2)
-    return AttentionOptions(layout, jnp.dtype(DTYPE), HEAD_DIM**-0.5, **masks)
+def _options(kv_dtype: Any = DTYPE, **masks: Any) -> AttentionOptions:
+    layout = CacheLayout("v3", NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, 4 // jnp.dtype(kv_dtype).itemsize)
+    return AttentionOptions(layout, jnp.dtype(kv_dtype), HEAD_DIM**-0.5, **masks)
 
 
-def _pages(page: int) -> Any:
-    return aot.shape((NUM_PAGES, page, NUM_KV_HEADS, 2, HEAD_DIM), DTYPE)
+def _pages(page: int, options: AttentionOptions) -> Any:
+    return aot.shape((NUM_PAGES, page, *options.layout.row_shape), options.kv_dtype)
 
 
-KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2
+KEY_NUMBERS = 2 * NUM_KV_HEADS * HEAD_DIM
+KEY_BYTES = KEY_NUMBERS * 2
 
 
-def compile_decode(device: str, page: int, **masks: Any) -> Turn:
+def compile_decode(device: str, page: int, kv_dtype: Any = DTYPE, **masks: Any) -> Turn:
     """Our decode kernel, over the v3 cache."""
-    options, pages = _options(**masks), _pages(page)
+    options = _options(kv_dtype, **masks)
+    pages = _pages(page, options)
     kv_lens, table, _, count = _lengths(NUM_SEQS, page)
     queries: Any = aot.shape((NUM_SEQS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
     plans = []
@@ -93,12 +96,14 @@ def compile_decode(device: str, page: int, **masks: Any) -> Turn:
     aot.compile_for(device, call, queries, pages, kv_lens, table, count)
     plan = plans[0]
     sizes = [plan.blocks.buffers * tokens for tokens in (*plan.blocks.short, plan.tokens)]
-    return Turn("paged_decode", sizes[-1], 1, KEY_BYTES, plan.pages_per_block, short_keys=sizes[0])
+    key_bytes = KEY_NUMBERS * plan.kv_dtype.itemsize
+    return Turn("paged_decode", sizes[-1], 1, key_bytes, plan.pages_per_block, short_keys=sizes[0])
 
 
 def compile_prefill(device: str, page: int) -> Turn:
     """Our general kernel, over the v3 cache."""
-    options, pages = _options(), _pages(page)
+    options = _options()
+    pages = _pages(page, options)
     kv_lens, table, starts, count = _lengths(NUM_SEQS, page)
     queries: Any = aot.shape((PREFILL_TOKENS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
     geometry = prefill_geometry.plan(queries, pages, table, options)
@@ -161,6 +166,9 @@ def compile_jax(device: str, page: int, num_tokens: int) -> Turn:
 
 KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode": compile_decode,
+    "decode-e4m3": partial(compile_decode, kv_dtype=jnp.float8_e4m3fn),
+    "decode-e5m2": partial(compile_decode, kv_dtype=jnp.float8_e5m2),
+    "decode-int8": partial(compile_decode, kv_dtype=jnp.int8),
     "decode-window-cap": partial(compile_decode, window=1024, soft_cap=30.0),
     "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
     "prefill": compile_prefill,

@@ -24,7 +24,17 @@ from .schedule import Choose, Cost, Loop, Schedule, Trips, fullest, kernel_files
 
 __all__ = ["Line", "main", "measure"]
 
-KERNELS = ("decode", "decode-window-cap", "decode-jax", "prefill", "prefill-jax", "mla-decode")
+KERNELS = (
+    "decode",
+    "decode-e4m3",
+    "decode-e5m2",
+    "decode-int8",
+    "decode-window-cap",
+    "decode-jax",
+    "prefill",
+    "prefill-jax",
+    "mla-decode",
+)
 UNIT = 128
 """Keys (and, of prefill, query tokens) that figures are given for."""
 
@@ -206,10 +216,11 @@ def _text(line: Line) -> str:
 
 
 _HEAD = """\
-bfloat16; 32 / 8 heads of 128; mla: 128 heads, latents of 512 + 64. For 128 keys (prefill: and 128 query tokens):
-bundles; the least, without what only the first and the last block of a sequence need; HBM's cycles; bundles over them;
-the busiest unit and what it alone needs; the share of loads and stores that are spills. Then one turn of the loop over
-blocks: its bundles for keys x queries, the copies it starts, its inner loops as bundles x trips, variants not counted.
+bfloat16 or the cache named; 32 / 8 heads of 128; mla: 128 heads, latents of 512 + 64. For 128 keys (prefill: and 128
+query tokens): bundles; the least, without what only the first and the last block of a sequence need; HBM's cycles;
+bundles over them; the busiest unit and what it alone needs; the share of loads and stores that are spills. Then one
+turn of the loop over blocks: its bundles for keys x queries, the copies it starts, its inner loops as bundles x
+trips, variants not counted.
 
 TPU  page  kernel             blocks   bundles   least     HBM  ratio  busiest unit  spills"""
 

@@ -85,9 +85,7 @@ class Choice:
     @property
     def kernels(self) -> int:
         """How many kernels it takes: the update's, the one for decoding and the general one, each where it fits."""
-        shares = self.head_dim == 64
-        decodes = self.version == "v3" and self.dtypes == "bfloat16" and self.head_dim <= 128
-        decodes = decodes and not (shares and self.heads[1] % 2)
+        decodes = self.version == "v3" and self.dtypes != "float32" and self.head_dim <= 128
         return int(self.fills_tiles) * (1 + int(self.fused)) + int(decodes)
 
     @property

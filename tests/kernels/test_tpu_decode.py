@@ -31,7 +31,9 @@ Arrays = tuple[Any, ...]
 shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
 
-def batch_of(lens: Sequence[int], q_heads: int, kv_heads: int, dim: int, page: int, mask: Mask = FULL) -> Batch:
+def batch_of(
+    lens: Sequence[int], q_heads: int, kv_heads: int, dim: int, page: int, mask: Mask = FULL, kv_dtype: Any = HALF
+) -> Batch:
     """One query token a sequence, in pages of fixed number, so that lengths share a compiled kernel."""
     return make_batch(
         np.random.default_rng(sum(lens)),
@@ -42,6 +44,7 @@ def batch_of(lens: Sequence[int], q_heads: int, kv_heads: int, dim: int, page: i
         head_dim=dim,
         page_size=page,
         dtype=HALF,
+        kv_dtype=kv_dtype,
         pages_per_seq=-(-600 // page),
         num_pages=-(-1500 // page) + 8,
         mask=mask,
@@ -63,13 +66,15 @@ class Kernel:
         soft_cap: float | None = None,
         sinks: bool = False,
         value_scale: float = 1.0,
+        kv_dtype: Any = HALF,
     ) -> None:
-        self.shape = (q_heads, kv_heads, dim, page, mask)
+        kv_dtype = jnp.dtype(kv_dtype)
+        self.shape = (q_heads, kv_heads, dim, page, mask, kv_dtype)
         self.scales: dict[str, Any] = {"scale": 0.7 * dim**-0.5, "v_scale": value_scale, "soft_cap": soft_cap}
         self.sinks = np.linspace(-3, 4, q_heads, dtype=np.float32) if sinks else None
         options = AttentionOptions(
-            layout=CacheLayout("v3", kv_heads, dim, dim, 2),
-            kv_dtype=HALF,
+            layout=CacheLayout("v3", kv_heads, dim, dim, 4 // kv_dtype.itemsize),
+            kv_dtype=kv_dtype,
             score_scale=self.scales["scale"],
             window=mask.window,
             chunk=mask.chunk,
@@ -140,6 +145,21 @@ def test_heads_of_64_share_rows_within_chunks() -> None:
     Kernel(4, 2, 64, 32, mask=Mask(chunk=100)).check((0, 99, 100, 101, 333))
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "heads", "dim", "mask"),
+    [
+        (jnp.float8_e4m3fn, (6, 3), 128, Mask(window=150)),
+        (jnp.float8_e5m2, (4, 4), 64, FULL),
+        (jnp.int8, (2, 1), 96, Mask(chunk=100)),
+    ],
+    ids=["e4m3", "e5m2", "int8"],
+)
+def test_caches_of_8_bits(kv_dtype: Any, heads: tuple[int, int], dim: int, mask: Mask) -> None:
+    """ATT-1, CACHE-2: four rows in a word, of two heads or of four; an odd head, padding; dead slots are poison."""
+    kernel = Kernel(*heads, dim, 32, mask=mask, kv_dtype=kv_dtype, value_scale=0.5, blocks=TWO_SIZES)
+    kernel.check((0, 1, 129, 151, 333, 64))
+
+
 def test_a_page_of_one_token() -> None:
     """More copies than are written out are a loop."""
     Kernel(2, 1, 128, 1).check((5, 0, 130))
@@ -158,8 +178,8 @@ def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None]) -> None:
 def test_a_missing_mask_of_values_shows(plant: Callable[[Any, str, Any], None]) -> None:
     """The poison is poison: values of dead tokens that aren't zeroed are NaN in the output."""
 
-    def all_live(_first: Any, _end: Any, tokens: int) -> jax.Array:
-        return jnp.full((tokens // 2, 128), 2**32 - 1, jnp.uint32)
+    def all_live(_first: Any, _end: Any, tokens: int, packing: int) -> jax.Array:
+        return jnp.full((tokens // packing, 128), 2**32 - 1, jnp.uint32)
 
     plant(decode_kernel, "live_words", all_live)
     kernel = Kernel(2, 2, 128, 128)
@@ -167,49 +187,65 @@ def test_a_missing_mask_of_values_shows(plant: Callable[[Any, str, Any], None]) 
     assert np.isnan(kernel.run(*arguments)["eager"].output.astype(np.float32)).any()
 
 
-@pytest.mark.parametrize("select", [False, True])
-def test_words_come_apart_alike_in_both_forms(select: bool) -> None:
+@pytest.mark.parametrize(("dtype", "select"), [(HALF, False), (HALF, True), (jnp.dtype(jnp.int8), False)])
+def test_words_come_apart_alike_in_both_forms(dtype: Any, select: bool) -> None:
     """The hardware's form (but for its packing, which has no interpretation) gives what the interpreted form gives."""
-    rng = np.random.default_rng(0)
-    rows = jnp.asarray(rng.standard_normal((32, 2, 128)), HALF)
+    packing, tokens = 4 // dtype.itemsize, 64
+    codes = np.random.default_rng(0).permutation(tokens * packing * 128).astype(f"u{dtype.itemsize}")
+    rows = jnp.asarray(codes.reshape(tokens, packing, 128).view(dtype))
     as_words = jax.lax.bitcast_convert_type(jnp.swapaxes(rows, 1, 2), jnp.uint32)
+    upper = range(packing // 2, packing)
 
-    def kernel(block: Any, numbers: Any, upper: Any, lower: Any, masked: Any) -> None:
-        loaded = block[0::2], block[1::2]
-        live = words.live_words(jnp.int32(3), jnp.int32(30), 32)
-        upper[...] = words.upper_halves(loaded, HALF, None, select, emulated=False)
-        masked[...] = words.upper_halves(loaded, HALF, live, select, emulated=False)
-        lower[...] = words.lower_halves(words.load_words(numbers, 0, 32, True), HALF, None, emulated=True)
+    def kernel(block: Any, numbers: Any, *outputs: Any) -> None:
+        loaded = tuple(block[first::packing] for first in range(packing))
+        live = words.live_words(jnp.int32(3), jnp.int32(50), tokens, packing)
+        interpreted = words.load_words(numbers, 0, tokens, True)
+        at = iter(outputs)
+        for row in upper:
+            next(at)[...] = words.combined_row(loaded, row, dtype, None, select, emulated=False)
+            next(at)[...] = words.combined_row(loaded, row, dtype, live, select, emulated=False)
+        for row in range(packing):
+            next(at)[...] = words.combined_row(interpreted, row, dtype, None, select, emulated=True)
 
-    out_shape = (shape((32, 128), HALF),) * 3
-    upper, lower, masked = pl.pallas_call(kernel, out_shape=out_shape, interpret=pltpu.InterpretParams())(
-        as_words, rows[:, None]
-    )
-    live = (np.arange(32) >= 3) & (np.arange(32) < 30)
-    np.testing.assert_array_equal(np.asarray(lower), np.asarray(rows[:, 0]))
-    np.testing.assert_array_equal(np.asarray(upper), np.asarray(rows[:, 1]))
-    np.testing.assert_array_equal(np.asarray(masked), np.where(live[:, None], np.asarray(rows[:, 1]), 0))
+    out_shape = (shape((tokens, 128), dtype),) * (2 * len(upper) + packing)
+    found = pl.pallas_call(kernel, out_shape=out_shape, interpret=pltpu.InterpretParams())(as_words, rows[:, None])
+    at = iter(np.asarray(array).view(codes.dtype) for array in found)
+    expected = codes.reshape(tokens, packing, 128)
+    live = (np.arange(tokens) >= 3) & (np.arange(tokens) < 50)
+    for row in upper:
+        np.testing.assert_array_equal(next(at), expected[:, row])
+        np.testing.assert_array_equal(next(at), np.where(live[:, None], expected[:, row], 0))
+    for row in range(packing):
+        np.testing.assert_array_equal(next(at), expected[:, row])
 
 
 def test_what_is_not_supported_is_said() -> None:
     """Each shape that another kernel has to do has its reason."""
 
     def reason(
-        page: int = 16, heads: int = 2, dim: int = 128, width: int = 8, version: str = "v3", dtype: Any = HALF
+        page: int = 16,
+        heads: int = 2,
+        dim: int = 128,
+        width: int = 8,
+        version: str = "v3",
+        dtype: Any = HALF,
+        q_dtype: Any = HALF,
     ) -> str | None:
         layout = CacheLayout(version, heads, dim, dim, 4 // jnp.dtype(dtype).itemsize if version == "v3" else 1)
         pages = shape((4, page, *layout.row_shape), dtype)
         assert layout_of(pages, dim, dim, heads) == layout
         options = AttentionOptions(layout=layout, kv_dtype=jnp.dtype(dtype), score_scale=1.0)
-        return unsupported(options, shape((3, 2 * heads, dim), HALF), pages, shape((3, width), jnp.int32))
+        return unsupported(options, shape((3, 2 * heads, dim), q_dtype), pages, shape((3, width), jnp.int32))
 
     assert [reason(page=page, heads=heads) for page in (1, 16, 128) for heads in (1, 2, 7)] == [None] * 9
     assert [reason(dim=dim) for dim in (64, 80, 128)] == [None] * 3
+    assert [reason(dim=64, heads=heads) for heads in (1, 3)] == [None] * 2
+    assert [reason(dtype=dtype) for dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8)] == [None] * 3
     assert "v2" in str(reason(version="v2"))
     assert "page size of 33" in str(reason(page=33))
-    assert "float32" in str(reason(dtype=jnp.float32))
+    assert "a cache of float32" in str(reason(dtype=jnp.float32))
+    assert "queries of float32" in str(reason(q_dtype=jnp.float32))
     assert "256" in str(reason(dim=192))
-    assert "3 KV heads" in str(reason(dim=64, heads=3))
     assert "pages a sequence" in str(reason(width=10**6))
 
 
