@@ -53,7 +53,6 @@ ALONE = {
     "spec/groups/group_fields": "fast reads a group's declaration in groups/group_rules",
     "spec/groups/request_keys": "fast finds prefixes by their tokens and keeps no keys of requests",
     "spec/step/demand": "fast reads a single call in manager/steps, a batched one in step/step_reading",
-    "spec/manager/steps": "part of manager/cache_manager in fast",
     "spec/pool/cached_map": "a dict here, index/prefix_index in fast",
     "spec/pool/free_order": "pool/free_log and pool/priorities in fast",
     "spec/pool/pool_log": "pool/pool_events and pool/sampling in fast",

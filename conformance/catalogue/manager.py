@@ -122,7 +122,7 @@ def missing_pages_counted_as_cached(fast: ModuleType) -> SimpleNamespace:
 
     def cache_pages(self: Any, request: Any, num_computed_tokens: Any) -> None:
         live = self.coordinator.live
-        slot = self._require_live(request)
+        slot = live.require(request)
         given = live.num_promised[slot]
         beyond = whole(num_computed_tokens) and num_computed_tokens > given
         fast.CacheManager.cache_pages(self, request, given if beyond else num_computed_tokens)

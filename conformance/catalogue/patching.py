@@ -14,6 +14,7 @@ __all__ = [
     "whole",
     "with_coordinator",
     "with_manager",
+    "with_part",
     "with_pool",
     "with_queue",
     "with_table",
@@ -45,15 +46,21 @@ def with_manager(fast: ModuleType, **members: Any) -> SimpleNamespace:
     return backend_with(fast, CacheManager=derived(fast.CacheManager, members))
 
 
-def with_coordinator(fast: ModuleType, **members: Any) -> SimpleNamespace:
-    """A backend whose manager's coordinator, of whatever kind, has some members replaced."""
+def with_part(fast: ModuleType, part: str, **members: Any) -> SimpleNamespace:
+    """A backend whose manager has a part with some members replaced; `part` is the attribute that holds it."""
 
     def build_manager(self: Any, *args: Any, **options: Any) -> None:
         fast.CacheManager.__init__(self, *args, **options)
-        # The manager makes its coordinator itself: the object stays, its class changes.
-        self.coordinator.__class__ = derived(type(self.coordinator), members)
+        # The manager makes its parts itself: the object stays, its class changes.
+        own = getattr(self, part)
+        own.__class__ = derived(type(own), members)
 
     return with_manager(fast, __init__=build_manager)
+
+
+def with_coordinator(fast: ModuleType, **members: Any) -> SimpleNamespace:
+    """A backend whose manager's coordinator, of whatever kind, has some members replaced."""
+    return with_part(fast, "coordinator", **members)
 
 
 def with_pool(fast: ModuleType, **members: Any) -> SimpleNamespace:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .device_patching import with_function
-from .patching import backend_with, derived, with_manager
+from .patching import backend_with, derived, with_manager, with_part
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -39,7 +39,7 @@ def hits_copied_over(fast: ModuleType) -> SimpleNamespace:
         flight = self.coordinator.swapped.flights[plan.swap_id]
         firsts = flight.swapped.first_places
         whole = [own[first:] for own, first in zip(flight.pages, firsts, strict=True)]
-        return plan._replace(copies=self._copies(flight.swapped, whole))
+        return plan._replace(copies=self.swaps.copies(flight.swapped, whole))
 
     return with_manager(fast, swap_in=swap_in)
 
@@ -77,13 +77,13 @@ def host_freed_before_the_fence(fast: ModuleType) -> SimpleNamespace:
 def aborted_on_the_host(fast: ModuleType) -> SimpleNamespace:
     """A request that is aborted while it is swapped out keeps its host pages for ever."""
 
-    def _abandon(self: Any, request: Any, request_id: str) -> None:
+    def abandon(self: Any, request: Any, request_id: str) -> None:
         swapped = self.coordinator.swapped.by_id.get(request_id)
         if swapped is not None and swapped.request is request and swapped.swap_id < 0:
             swapped.host_pages = [own[:0] for own in swapped.host_pages]
-        fast.CacheManager._abandon(self, request, request_id)
+        fast.manager.swaps.Swaps.abandon(self, request, request_id)
 
-    return with_manager(fast, _abandon=_abandon)
+    return with_part(fast, "swaps", abandon=abandon)
 
 
 @seeded(OWN, "MAN-14", "swap")

@@ -367,6 +367,11 @@ class CacheCoordinator(Uncopied):
         for publishing in self.publisher.read(request, slot, computed, promised, num_computed_tokens):
             self.publisher.publish(slot, publishing)
 
+    def take_page_copies(self) -> list[PageCopy]:
+        """The state copies recorded since the last call, in order (MAN-13)."""
+        noted, self.copies = self.copies, []
+        return [copy for _, copy in noted]
+
     # -- Giving back ------------------------------------------------------------------------------
 
     def free(self, slot: int, request_id: str, num_written: int | None) -> list[str]:

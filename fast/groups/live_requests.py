@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest
 
+from ..reading.arguments import refusal
 from ..reading.extra_keys import ExtraSegment
+from ..reading.request_reading import read_request_id
 from .cache_group import CacheGroup
 
 __all__ = ["DistinctIds", "LiveRequests", "Wanted"]
@@ -198,6 +200,13 @@ class LiveRequests:
             for group, own in zip(self._groups, segments, strict=True):
                 group.admit(slot, own, no_pages)
         self._free = (~self.is_live).nonzero()[0].tolist()  # sorted, so it is a heap
+
+    def require(self, request: EngineRequest) -> int:
+        """The slot of a request, which is refused unless it is live (R1). O(1)."""
+        slot = self.slot_of.get(read_request_id(request), -1)
+        if slot < 0 or self.requests[slot] is not request:
+            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
+        return slot
 
     def dismiss(self, slot: int) -> None:
         """Frees a slot. O(log capacity)."""

@@ -162,6 +162,16 @@ class SwappedRequests:
         self.flights: dict[int, Flight] = {}
         self.next_id = 0
 
+    @property
+    def out(self) -> set[str]:
+        """The ids of the requests that are swapped out or being swapped."""
+        return {request_id for request_id, swapped in self.by_id.items() if not swapped.is_received}
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no request is swapped out and no copies are running."""
+        return not self.by_id and not self.flights
+
     def begin(self, flight: Flight) -> int:
         """Records a plan whose copies are running; returns its id."""
         number = flight.swapped.swap_id = self.next_id

@@ -1,34 +1,44 @@
-"""MAN: the pages of each request, from its first look-up to its end.
+"""MAN: the cache manager: the pages of each request, from its first look-up to its end.
 
-Every call reads and validates its arguments here (R1); the coordinator then changes the groups' pages. Calls about
-prefixes rather than requests are in `prefixes`, those about host memory in `swaps`.
+The manager's calls are documented here and carried out by its parts, which read all arguments of a call before they
+change anything (R1).
 """
 
-from kvproof.spec.declarations import EngineRequest, PageCopy
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, Unpack
+
+from kvproof.spec.declarations import (
+    CacheCounters,
+    CacheEvent,
+    CacheGroupSpec,
+    EngineRequest,
+    HashFunction,
+    ManagerOptions,
+    PageCopy,
+    SwapPlan,
+    takes_options,
+)
+from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..groups.cache_pages import CachePages
-from ..groups.longest_hit import Hits
-from ..reading.arguments import attribute, flag, integer, refusal
-from ..reading.request_reading import (
-    another,
-    is_running,
-    never_slotted,
-    read_id,
-    read_prompt,
-    read_request_id,
-    too_long,
-)
-from ..step.batched_step import allocate_batch
+from ..groups.coordinator_kinds import get_kv_cache_coordinator
+from ..pool.hashing import PageHash, sha256
+from ..reading.arguments import flag, integer
+from ..reading.request_reading import read_id, read_request_id
 from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.table_rows import Ids
-from .prefixes import PinnedPrefix
-from .swaps import SwapManager
+from .prefixes import PinnedPrefix, Prefixes
+from .restore import restored
+from .snapshot import snapshot_of
+from .steps import Steps
+from .swaps import Swaps
 
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix"]
 
 
-class CacheManager(SwapManager):
+class CacheManager(Uncopied):
     """Allocates cache slots to requests: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.
@@ -44,9 +54,120 @@ class CacheManager(SwapManager):
 
     Attributes:
         page_pool: the pool.
+        coordinator: the state of all cache groups and of the requests in them.
+        prefixes: looking up, pinning and counting cached prefixes.
+        swaps: swapping requests to host memory and back.
+        steps: allocating, publishing and freeing the pages of requests.
         page_size: tokens in a page of the first group; None with caching off.
-        coordinator: the state of all cache groups.
     """
+
+    @takes_options
+    def __init__(
+        self,
+        num_pages: int,
+        kv_cache_groups: Sequence[CacheGroupSpec],
+        max_model_len: int,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        **options: Unpack[ManagerOptions],
+    ) -> None:
+        self.max_model_len = integer("max_model_len", max_model_len, minimum=1, below=2**63)
+        self.use_eagle = flag("use_eagle", use_eagle)
+        self.coordinator = get_kv_cache_coordinator(
+            num_pages,
+            kv_cache_groups,
+            self.max_model_len,
+            self.use_eagle,
+            flag("enable_caching", enable_caching),
+            **options,
+        )
+        self.page_pool = self.coordinator.page_pool
+        self.prefixes = Prefixes(self.coordinator)
+        self.swaps = Swaps(self.coordinator, self.prefixes)
+        self.steps = Steps(self.coordinator, self.prefixes, self.swaps)
+        self.num_pages = self.page_pool.num_pages
+        self.enable_caching = self.coordinator.enable_caching
+        self.kv_cache_groups = self.coordinator.kv_cache_groups
+        self.num_kv_cache_groups = len(self.kv_cache_groups)
+        self.page_size = self.coordinator.groups[0].rule.page_size if self.enable_caching else None
+
+    # -- Prefixes ---------------------------------------------------------------------------------
+
+    def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
+        """The longest cached prefix of a request that every group can serve (MAN-1). Changes nothing in the pool.
+
+        The last token is never part of it, since its logits have to be computed.
+
+        Args:
+            request: a request that is to be admitted.
+
+        Returns:
+            Its cached pages, null pages where a group needs none, and the number of their tokens. O(tokens
+            compared), as one memory comparison for each run of pages that were cached together, and O(pages) in
+            array operations for several groups.
+        """
+        return self.prefixes.find(request)
+
+    def create_empty_page_list(self) -> CachePages:
+        """An empty list for each group of the manager."""
+        return self.coordinator.nothing
+
+    def pin_prefix(self, request: EngineRequest, num_tokens: int | None = None) -> PinnedPrefix | None:
+        """Pins the cached pages of a request's longest cached prefix: they stay cached until unpinned (PIN-1).
+
+        Args:
+            request: any request with the prefix's tokens and extra keys, live or not.
+            num_tokens: the most tokens to pin; None: as many as the request has.
+
+        Returns:
+            The pinned prefix; None if nothing is cached. Pins are counted: a prefix pinned twice must be unpinned
+            twice. O(pages).
+
+        Raises:
+            ValueError: more pages would be pinned than the manager allows.
+        """
+        return self.prefixes.pin(request, num_tokens)
+
+    def unpin_prefix(self, pin_id: int) -> None:
+        """Ends a pin; pages without other references become free, group by group, last page first (PIN-1).
+
+        Raises:
+            ValueError: there is no such pin.
+        """
+        self.prefixes.unpin(pin_id)
+
+    def set_prefix_priority(
+        self, request: EngineRequest, priority: int, num_tokens: int | None = None, expires_at: float | None = None
+    ) -> int:
+        """Sets the priority of the cached pages of a request's longest cached prefix (PIN-2).
+
+        Args:
+            request: any request with the prefix's tokens and extra keys, live or not.
+            priority: an int32; pages of low priority are evicted first; the default of pages is 0.
+            num_tokens: the most tokens of the prefix; None: as many as the request has.
+            expires_at: the time at which the priority ends; None: never.
+
+        Returns:
+            The number of tokens of the prefix. Its free pages are put behind those of the new priority group by group,
+            last page first.
+        """
+        return self.prefixes.set_priority(request, priority, num_tokens, expires_at)
+
+    def advance_time(self, now: float) -> None:
+        """Sets the time: priorities that expire by then end (PIN-2).
+
+        Raises:
+            ValueError: the time is earlier than the last one.
+        """
+        self.page_pool.advance_time(now)
+
+    def evict_pages(self, page_ids: Iterable[int]) -> None:
+        """Drops the hashes of pages; see `PagePool.evict_pages` (POOL-11)."""
+        self.page_pool.evict_pages(page_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix, if no page is in use and nothing swapped out (POOL-9). Returns True if so."""
+        return self.coordinator.swapped.is_idle and self.page_pool.reset_prefix_cache()
 
     # -- Allocating -------------------------------------------------------------------------------
 
@@ -85,123 +206,14 @@ class CacheManager(SwapManager):
                 slots or went down (MAN-8) or are not those of the stored state (MAN-13), a computed page is not the
                 request's prefix (MAN-2).
         """
-        if type(num_new_tokens) is not int or num_new_tokens < 1:
-            num_new_tokens = integer("num_new_tokens", num_new_tokens, minimum=1)
-        if type(num_new_computed_tokens) is not int or not 0 <= num_new_computed_tokens < 2**63:
-            num_new_computed_tokens = integer("num_new_computed_tokens", num_new_computed_tokens)
-        if type(num_lookahead_tokens) is not int or not 0 <= num_lookahead_tokens < 2**63:
-            num_lookahead_tokens = integer("num_lookahead_tokens", num_lookahead_tokens)
-        delay: object = delay_cache_pages
-        if type(delay) is not bool:
-            delay = flag("delay_cache_pages", delay)
-        try:
-            request_id, computed = request.request_id, request.num_computed_tokens
-        except AttributeError:
-            request_id, computed = read_request_id(request), attribute(request, "num_computed_tokens")
-        if type(request_id) is not str:
-            request_id = read_id(request_id, "request.request_id")
-        live = self._live
-        slot = live.slot_of.get(request_id, -1)
-        if type(computed) is not int or computed < 0:
-            computed = integer("request.num_computed_tokens", computed)
-        if slot < 0:
-            return self._admit(
-                request,
-                computed,
-                num_new_tokens,
-                new_computed_pages,
-                num_new_computed_tokens,
-                num_lookahead_tokens,
-                bool(delay),
-            )
-        if live.requests[slot] is not request:
-            raise another(request)
-        if new_computed_pages is not None or num_new_computed_tokens:
-            self._refuse_hits(new_computed_pages, num_new_computed_tokens, request)
-        promised = computed + num_new_tokens
-        slots = promised + num_lookahead_tokens
-        if (
-            computed > live.num_slots[slot]
-            or computed < live.num_computed[slot]
-            or promised > self.max_model_len
-            or self.coordinator.has_states
-        ):
-            self.coordinator.require_step(slot, computed, promised)
-        if slots < live.num_needs_at[slot] and promised < live.num_due_at[slot]:
-            live.num_computed[slot] = computed
-            if promised > live.num_promised[slot]:
-                live.num_promised[slot] = promised
-            if slots > live.num_slots[slot]:
-                live.num_slots[slot] = slots
-            return self.coordinator.nothing
-        return self._advance(request, slot, computed, promised, min(slots, self.max_model_len), bool(delay))
-
-    def _advance(
-        self, request: EngineRequest, slot: int, computed: int, promised: int, slots: int, delay: bool
-    ) -> CachePages | None:
-        """`allocate_slots` for a live request whose arguments have been read."""
-        coordinator = self.coordinator
-        publishings = () if delay else coordinator.publisher.read(request, slot, computed, promised, promised)
-        new = coordinator.advance(slot, computed, promised, slots)
-        if new is not None:
-            for publishing in publishings:
-                coordinator.publisher.publish(slot, publishing)
-            coordinator.note_next(slot)
-            return coordinator.cache_pages_of(new) if new is not coordinator.nothing_new else coordinator.nothing
-        return None
-
-    def _admit(
-        self,
-        request: EngineRequest,
-        computed: int,
-        new: int,
-        given: CachePages | None,
-        found: int,
-        lookahead: int,
-        delay: bool,
-    ) -> CachePages | None:
-        """`allocate_slots` for a request that is not live and whose counts have been read."""
-        coordinator = self.coordinator
-        request_id, tokens, extra_keys, _ = read_prompt(request)
-        segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
-        if coordinator.swapped.by_id:
-            coordinator.swapped.require_none(request)
-        hits = self._hit_ids(given, found)
-        if not hasattr(request, "status"):
-            attribute(request, "status")  # refuses
-        num_tokens = len(tokens) // 4
-        if found:
-            if not self.enable_caching:
-                raise refusal(ValueError, "MAN-2", f"num_new_computed_tokens={found} with caching off")
-            if found > num_tokens:
-                raise refusal(
-                    ValueError, "MAN-2", f"new_computed_pages hold {found} tokens, the request has {num_tokens}"
-                )
-            coordinator.check_hits(tokens, segments, hits, found)
-        if computed:
-            raise never_slotted(computed, 0)
-        promised = found + new
-        if promised > self.max_model_len:
-            raise too_long(new, promised, self.max_model_len)
-        slots = min(promised + lookahead, self.max_model_len)
-        pages = coordinator.admit(request, request_id, tokens, segments, hits, promised, slots, delay)
-        if pages is None:
-            return None
-        if self._known.get(request_id) is not request:
-            self._remember(request, request_id)
-        if self.enable_caching:
-            self._num_requests += 1
-            self._queried_tokens += num_tokens
-            self._hit_tokens += found
-        if self._given_back:
-            self._count_resumption(request_id)
-        return coordinator.cache_pages_of(pages)
-
-    def _count_resumption(self, request_id: str) -> None:
-        promised = self._given_back.pop(request_id, 0)
-        if promised:
-            self._num_preemptions += 1
-            self._preempted_tokens += promised
+        return self.steps.allocate(
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            new_computed_pages,
+            num_lookahead_tokens,
+            delay_cache_pages,
+        )
 
     def allocate_slots_batch(
         self,
@@ -238,17 +250,13 @@ class CacheManager(SwapManager):
             ValueError: `allocate_slots` would refuse one of the requests; a slot or row named twice, lengths
                 that differ, tables without rows, a row that is not its request's (MAN-11) or too short (TAB-2).
         """
-        delay = flag("delay_cache_pages", delay_cache_pages)
-        return allocate_batch(
-            self.coordinator, slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens, delay, tables, rows
+        return self.steps.allocate_batch(
+            slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens, delay_cache_pages, tables, rows
         )
 
     def slot_of(self, request_id: str) -> int:
         """A live request's slot: the lowest number that was free when it was admitted (MAN-11). O(1)."""
-        slot = self._live.slot_of.get(read_id(request_id), -1)
-        if slot < 0:
-            raise refusal(ValueError, "R1", f"request_id={request_id!r} is not live")
-        return slot
+        return self.steps.slot_of(request_id)
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3). O(pages published).
@@ -261,19 +269,99 @@ class CacheManager(SwapManager):
         Raises:
             ValueError: the request is not live, or the count exceeds its computed + new tokens.
         """
-        count = integer("num_computed_tokens", num_computed_tokens)
-        slot = self._require_live(request)
-        promised = self._live.num_promised[slot]
-        if count > promised:
-            raise refusal(
-                ValueError, "MAN-3", f"num_computed_tokens={count}: the request was given slots for {promised}"
-            )
-        self.coordinator.cache_pages(request, slot, count)
+        self.steps.cache_pages(request, num_computed_tokens)
 
     def take_page_copies(self) -> list[PageCopy]:
         """The state copies recorded since the last call, to be run in order before the step (MAN-13)."""
-        noted, self.coordinator.copies = self.coordinator.copies, []
-        return [copy for _, copy in noted]
+        return self.coordinator.take_page_copies()
+
+    # -- Host memory ------------------------------------------------------------------------------
+
+    def swap_out(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans the copies of a live request's computed tokens to host memory; the request is no longer live.
+
+        Args:
+            request: a live request; its ``num_computed_tokens`` are at least 1 and at most its tokens. All pages that
+                it published have been written.
+
+        Returns:
+            The copies of all pages that a step after these tokens could read; null pages, pages before a window and
+            pages past the computed tokens are not copied. The device pages stay referenced until `swap_done` and are
+            then freed, last page first (MAN-5). None, with nothing changed, if too few host pages are free. O(tokens).
+
+        Raises:
+            ValueError: the request is not live, or its computed tokens are none, unknown, or impossible (MAN-8,
+                MAN-13).
+        """
+        return self.swaps.swap_out(request)
+
+    def swap_in(self, request: EngineRequest) -> SwapPlan | None:
+        """Plans the copies of a request back to the device: pages that are still cached are hit, the rest is copied.
+
+        Args:
+            request: a request that is swapped out, its copies ended; its ``num_computed_tokens`` are not read.
+
+        Returns:
+            The copies, after which `swap_done` makes the request live with the computed tokens that it had. None, with
+            nothing changed, if too few pages are free. A cached page is hit even if a page before it is not cached.
+            O(tokens).
+
+        Raises:
+            ValueError: the request is not swapped out, or is being copied; its tokens or extra keys changed (MAN-6).
+        """
+        return self.swaps.swap_in(request)
+
+    def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
+        """Plans the copies of pages of another process into the cache, where any request can hit them (SWAP-2).
+
+        The pages are those that a hit of ``num_tokens`` tokens needs, group by group; a copy's ``host_page`` is its
+        page's index among them. Pages that are cached already are not copied. `swap_done` publishes the pages and frees
+        them, last page first; until then the request's id is in use, and `free` cancels the plan.
+
+        Args:
+            request: a request with the tokens and extra keys of the pages; not live.
+            num_tokens: the number of tokens, at least 1 and a multiple of every page size.
+
+        Returns:
+            The copies; None, with nothing changed, if too few pages are free. O(tokens).
+
+        Raises:
+            ValueError: the request is live or swapped out, it has fewer tokens, or pages of these groups are never
+                cached.
+        """
+        return self.swaps.receive_pages(request, num_tokens)
+
+    def swap_done(self, swap_id: int) -> None:
+        """Declares a plan's copies ended, or that nothing dispatched from now on can overtake them.
+
+        After copies to the host the device pages are freed (MAN-5). After copies to the device the host pages are
+        freed, and the request is live in the lowest free slot with its full pages published (MAN-3). The pages of a
+        request that was freed meanwhile are freed on both sides.
+
+        Args:
+            swap_id: the plan's id. O(pages), for copies to the device O(tokens).
+
+        Raises:
+            ValueError: the plan does not exist, or its copies have ended already.
+        """
+        self.swaps.swap_done(swap_id)
+
+    @property
+    def num_host_pages(self) -> int:
+        """The number of pages that host memory has room for."""
+        return self.coordinator.swapped.host.num_pages
+
+    @property
+    def num_free_host_pages(self) -> int:
+        """The number of host pages that are neither in use nor being copied (SWAP-1). O(1)."""
+        return self.coordinator.swapped.host.num_free
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages of a request that is swapped out or being copied, a list for each group; else empty lists."""
+        swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
+        if swapped is None or swapped.is_received:
+            return tuple([] for _ in self.kv_cache_groups)
+        return tuple(pages.tolist() for pages in swapped.host_pages)
 
     # -- Giving back ------------------------------------------------------------------------------
 
@@ -292,23 +380,36 @@ class CacheManager(SwapManager):
             reschedule them. Empty if ``num_written`` is None. O(pages); if another request has a withdrawn page, also
             O(live requests) in array operations.
         """
-        written = None if num_written is None else integer("num_written", num_written)
-        live, request_id = self._live, read_request_id(request)
-        slot = live.slot_of.get(request_id, -1)
-        if slot < 0 or live.requests[slot] is not request:
-            self._abandon(request, request_id)
-            return []
-        if request_id in self._known:
-            self._given_back[request_id] = live.num_promised[slot]
-        return self.coordinator.free(slot, request_id, written)
+        return self.steps.free(request, num_written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the records kept of a request. Call it when the request is finished, not when it is preempted."""
-        request_id = read_request_id(request)
-        self._known.pop(request_id, None)
-        self._given_back.pop(request_id, None)
+        self.prefixes.forget(read_request_id(request))
 
     # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """The share of pages in use, from 0.0 to 1.0 (POOL-10)."""
+        return self.page_pool.get_usage()
+
+    @property
+    def counters(self) -> CacheCounters:
+        """The counters since the manager was made (MAN-12)."""
+        return self.prefixes.counters
+
+    @property
+    def req_to_page_hashes(self) -> defaultdict[str, Sequence[PageHash]]:
+        """The keys of the full pages of each request looked up or admitted, until `free_page_hashes`; else ``[]``.
+
+        They are for the first group's page size; none with caching off. The manager does not use them: they are
+        computed when this is read, and changes to the result have no effect.
+        """
+        return self.prefixes.known_keys
+
+    def take_events(self) -> list[CacheEvent]:
+        """The events since the last call, in order (MAN-12); empty if events are disabled."""
+        return self.page_pool.take_events()
 
     def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The ids of a request's pages, a list for each group; empty lists if it is not live."""
@@ -322,43 +423,54 @@ class CacheManager(SwapManager):
             num_scheduled_requests: the number of running requests. If the number of live requests with that status is
                 another, the engine's count and the manager's differ and the answer is 0.
         """
-        count = integer("num_scheduled_requests", num_scheduled_requests)
-        slot = self._require_live(request)
-        if not is_running(request):
-            raise refusal(
-                ValueError, "MAN-10", f"request {request.request_id!r} has status {request.status}, not RUNNING"
-            )
-        return self.coordinator.get_num_common_prefix_pages(slot, count, is_running)
+        return self.steps.get_num_common_prefix_pages(request, num_scheduled_requests)
 
-    # -- Reading arguments (R1) -------------------------------------------------------------------
+    # -- Snapshots --------------------------------------------------------------------------------
 
-    def _hit_ids(self, given: CachePages | None, found: int) -> Hits:
-        """The ids of the pages just found; refused if their number is not that of ``found`` tokens (MAN-2)."""
-        coordinator = self.coordinator
-        groups = coordinator.groups
-        hits, is_right = coordinator.no_hits, found == 0
-        if given is not None:
-            if not isinstance(given, CachePages):
-                raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
-            if len(given.pages) != len(groups):
-                raise refusal(
-                    ValueError, "MAN-2", f"new_computed_pages has {len(given.pages)} groups, the manager {len(groups)}"
-                )
-            hits, is_right = [], found == 0 or len(groups) > 0
-            for group, pages in zip(groups, given.pages, strict=True):
-                ids = self.page_pool.read_pages("new_computed_pages", pages)
-                hits.append(ids)
-                if len(ids) * group.page_size != found:
-                    is_right = False
-        if not is_right:
-            held = [len(pages) * group.page_size for group, pages in zip(groups, hits, strict=True)]
-            raise refusal(
-                ValueError, "MAN-2", f"num_new_computed_tokens={found}, but new_computed_pages hold {held or [0]}"
-            )
-        return hits
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state as JSON has it (MAN-14); `restore` of either package goes on from it.
 
-    def _refuse_hits(self, given: CachePages | None, found: int, request: EngineRequest) -> None:
-        if any(len(pages) for pages in self._hit_ids(given, found)):
-            raise refusal(
-                ValueError, "MAN-2", f"new_computed_pages for {request.request_id!r}, which holds pages already"
-            )
+        It has token ids and no salts (SEC-2). The requests' objects are the engine's to keep.
+
+        Returns:
+            What stands in the format of the module `snapshot`. O(pages and cached tokens).
+
+        Raises:
+            ValueError: a page is held or cached by calls on the pool, of which no snapshot tells; a request is in
+                host memory, or on its way (SWAP-1).
+        """
+        return snapshot_of(self)
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: Mapping[str, Any],
+        requests: Iterable[EngineRequest] = (),
+        *,
+        hash_function: HashFunction = sha256,
+    ) -> Self:
+        """A manager that goes on from a snapshot and behaves alike in every later call (MAN-14, SEC-3).
+
+        Args:
+            snapshot: what `snapshot` of this or the other package returned; it may have gone through JSON.
+            requests: the engine's objects of the requests that were live or known, one for each id; others are
+                passed over.
+            hash_function: the one that the manager had.
+
+        Returns:
+            The manager. O(pages and cached tokens).
+
+        Raises:
+            TypeError: ``snapshot`` is no mapping, or ``requests`` has something else than requests.
+            ValueError: the snapshot is damaged, or does not fit the requests.
+        """
+        return restored(cls, snapshot, requests, hash_function)
+
+    def check(self) -> None:
+        """Verifies every redundancy of the state; O(pages and cached tokens).
+
+        Raises:
+            AssertionError: a check fails; the message shows the whole state.
+        """
+        self.coordinator.check()
+        self.prefixes.check()

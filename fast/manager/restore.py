@@ -23,15 +23,15 @@ from .restored_requests import restore_requests
 from .snapshot import snapshot_of
 
 if TYPE_CHECKING:
-    from .prefixes import PrefixManager
+    from .cache_manager import CacheManager
 
 __all__ = ["restored"]
 
-ManagerKind = TypeVar("ManagerKind", bound="PrefixManager")
+ManagerKind = TypeVar("ManagerKind", bound="CacheManager")
 
 
 def restored(kind: type[ManagerKind], snapshot: object, requests: object, hash_function: HashFunction) -> ManagerKind:
-    """The manager of a snapshot; see `PrefixManager.restore`. O(pages and cached tokens)."""
+    """The manager of a snapshot; see `CacheManager.restore`. O(pages and cached tokens)."""
     if not isinstance(snapshot, Mapping):
         raise refusal(TypeError, "R1", f"snapshot must be a mapping, not {type(snapshot).__name__}")
     init_none_hash(b"", hash_function)  # refuses what is no hash function
@@ -88,16 +88,19 @@ def _made(kind: type[ManagerKind], parts: Mapping[str, Part], hash_function: Has
 # -- Who holds the pages --------------------------------------------------------------------------
 
 
-def _restore_pins(manager: "PrefixManager", parts: Mapping[str, Part]) -> NDArray[np.int64]:
+def _restore_pins(manager: "CacheManager", parts: Mapping[str, Part]) -> NDArray[np.int64]:
     """Pinned prefixes; returns how often they pin each page, `i64[num_pages]`."""
     pool, groups = manager.page_pool, manager.coordinator.groups
     pinned = np.zeros(pool.num_pages, np.int64)
-    manager._next_pin = parts["next_pin_id"].integer()
+    manager.prefixes.next_pin_id = parts["next_pin_id"].integer()
     manager.coordinator.swapped.next_id = parts["next_swap_id"].integer()
     for part in parts["pins"].items():
         members = part.members(("id", "num_tokens", "pages"))
-        pin_id, num_tokens = members["id"].integer(below=manager._next_pin), members["num_tokens"].integer(minimum=1)
-        if pin_id in manager._pins:
+        pin_id, num_tokens = (
+            members["id"].integer(below=manager.prefixes.next_pin_id),
+            members["num_tokens"].integer(minimum=1),
+        )
+        if pin_id in manager.prefixes.pinned:
             raise members["id"].damaged("is the id of another pin")
         hits = []
         for group, pages_part in zip(groups, members["pages"].items(len(groups)), strict=True):
@@ -108,7 +111,7 @@ def _restore_pins(manager: "PrefixManager", parts: Mapping[str, Part]) -> NDArra
             hits.append(pages)
         if not any(pages.any() for pages in hits):
             raise part.damaged("must pin a page")
-        manager._pins[pin_id] = num_tokens, hits
+        manager.prefixes.pinned[pin_id] = num_tokens, hits
     pinned[0] = 0  # POOL-1
     return pinned
 
@@ -116,33 +119,30 @@ def _restore_pins(manager: "PrefixManager", parts: Mapping[str, Part]) -> NDArra
 # -- What was counted and noted -------------------------------------------------------------------
 
 
-def _restore_counters(manager: "PrefixManager", part: Part) -> None:
+def _restore_counters(manager: "CacheManager", part: Part) -> None:
     """The counters that the manager keeps."""
-    counters = counters_of(part)
-    manager._num_requests, manager._queried_tokens = counters.requests, counters.queried_tokens
-    manager._hit_tokens = counters.hit_tokens
-    manager._num_preemptions, manager._preempted_tokens = counters.preemptions, counters.preempted_tokens
+    manager.prefixes.restore_counters(counters_of(part))
 
 
-def _restore_notes(manager: "PrefixManager", parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
+def _restore_notes(manager: "CacheManager", parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
     """Which requests are known, and what waits to be handed out."""
     pool, groups = manager.page_pool, manager.coordinator.groups
     for part in parts["known"].items():
         request_id = part.text()
-        if request_id in manager._known:
+        if request_id in manager.prefixes.known:
             raise part.damaged(f"is {request_id!r}, which is named twice")
         if request_id not in objects:
             raise part.damaged(f"is {request_id!r}, a request that was not given")
-        manager._known[request_id] = objects[request_id]
+        manager.prefixes.known[request_id] = objects[request_id]
     for part in parts["given_back"].items():
         id_part, tokens = part.items(2)
         request_id = id_part.text()
-        if request_id in manager._given_back:
+        if request_id in manager.prefixes.given_back:
             raise id_part.damaged(f"is {request_id!r}, which is named twice")
-        manager._given_back[request_id] = tokens.integer(minimum=1)
+        manager.prefixes.given_back[request_id] = tokens.integer(minimum=1)
     for part in parts["copies"].items():
         id_part, *numbers = part.items(4)
-        if id_part.text() not in manager._live.slot_of:
+        if id_part.text() not in manager.coordinator.live.slot_of:
             raise id_part.damaged(f"is {id_part.value!r}, which is not live")
         group = numbers[0].integer(below=len(groups))
         if not (groups[group].rule.has_states and groups[group].rule.gives_back):

@@ -20,7 +20,7 @@ from ..reading.request_reading import read_tokens
 from ..reading.tokens import TokenBytes
 
 if TYPE_CHECKING:
-    from .prefixes import PrefixManager
+    from .cache_manager import CacheManager
 
 __all__ = ["restore_requests"]
 
@@ -50,7 +50,7 @@ class _Live(NamedTuple):
     rows: list[_Row]
 
 
-def restore_requests(manager: "PrefixManager", part: Part, objects: Mapping[str, EngineRequest]) -> NDArray[np.int64]:
+def restore_requests(manager: "CacheManager", part: Part, objects: Mapping[str, EngineRequest]) -> NDArray[np.int64]:
     """Makes requests live, in a manager that has none and whose index is filled.
 
     Args:
@@ -64,7 +64,7 @@ def restore_requests(manager: "PrefixManager", part: Part, objects: Mapping[str,
     Raises:
         ValueError: something is damaged or does not fit the engine's request (MAN-14).
     """
-    live, groups, pool = manager._live, manager.coordinator.groups, manager.page_pool
+    live, groups, pool = manager.coordinator.live, manager.coordinator.groups, manager.page_pool
     given = [_read(item, objects, groups, manager) for item in part.items()]
     for name, values in (("ids", [own.request_id for own in given]), ("slots", [own.slot for own in given])):
         if len(set(values)) < len(values):
@@ -90,7 +90,7 @@ def restore_requests(manager: "PrefixManager", part: Part, objects: Mapping[str,
 
 
 def _read(
-    part: Part, objects: Mapping[str, EngineRequest], groups: Sequence[CacheGroup], manager: "PrefixManager"
+    part: Part, objects: Mapping[str, EngineRequest], groups: Sequence[CacheGroup], manager: "CacheManager"
 ) -> _Live:
     members = part.members(("id", "slot", "num_promised", "num_slots", "num_computed", "groups"))
     request_id = members["id"].text()
@@ -115,7 +115,7 @@ def _read(
     return _Live(part, request, request_id, slot, promised, slots, computed, rows)
 
 
-def _read_row(part: Part, group: CacheGroup, counts: tuple[int, int, int], manager: "PrefixManager") -> _Row:
+def _read_row(part: Part, group: CacheGroup, counts: tuple[int, int, int], manager: "CacheManager") -> _Row:
     promised, slots, computed = counts
     members = part.members(("pages", "num_hits", "num_published", "states"))
     pages = members["pages"].integers(below=manager.num_pages)

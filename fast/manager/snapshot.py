@@ -16,13 +16,13 @@ from ..groups.swapped_requests import SwappedRequests
 from ..reading.arguments import refusal
 
 if TYPE_CHECKING:
-    from .prefixes import PrefixManager
+    from .cache_manager import CacheManager
 
 __all__ = ["snapshot_of"]
 
 
-def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
-    """The snapshot of a manager; see `PrefixManager.snapshot`. O(pages and cached tokens)."""
+def snapshot_of(manager: "CacheManager") -> dict[str, Any]:
+    """The snapshot of a manager; see `CacheManager.snapshot`. O(pages and cached tokens)."""
     pool, coordinator = manager.page_pool, manager.coordinator
     _require_none_swapped(coordinator.swapped)
     _require_told(manager)
@@ -40,14 +40,14 @@ def snapshot_of(manager: "PrefixManager") -> dict[str, Any]:
         "none_hash": pool.none_hash.hex(),
         "groups": [group_to_json(group) for group in manager.kv_cache_groups],
         **pool.state(),
-        "requests": [_request(manager, *live) for live in manager._live.slot_of.items()],
-        "known": list(manager._known),
-        "given_back": [[request_id, tokens] for request_id, tokens in manager._given_back.items()],
+        "requests": [_request(manager, *live) for live in manager.coordinator.live.slot_of.items()],
+        "known": list(manager.prefixes.known),
+        "given_back": [[request_id, tokens] for request_id, tokens in manager.prefixes.given_back.items()],
         "pins": [
             {"id": pin_id, "num_tokens": num_tokens, "pages": [pages.tolist() for pages in hits]}
-            for pin_id, (num_tokens, hits) in manager._pins.items()
+            for pin_id, (num_tokens, hits) in manager.prefixes.pinned.items()
         ],
-        "next_pin_id": manager._next_pin,
+        "next_pin_id": manager.prefixes.next_pin_id,
         "next_swap_id": coordinator.swapped.next_id,
         "copies": [[request_id, *copy] for request_id, copy in coordinator.copies],
         "counters": counters_to_json(manager.counters),
@@ -65,14 +65,14 @@ def _require_none_swapped(swapped: SwappedRequests) -> None:
         )
 
 
-def _require_told(manager: "PrefixManager") -> None:
+def _require_told(manager: "CacheManager") -> None:
     """Refuses what calls on the pool did beside the manager's: no snapshot tells of it."""
     pool = manager.page_pool
     held = np.zeros(pool.num_pages, np.int64)
     for group in manager.coordinator.groups:
-        for slot in manager._live.slot_of.values():
+        for slot in manager.coordinator.live.slot_of.values():
             np.add.at(held, group.held(slot), 1)
-    for _, hits in manager._pins.values():
+    for _, hits in manager.prefixes.pinned.values():
         for pages in hits:
             np.add.at(held, pages, 1)
     held[0] = 0  # POOL-1
@@ -93,8 +93,8 @@ def _require_told(manager: "PrefixManager") -> None:
 # -- Requests -------------------------------------------------------------------------------------
 
 
-def _request(manager: "PrefixManager", request_id: str, slot: int) -> dict[str, Any]:
-    live = manager._live
+def _request(manager: "CacheManager", request_id: str, slot: int) -> dict[str, Any]:
+    live = manager.coordinator.live
     promised, computed = live.num_promised[slot], live.num_computed[slot]
     return {
         "id": request_id,

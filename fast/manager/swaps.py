@@ -10,48 +10,48 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, SwapCopy, SwapPlan
 
+from ..groups.coordinator import CacheCoordinator
 from ..groups.swapped_requests import Flight, Swapped
 from ..pool.page_keys import KeyStretch
 from ..reading.arguments import attribute, integer, refusal
 from ..reading.extra_keys import extra_segments
-from ..reading.request_reading import read_id, read_request_id, read_tokens
-from .prefixes import PrefixManager
+from ..reading.request_reading import read_request_id, read_tokens
+from .prefixes import Prefixes
 
-__all__ = ["SwapManager"]
+__all__ = ["Swaps"]
 
 
-class SwapManager(PrefixManager):
-    """The part of a manager that swaps requests to host memory and back; see `CacheManager`.
+class Swaps:
+    """Swaps a manager's requests to host memory and back, and lets pages from elsewhere into its cache.
 
     A request is live; from `swap_out` on it is being copied to the host; from `swap_done` on it is swapped out; from
     `swap_in` on it is being copied back; from the next `swap_done` on it is live again. `free` aborts it at any of
     these. Pages on both sides stay referenced while they are read or written; no call waits.
+
+    Args:
+        coordinator: the manager's groups and requests.
+        prefixes: the manager's prefixes, which count a request that is forgotten as one that may come back.
     """
 
+    def __init__(self, coordinator: CacheCoordinator, prefixes: Prefixes) -> None:
+        self.coordinator = coordinator
+        self._prefixes = prefixes
+        self._pool = coordinator.page_pool
+        self._live = coordinator.live
+        self._swapped = coordinator.swapped
+
+    # -- Planning ---------------------------------------------------------------------------------
+
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans the copies of a live request's computed tokens to host memory; the request is no longer live.
-
-        Args:
-            request: a live request; its ``num_computed_tokens`` are at least 1 and at most its tokens. All pages that
-                it published have been written.
-
-        Returns:
-            The copies of all pages that a step after these tokens could read; null pages, pages before a window and
-            pages past the computed tokens are not copied. The device pages stay referenced until `swap_done` and are
-            then freed, last page first (MAN-5). None, with nothing changed, if too few host pages are free. O(tokens).
-
-        Raises:
-            ValueError: the request is not live, or its computed tokens are none, unknown, or impossible (MAN-8,
-                MAN-13).
-        """
-        slot = self._require_live(request)
+        """Plans the copies of a live request to the host; see `CacheManager.swap_out`."""
+        slot = self._live.require(request)
         request_id = self._live.ids[slot]
         tokens = bytes(read_tokens(request))
         extra = extra_segments(attribute(request, "extra_keys"), 1)
-        coordinator, swapped = self.coordinator, self.coordinator.swapped
+        coordinator, swapped = self.coordinator, self._swapped
         segments = coordinator.segments_of(request.extra_keys)
         computed = integer("request.num_computed_tokens", attribute(request, "num_computed_tokens"))
-        self.coordinator.require_step(slot, computed, computed)
+        coordinator.require_step(slot, computed, computed)
         if not 0 < computed <= len(tokens) // 4:
             raise refusal(
                 ValueError,
@@ -73,23 +73,11 @@ class SwapManager(PrefixManager):
         coordinator.live.dismiss(slot)
         coordinator.copies = [noted for noted in coordinator.copies if noted[0] != request_id]
         needed = [own[first:end] for own, (first, end) in zip(pages, bounds, strict=True)]
-        return SwapPlan(number, request_id, "out", computed, self._copies(going, needed))
+        return SwapPlan(number, request_id, "out", computed, self.copies(going, needed))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
-        """Plans the copies of a request back to the device: pages that are still cached are hit, the rest is copied.
-
-        Args:
-            request: a request that is swapped out, its copies ended; its ``num_computed_tokens`` are not read.
-
-        Returns:
-            The copies, after which `swap_done` makes the request live with the computed tokens that it had. None, with
-            nothing changed, if too few pages are free. A cached page is hit even if a page before it is not cached.
-            O(tokens).
-
-        Raises:
-            ValueError: the request is not swapped out, or is being copied; its tokens or extra keys changed (MAN-6).
-        """
-        coming = self.coordinator.swapped.by_id.get(read_request_id(request))
+        """Plans a request's way back: hits first, copies for the rest; see `CacheManager.swap_in`."""
+        coming = self._swapped.by_id.get(read_request_id(request))
         tokens = bytes(read_tokens(request))
         extra = extra_segments(attribute(request, "extra_keys"), 1)
         if coming is None or coming.request is not request:
@@ -105,34 +93,18 @@ class SwapManager(PrefixManager):
         return self._plan_in(coming)
 
     def receive_pages(self, request: EngineRequest, num_tokens: int) -> SwapPlan | None:
-        """Plans the copies of pages of another process into the cache, where any request can hit them (SWAP-2).
-
-        The pages are those that a hit of ``num_tokens`` tokens needs, group by group; a copy's ``host_page`` is its
-        page's index among them. Pages that are cached already are not copied. `swap_done` publishes the pages and frees
-        them, last page first; until then the request's id is in use, and `free` cancels the plan.
-
-        Args:
-            request: a request with the tokens and extra keys of the pages; not live.
-            num_tokens: the number of tokens, at least 1 and a multiple of every page size.
-
-        Returns:
-            The copies; None, with nothing changed, if too few pages are free. O(tokens).
-
-        Raises:
-            ValueError: the request is live or swapped out, it has fewer tokens, or pages of these groups are never
-                cached.
-        """
+        """Plans the copies of pages from elsewhere into the cache; see `CacheManager.receive_pages`."""
         request_id, count = read_request_id(request), integer("num_tokens", num_tokens, minimum=1)
         tokens = bytes(read_tokens(request))
         extra = extra_segments(attribute(request, "extra_keys"), 1)
-        coordinator, swapped = self.coordinator, self.coordinator.swapped
+        coordinator, swapped = self.coordinator, self._swapped
         swapped.require_none(request)
         if request_id in self._live.slot_of:
             raise refusal(ValueError, "SWAP-1", f"request {request_id!r} is live")
-        most = min(len(tokens) // 4, self.max_model_len)
+        most = min(len(tokens) // 4, coordinator.max_model_len)
         if count > most or any(count % group.rule.page_size for group in coordinator.groups):
             raise refusal(ValueError, "SWAP-2", f"num_tokens={count} must be whole pages of at most {most} tokens")
-        if not self.enable_caching or not all(group.rule.publishes for group in coordinator.groups):
+        if not self._pool.enable_caching or not all(group.rule.publishes for group in coordinator.groups):
             raise refusal(ValueError, "SWAP-2", f"num_tokens={count}: there is a group whose pages are never cached")
         firsts = [group.rule.first_place(count) for group in coordinator.groups]
         lengths = [
@@ -149,7 +121,7 @@ class SwapManager(PrefixManager):
 
     def _plan_in(self, coming: Swapped) -> SwapPlan | None:
         """Takes the device pages of copies to the device, hits first; None if too few are free."""
-        coordinator, pool = self.coordinator, self.page_pool
+        coordinator, pool = self.coordinator, self._pool
         hits = [self._cached(coming, number) for number in range(len(coordinator.groups))]
         total = sum(np.count_nonzero(own == 0) + pool.num_free_of(own[own != 0]) for own in hits)
         if total > pool.get_num_free_pages():
@@ -166,19 +138,19 @@ class SwapManager(PrefixManager):
             pages.append(new + np.concatenate([np.zeros(first, np.int64), own]))
         number = coordinator.swapped.begin(Flight(coming, False, pages, fresh, pool.num_withdrawals))
         copied = [own[first:] for own, first in zip(fresh, coming.first_places, strict=True)]
-        return SwapPlan(number, coming.request_id, "in", coming.num_tokens, self._copies(coming, copied))
+        return SwapPlan(number, coming.request_id, "in", coming.num_tokens, self.copies(coming, copied))
 
     def _cached(self, coming: Swapped, number: int) -> NDArray[np.int64]:
         """For each copied place of a group the page cached for it, 0 where there is none."""
         group, first = self.coordinator.groups[number], coming.first_places[number]
         found = np.zeros(len(coming.host_pages[number]), np.int64)
-        if self.enable_caching and group.rule.publishes:
+        if self._pool.enable_caching and group.rule.publishes:
             full = coming.num_tokens // group.rule.page_size
-            pages = self.page_pool.index.first_pages(group.tree, coming.tokens, coming.segments[number], full)[first:]
+            pages = self._pool.index.first_pages(group.tree, coming.tokens, coming.segments[number], full)[first:]
             found[: len(pages)] = pages
         return found
 
-    def _copies(self, swapped: Swapped, needed: list[NDArray[np.int64]]) -> tuple[SwapCopy, ...]:
+    def copies(self, swapped: Swapped, needed: list[NDArray[np.int64]]) -> tuple[SwapCopy, ...]:
         """A copy for each page that is not 0; the places are those that were copied to the host."""
         copies = []
         for group, first, pages, host in zip(
@@ -195,20 +167,9 @@ class SwapManager(PrefixManager):
         return tuple(copies)
 
     def swap_done(self, swap_id: int) -> None:
-        """Declares a plan's copies ended, or that nothing dispatched from now on can overtake them.
-
-        After copies to the host the device pages are freed (MAN-5). After copies to the device the host pages are
-        freed, and the request is live in the lowest free slot with its full pages published (MAN-3). The pages of a
-        request that was freed meanwhile are freed on both sides.
-
-        Args:
-            swap_id: the plan's id. O(pages), for copies to the device O(tokens).
-
-        Raises:
-            ValueError: the plan does not exist, or its copies have ended already.
-        """
+        """Frees what a plan held, and publishes what it brought; see `CacheManager.swap_done`."""
         number = integer("swap_id", swap_id, minimum=None)
-        swapped = self.coordinator.swapped
+        swapped = self._swapped
         flight = swapped.flights.get(number)
         if flight is None:
             raise refusal(ValueError, "SWAP-1", f"swap_id={number} is no plan whose copies are under way")
@@ -217,7 +178,7 @@ class SwapManager(PrefixManager):
             self._arrive(flight)
         if comes.is_received or flight.is_out or not is_wanted:
             for pages in flight.pages:
-                self.page_pool.release(pages[pages != 0][::-1])
+                self._pool.release(pages[pages != 0][::-1])
         del swapped.flights[number]
         comes.swap_id = -1
         if not (is_wanted and flight.is_out):
@@ -225,16 +186,16 @@ class SwapManager(PrefixManager):
 
     def _arrive(self, flight: Flight) -> None:
         """Makes a request that was swapped in live, and publishes the pages copied to the device; see `swap_done`."""
-        comes, pool, groups = flight.swapped, self.page_pool, self.coordinator.groups
+        comes, pool, groups = flight.swapped, self._pool, self.coordinator.groups
         keys: list[KeyStretch | None] = []
         ends, texts = [], []
         for group, segments in zip(groups, comes.segments, strict=True):
-            is_cached = self.enable_caching and group.rule.publishes
+            is_cached = self._pool.enable_caching and group.rule.publishes
             ends.append(comes.num_tokens // group.rule.page_size if is_cached else 0)
             texts.append(comes.tokens[: ends[-1] * group.tree.page_bytes])
             # a hash function that raises does so before anything has changed (R1)
             keys.append(pool.keys_to_be(group.tree, texts[-1], segments) if ends[-1] else None)
-        del self.coordinator.swapped.by_id[comes.request_id]
+        del self._swapped.by_id[comes.request_id]
         if not comes.is_received:
             self._resume(flight, ends)
         for number, group in enumerate(groups):
@@ -254,46 +215,14 @@ class SwapManager(PrefixManager):
             if group.rule.gives_back:
                 group.num_given_back[slot] = comes.first_places[number]
 
-    def _abandon(self, request: EngineRequest, request_id: str) -> None:
+    def abandon(self, request: EngineRequest, request_id: str) -> None:
         """Forgets a request in host memory; running copies keep its pages until `swap_done`."""
-        swapped = self.coordinator.swapped
+        swapped = self._swapped
         going = swapped.by_id.get(request_id)
         if going is None or going.request is not request:
             return
         del swapped.by_id[request_id]
-        if request_id in self._known and not going.is_received:
-            self._given_back[request_id] = going.num_tokens
+        if not going.is_received:
+            self._prefixes.freed(request_id, going.num_tokens)
         if going.swap_id < 0:
             swapped.free_host_pages(going)
-
-    # -- Looking ----------------------------------------------------------------------------------
-
-    @property
-    def num_host_pages(self) -> int:
-        """The number of pages that host memory has room for."""
-        return self.coordinator.swapped.host.num_pages
-
-    @property
-    def num_free_host_pages(self) -> int:
-        """The number of host pages that are neither in use nor being copied (SWAP-1). O(1)."""
-        return self.coordinator.swapped.host.num_free
-
-    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The host pages of a request that is swapped out or being copied, a list for each group; else empty lists."""
-        swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
-        if swapped is None or swapped.is_received:
-            return tuple([] for _ in self.kv_cache_groups)
-        return tuple(pages.tolist() for pages in swapped.host_pages)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix, if no page is in use and nothing swapped out (POOL-9). Returns True if so."""
-        swapped = self.coordinator.swapped
-        return not swapped.by_id and not swapped.flights and super().reset_prefix_cache()
-
-    # -- Reading arguments (R1) -------------------------------------------------------------------
-
-    def _require_live(self, request: EngineRequest) -> int:
-        slot = self._live.slot_of.get(read_request_id(request), -1)
-        if slot < 0 or self._live.requests[slot] is not request:
-            raise refusal(ValueError, "R1", f"request {request.request_id!r} is not live")
-        return slot

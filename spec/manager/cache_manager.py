@@ -88,7 +88,7 @@ class CacheManager(Uncopied):
         self.num_kv_cache_groups = len(self.kv_cache_groups)
         self.page_size = self.coordinator.rules[0].page_size if self.enable_caching else None
 
-    # -- Prefixes ----------------------------------------------------------------------------------
+    # -- Prefixes ---------------------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
         """The longest cached prefix of a request that every group can serve (MAN-1). Changes nothing in the pool.
@@ -164,7 +164,7 @@ class CacheManager(Uncopied):
         """Drops all hashes if no page is in use and no request swapped out (POOL-9). Returns whether it did."""
         return self.coordinator.swapped.is_idle and self.page_pool.reset_prefix_cache()
 
-    # -- Allocating --------------------------------------------------------------------------------
+    # -- Allocating -------------------------------------------------------------------------------
 
     def allocate_slots(
         self,
@@ -276,7 +276,7 @@ class CacheManager(Uncopied):
         """The copies of states queued since the last call, in order, to run before the step (MAN-13)."""
         return self.coordinator.take_page_copies()
 
-    # -- Host memory -------------------------------------------------------------------------------
+    # -- Host memory ------------------------------------------------------------------------------
 
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
         """Plans how the computed tokens of a live request are copied to the host; the request is no longer live.
@@ -368,7 +368,7 @@ class CacheManager(Uncopied):
         swapped = self.coordinator.swapped.by_id.get(read_id(request_id))
         return tuple([] for _ in self.kv_cache_groups) if swapped is None else tuple(swapped.held_host_pages)
 
-    # -- Freeing -----------------------------------------------------------------------------------
+    # -- Freeing ----------------------------------------------------------------------------------
 
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
         """Frees a request's pages, the last one first, so that the tail is evicted before the prefix it needs (MAN-5).
@@ -391,7 +391,7 @@ class CacheManager(Uncopied):
         """Drops the keys computed for a request; call it when the request is finished, not when it is preempted."""
         self.prefixes.forget(request_id_of(request))
 
-    # -- Looking -----------------------------------------------------------------------------------
+    # -- Looking ----------------------------------------------------------------------------------
 
     @property
     def usage(self) -> float:
@@ -430,7 +430,7 @@ class CacheManager(Uncopied):
         """
         return self.steps.get_num_common_prefix_pages(request, num_scheduled_requests)
 
-    # -- Snapshots ---------------------------------------------------------------------------------
+    # -- Snapshots --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state as a document for JSON; the module `snapshot` describes its format (MAN-14).

@@ -27,9 +27,10 @@ def _objects(manager: Any) -> list[Any]:
     """The engine's objects of the requests that a manager knows."""
     live = manager.coordinator.live
     if isinstance(manager, fast.CacheManager):
-        requests = [*manager._known.values(), *(own for own in live.requests if own is not None)]
+        requests = [own for own in live.requests if own is not None]
     else:
-        requests = [*manager.prefixes.known.values(), *(own.request for own in live.by_id.values())]
+        requests = [own.request for own in live.by_id.values()]
+    requests += manager.prefixes.known.values()
     return list({request.request_id: request for request in requests}.values())
 
 
@@ -150,7 +151,7 @@ def test_what_was_to_be_handed_out_is_handed_out_by_the_restored_one() -> None:
     assert restored.take_events() == manager.take_events() != []
     assert restored.take_events() == []
     restored.unpin_prefix(0)
-    assert restored.allocate_slots(manager._known["b"], 1) is not None
+    assert restored.allocate_slots(manager.prefixes.known["b"], 1) is not None
     assert restored.counters.preempted_tokens == 2
     restored.check()
 
