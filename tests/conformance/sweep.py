@@ -4,15 +4,17 @@ No test, as 200 seeds of every machine take hours. It is run by hand; a seed tha
 ``test_sweep.py``::
 
     python -m tests.conformance.sweep kvproof.fast --seeds 0 200
-    python -m tests.conformance.sweep kvproof.spec --machines safe-manager,safe-groups --seeds 0 200
+    python -m tests.conformance.sweep kvproof.spec --machines safe-manager,safe-groups --seeds 0 200 --effort 0.1
 """
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
 from kvproof.conformance.backends import load_backend
+from kvproof.conformance.check_command import DEVICES
 from kvproof.conformance.levels import Level
 from kvproof.conformance.machines import MACHINES, TOGETHER
 from kvproof.conformance.runner import run_machine
@@ -21,13 +23,16 @@ QUICK = tuple(name for name in MACHINES if name not in TOGETHER | {"engine"})
 """The machines that compile no device functions: each takes some seconds a seed."""
 
 
-def sweep(backend: str, names: Iterable[str], seeds: range) -> Iterator[tuple[str, int, str]]:
-    """Runs each machine with each seed, at the level that it is made for; all machines before the next seed.
+def sweep(backend: str, names: Iterable[str], seeds: range, effort: float = 1.0) -> Iterator[tuple[str, int, str]]:
+    """Runs each machine that the backend offers enough for with each seed; all machines before the next seed.
+
+    Each compares at the level that it is made for.
 
     Args:
         backend: the backend's name.
         names: the machines.
         seeds: the seeds.
+        effort: each machine's sequences of calls, in multiples of those that it makes by default.
 
     Yields:
         For each run the machine, the seed, and what it found: the first deviation with its calls, or the traceback of
@@ -37,9 +42,11 @@ def sweep(backend: str, names: Iterable[str], seeds: range) -> Iterator[tuple[st
     for seed in seeds:
         for name in names:
             machine = MACHINES[name]
+            if machine.missing(loaded):
+                continue
             level: Level = "exact" if "exact" in machine.levels else "safe"
             try:
-                report = run_machine(machine, loaded, seed, shrinking=0.5, level=level)
+                report = run_machine(machine, loaded, seed, shrinking=0.5, level=level, effort=effort)
             except Exception:  # the sweep goes on, and tells
                 yield name, seed, traceback.format_exc()
             else:
@@ -52,9 +59,13 @@ def main() -> int:
     parser.add_argument("backend", help="such as kvproof.fast")
     parser.add_argument("--machines", default=",".join(QUICK), help="their names (default: all that compile nothing)")
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, 200), metavar=("FIRST", "END"))
+    about = "sequences of calls, as a share of each machine's own (default %(default)s)"
+    parser.add_argument("--effort", type=float, default=1.0, metavar="SHARE", help=about)
     given = parser.parse_args()
+    os.environ.setdefault("XLA_FLAGS", DEVICES)
     failed = False
-    for name, seed, found in sweep(given.backend, given.machines.split(","), range(*given.seeds)):
+    names = given.machines.split(",")
+    for name, seed, found in sweep(given.backend, names, range(*given.seeds), given.effort):
         failed |= bool(found)
         print(f"{name} {seed} {'found' if found else 'ok'}", *found.splitlines(), sep="\n    ", flush=True)
     return int(failed)
