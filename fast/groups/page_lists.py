@@ -103,12 +103,12 @@ class PageLists:
         """
         short = (ends > self.limits[slots]).nonzero()[0]
         if short.size:
-            slots, ends = slots[short], ends[short]
-            firsts = self.begins[slots] - self.origins[slots]
-            if self._end + int(_with_room(ends - firsts).sum()) > len(self.cell):
-                self._lay_out(slots, ends)  # once for all: for one list alone, the others would lose their room
+            moving, reached = slots[short], ends[short]
+            firsts = self.begins[moving] - self.origins[moving]
+            if self._end + int(_with_room(reached - firsts).sum()) > len(self.cell):
+                self._lay_out(slots, ends)  # for all of them: those that have room would lose it
                 return
-            for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
+            for slot, end in zip(moving.tolist(), reached.tolist(), strict=True):
                 self._move(slot, end)
 
     def _move(self, slot: int, end: int) -> None:

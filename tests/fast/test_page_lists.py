@@ -182,6 +182,24 @@ def test_pages_of_a_step_stay_in_their_own_lists(window: int | None) -> None:
             assert batched.get_page_ids(request.request_id) == single.get_page_ids(request.request_id)
 
 
+def test_a_list_with_room_keeps_it_where_others_have_none() -> None:
+    """R2: in one step a list grows into the room that an earlier request left it, and others have to be copied."""
+    lists = PageLists()
+    lists.resize(4)
+    lists.open_list(0, np.arange(1, 101), 0)
+    lists.close_list(0)
+    for slot in range(4):
+        lists.open_list(slot, np.array([101 + slot]), 0)
+    slots, ends = np.arange(4), np.array([100, 90, 80, 70])
+    lists.make_room_for(slots, ends)
+    held = []
+    for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
+        held.append([101 + slot, *range(1_000 * slot + 1_000, 1_000 * slot + 999 + end)])
+        lists.add_pages(slot, np.array(held[-1][1:]), end)
+    lists.check_lists()
+    assert [lists.pages(slot).tolist() for slot in range(4)] == held
+
+
 # -- Where memory ends ----------------------------------------------------------------------------
 
 
