@@ -296,8 +296,9 @@ def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: 
 def _explore(machine: type[Machine], session: Session, seed: int, examples: int) -> None:
     """Lets Hypothesis draw sequences of calls; the session keeps what they find.
 
-    A third of them are short and come first: what they find is soon made shorter still. A machine that draws nothing
-    is walked through.
+    A third of them are short and come first: what they find is soon made shorter still. Hypothesis makes the first
+    example of each part of first options only; that of the second part would be that of the first one, and is left out.
+    A machine that draws nothing is walked through.
     """
     walk = getattr(machine, "walk", None)
     if walk is not None:
@@ -308,8 +309,9 @@ def _explore(machine: type[Machine], session: Session, seed: int, examples: int)
         ((short, min(_SHORT_STEPS, machine.num_steps)), (examples - short, machine.num_steps))
     ):
         if count and session.shortest is None:
+            session.leaves_out = part
             with seeded_draws(seed, part) as draws:
-                _draw(machine, session, draws, seed, count, steps)
+                _draw(machine, session, draws, seed, count + part, steps)
 
 
 def _draw(machine: type[Machine], session: Session, draws: str, seed: int, examples: int, steps: int) -> None:

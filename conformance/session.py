@@ -52,6 +52,7 @@ class Session:
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
         hits: look-ups that found a cached prefix.
         undeclared: (property, clause) compared though the property does not declare the clause.
+        leaves_out: how many of the next examples are begun without taking any of their steps.
         samples: some of the sequences of calls, to be made again: the steps, and the calls with what came of them.
         unrepeated: how calls ended otherwise when they were made again; "" if they did not.
         note: what else there is to say of the search, such as how much of a small world was seen.
@@ -84,6 +85,7 @@ class Session:
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
         self.note = ""
+        self.leaves_out = 0
         self.samples: list[tuple[tuple[TracedStep, ...], tuple[str, ...]]] = []
         self.unrepeated = ""
         self.first_at = 0.0
@@ -104,13 +106,20 @@ class Session:
         """The shortest deviation of all; None if the backend was not seen to deviate."""
         return min(self.deviations.values(), key=lambda deviation: deviation.size, default=None)
 
-    def begin_example(self) -> None:
-        """Counts an example, or ends the run where a deviation was found: Hypothesis would take its steps again."""
+    def begin_example(self) -> bool:
+        """Counts an example; returns whether its steps are taken.
+
+        Ends the run where a deviation was found: Hypothesis would take its steps again.
+        """
         if self._repeats:
-            return
+            return True
         if self.deviations:
             raise EnoughError
+        if self.leaves_out:
+            self.leaves_out -= 1
+            return False
         self.examples += 1
+        return True
 
     def end_example(self, steps: Sequence[TracedStep], calls: Sequence[str]) -> None:
         """Keeps every so many examples as samples.

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import with_manager
+from .patching import derived, with_manager
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -109,3 +109,22 @@ def freed_slots_go_on(fast: ModuleType) -> SimpleNamespace:
         return holders
 
     return with_manager(fast, free=free)
+
+
+@seeded(OWN, "MAN-11", "batch", also=("R1", "R2", "MAN-1", "MAN-2", "MAN-3", "MAN-7", "MAN-8"))
+def room_made_list_by_list(fast: ModuleType) -> SimpleNamespace:
+    """Where several lists outgrow their room in one step, making room for one takes away what was made for another.
+
+    Our own: the new pages of the other are then written into lists of other requests.
+    """
+
+    def make_room_for(self: Any, slots: Any, ends: Any) -> None:
+        for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
+            self.make_room(slot, end, 0)
+
+    def build_manager(self: Any, *args: Any, **options: Any) -> None:
+        fast.CacheManager.__init__(self, *args, **options)
+        for group in self.coordinator.groups:
+            group.__class__ = derived(type(group), {"make_room_for": make_room_for, "__slots__": ()})
+
+    return with_manager(fast, __init__=build_manager)

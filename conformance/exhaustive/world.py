@@ -35,8 +35,9 @@ class SmallWorld(Machine):
         self._care = COMPARING
         self._order: Any = None  # what a world worked out of this state, kept until the next way
 
-    def begin_example(self) -> None:
-        """Does nothing: a walk counts its states, and goes on after a deviation: a later one may have fewer calls."""
+    def begin_example(self) -> bool:
+        """Counts nothing: a walk counts its states, and goes on after a deviation: a later one may have fewer calls."""
+        return True
 
     # -- What a world says of itself ---------------------------------------------------------------------
 

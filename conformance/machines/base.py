@@ -79,7 +79,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.begin_example()
+        self._over = not self.begin_example()
         self.spec = Side(SPEC)
         self.backend = Side(self.session.backend)
         self.fields: tuple[Field, ...] = ()
@@ -88,21 +88,20 @@ class Machine(RuleBasedStateMachine):
         self._wrong_before: set[str] = set()
         self._after: dict[str, object] = {}
         self._compared: set[str] = set()
-        self._over = False
         self._doubt: Deviation | None = None
         self._trace: list[TracedStep] = []
         self._operating = False
         self.hurrying = False
 
-    def begin_example(self) -> None:
-        """Counts an example; ends the run where a deviation was found."""
-        self.session.begin_example()
+    def begin_example(self) -> bool:
+        """Counts an example, and returns whether it is made; ends the run where a deviation was found."""
+        return self.session.begin_example()
 
     def teardown(self) -> None:
         """Ends an example."""
         if self._doubt is not None:
             self.session.doubt = self.session.doubt or self._doubt
-        if self.shows_answers:
+        if self.shows_answers and self._trace:
             self.session.end_example(self._trace, self.calls)
 
     @classmethod

@@ -23,6 +23,11 @@ _MIXED = worlds(MIXED, counts=(1, 2, 3), room=(1, 3), ample=True, eagle=True, op
 _USUAL = worlds(("full",), counts=(1, 1, 1, 2), room=(2, 4), ample=True, options=({}, {}, _TELLING))
 """What most engines have, and backends therefore have a path of its own for: full attention, no keys asked for."""
 
+_LONG = worlds(("full", "full", "window"), room=(3, 3), options=({}, {}, _TELLING), lists=(30, 48))
+"""Lists of dozens of pages, which outgrow the room that a backend gives each of them, several in one step."""
+
+_WORLDS = st.sampled_from((_USUAL, _USUAL, _MIXED, _MIXED, _LONG)).flatmap(lambda worlds: worlds)
+
 _CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()"})
 """What is read of all that is cached. A backend may put its books in order where somebody reads them."""
 
@@ -48,7 +53,7 @@ class Batch(BatchSteps):
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = BatchSteps.always | labels | {"MAN-11", "MAN-12", "MAN-13"}
 
-    @start(world=st.one_of(_USUAL, _MIXED), seldom=st.booleans())
+    @start(world=_WORLDS, seldom=st.booleans())
     def construct(self, world: World, seldom: bool) -> None:
         """A manager of one to three groups, and tables of them."""
         self.last_slots: dict[str, int] = {}

@@ -15,6 +15,10 @@ from .table_base import rows_of
 __all__ = ["BatchSteps", "Step"]
 
 
+_MANY_PAGES = 16
+"""Lists that can be longer than this are long ones."""
+
+
 @dataclass(frozen=True)
 class Step:
     """The arguments of a batched step, requests by name.
@@ -179,14 +183,22 @@ class BatchSteps(GroupSteps):
         names = [name for name, (_, new) in zip(names, chunks, strict=True) if new]
         chunks = [chunk for chunk in chunks if chunk[1]]
         extras = [self.extras(data) for _ in names]
+        ahead = self.lookahead(data, extras)
         return Step(
             names,
             [computed for computed, _ in chunks],
             [new for _, new in chunks],
-            [extra.get("num_lookahead_tokens", 0) for extra in extras],
+            ahead,
             any("delay_cache_pages" in extra for extra in extras),
             one_of(data, [True, False]),
         )
+
+    def lookahead(self, data: Drawing, extras: list[dict[str, Any]]) -> list[int]:
+        """The look-ahead of each request of a step; now and then, more often for long lists, all that there can be."""
+        seldom = 2 if self.max_model_len > _MANY_PAGES * self.unit else 7
+        if one_of(data, [False] * seldom + [True]):
+            return [self.max_model_len] * len(extras)
+        return [extra.get("num_lookahead_tokens", 0) for extra in extras]
 
     def singly(self, asked: Step) -> tuple[Any, ...]:
         """Calls the specification once for each request; what came of it as a batch shows it."""

@@ -76,6 +76,12 @@ class Setup:
         """The longest context that a table row has room for."""
         return self.row * self.layout.page_size
 
+    @property
+    def reach(self) -> int:
+        """A context of which a window or a chunk leaves out a key for the last query; 0 without either."""
+        extents = [self.options[name] for name in ("window", "chunk") if name in self.options]
+        return max(extents, default=-1) + 1
+
     def first_key(self, q_len: int, kv_len: int) -> int:
         """The first token of a sequence that any of its query tokens can read."""
         window, chunk = self.options.get("window"), self.options.get("chunk")

@@ -58,7 +58,10 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
 
 
 def _draw_length(data: Drawing, setup: Setup, q_len: int, writes: bool) -> int:
-    """How many tokens a sequence has: about the ends of pages, now and then fewer than its query tokens."""
+    """How many tokens a sequence has: about the ends of pages, now and then fewer than its query tokens.
+
+    More often than not they are more than a window or a chunk lets through.
+    """
     size = setup.layout.page_size
     if q_len and not writes and rarely(data):
         return data.draw(st.integers(0, q_len - 1))
@@ -67,7 +70,9 @@ def _draw_length(data: Drawing, setup: Setup, q_len: int, writes: bool) -> int:
     if setup.tall and one_of(data, [True, False]):
         length = data.draw(st.sampled_from([32767, 32768, 32769, 40000, setup.most_keys]))
     else:
-        whole = data.draw(st.integers(0, setup.most_keys // size)) * size
+        every = range(setup.row + 1)
+        beyond = every[-(-setup.reach // size) :] or every
+        whole = one_of(data, one_of(data, [every, beyond, beyond])) * size
         length = max(whole + data.draw(st.sampled_from([0, 1, -1, 2])), q_len)
     return max(min(length, setup.most_keys), q_len)
 

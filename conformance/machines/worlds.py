@@ -224,6 +224,7 @@ def worlds(
     ample: bool = False,
     eagle: bool = False,
     options: Sequence[dict[str, Any]] = ({},),
+    lists: tuple[int, int] | None = None,
 ) -> World:
     """Draws a world: few pages, short requests, windows and chunks smaller and larger than the page.
 
@@ -235,9 +236,11 @@ def worlds(
         ample: whether prompts may be as long as a request can be.
         eagle: whether an Eagle draft model may run.
         options: the manager's keywords, one of them is drawn.
+        lists: at least and at most how many pages the longest request has, of one token each; None for few pages.
     """
     use_eagle = eagle and draw(st.booleans())
-    sizes = draw(st.sampled_from(_sizes(draw(st.sampled_from(counts)), (2, 4) if use_eagle else (4, 4, 6))))
+    count = draw(st.sampled_from(counts))
+    sizes = (1,) * count if lists else draw(st.sampled_from(_sizes(count, (2, 4) if use_eagle else (4, 4, 6))))
     groups = []
     for size in sizes:
         kind = draw(st.sampled_from(kinds))
@@ -245,7 +248,7 @@ def worlds(
         flagged = use_eagle and kind in ATTENTION and draw(st.sampled_from([False, False, True]))
         groups.append(Group(kind, size, extent, flagged))
     unit = lcm(*sizes)
-    length = draw(st.integers(max(unit + 2, 4), max(min(3 * unit + 3, _MOST_LENGTH), 8)))
+    length = draw(st.integers(*(lists or (max(unit + 2, 4), max(min(3 * unit + 3, _MOST_LENGTH), 8)))))
     whole = sum(2 if group.keeps_states else -(-length // group.page_size) for group in groups)
     alphabet = draw(token_lists)
     text = draw(st.tuples(*[st.sampled_from(alphabet)] * (length if ample else 0)))

@@ -76,6 +76,14 @@ def freed_slots_go_on(names: Any) -> object:
     return tried(lambda: manager.allocate_slots_batch([0, 1], [3, 3], 1).granted.tolist())
 
 
+def room_made_list_by_list(names: Any) -> object:
+    manager = names.CacheManager(400, read_groups("full:1", 1), 100, hash_seed=SEED)
+    for name in "abcd":
+        manager.allocate_slots(Request(name, [0]), 1)
+    manager.allocate_slots_batch(range(4), [1] * 4, 40)
+    return [manager.get_page_ids(name) for name in "abcd"]
+
+
 # -- Events ---------------------------------------------------------------------------------------
 
 
@@ -384,6 +392,7 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
         pages_told_of_others,
         tail_of_a_window,
         freed_slots_go_on,
+        room_made_list_by_list,
         removed_while_a_duplicate_survives,
         parent_never_announced,
         salt_ignored,

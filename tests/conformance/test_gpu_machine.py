@@ -16,7 +16,7 @@ from kvproof.conformance.runner import run_machine
 MACHINE = ON_REQUEST["gpu-kernels"]
 
 SEEDS = range(4)
-"""A run is a sample of a few calls: what one seed misses the next may find."""
+"""A run is a sample of a few calls, each of which takes ten seconds on real kernels: any of them is to find a fault."""
 
 
 def attend(*arguments: Any, **options: Any) -> Any:
@@ -78,7 +78,7 @@ def test_right_kernels_conform(seed: int) -> None:
     ids=["no window", "page ids clipped", "a race", "a slot that nobody named", "a race in updates"],
 )
 def test_wrong_kernels_are_found(kernels: dict[str, Any], clause: str) -> None:
-    assert any(clause in held(seed, **kernels) for seed in SEEDS)
+    assert all(clause in held(seed, **kernels) for seed in SEEDS)
 
 
 def test_ours_conform() -> None:
