@@ -24,12 +24,6 @@ def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _key_value_bytes(spec: "FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec") -> int:
-    """Bytes of the keys and values of a page's tokens, in one layer."""
-    value_size = spec.head_size if spec.head_size_v is None else spec.head_size_v
-    return spec.page_size * spec.num_kv_heads * (spec.head_size + value_size) * np.dtype(spec.dtype).itemsize
-
-
 def _pages_of_span(page_size: int, num_tokens: int, max_model_len: int) -> int:
     """The most pages that ``num_tokens`` consecutive positions below ``max_model_len`` touch."""
     begun_amid_a_page = min(num_tokens, max_model_len) + page_size - 1
@@ -60,57 +54,63 @@ class CacheSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class FullAttentionSpec:
-    """Layers that attend to every earlier position: a request keeps all of its pages.
+class _TokenLayers:
+    """Layers that store something for every token.
 
     Attributes:
         page_size: tokens in a page.
-        num_kv_heads: key/value heads.
-        head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise.
+        num_kv_heads: key/value heads; of MLA latent vectors a token, usually 1.
+        head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise; of MLA those of
+            a latent vector, its rotary part included.
         dtype: the element type of the cache.
-        head_size_v: elements of one head of a value; None: ``head_size``.
     """
 
     page_size: int
     num_kv_heads: int
     head_size: int
     dtype: DTypeLike
-    head_size_v: int | None = None
 
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one page of one layer: keys and values of ``page_size`` tokens."""
-        return _key_value_bytes(self)
+    def _page_bytes(self, elements: int) -> int:
+        """Bytes of a page of one layer, from the elements that a token has in each head."""
+        return self.page_size * self.num_kv_heads * elements * np.dtype(self.dtype).itemsize
 
     def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:  # noqa: ARG002 - see CacheSpec
-        """The most pages that a request holds at once; see `CacheSpec`."""
+        """The most pages that a request holds at once: all of its tokens' pages; see `CacheSpec`."""
         return _cdiv(max_model_len, self.page_size)
 
 
-@dataclass(frozen=True)
-class SlidingWindowSpec:
-    """Layers in which position p reads the keys j > p - ``sliding_window``: pages before these are freed.
+class _KeysAndValues(_TokenLayers):
+    """Layers that store a key and a value for every token."""
 
-    Attributes:
-        page_size: tokens in a page.
-        num_kv_heads: key/value heads.
-        head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise.
-        dtype: the element type of the cache.
-        sliding_window: positions that a query reads, its own included; at least 1.
-        head_size_v: elements of one head of a value; None: ``head_size``.
-    """
-
-    page_size: int
-    num_kv_heads: int
-    head_size: int
-    dtype: DTypeLike
-    sliding_window: int
-    head_size_v: int | None = None
+    head_size_v: int | None
 
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one page of one layer: keys and values of ``page_size`` tokens."""
-        return _key_value_bytes(self)
+        return self._page_bytes(self.head_size + (self.head_size if self.head_size_v is None else self.head_size_v))
+
+
+@dataclass(frozen=True)
+class FullAttentionSpec(_KeysAndValues):
+    """Layers that attend to every earlier position: a request keeps all of its pages.
+
+    Attributes, beside ``page_size``, ``num_kv_heads``, ``head_size`` and ``dtype``:
+        head_size_v: elements of one head of a value; None: ``head_size``.
+    """
+
+    head_size_v: int | None = None
+
+
+@dataclass(frozen=True)
+class SlidingWindowSpec(_KeysAndValues):
+    """Layers in which position p reads the keys j > p - ``sliding_window``: pages before these are freed.
+
+    Attributes, beside those of `FullAttentionSpec`:
+        sliding_window: positions that a query reads, its own included; at least 1.
+    """
+
+    sliding_window: int
+    head_size_v: int | None = None
 
     def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:
         """The most pages that a request holds at once: the window and a step's tokens, begun amid a page."""
@@ -118,29 +118,15 @@ class SlidingWindowSpec:
 
 
 @dataclass(frozen=True)
-class ChunkedLocalAttentionSpec:
+class ChunkedLocalAttentionSpec(_KeysAndValues):
     """Layers in which position p reads the keys j >= p // c * c of its own chunk of c = ``attention_chunk_size``.
 
-    Attributes:
-        page_size: tokens in a page.
-        num_kv_heads: key/value heads.
-        head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise.
-        dtype: the element type of the cache.
+    Attributes, beside those of `FullAttentionSpec`:
         attention_chunk_size: positions of a chunk, at least 1.
-        head_size_v: elements of one head of a value; None: ``head_size``.
     """
 
-    page_size: int
-    num_kv_heads: int
-    head_size: int
-    dtype: DTypeLike
     attention_chunk_size: int
     head_size_v: int | None = None
-
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one page of one layer: keys and values of ``page_size`` tokens."""
-        return _key_value_bytes(self)
 
     def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:
         """The most pages that a request holds at once: a chunk's tokens and a step's, begun amid a page."""
@@ -148,29 +134,13 @@ class ChunkedLocalAttentionSpec:
 
 
 @dataclass(frozen=True)
-class MLAAttentionSpec:
-    """Layers of multi-head latent attention: full attention over one latent vector a token in place of K and V.
-
-    Attributes:
-        page_size: tokens in a page.
-        num_kv_heads: latent vectors a token, usually 1.
-        head_size: elements of one of them, its rotary part included.
-        dtype: the element type of the cache.
-    """
-
-    page_size: int
-    num_kv_heads: int
-    head_size: int
-    dtype: DTypeLike
+class MLAAttentionSpec(_TokenLayers):
+    """Layers of multi-head latent attention: full attention over one latent vector a token in place of K and V."""
 
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one page of one layer: the latent vectors of ``page_size`` tokens."""
-        return self.page_size * self.num_kv_heads * self.head_size * np.dtype(self.dtype).itemsize
-
-    def max_num_pages(self, max_model_len: int, max_num_batched_tokens: int) -> int:  # noqa: ARG002 - see CacheSpec
-        """The most pages that a request holds at once; see `CacheSpec`."""
-        return _cdiv(max_model_len, self.page_size)
+        return self._page_bytes(self.head_size)
 
 
 @dataclass(frozen=True)
