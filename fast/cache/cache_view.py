@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from kvproof.kernels import storage_dtype
 from kvproof.spec.declarations.documents import SavedOnMesh, document, fields_of
-from kvproof.spec.declarations.partitions import PartitionManager, axes_from_json, axes_to_json
+from kvproof.spec.declarations.partitions import PartitionManager, axes_to_json, read_axes
 
 from ..reading.arguments import flag, index, instance, refusal
 from . import cache_programs as programs
@@ -277,12 +277,13 @@ class RaggedPagesCacheView(SavedOnMesh):
     def from_dict(cls, data: Mapping[str, Any], mesh: Mesh | None = None) -> Self:
         """Reads a document; see `SavedOnMesh.from_dict`. O(cache)."""
         fields = fields_of("RaggedPagesCacheView", data, ("metadata", "layer_index", "kv_pages", "partition_manager"))
-        metadata = RaggedPagesCacheMetaData.from_dict(fields["metadata"])
-        layer = index("layer_index", fields["layer_index"], metadata.num_hidden_layers)
-        rules = AxisRules(**axes_from_json("partition_manager", fields["partition_manager"]))
+        described: Any = fields["metadata"].value
+        metadata = RaggedPagesCacheMetaData.from_dict(described)
+        layer = index("layer_index", fields["layer_index"].value, metadata.num_hidden_layers)
+        rules = AxisRules(**read_axes(fields["partition_manager"]))
         require_shards(read_mesh(mesh), metadata, rules)
         stored = storage_dtype(metadata.kvdtype, platform_of(mesh))
-        pages = pages_of("kv_pages", fields["kv_pages"], metadata.kvdtype, stored)
+        pages = pages_of(fields["kv_pages"], metadata.kvdtype, stored)
         require_pages(pages, metadata, "SEC-3")
         place = programs.place_of(mesh, metadata, rules)
         return cls(metadata, layer, programs.placed(jax.tree.map(jnp.array, pages), place), rules, mesh)

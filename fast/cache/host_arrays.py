@@ -8,6 +8,7 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from kvproof.kernels.storage import ScaledPages, is_bits
+from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.documents import page_arrays_of, page_arrays_to_json
 
 __all__ = ["on_host", "pages_of", "pages_to_json"]
@@ -34,19 +35,18 @@ def pages_to_json(kv_pages: jax.Array | ScaledPages, kv_dtype: np.dtype[Any]) ->
     return page_arrays_to_json(values.view(kv_dtype) if is_bits(values.dtype) else values, *scales)
 
 
-def pages_of(name: str, value: object, kv_dtype: np.dtype[Any], stored: np.dtype[Any]) -> NDArray[Any] | ScaledPages:
+def pages_of(part: Part, kv_dtype: np.dtype[Any], stored: np.dtype[Any]) -> NDArray[Any] | ScaledPages:
     """Reads pages into the dtype in which a device holds them. O(size).
 
     Args:
-        name: where they stand.
-        value: what stands there.
+        part: what stands where pages should.
         kv_dtype: what their numbers must be.
         stored: the dtype of the device's array: ``kv_dtype``, or bits for it.
 
     Raises:
         ValueError: they are damaged, or of another dtype (SEC-3).
     """
-    values, scales = page_arrays_of(name, value, kv_dtype)
+    values, scales = page_arrays_of(part, kv_dtype)
     held: Any = values.view(stored)
     read_scales: Any = scales
     return held if scales is None else ScaledPages(held, read_scales)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..attention.attention import fused_ragged_paged_attention, ragged_paged_attention
 from ..declarations.documents import SavedOnMesh, document, fields_of, page_arrays_of, page_arrays_to_json
-from ..declarations.partitions import AxisRules, axes_from_json, axes_to_json
+from ..declarations.partitions import AxisRules, axes_to_json, read_axes
 from ..layout.cache_dtypes import CODES, FLOATS, ScaledPages
 from ..layout.cache_update import kv_cache_update
 from ..layout.open_pages import OpenPages
@@ -267,12 +267,13 @@ class RaggedPagesCacheView(SavedOnMesh):
     def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
         """Reads a document; see `SavedOnMesh.from_dict`."""
         fields = fields_of(_KIND, data, ("metadata", "layer_index", "kv_pages", "partition_manager"))
-        metadata = RaggedPagesCacheMetaData.from_dict(fields["metadata"])
-        layer = index("layer_index", fields["layer_index"], metadata.num_hidden_layers)
-        values, scales = page_arrays_of("kv_pages", fields["kv_pages"])
+        described: Any = fields["metadata"].value
+        metadata = RaggedPagesCacheMetaData.from_dict(described)
+        layer = index("layer_index", fields["layer_index"].value, metadata.num_hidden_layers)
+        values, scales = page_arrays_of(fields["kv_pages"])
         pages = values.copy() if scales is None else ScaledPages(values.copy(), scales.copy())
         require_pages(metadata, pages, "SEC-3")
-        rules = AxisRules(**axes_from_json("partition_manager", fields["partition_manager"]))
+        rules = AxisRules(**read_axes(fields["partition_manager"]))
         return cls(metadata, layer, pages, rules, mesh)
 
     # -- Inside -----------------------------------------------------------------------------------

@@ -221,4 +221,5 @@ class CacheDescription(Saved):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Reads a document; see `Saved.from_dict`."""
-        return cls(**fields_of(_KIND, data, [field.name for field in dataclasses.fields(cls)]))
+        fields: dict[str, Any] = fields_of(_KIND, data, [field.name for field in dataclasses.fields(cls)])
+        return cls(**{name: part.value for name, part in fields.items()})

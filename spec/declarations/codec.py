@@ -49,7 +49,7 @@ class Part:
         """The members of an object that has those and no others."""
         wanted = list(names)
         if not isinstance(self.value, Mapping) or set(self.value) != set(wanted):
-            raise self.damaged(f"must be an object with the keys {wanted}")
+            raise self.damaged(f"must be an object with the keys {wanted} and no others")
         return {name: self._part(f".{name}", self.value[name]) for name in wanted}
 
     def member(self, name: str) -> "Part":

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache_dtypes import CODES
+from .codec import Part
 from .reading import refusal
 
 __all__ = [
@@ -38,11 +39,9 @@ __all__ = [
     "SavedOnMesh",
     "array_of",
     "array_to_json",
-    "damaged",
     "document",
     "fields_of",
     "layers_of",
-    "members",
     "page_arrays_of",
     "page_arrays_to_json",
     "parsed",
@@ -52,15 +51,9 @@ View = TypeVar("View")
 
 FORMAT = 1
 _MOST_AXES, _BEYOND = 8, 2**40  # no cache has so many axes, nor so many entries, axes without any counted as one
-_FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 """The element type of every length, page id and slot in a document."""
 _DTYPES: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in (*CODES.values(), INT32)}
-
-
-def damaged(name: str, problem: str) -> Exception:
-    """The error for a part of a document that is not what it should be."""
-    return refusal(ValueError, "SEC-3", f"{name} {problem}")
 
 
 def document(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +61,7 @@ def document(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": FORMAT, "kind": kind, **fields}
 
 
-def fields_of(kind: str, data: object, names: Sequence[str]) -> dict[str, Any]:
+def fields_of(kind: str, data: object, names: Sequence[str]) -> dict[str, Part]:
     """Reads a document of a kind: its fields, exactly those named. O(fields).
 
     Raises:
@@ -77,10 +70,11 @@ def fields_of(kind: str, data: object, names: Sequence[str]) -> dict[str, Any]:
     """
     if not isinstance(data, Mapping):
         raise refusal(TypeError, "R1", f"data must be a mapping, not {type(data).__name__}")
-    fields = members("data", data, ("format", "kind", *names))
-    number, own = fields.pop("format"), fields.pop("kind")
+    whole = Part("data", data, "SEC-3")
+    fields = whole.members(("format", "kind", *names))
+    number, own = fields.pop("format").value, fields.pop("kind").value
     if type(number) is not int or number != FORMAT or own != kind:
-        raise damaged("data", f"is no {kind} of format {FORMAT}")
+        raise whole.damaged(f"is no {kind} of format {FORMAT}")
     return fields
 
 
@@ -96,16 +90,7 @@ def parsed(json_str: object) -> Any:
     try:
         return json.loads(json_str)
     except (ValueError, RecursionError):
-        raise damaged("json_str", "is no JSON") from None
-
-
-def members(name: str, value: object, names: Sequence[str]) -> dict[str, Any]:
-    """Reads the fields of an object that must have exactly those named (SEC-3). O(fields)."""
-    if not isinstance(value, Mapping):
-        raise damaged(name, f"must be an object, not {type(value).__name__}")
-    if set(value) != set(names):
-        raise damaged(name, f"must have the fields {', '.join(names)} and no others")
-    return dict(value)
+        raise Part("json_str", json_str, "SEC-3").damaged("is no JSON") from None
 
 
 # -- Arrays ---------------------------------------------------------------------------------------
@@ -117,35 +102,31 @@ def array_to_json(array: NDArray[Any]) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": base64.b64encode(data).decode("ascii")}
 
 
-def array_of(name: str, value: object, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+def array_of(part: Part, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
     """Reads an array, read-only. O(size).
 
     Args:
-        name: where it stands, for messages.
-        value: what stands there.
+        part: what stands where an array should.
         dtype: what it must be; None: any that a cache has, or int32.
 
     Raises:
         ValueError: it is none, or its data do not have the size that its shape says (SEC-3).
     """
-    fields = members(name, value, ("dtype", "shape", "data"))
-    allowed = _DTYPES if dtype is None else {dtype.name: dtype}
-    if not isinstance(fields["dtype"], str) or fields["dtype"] not in allowed:
-        raise damaged(f"{name}.dtype", f"must be {' or '.join(allowed)}")
-    shape = fields["shape"]
-    if not isinstance(shape, list | tuple) or len(shape) > _MOST_AXES:
-        raise damaged(f"{name}.shape", f"must be a list of at most {_MOST_AXES} sizes")
-    if not all(type(size) is int and size >= 0 for size in shape) or prod(size or 1 for size in shape) >= _BEYOND:
-        raise damaged(f"{name}.shape", "must hold sizes of at least 0, fewer than 2**40 entries")
+    fields = part.members(("dtype", "shape", "data"))
+    own = (_DTYPES if dtype is None else {dtype.name: dtype}).get(fields["dtype"].text())
+    if own is None:
+        raise fields["dtype"].damaged(f"must be {' or '.join(_DTYPES) if dtype is None else dtype.name}")
+    shape = fields["shape"].integers().tolist()
+    if len(shape) > _MOST_AXES:
+        raise fields["shape"].damaged(f"must be a list of at most {_MOST_AXES} sizes")
+    if prod(size or 1 for size in shape) >= _BEYOND:
+        raise fields["shape"].damaged("must hold sizes of fewer than 2**40 entries")
     try:
-        data = base64.b64decode(fields["data"], validate=True) if isinstance(fields["data"], str) else None
-    except (binascii.Error, ValueError):
-        data = None
-    if data is None:
-        raise damaged(f"{name}.data", "is no base64")
-    own = allowed[fields["dtype"]]
+        data = base64.b64decode(fields["data"].text(), validate=True)
+    except binascii.Error:
+        raise fields["data"].damaged("is no base64") from None
     if len(data) != prod(shape) * own.itemsize:
-        raise damaged(f"{name}.data", f"has {len(data)} bytes, its shape {list(shape)} asks for others")
+        raise fields["data"].damaged(f"has {len(data)} bytes, its shape {shape} asks for others")
     return np.frombuffer(data, own.newbyteorder("<")).astype(own, copy=False).reshape(shape)
 
 
@@ -156,23 +137,20 @@ def page_arrays_to_json(values: NDArray[Any], scales: NDArray[Any] | None = None
     return {"values": array_to_json(values), "scales": array_to_json(scales)}
 
 
-def page_arrays_of(
-    name: str, value: object, dtype: np.dtype[Any] | None = None
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def page_arrays_of(part: Part, dtype: np.dtype[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Reads pages: their values and, of quantised ones, the scales. O(size).
 
     Args:
-        name: where they stand, for messages.
-        value: what stands there.
+        part: what stands where pages should.
         dtype: what the values must be; None: any that a cache has.
 
     Raises:
         ValueError: they are damaged (SEC-3).
     """
-    if not (isinstance(value, Mapping) and "values" in value):
-        return array_of(name, value, dtype), None
-    fields = members(name, value, ("values", "scales"))
-    return array_of(f"{name}.values", fields["values"], dtype), array_of(f"{name}.scales", fields["scales"], _FLOAT32)
+    if not (isinstance(part.value, Mapping) and "values" in part.value):
+        return array_of(part, dtype), None
+    fields = part.members(("values", "scales"))
+    return array_of(fields["values"], dtype), array_of(fields["scales"], CODES["f32"])
 
 
 # -- What is saved --------------------------------------------------------------------------------
@@ -252,9 +230,7 @@ def layers_of(data: object, read: Callable[[Any], View]) -> list[View]:
         ValueError: it is damaged (SEC-3), or what ``read`` refuses.
     """
     views = fields_of("RaggedPagesCache", data, ("views",))["views"]
-    if not isinstance(views, list | tuple):
-        raise damaged("views", f"must be a list, not {type(views).__name__}")
-    layers: list[Any] = [read(view) for view in views]
+    layers: list[Any] = [read(view.value) for view in views.items()]
     if any(view.metadata != layers[0].metadata or view.layer_index != layer for layer, view in enumerate(layers)):
-        raise damaged("views", "must be layers of one cache, in order")
+        raise views.damaged("must be layers of one cache, in order")
     return layers

@@ -43,5 +43,5 @@ def events_from_json(json_str: str) -> list[CacheEvent]:
         TypeError: it is no str.
         ValueError: it is damaged.
     """
-    events = Part("events", fields_of(_KIND, parsed(json_str), ("events",))["events"])
+    events = Part("events", fields_of(_KIND, parsed(json_str), ("events",))["events"].value)
     return [any_event_of(event) for event in events.items()]

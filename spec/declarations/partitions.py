@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from .documents import damaged, members
+from .codec import Part
 from .reading import refusal
 
-__all__ = ["MODE", "AxisRules", "DeviceMesh", "PartitionManager", "axes_from_json", "axes_to_json", "read_partitions"]
+__all__ = ["MODE", "AxisRules", "DeviceMesh", "PartitionManager", "axes_to_json", "read_axes", "read_partitions"]
 
 MODE = "decode"
 """The mode for which partition managers are asked: a cache lies the same way in all of them."""
@@ -71,17 +71,14 @@ def axes_to_json(partition_manager: object) -> dict[str, Any]:
     return asdict(partition_manager)
 
 
-def axes_from_json(name: str, value: object) -> dict[str, str | None]:
-    """Reads the fields of `AxisRules`.
+def read_axes(part: Part) -> dict[str, str | None]:
+    """Reads the fields of `AxisRules` in a document.
 
     Raises:
         ValueError: they are none (SEC-3).
     """
-    fields = members(name, value, ("pages", "kv_heads"))
-    for key, axis in fields.items():
-        if axis is not None and not isinstance(axis, str):
-            raise damaged(f"{name}.{key}", "must be a text or null")
-    return fields
+    fields = part.members(("pages", "kv_heads"))
+    return {name: None if axis.value is None else axis.text() for name, axis in fields.items()}
 
 
 def read_partitions(mesh: object, partition_manager: object) -> Mapping[str, int]:

@@ -157,11 +157,12 @@ class StepArrays(Saved, Generic[Array]):
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Reads a document; see `Saved.from_dict`. O(size)."""
         fields = fields_of(_KIND, data, (*ARRAYS, *SETTINGS))
+        values: dict[str, Any] = {name: part.value for name, part in fields.items()}
         for name in ARRAYS:
-            if name in _REQUIRED or fields[name] is not None:
-                fields[name] = cls._made(array_of(name, fields[name], INT32))
-        fields["version"] = read_version(fields["version"])
+            if name in _REQUIRED or values[name] is not None:
+                values[name] = cls._made(array_of(fields[name], INT32))
+        values["version"] = read_version(values["version"])
         for name in SETTINGS[1:]:
-            if fields[name] is not None or name != "num_slices_per_kv_cache_update_page":
-                fields[name] = integer(name, fields[name], minimum=1)
-        return cls(**fields)
+            if values[name] is not None or name != "num_slices_per_kv_cache_update_page":
+                values[name] = integer(name, values[name], minimum=1)
+        return cls(**values)
