@@ -182,7 +182,7 @@ def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Place
 
     Args:
         pages: a pytree of arrays `[P, ...]`, donated.
-        sources: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
+        sources: `i32[n]`, the ids of the data shards concatenated; each shard has ids of its own.
         destinations: `i32[n]`.
         place: the placement of the pages.
     """
@@ -196,7 +196,7 @@ def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Place
 
     Args:
         pages: a pytree of arrays `[P, page, ...]`.
-        page_ids: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
+        page_ids: `i32[n]`, the ids of the data shards concatenated; each shard has ids of its own.
         num_slots: `i32[n]`: how many of each page's first slots hold something.
         place: the placement of the pages.
     """
@@ -210,7 +210,7 @@ def imported(pages: Any, page_ids: jax.Array, block: Any, place: Placement) -> A
 
     Args:
         pages: a pytree of arrays `[P, page, ...]`, donated.
-        page_ids: `i32[n]`, those of the data shards one behind the other; ids are a shard's own.
+        page_ids: `i32[n]`, the ids of the data shards concatenated; each shard has ids of its own.
         block: a pytree alike, of arrays `[n, page, ...]`.
         place: the placement of the pages.
     """

@@ -21,7 +21,6 @@ from .host_arrays import pages_of, pages_to_json
 from .partitions import AxisRules, read_mesh
 from .ragged_metadata import RaggedPagesMetadata
 from .slot_quantizer import SlotQuantizer
-from .step_checks import validate_step
 from .view_arguments import (
     read_queries,
     read_rows,
@@ -31,6 +30,7 @@ from .view_arguments import (
     require_shards,
     require_step,
     static_options,
+    validate_step,
 )
 
 __all__ = ["RaggedPagesCacheView", "platform_of"]

@@ -11,9 +11,8 @@ from kvproof.spec.declarations.step_builders import GroupBuilders, StepBuilder
 
 from ..reading.arguments import naturals, refusal
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.page_table import PageTable, cdiv
+from ..table.page_table import Ids, PageTable, cdiv
 from ..table.slots import slot_mapping, update_slices
-from ..table.table_rows import Ids
 from .ragged_metadata import RaggedPagesMetadata
 
 __all__ = ["MetadataBuilder", "MultiGroupMetadataBuilder"]

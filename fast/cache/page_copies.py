@@ -1,4 +1,8 @@
-"""Lists of page ids on their way to the device, padded so that few programs are compiled."""
+"""SWAP-2, MAN-13: what a copy of pages takes: page ids, and pages of another process.
+
+Ids are padded on their way to the device, so that few programs are compiled; pages are validated before they are
+written into a cache (R1).
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,10 +11,12 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reading.arguments import integer, listed, materialised, plain_array, refusal
-from ..table.table_rows import Ids
+from kvproof.kernels import ScaledPages
 
-__all__ = ["PageIds", "padded_pairs", "padded_size"]
+from ..reading.arguments import integer, listed, materialised, plain_array, refusal
+from ..table.page_table import Ids
+
+__all__ = ["PageIds", "fitted", "padded_pairs", "padded_size", "require_block"]
 
 PageIds = Ids | Iterable[Ids] | jax.Array
 """Page ids: of one data shard, or of each."""
@@ -22,12 +28,12 @@ _STEP = 4
 def padded_pairs(
     sources: PageIds, destinations: PageIds, num_shards: int
 ) -> tuple[jax.Array | NDArray[np.int32], jax.Array | NDArray[np.int32]]:
-    """Pairs of page ids as a device takes them: those of the data shards one behind the other. O(n).
+    """Pairs of page ids as a device takes them: those of the data shards concatenated. O(n).
 
     Args:
         sources: `[n]`, or `[num_shards, n]` where there are several shards; a negative one names no page. An array of
             JAX's, traced or not, is taken as it is.
-        destinations: the same.
+        destinations: ids of the pages to write, like ``sources``.
         num_shards: data shards.
 
     Returns:
@@ -84,3 +90,56 @@ def _int32(name: str, ids: Any) -> NDArray[np.int64]:
     if wrong.size:
         raise refusal(ValueError, "R1", f"{name}={wrong[0]} does not fit an int32")
     return numbers
+
+
+# -- Imported pages -------------------------------------------------------------------------------
+
+
+def require_block(pages: Any, given: Any) -> Any:
+    """Validates imported pages: of the kind of the layer's own, arrays or `ScaledPages` of them.
+
+    Args:
+        pages: the layer's pages.
+        given: the imported pages.
+
+    Raises:
+        TypeError: the imported pages are of another kind, or not arrays.
+    """
+    parts = tuple(given) if isinstance(given, tuple) else (given,)
+    if isinstance(pages, ScaledPages) != isinstance(given, tuple) or len(parts) != len(jax.tree.leaves(pages)):
+        raise refusal(TypeError, "SWAP-2", f"block: a {type(given).__name__} for a layer of {type(pages).__name__}")
+    for part in parts:
+        if not isinstance(part, jax.Array | np.ndarray):
+            raise refusal(TypeError, "R1", f"block must hold arrays, not {type(part).__name__}")
+    return ScaledPages(*parts) if isinstance(pages, ScaledPages) else given
+
+
+def fitted(num_shards: int, ids: Any, pages: Any, given: Any) -> Any:
+    """Imported pages with the number of rows that are written for each data shard. O(pages) if rows are added.
+
+    Args:
+        num_shards: data shards.
+        ids: the pages that are written, `i32[num_shards * count]`: ``count`` rows are wanted for each shard.
+        pages: an array of the cache, `[P, page, ...]`.
+        given: an array `[num_shards * k, page, ...]`; of more rows than ``count`` the first are taken, where there are
+            fewer zeros are added, if no page is named for those.
+
+    Raises:
+        TypeError: it is of another dtype.
+        ValueError: it is of another shape, or has fewer rows than pages are named.
+    """
+    count = len(ids) // num_shards
+    if given.dtype != pages.dtype:
+        raise refusal(TypeError, "SWAP-2", f"block.dtype={given.dtype} must be {pages.dtype}")
+    if given.ndim != pages.ndim or given.shape[1:] != pages.shape[1:] or given.shape[0] % num_shards:
+        raise refusal(
+            ValueError, "SWAP-2", f"block.shape={given.shape} must be [{num_shards} * k, {pages.shape[1:]}] for some k"
+        )
+    if given.shape[0] == num_shards * count:
+        return given
+    has = given.shape[0] // num_shards
+    if has < count and (isinstance(ids, jax.Array) or (ids.reshape(num_shards, -1)[:, has:] >= 0).any()):
+        raise refusal(ValueError, "SWAP-2", f"block.shape={given.shape} has fewer pages than are named")
+    rows = np.asarray(given).reshape(num_shards, -1, *given.shape[1:])
+    more = np.zeros((num_shards, max(count - rows.shape[1], 0), *rows.shape[2:]), rows.dtype)
+    return np.concatenate([rows[:, :count], more], axis=1).reshape(num_shards * count, *given.shape[1:])

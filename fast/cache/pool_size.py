@@ -51,9 +51,9 @@ def per_device_hbm_budget_bytes(
 
 def _memory(device: jax.Device, num_devices: int) -> tuple[int, int]:
     """The bytes that a device has, and those in use."""
-    told: dict[str, Any] | None = device.memory_stats()
-    if told and "bytes_limit" in told:
-        return int(told["bytes_limit"]), int(told.get("bytes_in_use", 0))
+    stats: dict[str, Any] | None = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"]), int(stats.get("bytes_in_use", 0))
     page = os.sysconf("SC_PAGE_SIZE")
     limit = os.sysconf("SC_PHYS_PAGES") * page // num_devices
     return limit, max(0, limit - os.sysconf("SC_AVPHYS_PAGES") * page // num_devices)

@@ -13,10 +13,9 @@ from kvproof.spec.declarations.partitions import PartitionManager
 
 from ..reading.arguments import instance, listed, refusal
 from . import cache_programs as programs
-from .block_arguments import fitted, require_pages
 from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_view import RaggedPagesCacheView
-from .page_copies import PageIds, padded_pairs
+from .page_copies import PageIds, fitted, padded_pairs, require_block
 from .view_arguments import require_kept
 
 __all__ = ["RaggedPagesCache"]
@@ -144,7 +143,7 @@ class RaggedPagesCache(SavedOnMesh):
         ids, _ = padded_pairs(page_ids, page_ids, metadata.num_page_shards)
         fitting = [
             jax.tree.map(partial(fitted, metadata.num_page_shards, ids), own, given)
-            for own, given in zip(pages, map(require_pages, pages, layers), strict=True)
+            for own, given in zip(pages, map(require_block, pages, layers), strict=True)
         ]
         written = programs.imported(pages, ids, fitting, self.views[0].place)
         return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, written, strict=True)])

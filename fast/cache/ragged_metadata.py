@@ -31,7 +31,7 @@ class RaggedPagesMetadata(StepArrays[jax.Array]):
 
     @classmethod
     def stack(cls, shards: Iterable[Self]) -> Self:
-        """The metadata of several data shards as one: arrays one behind the other (POOL-12, CACHE-5). O(their size).
+        """The metadata of several data shards as one: arrays concatenated (POOL-12, CACHE-5). O(their size).
 
         Shard i of a mesh's data axis reads part i. The batch's tokens stand in the same order: T of the first
         shard, then T of the next.

@@ -97,7 +97,7 @@ class StatePages:
 
         Args:
             page_ids: the page of each sequence, `i32[S]`; a negative one gives zeros. With several data shards
-                those of the shards one behind the other, `i32[shards * S]`.
+                those of the shards concatenated, `i32[shards * S]`.
 
         Returns:
             `[S, *shape]` for each array.

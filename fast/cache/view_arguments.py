@@ -4,7 +4,7 @@ JAX silently converts float64 to float32 and int64 to int32 when a program is ca
 before the kernels see them: both are checked here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,11 +13,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from kvproof.kernels import ScaledPages, storage_dtype
+from kvproof.kernels.dynamic_checks import check_batch, check_slots, written_slots
 from kvproof.spec.declarations.partitions import PartitionManager
 
 from ..reading.arguments import instance, refusal
 from .cache_metadata import RaggedPagesCacheMetaData
-from .cache_programs import Options
+from .cache_programs import AnyArray, Options
 from .partitions import num_shards
 from .ragged_metadata import RaggedPagesMetadata
 
@@ -30,6 +31,7 @@ __all__ = [
     "require_shards",
     "require_step",
     "static_options",
+    "validate_step",
 ]
 
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -150,3 +152,36 @@ def static_options(options: Mapping[str, Any]) -> Options:
             kind = type(value).__name__
             raise refusal(TypeError, "R1", f"{name}={kind} must be static: a number, a flag or None") from None
     return tuple((name, type(value), value) for name, value in sorted(options.items()))
+
+
+def validate_step(
+    call: Callable[[], Any],
+    step: RaggedPagesMetadata,
+    metadata: RaggedPagesCacheMetaData,
+    queries: AnyArray,
+    *,
+    writes: bool,
+) -> None:
+    """Checks the arrays of a step, data shard by data shard (R1). O(their size), on the host.
+
+    Args:
+        call: the program that is to run: it is traced first, so that shapes and dtypes are known to be right.
+        step: the step.
+        metadata: the cache's.
+        queries: `[T, Hq, D]`.
+        writes: True if the program writes the tokens as well.
+
+    Raises:
+        TypeError: an argument that the program refuses.
+        ValueError: the same; lengths that don't agree, a slot written twice, or arrays that are traced.
+        IndexError: the table names a page that does not exist.
+    """
+    jax.eval_shape(call)
+    shards, page_size = metadata.num_page_shards, metadata.page_size
+    for number in range(shards):
+        own = step.shard(number, shards)
+        batch = own.context_lens, own.pages_tables, own.query_start_loc, own.num_seqs
+        check_batch(*batch, queries.shape[0] // shards, metadata.num_pages, page_size)
+        if writes:
+            slots = written_slots(*batch, page_size)
+            check_slots(slots, metadata.num_pages * page_size, "the slots written through pages_tables")

@@ -28,7 +28,7 @@ from ..reading.arguments import flag, integer
 from ..reading.request_reading import read_id, read_request_id
 from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.table_rows import Ids
+from ..table.page_table import Ids
 from .prefixes import PinnedPrefix, Prefixes
 from .restore import restored
 from .snapshot import snapshot_of

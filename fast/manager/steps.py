@@ -21,7 +21,7 @@ from ..reading.request_reading import (
 from ..step.batched_step import allocate_batch
 from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.table_rows import Ids
+from ..table.page_table import Ids
 from .prefixes import Prefixes
 from .swaps import Swaps
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..groups.coordinator import CacheCoordinator
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.table_rows import Ids, PageBatch
+from ..table.page_table import Ids, PageBatch
 from .batched_publishing import publish_filled, read_filled
 from .growth import Growth, growth_of
 from .slot_batch import SlotBatch

@@ -19,7 +19,7 @@ from ..groups.coordinator import CacheCoordinator
 from ..pool.page_keys import KeyStretch
 from ..reading.request_reading import plain_tokens
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.table_rows import FewAppends
+from ..table.page_table import FewAppends
 from .batched_publishing import NextPage, publish_next_pages
 from .step_reading import WholeStep, too_short
 

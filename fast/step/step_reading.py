@@ -15,7 +15,7 @@ from ..groups.live_requests import DistinctIds
 from ..reading.arguments import all_below, id_array, materialised, plain_array, refusal
 from ..reading.arguments import integer as read_integer
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.table_rows import Ids
+from ..table.page_table import Ids
 
 __all__ = ["WholeStep", "read_rows", "read_step", "too_short"]
 

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations.group_tables import GroupTables
 
 from ..reading.arguments import id_array, listed, materialised
-from .page_table import PageTable, cdiv
+from .page_table import Ids, PageTable, cdiv
 from .table_lag import FEW
-from .table_rows import Ids
 
 __all__ = ["MultiGroupPageTable"]
 

@@ -1,6 +1,11 @@
-"""TAB: the page table of one cache group: the host's rows, their copy on the device, and where tokens go."""
+"""TAB: the page table of one cache group: the host's rows, their copy on the device, and where tokens go.
 
-from typing import NoReturn
+The rows are one numpy array, so that a batch is appended in a few array operations for any number of rows; a few
+appends, as in most steps, are written one by one. `DeviceLag` tracks which entries differ from the device.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -10,11 +15,37 @@ from numpy.typing import NDArray
 from kvproof.kernels import empty_table, write_cells
 from kvproof.spec.declarations.uncopied import Uncopied
 
-from ..reading.arguments import index, integer, refusal
+from ..reading.arguments import id_array, id_lists, index, integer, refusal
 from .slots import slot_mapping, update_slices
-from .table_rows import HostRows, Ids
+from .table_lag import FEW, DeviceLag
 
-__all__ = ["PageTable", "cdiv"]
+__all__ = ["FewAppends", "Ids", "PageBatch", "PageTable", "cdiv"]
+
+Ids = Iterable[int] | NDArray[np.integer[Any]]
+"""Numbers of pages or rows: any iterable of ints; an integer array is read fastest, then a list."""
+
+_PAGE_IDS = 2**31
+
+# One byte of a mask. Searching it in a mask of some hundred entries takes a tenth of the time of `mask.any()`.
+_TRUE = b"\x01"
+
+
+class PageBatch(NamedTuple):
+    """A batch of appends that was read and fits, ready for `PageTable.write_batch`."""
+
+    rows: NDArray[np.int64]  # i64[m]
+    ends: NDArray[np.integer[Any]]  # [m]: the row's count after the append
+    cells: NDArray[np.int64]  # i64[n]: row times width plus column
+    values: NDArray[np.integer[Any]]  # [n]: the pages
+
+
+class FewAppends(NamedTuple):
+    """A `PageBatch` of few distinct rows."""
+
+    rows: list[int]
+    ends: list[int]
+    cells: list[int]
+    values: list[int]
 
 
 def cdiv(a: int, b: int) -> int:
@@ -26,7 +57,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
-class PageTable(HostRows, Uncopied):
+class PageTable(Uncopied):
     """The page table of one cache group: a host copy that calls change and a device copy that `commit` updates.
 
     Not thread-safe.
@@ -51,12 +82,213 @@ class PageTable(HostRows, Uncopied):
         *,
         sharding: Sharding | None = None,
     ) -> None:
-        super().__init__(max_num_reqs, max_num_pages_per_req)
+        self.max_num_reqs = integer("max_num_reqs", max_num_reqs, minimum=1, below=2**31)
+        self.max_num_pages_per_req = integer("max_num_pages_per_req", max_num_pages_per_req, minimum=1, below=2**31)
         self.max_num_batched_tokens = integer("max_num_batched_tokens", max_num_batched_tokens, minimum=1, below=2**31)
         if sharding is not None and not isinstance(sharding, Sharding):
             raise refusal(TypeError, "R1", f"sharding={sharding!r} must be a jax.sharding.Sharding or None")
+        self._host = np.zeros((self.max_num_reqs, self.max_num_pages_per_req), np.int32)
+        self._cells = self._host.reshape(-1)  # the same memory: one index array instead of two
+        self._counts = np.zeros(self.max_num_reqs, np.int32)
+        self._lag = DeviceLag(self._host, self._counts)
+        # The same memory for scalar access: an entry is read and written in half the time of numpy.
+        self._cell, self._count = self._cells.data, self._counts.data
+        self._host_view = self._host.view()
+        self._host_view.flags.writeable = False
+        self._counts_view = self._counts.view()
+        self._counts_view.flags.writeable = False
         self._sharding = sharding
         self._device: jax.Array = empty_table(*self._host.shape, sharding)
+        self.cpu_version = 0
+
+    # -- Reading ----------------------------------------------------------------------------------
+
+    @property
+    def page_table_cpu(self) -> NDArray[np.int32]:
+        """The host table, `i32[max_num_reqs, max_num_pages_per_req]`, 0 past each row's count (TAB-1, TAB-6). O(1).
+
+        A read-only view that shows every later change.
+        """
+        return self._host_view
+
+    @property
+    def num_pages_per_row(self) -> NDArray[np.int32]:
+        """The number of pages of each row, `i32[max_num_reqs]`: a read-only view that shows later changes. O(1)."""
+        return self._counts_view
+
+    def get_cpu_tensor(self) -> NDArray[np.int32]:
+        """The host table; see ``page_table_cpu`` (TAB-6)."""
+        return self._host_view
+
+    # -- Changing the rows ------------------------------------------------------------------------
+
+    def append_row(self, page_ids: Ids, row_idx: int) -> None:
+        """Adds pages behind those of a row. O(number of pages).
+
+        Args:
+            page_ids: the pages; may be empty.
+            row_idx: the row.
+
+        Raises:
+            TypeError: a page or the row is no integer.
+            IndexError: there is no such page or row.
+            ValueError: the row has no room for all of them (TAB-2).
+        """
+        row_idx = index("row_idx", row_idx, self.max_num_reqs, "TAB-2")
+        pages = id_array("page_ids", page_ids, _PAGE_IDS)
+        start = int(self._counts[row_idx])
+        end = start + len(pages)
+        self._fit(end, row_idx)
+        self._host[row_idx, start:end] = pages
+        self._counts[row_idx] = end
+        self._lag.appended([row_idx])
+        self.cpu_version += 1
+
+    def append_rows_batch(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], req_indices: Ids) -> None:
+        """Adds pages to several rows, in order, or to none if one does not fit (TAB-2).
+
+        O(rows and pages), with a sort if the rows do not ascend.
+
+        Args:
+            page_ids: the pages to add: a list for each of ``req_indices``, or an integer array `[m, k]`.
+            req_indices: the rows, `[m]`; one named twice is appended to twice.
+
+        Raises:
+            TypeError: a page or a row is no integer.
+            IndexError: there is no such page or row.
+            ValueError: a row has no room, or there are not as many lists as rows (TAB-2).
+        """
+        self.write_batch(self.read_batch(page_ids, req_indices))
+
+    def read_batch(
+        self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], req_indices: Ids
+    ) -> PageBatch | FewAppends:
+        """Reads a batch of appends and refuses it unless all of it fits (R1, TAB-2). Changes nothing.
+
+        Arguments, errors and complexity are those of `append_rows_batch`.
+        """
+        if type(req_indices) is list and len(req_indices) <= FEW and type(page_ids) is list:
+            batch = self._read_few(page_ids, req_indices)
+            if batch is not None:
+                return batch
+        rows = id_array("req_indices", req_indices, self.max_num_reqs, "TAB-2")
+        values, lengths, num_lists = id_lists("page_ids", page_ids, _PAGE_IDS)
+        if len(rows) != num_lists:
+            raise refusal(ValueError, "TAB-2", f"req_indices names {len(rows)} rows, page_ids has {num_lists} lists")
+        if not num_lists:
+            return PageBatch(rows, rows, values, values)
+        starts = self._counts[rows].astype(np.int64)
+        if _TRUE in (rows[1:] <= rows[:-1]).tobytes():
+            starts += _earlier_in_batch(rows, np.broadcast_to(lengths, num_lists))
+        ends = starts + lengths
+        if _TRUE in (ends > self.max_num_pages_per_req).tobytes():
+            first = int(np.argmax(ends > self.max_num_pages_per_req))
+            self._fit(int(ends[first]), int(rows[first]))
+        cells = rows * self.max_num_pages_per_req + starts
+        if not isinstance(lengths, int):
+            cells = np.repeat(cells + lengths - np.cumsum(lengths), lengths) + np.arange(len(values))
+        elif lengths != 1:
+            cells = (cells[:, None] + np.arange(lengths)).reshape(-1)
+        return PageBatch(rows, ends, cells, values)
+
+    def write_batch(self, batch: PageBatch | FewAppends) -> None:
+        """Writes a result of `read_batch`, provided that no call changed the table in between. O(rows and pages)."""
+        if isinstance(batch, FewAppends):
+            for cell, page in zip(batch.cells, batch.values, strict=True):
+                self._cell[cell] = page
+            for row, end in zip(batch.rows, batch.ends, strict=True):
+                self._count[row] = end
+            self._lag.appended(batch.rows)
+        else:
+            # Cast first: numpy takes twice as long if it casts while it scatters. For a row listed twice the last end
+            # is written last, which is the largest.
+            self._cells[batch.cells] = batch.values.astype(np.int32, copy=False)
+            self._counts[batch.rows] = batch.ends.astype(np.int32, copy=False)
+            if len(batch.rows) <= FEW:
+                self._lag.appended(batch.rows.tolist())
+            else:
+                self._lag.appended_to_many()
+        self.cpu_version += len(batch.rows)
+
+    def add_row(self, page_ids: Ids, row_idx: int) -> None:
+        """Replaces the pages of a row. O(number of pages, before and after).
+
+        Args:
+            page_ids: the row's new pages.
+            row_idx: the row.
+
+        Raises:
+            TypeError: a page or the row is no integer.
+            IndexError: there is no such page or row.
+            ValueError: the row has no room for all of them (TAB-2).
+        """
+        self.write_row(*self.read_row(page_ids, row_idx))
+
+    def read_row(self, page_ids: Ids, row_idx: int) -> tuple[NDArray[np.int64], int]:
+        """Reads a row's new pages and refuses them unless they fit (R1, TAB-2). Changes nothing."""
+        row_idx = index("row_idx", row_idx, self.max_num_reqs, "TAB-2")
+        pages = id_array("page_ids", page_ids, _PAGE_IDS)
+        self._fit(len(pages), row_idx)
+        return pages, row_idx
+
+    def write_row(self, pages: NDArray[np.integer[Any]], row_idx: int) -> None:
+        """Writes a result of `read_row`. O(number of pages, before and after)."""
+        count = len(pages)
+        row = self._host[row_idx]
+        row[:count] = pages
+        row[count : self._counts[row_idx]] = 0  # TAB-1; empty if the row grew
+        self._counts[row_idx] = count
+        self._lag.replaced(row_idx)
+        self.cpu_version += 1
+
+    def clear_row(self, row_idx: int) -> None:
+        """Empties a row. O(its pages).
+
+        Raises:
+            TypeError: the row is no integer.
+            IndexError: there is no such row (TAB-2).
+        """
+        row_idx = index("row_idx", row_idx, self.max_num_reqs, "TAB-2")
+        self.write_row(self._host[row_idx, :0], row_idx)
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Copies the pages and the count of row ``src`` over row ``tgt``; ``src`` stays as it is (TAB-3).
+
+        O(pages of both).
+
+        Raises:
+            TypeError: a row is no integer.
+            IndexError: there is no such row (TAB-2).
+        """
+        src, tgt = self._two_rows(src, tgt)
+        self.write_row(self._host[src, : self._counts[src]], tgt)
+
+    def swap_row(self, src: int, tgt: int) -> None:
+        """Exchanges the pages and the counts of two rows (TAB-3). O(pages of both).
+
+        Raises:
+            TypeError: a row is no integer.
+            IndexError: there is no such row (TAB-2).
+        """
+        src, tgt = self._two_rows(src, tgt)
+        both = [src, tgt]
+        longest = int(self._counts[both].max())
+        self._host[both, :longest] = self._host[both[::-1], :longest]
+        self._counts[both] = self._counts[both[::-1]]
+        self._lag.replaced(src)
+        self._lag.replaced(tgt)
+        self.cpu_version += 1
+
+    def clear(self) -> None:
+        """Empties every row, on the host and on the device at once (TAB-6). O(entries of the table).
+
+        Device arrays returned before keep their values.
+        """
+        self._device = empty_table(*self._host.shape, self._sharding)
+        self._host[...] = 0
+        self._counts[...] = 0
+        self._lag.clear()
+        self.cpu_version += 1
 
     # -- The device -------------------------------------------------------------------------------
 
@@ -91,14 +323,6 @@ class PageTable(HostRows, Uncopied):
         if cells is not None:
             self._device = write_cells(self._device, cells, self._sharding)
         self._lag.mark_sent(num)
-
-    def clear(self) -> None:
-        """Empties every row, on the host and on the device at once (TAB-6). O(entries of the table).
-
-        Device arrays returned before keep their values.
-        """
-        self._device = empty_table(*self._host.shape, self._sharding)
-        super().clear()
 
     # -- Where tokens go (TAB-7) ------------------------------------------------------------------
 
@@ -183,3 +407,47 @@ class PageTable(HostRows, Uncopied):
                 f"device {device[row_idx].tolist()}"
             )
         raise AssertionError("\n".join(lines))
+
+    def _read_few(self, lists: list[Any], rows: list[Any]) -> FewAppends | None:
+        """A batch of few appends, if it is lists of ints that fit, for distinct rows; None for the general case."""
+        if len(lists) != len(rows) or len(set(map(type, rows)) | {int}) > 1 or len(set(rows)) < len(rows):
+            return None
+        width = self.max_num_pages_per_req
+        ends: list[int] = []
+        cells: list[int] = []
+        values: list[int] = []
+        for pages, row in zip(lists, rows, strict=True):
+            if not 0 <= row < self.max_num_reqs or type(pages) is not list or len(pages) > FEW:
+                return None
+            for page in pages:
+                if type(page) is not int or not 0 <= page < _PAGE_IDS:
+                    return None
+            start = self._count[row]
+            end = start + len(pages)
+            if end > width:
+                return None
+            ends.append(end)
+            cells += range(row * width + start, row * width + end)
+            values += pages
+        return FewAppends(rows, ends, cells, values)
+
+    def _fit(self, count: int, row_idx: int) -> None:
+        if count > self.max_num_pages_per_req:
+            raise refusal(
+                ValueError,
+                "TAB-2",
+                f"page_ids: row {row_idx} would have {count} pages of {self.max_num_pages_per_req}",
+            )
+
+    def _two_rows(self, src: int, tgt: int) -> tuple[int, int]:
+        return index("src", src, self.max_num_reqs, "TAB-2"), index("tgt", tgt, self.max_num_reqs, "TAB-2")
+
+
+def _earlier_in_batch(rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each entry of a batch the number of pages that earlier entries add to the same row. O(m log m)."""
+    order = np.argsort(rows, kind="stable")
+    grouped = rows[order]
+    before = np.cumsum(lengths[order]) - lengths[order]
+    earlier = np.empty(len(rows), np.int64)
+    earlier[order] = before - before[np.searchsorted(grouped, grouped)]
+    return earlier

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..attention.attention_batch import read_batch
 from ..layout.cache_dtypes import CODES, ScaledPages
 from ..reading.arguments import refusal
 from ..reading.array_arguments import array_of
@@ -36,6 +37,7 @@ class CacheParts:
     """
 
     def __init__(self, metadata: RaggedPagesCacheMetaData) -> None:
+        self._metadata = metadata
         self._pools = metadata.num_page_shards
         self._heads = metadata.num_head_shards
 
@@ -51,6 +53,24 @@ class CacheParts:
         """The arguments of attention for a part: lengths, page table, bounds and number of sequences."""
         own = self.step(step, part)
         return own.context_lens, own.pages_tables, own.query_start_loc, own.num_seqs
+
+    def slots(self, step: RaggedPagesMetadata, part: CachePart, num_tokens: int) -> NDArray[np.int32]:
+        """The slot that the page table has for each of a part's tokens, by its position (TAB-7).
+
+        Args:
+            step: the step.
+            part: the part.
+            num_tokens: T of the part.
+
+        Returns:
+            `i32[T]`; -1 for rows that belong to no sequence, and where the table has no page.
+        """
+        sizes = self._metadata.num_pages, self._metadata.page_size
+        batch = read_batch(*self.batch(step, part), num_tokens, *sizes, validate=False)
+        slots = np.full(num_tokens, -1, np.int32)
+        for token, sequence, position in batch.rows():
+            slots[token] = batch.slot_of(sequence, position)
+        return slots
 
     def tokens(self, array: NDArray[Any], part: CachePart) -> NDArray[Any]:
         """The rows and heads of `[T, H, D]` that belong to a part."""

@@ -20,7 +20,6 @@ from .cache_parts import CachePart, CacheParts, require_pages
 from .partitions import num_shards
 from .ragged_metadata import RaggedPagesMetadata
 from .slot_quantizer import SlotQuantizer
-from .step_slots import slots_by_table
 
 __all__ = ["RaggedPagesCacheView"]
 
@@ -132,7 +131,7 @@ class RaggedPagesCacheView(SavedOnMesh):
             tokens = self._parts.tokens(keys, part), self._parts.tokens(values, part)
             slots, count = own.slot_mapping, own.num_kv_update_slices
             if slots is None:
-                slots, count = slots_by_table(own, len(tokens[0]), self.metadata), None
+                slots, count = self._parts.slots(step, part, len(tokens[0])), None
             pages = self._parts.pages(self.kv_pages, part)
             written[part] = kv_cache_update(pages, *tokens, slots, num_slices=count, k_scale=k_scale, v_scale=v_scale)
         return self.replace(kv_pages=self._parts.joined_pages(written))

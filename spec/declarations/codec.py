@@ -53,7 +53,7 @@ class Part:
         return {name: self._part(f".{name}", self.value[name]) for name in wanted}
 
     def member(self, name: str) -> "Part":
-        """One member of an object, whatever others it has."""
+        """One member of an object, which may have others."""
         if not isinstance(self.value, Mapping) or name not in self.value:
             raise self.damaged(f"must be an object with the key {name!r}")
         return self._part(f".{name}", self.value[name])

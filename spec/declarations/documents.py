@@ -50,7 +50,7 @@ __all__ = [
 View = TypeVar("View")
 
 FORMAT = 1
-_MOST_AXES, _BEYOND = 8, 2**40  # no cache has so many axes, nor so many entries, axes without any counted as one
+_MOST_AXES, _BEYOND = 8, 2**40  # more axes, and more entries, than any cache has; an axis of 0 entries counts as one
 INT32 = np.dtype(np.int32)
 """The element type of every length, page id and slot in a document."""
 _DTYPES: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in (*CODES.values(), INT32)}

@@ -101,6 +101,6 @@ class GroupTables(Uncopied, Generic[Table]):
             table.check()
 
     def require_groups(self, name: str, lists: Sequence[Any]) -> None:
-        """Refuses lists of pages that are not as many as groups (TAB-2)."""
+        """Refuses a number of lists of pages that is not that of the groups (TAB-2)."""
         if len(lists) != len(self.page_tables):
             raise refusal(ValueError, "TAB-2", f"{name} has {len(lists)} lists for {len(self.page_tables)} groups")

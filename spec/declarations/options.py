@@ -99,7 +99,7 @@ def defaults_of(declared: type) -> dict[str, Any]:
 
 
 def takes_options(called: Called) -> Called:
-    """A call whose ``**options: Unpack[...]`` hold every declared option: what is not passed, at its default.
+    """A call whose ``**options: Unpack[...]`` hold every declared option: one that is not passed has its default.
 
     Its signature shows each option as a keyword with its default.
 

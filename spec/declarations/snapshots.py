@@ -8,7 +8,7 @@
     max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     as the manager was made
     none_hash       the root of its keys, hexadecimal as all bytes
     groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
-    now             the time last told, or null
+    now             the time of the last `advance_time`, or null
     free            [page], in eviction order
     priorities      [[page, priority, expires_at]] of the pages that have one, by page
     contents        [[place of the content before in this list or -1, [token], extra keys]]

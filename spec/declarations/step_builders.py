@@ -26,7 +26,7 @@ class StepBuilder:
         max_num_tokens: the most tokens of a step.
         version: the caches' layout, ``v2`` or ``v3``.
         token_sizes: the allowed values of T, ascending, the last at least ``max_num_tokens``; None: ``max_num_tokens``,
-            a quarter of it, a quarter of that, and so on down to 16, at most 6 sizes.
+            and quarters of it down to 16, at most 6 sizes.
         slices: whether the metadata has update slices instead of a slot for each token.
 
     Attributes:
@@ -70,7 +70,7 @@ class StepBuilder:
         return sizes
 
     def require_table(self, page_table: Any) -> None:
-        """Refuses what is no page table of the builder's sizes (R1).
+        """Refuses a page table of other sizes than the builder's (R1).
 
         Raises:
             TypeError: it is no table.
@@ -133,11 +133,11 @@ class GroupBuilders(Generic[Builder]):
         self.token_sizes = self.builders[0].token_sizes
 
     def read_tables(self, page_tables: Any) -> list[Any]:
-        """Reads the tables of the groups, as many as there are builders (R1).
+        """Reads the tables of the groups, one for each builder (R1).
 
         Raises:
             TypeError: they are no tables of several groups.
-            ValueError: there are not as many as groups, or one has other sizes.
+            ValueError: their number is not that of the groups, or one has other sizes.
         """
         tables = instance("page_tables", page_tables, self._tables, "a MultiGroupPageTable")
         if len(tables) != len(self.builders):

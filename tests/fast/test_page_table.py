@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvproof import fast, spec
 from kvproof.fast.reading.arguments import flag, id_array, id_lists, plain_array
-from kvproof.fast.table import multi_group_table, page_table, table_lag, table_rows
+from kvproof.fast.table import multi_group_table, page_table, table_lag
 from kvproof.kernels import staging_sizes, write_cells
 from kvproof.spec.clauses import clause_of_message
 
@@ -41,7 +41,7 @@ class Once:
 def _limits(few: int, long: int) -> Iterator[None]:
     """Lets small tables go the ways that large ones go."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (multi_group_table, table_rows, table_lag):
+        for module in (multi_group_table, page_table, table_lag):
             patch.setattr(module, "FEW", few)
         patch.setattr(table_lag, "_LONG", long)
         yield
