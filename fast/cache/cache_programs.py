@@ -151,21 +151,13 @@ def zeros(shape: tuple[int, ...], dtype: Any, mesh: Mesh | None, spec: Partition
         mesh: the devices; None: one device.
         spec: the partition of the array over the devices.
     """
-    if mesh is None:
-        made: jax.Array = _zeros(shape, dtype)
-        return made
-    return _maker(shape, dtype, NamedSharding(mesh, spec))()
+    return _maker(shape, dtype, None if mesh is None else NamedSharding(mesh, spec))()
 
 
 @lru_cache
-def _maker(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Callable[[], jax.Array]:
+def _maker(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding | None) -> Callable[[], jax.Array]:
     """The program that makes the pages of a layer: the same one for all layers."""
-    return jax.jit(partial(_zeros, shape, dtype), out_shardings=sharding)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    return jnp.zeros(shape, dtype)
+    return jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)
 
 
 def placed(pages: Any, place: Placement) -> Any:
@@ -192,13 +184,9 @@ def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Place
 
 @partial(jax.jit, static_argnums=3)
 def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Placement) -> Any:
-    """Pages on their way off the devices, dead slots zeroed, in each array of a pytree (SWAP-2). O(pages exported).
+    """Pages on their way off the devices, dead slots zeroed (SWAP-2); arguments as in `copied`. O(pages exported).
 
-    Args:
-        pages: a pytree of arrays `[P, page, ...]`.
-        page_ids: `i32[n]`, the ids of the data shards concatenated; each shard has ids of its own.
-        num_slots: `i32[n]`: how many of each page's first slots hold something.
-        place: the placement of the pages.
+    ``num_slots``, `i32[n]`, is the number of leading slots in use of each page.
     """
     parts = place.pages(pages)
     return place.run(export_pages, (pages, page_ids, num_slots), (parts, place.step, place.step), parts)
@@ -206,13 +194,9 @@ def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Place
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
 def imported(pages: Any, page_ids: jax.Array, block: Any, place: Placement) -> Any:
-    """Pages replaced by those of a block, in each array of a pytree (SWAP-2). O(pages imported).
+    """Pages replaced by those of a block (SWAP-2); arguments as in `copied`. O(pages imported).
 
-    Args:
-        pages: a pytree of arrays `[P, page, ...]`, donated.
-        page_ids: `i32[n]`, the ids of the data shards concatenated; each shard has ids of its own.
-        block: a pytree alike, of arrays `[n, page, ...]`.
-        place: the placement of the pages.
+    ``block`` is a pytree like ``pages``, of arrays `[n, page, ...]`.
     """
     parts = place.pages(pages)
     return place.run(write_states, (pages, page_ids, block), (parts, place.step, parts), parts)

@@ -33,13 +33,7 @@ ReadSlots = Callable[[NDArray[Any], NDArray[Any]], tuple[NDArray[np.float64], ND
 class AttentionRule:
     """Which keys a query reads, and how its logits are computed.
 
-    Attributes:
-        scale: factor of the product of query and key, ``q_scale`` included.
-        causal: whether a query reads no key after its own position.
-        window: number of positions that a query reads at most, its own the last; None: no window.
-        chunk: length of the chunks of positions; a query reads no key before its own chunk; None: no chunks.
-        soft_cap: bound c of logits s, which become c * tanh(s / c); None: no bound.
-        sinks: additional logit of each query head, in the denominator only, `f64[Hq]`; None: no sinks.
+    Attributes are `AttentionOptions` that were read; ``scale`` is the product of the options ``scale`` and ``q_scale``.
     """
 
     scale: float

@@ -91,25 +91,13 @@ class MetadataBuilder(StepBuilder):
         self, page_table: PageTable, rows: list[int], positions: list[int], size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
         """The slots of a step's tokens, `i32[T]`, and None; or its slices, `i32[3, n]`, and their number (TAB-7)."""
-        table = page_table.page_table_cpu
-        slots = [
-            int(table[row, position // self.page_size]) * self.page_size + position % self.page_size
-            for row, position in zip(rows, positions, strict=True)
-        ]
-        if max(slots, default=0) >= 2**31:
-            raise refusal(ValueError, "TAB-7", f"slot {max(slots)} does not fit an int32")
+        places = list(zip(rows, positions, strict=True))
         if not self.slices:
+            slots = [page_table.slot_of(row, position, self.page_size) for row, position in places]
             return _filled(slots, size, -1), None
-        columns: list[list[int]] = []
-        for token, (row, position, slot) in enumerate(zip(rows, positions, slots, strict=True)):
-            if token and rows[token - 1] == row and position % self.page_size:
-                columns[-1][2] += 1
-            else:
-                columns.append([slot, token, 1])
-        slices = np.full((3, min(2 * self.max_num_reqs + size // self.page_size, size)), -1, np.int32)
-        for place, column in enumerate(columns):
-            slices[:, place] = column
-        return slices, _filled([len(columns)], 1, 0)
+        most = min(2 * self.max_num_reqs + size // self.page_size, size)
+        slices = page_table.slices_of(places, self.page_size, most)
+        return slices, _filled([int(np.count_nonzero(slices[2] > 0))], 1, 0)
 
     def read_counts(
         self, num_computed_tokens: Iterable[int], num_scheduled_tokens: Iterable[int]

@@ -207,7 +207,7 @@ class PageTable(Uncopied):
             )
         mapping = np.full(self.max_num_batched_tokens, -1, np.int32)
         for place, (row, position) in enumerate(zip(rows, places, strict=True)):
-            mapping[place] = self._slot(row, position, size)
+            mapping[place] = self.slot_of(row, position, size)
         return mapping
 
     def update_slices(
@@ -244,23 +244,34 @@ class PageTable(Uncopied):
                 "TAB-7",
                 f"lengths: {sum(counts)} tokens exceed max_num_batched_tokens={self.max_num_batched_tokens}",
             )
-        runs: list[list[int]] = []
-        token = 0
-        for row, first, count in zip(rows, firsts, counts, strict=True):
-            for position in range(first, first + count):
-                slot = self._slot(row, position, size)
-                if position > first and position % size:
-                    runs[-1][2] += 1
-                else:
-                    runs.append([slot, token, 1])
-                token += 1
         most = min(2 * self.max_num_reqs + self.max_num_batched_tokens // size, self.max_num_batched_tokens)
-        slices = np.full((3, most), -1, np.int32)
-        for place, run in enumerate(runs):
-            slices[:, place] = run
+        places = [
+            (row, position)
+            for row, first, count in zip(rows, firsts, counts, strict=True)
+            for position in range(first, first + count)
+        ]
+        return self.slices_of(places, size, most)
+
+    def slices_of(self, places: Sequence[tuple[int, int]], page_size: int, num_slices: int) -> NDArray[np.int32]:
+        """The slices that tokens fill, whose rows and positions are known; see `update_slices` (TAB-7).
+
+        Args:
+            places: row and position of each token; the tokens of a row are consecutive.
+            page_size: tokens in a page.
+            num_slices: number of columns.
+        """
+        runs: list[list[int]] = []
+        for token, (row, position) in enumerate(places):
+            slot = self.slot_of(row, position, page_size)
+            if token and places[token - 1][0] == row and position % page_size:
+                runs[-1][2] += 1
+            else:
+                runs.append([slot, token, 1])
+        slices = np.full((3, num_slices), -1, np.int32)
+        slices[:, : len(runs)] = np.array(runs, np.int32).reshape(-1, 3).T
         return slices
 
-    def _slot(self, row: int, position: object, page_size: int) -> int:
+    def slot_of(self, row: int, position: object, page_size: int) -> int:
         """The slot of a position of a row, which must have a page there (TAB-7)."""
         place = index("positions", position, len(self._rows[row]) * page_size, "TAB-7")
         slot = self._rows[row][place // page_size] * page_size + place % page_size
