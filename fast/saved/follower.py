@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
+from kvproof.spec.declarations.events import read_stored
 
 from ..pool.hashing import PageHash, PageHashWithGroupId, read_page_hash
 from ..reading.arguments import integer, listed, refusal
@@ -132,14 +133,6 @@ class _FollowedMap(Mapping[PageHashWithGroupId, Sequence[int]]):
 
 def _read_key(event: PageStored) -> PageHashWithGroupId:
     """The key of a stored page (R1)."""
-    group = integer("events group_id", event.group_id)
-    key = PageHashWithGroupId(
-        read_page_hash("events page_hash", (event.page_hash, event.token_ids, event.extra_keys)), group
-    )
-    if event.parent_hash is not None and not isinstance(event.parent_hash, bytes):
-        raise refusal(TypeError, "R1", f"events parent_hash={event.parent_hash!r} must be bytes or None")
-    try:
-        hash(key)
-    except TypeError:
-        raise refusal(TypeError, "R1", f"events: the key of page {event.page_id} holds something unhashable") from None
-    return key
+    _, group = read_stored(event)
+    key = read_page_hash("events page_hash", (event.page_hash, event.token_ids, event.extra_keys))
+    return PageHashWithGroupId(key, group)

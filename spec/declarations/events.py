@@ -4,8 +4,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .extra_keys import ExtraKey
+from .reading import integer, refusal
 
-__all__ = ["NUM_BUCKETS", "CacheCleared", "CacheCounters", "CacheEvent", "PageCopy", "PageRemoved", "PageStored"]
+__all__ = [
+    "NUM_BUCKETS",
+    "CacheCleared",
+    "CacheCounters",
+    "CacheEvent",
+    "PageCopy",
+    "PageRemoved",
+    "PageStored",
+    "read_stored",
+]
 
 NUM_BUCKETS = 48
 """Number of buckets of a histogram: bucket b counts values of ``bit_length() == b``, the last all larger ones, too."""
@@ -35,6 +45,27 @@ class PageStored(NamedTuple):
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields if name != "token_ids")
         return f"PageStored({shown})"
+
+
+def read_stored(event: PageStored) -> tuple[int, int]:
+    """Reads a stored page of an event that anybody may have made (R1). Whether its key is one is not looked at.
+
+    Returns:
+        The page, and its group.
+
+    Raises:
+        TypeError: a field is of a wrong type, or holds something unhashable.
+        ValueError: no page of a pool, or a negative group.
+    """
+    page_id = integer("events page_id", event.page_id, minimum=1, clause="POOL-1")
+    group_id = integer("events group_id", event.group_id)
+    if event.parent_hash is not None and not isinstance(event.parent_hash, bytes):
+        raise refusal(TypeError, "R1", f"events parent_hash={event.parent_hash!r} must be bytes or None")
+    try:
+        hash((event.page_hash, event.token_ids, event.extra_keys))
+    except TypeError:
+        raise refusal(TypeError, "R1", f"events: the key of page {page_id} holds something unhashable") from None
+    return page_id, group_id
 
 
 class PageRemoved(NamedTuple):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ..declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
+from ..declarations.events import read_stored
 from ..pool.hashing import PageHash, PageHashWithGroupId
 from ..pool.page_keys import read_page_hash
 from ..reading.arguments import integer, listed, refusal
@@ -89,7 +90,6 @@ class CacheFollower:
 
 def _stored(event: PageStored) -> tuple[int, PageHashWithGroupId]:
     """Reads the page of an event and its key (R1)."""
-    page_id = integer("events page_id", event.page_id, minimum=1, clause="POOL-1")
-    group_id = integer("events group_id", event.group_id)
+    page_id, group_id = read_stored(event)
     key = read_page_hash("events page_hash", (event.page_hash, event.token_ids, event.extra_keys))
     return page_id, PageHashWithGroupId(key, group_id)

@@ -39,6 +39,8 @@ wrong: st.SearchStrategy[Any] = st.sampled_from(
         PageStored(0, True, A, None, TOKENS, None),
         PageStored(0, 1, "a", None, TOKENS, None),  # type: ignore[arg-type]
         PageStored(0, 1, A, None, [1, 2], None),  # type: ignore[arg-type]
+        PageStored(0, 1, A, 5, TOKENS, None),  # type: ignore[arg-type]
+        PageStored(0, 1, A, None, TOKENS, [1]),  # type: ignore[arg-type]
         PageRemoved(0, 0, A),
         PageRemoved(0, "1", A),  # type: ignore[arg-type]
     ]

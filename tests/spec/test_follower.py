@@ -108,7 +108,12 @@ def test_a_key_is_more_than_its_digest() -> None:
 
 # -- Refusals (R1) ----------------------------------------------------------------------------------
 
+WRONG_PARENT: Any = (5, (1, 2), None)
+UNHASHABLE: Any = (None, (1, 2), [1])
+
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "a parent's hash of a wrong type": ([PageStored(0, 2, A, *WRONG_PARENT)], TypeError, r"parent_hash=5 .*\[R1\]"),
+    "a key that can't be hashed": ([PageStored(0, 2, A, *UNHASHABLE)], TypeError, r"page 2 .*unhashable \[R1\]"),
     "stored twice": ([_stored(1)], ValueError, r"page 1 .*\[MAN-12\]"),
     "stored twice under another hash": ([_stored(1, B)], ValueError, r"page 1 .*\[MAN-12\]"),
     "stored twice for another group": ([_stored(1, group_id=1)], ValueError, r"page 1 .*\[MAN-12\]"),
