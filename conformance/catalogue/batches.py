@@ -86,7 +86,7 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
         def begin_tail(group: Any, slot: int) -> None:
             page = group.page_at(slot, group.num_published[slot] - 1)
             leaf = index.run_behind(page) if page and not group.rule.has_states else None
-            if leaf is not None and not self.page_pool.keeps_keys:
+            if leaf is not None and not self.page_pool.keys.kept:
                 group.tails[slot].begin(leaf)
 
         publisher.begin_tail = begin_tail

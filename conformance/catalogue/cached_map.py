@@ -55,14 +55,14 @@ def evicted_page_stays_in_map(fast: ModuleType) -> SimpleNamespace:
     """An evicted page stays in the map and is found there, while it is handed out anew (vLLM 4764)."""
     pool = fast.PagePool
 
-    def keys_to_be(self: Any, *arguments: Any) -> Any:
+    def note_keys(self: Any, pages: Any, keys: Any) -> None:
+        pool.note_keys(self, pages, keys)
         self.get_cached_page(fast.PageHash(b"", ()), [])  # a first look-up makes the map
-        return pool.keys_to_be(self, *arguments)
 
     def evict(self: Any, pages: Any) -> Any:
-        keys, self._keys = self._keys, None  # the map is not told
+        keys, self.keys._map = self.keys._map, None  # the map is not told
         evicted = pool._evict(self, pages)
-        self._keys = keys
+        self.keys._map = keys
         for page in pages.tolist() if keys is not None else ():
             keys.key_of.pop(page, None)
         return evicted
@@ -70,7 +70,7 @@ def evicted_page_stays_in_map(fast: ModuleType) -> SimpleNamespace:
     def evict_one(self: Any, page: int) -> None:
         evict(self, np.array([page]))
 
-    return with_pool(fast, keys_to_be=keys_to_be, _evict=evict, _evict_one=evict_one)
+    return with_pool(fast, note_keys=note_keys, _evict=evict, _evict_one=evict_one)
 
 
 @seeded(19, "POOL-7", "pool")

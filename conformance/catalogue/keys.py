@@ -109,11 +109,11 @@ def _rooted(fast: ModuleType, seed_instead: Callable[[bytes | None], bytes]) -> 
 
     def build_pool(self: Any, *args: Any, hash_seed: bytes | None = None, **options: Any) -> None:
         fast.PagePool.__init__(self, *args, hash_seed=hash_seed, **options)
-        self.none_hash = init_none_hash(hash_seed, self.hash_function)
+        self.keys.none_hash = init_none_hash(hash_seed, self.hash_function)
 
     def build_manager(self: Any, *args: Any, hash_seed: bytes | None = None, **options: Any) -> None:
         fast.CacheManager.__init__(self, *args, hash_seed=hash_seed, **options)
-        self.page_pool.none_hash = init_none_hash(hash_seed, self.page_pool.hash_function)
+        self.page_pool.keys.none_hash = init_none_hash(hash_seed, self.page_pool.hash_function)
 
     return backend_with(
         fast,

@@ -147,7 +147,7 @@ def freed_by_two_paths(fast: ModuleType) -> SimpleNamespace:
             self.freed[name] = (request, held)
         elif name in self.freed and self.freed[name][0] is request:
             for pages in self.freed.pop(name)[1]:
-                self.page_pool.release(pages[self.page_pool._count_of[pages] > 0])
+                self.page_pool.release(pages[self.page_pool.counts.of[pages] > 0])
         return losers
 
     return with_manager(fast, freed=cached_property(_new_dict), free=free)

@@ -37,7 +37,7 @@ def _one_page_at(fast: ModuleType, manager: Any, group: Any, slot: int, place: i
 def _swap_duplicates(manager: Any) -> None:
     """Puts the oldest page of equal content in the place of every other one that a live request holds."""
     pool = manager.page_pool
-    oldest = {page: pages[0] for pages in pool.alike() for page in pages[1:]}
+    oldest = {page: pages[0] for pages in pool.keys.alike() for page in pages[1:]}
     for group in manager.coordinator.groups:
         for slot in manager.coordinator.live.slot_of.values():
             for place, page in enumerate(group.pages(slot).tolist()):
@@ -172,9 +172,9 @@ def one_tier_survives_the_reset(fast: ModuleType) -> SimpleNamespace:
     """
 
     def clear(self: Any) -> None:
-        keys = self._keys
+        keys = self.keys._map
         fast.PagePool._clear(self)
-        self._keys = keys
+        self.keys._map = keys
 
     return with_pool(fast, _clear=clear)
 

@@ -56,12 +56,12 @@ def double_mention(fast: ModuleType) -> SimpleNamespace:
     pool = fast.PagePool
 
     def free_pages(self: Any, ordered_pages: Any) -> None:
-        pages = self.read_pages("ordered_pages", ordered_pages)
+        pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
         pages = pages[pages != 0]
-        if (np.bincount(pages, minlength=self.num_pages) > self._count_of).any():
+        if (np.bincount(pages, minlength=self.num_pages) > self.counts.of).any():
             pool.free_pages(self, fast.pool.pages.page_list(self, pages))  # refuses
-        np.subtract.at(self._count_of, pages, 1)
-        self._put_back(pages[self._count_of[pages] == 0])
+        np.subtract.at(self.counts.of, pages, 1)
+        self._put_back(pages[self.counts.of[pages] == 0])
 
     return with_pool(fast, free_pages=free_pages)
 
@@ -71,11 +71,11 @@ def count_below_zero(fast: ModuleType) -> SimpleNamespace:
     """Freeing a page twice takes its count to -1 and is not refused; the error comes much later (EasyDeL)."""
 
     def free_pages(self: Any, ordered_pages: Any) -> None:
-        pages = self.read_pages("ordered_pages", ordered_pages)
+        pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
         freed = []
         for page in pages[pages != 0].tolist():
-            self._count_cell[page] -= 1
-            if self._count_cell[page] == 0:
+            self.counts.cell[page] -= 1
+            if self.counts.cell[page] == 0:
                 freed.append(page)
         self._put_back(np.array(freed, np.int64))
 
@@ -87,9 +87,9 @@ def null_page_count_drifts(fast: ModuleType) -> SimpleNamespace:
     """Freeing the null page lowers its count, which nothing ever raises: it drifts below 0 (EasyDeL)."""
 
     def free_pages(self: Any, ordered_pages: Any) -> None:
-        pages = self.read_pages("ordered_pages", ordered_pages)
+        pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
         fast.PagePool.free_pages(self, fast.pool.pages.page_list(self, pages))
-        self._count_cell[0] -= int((pages == 0).sum())
+        self.counts.cell[0] -= int((pages == 0).sum())
 
     return with_pool(fast, free_pages=free_pages)
 
@@ -112,7 +112,7 @@ def eviction_takes_too_much(fast: ModuleType) -> SimpleNamespace:
 
     def evict(self: Any, pages: Any) -> Any:
         if self.index.cached(pages).any():
-            pages = np.union1d(pages, self.free_order())
+            pages = np.union1d(pages, self.free.order())
         return fast.PagePool._evict(self, pages)
 
     def evict_one(self: Any, page: int) -> None:

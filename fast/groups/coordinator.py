@@ -210,7 +210,7 @@ class CacheCoordinator(Uncopied):
         held = list(map(len, hits))
         wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
         free = pool.get_num_free_pages()
-        if total + sum(held) > free and total + sum(pool.num_free_of(own[own != 0]) for own in hits) > free:
+        if total + sum(held) > free and total + sum(pool.counts.num_free(own[own != 0]) for own in hits) > free:
             return None
         found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
         bound = min(promised, len(tokens) // 4) if self.enable_caching and not delay else 0
@@ -401,7 +401,7 @@ class CacheCoordinator(Uncopied):
                 first = max(group.num_hits[slot], num_written // group.page_size)
                 pages = group.pages_between(slot, first, max(first, group.num_published[slot]))
                 withdrawn.append(pages[pages != 0])
-                counts = self.page_pool.unpinned_counts(pages)
+                counts = self.page_pool.counts.of[pages] - self.page_pool.pins.of_each(pages)
                 for place in (counts > 1).nonzero()[0].tolist():
                     is_shared, page = True, pages.item(place)
                     known = [other for other in holders if group.page_at(other, first + place) == page]

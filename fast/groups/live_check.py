@@ -29,7 +29,7 @@ def check_live(
     Raises:
         AssertionError: they don't; the message shows the request's columns and rows.
     """
-    held = pool.pin_counts()
+    held = pool.pins.counts().copy()
     for request_id, slot in live.slot_of.items():
         state = live.state(request_id)
         request = live.requests[slot]

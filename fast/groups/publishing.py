@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from kvproof.spec.declarations import EngineRequest
 
-from ..pool.page_keys import KeyStretch
 from ..pool.page_pool import PagePool
+from ..pool.pool_log import KeyStretch
 from ..reading.extra_keys import ExtraSegment
 from ..reading.request_reading import read_tokens
 from ..reading.tokens import TokenBytes
@@ -113,7 +113,7 @@ class Publisher:
             if known is None
             else known[4 * start * size : 4 * end * size]
         )
-        keys = pool.keys_to_be(group.tree, tokens, segments, start, after)
+        keys = pool.keys.ahead(group.tree, tokens, segments, start, after)
         return group, start, after, end, tokens, keys
 
     def publish_first(self, slot: int, new: Publishing) -> None:
@@ -124,7 +124,7 @@ class Publisher:
     def begin_tail(self, group: CacheGroup, slot: int) -> None:
         """Starts a tail on the run that ends with a request's last published page, if it can have one."""
         # the pages of a tail are read from the request's list, which has them as long as none is freed
-        if self._pool.keeps_keys or group.rule.gives_back:
+        if self._pool.keys.kept or group.rule.gives_back:
             return
         run = self._pool.index.run_behind(group.page_at(slot, group.num_published[slot] - 1))
         if run is not None:

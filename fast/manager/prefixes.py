@@ -197,7 +197,7 @@ class Prefixes:
         for _, hits in self.pinned.values():
             for pages in hits:
                 np.add.at(pinned, pages[pages != 0], 1)
-        counts = self._pool.pin_counts()
+        counts = self._pool.pins.counts()
         assert (pinned <= counts).all(), f"PIN-1: pins {pinned.tolist()}, the pool has {counts.tolist()}"
         in_use = self._live.slot_of.keys() | self.coordinator.swapped.out
         assert self.given_back.keys() <= self.known.keys() - in_use, (

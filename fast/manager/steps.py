@@ -8,6 +8,7 @@ from kvproof.spec.declarations import EngineRequest
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import CacheCoordinator
 from ..groups.longest_hit import Hits
+from ..pool.pages import read_pages
 from ..reading.arguments import attribute, flag, integer, refusal
 from ..reading.request_reading import (
     another,
@@ -226,7 +227,7 @@ class Steps:
                 )
             hits, is_right = [], found == 0 or len(groups) > 0
             for group, pages in zip(groups, given.pages, strict=True):
-                ids = coordinator.page_pool.read_pages("new_computed_pages", pages)
+                ids = read_pages("new_computed_pages", pages, coordinator.page_pool)
                 hits.append(ids)
                 if len(ids) * group.page_size != found:
                     is_right = False

@@ -12,7 +12,7 @@ from kvproof.spec.declarations import EngineRequest, SwapCopy, SwapPlan
 
 from ..groups.coordinator import CacheCoordinator
 from ..groups.swapped_requests import Flight, Swapped
-from ..pool.page_keys import KeyStretch
+from ..pool.pool_log import KeyStretch
 from ..reading.arguments import attribute, integer, refusal
 from ..reading.extra_keys import extra_segments
 from ..reading.request_reading import read_request_id, read_tokens
@@ -123,7 +123,7 @@ class Swaps:
         """Takes the device pages of copies to the device, hits first; None if too few are free."""
         coordinator, pool = self.coordinator, self._pool
         hits = [self._cached(coming, number) for number in range(len(coordinator.groups))]
-        total = sum(np.count_nonzero(own == 0) + pool.num_free_of(own[own != 0]) for own in hits)
+        total = sum(np.count_nonzero(own == 0) + pool.counts.num_free(own[own != 0]) for own in hits)
         if total > pool.get_num_free_pages():
             return None
         for own in hits:
@@ -194,7 +194,7 @@ class Swaps:
             ends.append(comes.num_tokens // group.rule.page_size if is_cached else 0)
             texts.append(comes.tokens[: ends[-1] * group.tree.page_bytes])
             # a hash function that raises does so before anything has changed (R1)
-            keys.append(pool.keys_to_be(group.tree, texts[-1], segments) if ends[-1] else None)
+            keys.append(pool.keys.ahead(group.tree, texts[-1], segments) if ends[-1] else None)
         del self._swapped.by_id[comes.request_id]
         if not comes.is_received:
             self._resume(flight, ends)

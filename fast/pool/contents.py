@@ -19,11 +19,11 @@ from ..index.runs import Run, RunTree
 from ..reading.extra_keys import ExtraSegment, extra_segments
 from .hashing import PageHash, PageHashWithGroupId, page_digest, token_tuple
 
-__all__ = ["SavedContents", "contents_of"]
+__all__ = ["SavedContents", "cached_state"]
 
 
-def contents_of(index: PrefixIndex, alike: Iterable[list[int]]) -> tuple[list[list[Any]], list[list[int]]]:
-    """What cached pages hold, with all that comes before it, and which pages hold it; both as a snapshot has them.
+def cached_state(index: PrefixIndex, alike: Iterable[list[int]]) -> dict[str, Any]:
+    """What a snapshot has of the cached pages: ``contents``, with all that comes before them, and ``cached``.
 
     Args:
         index: the index.
@@ -49,7 +49,7 @@ def contents_of(index: PrefixIndex, alike: Iterable[list[int]]) -> tuple[list[li
                 contents.append([content[0], list(token_tuple(content[1])), extra_keys_to_json(run.extra_keys)])
             told[run.number, place] = last
         cached.append([found[0].tree.group_id, page, last])
-    return contents, cached
+    return {"contents": contents, "cached": cached}
 
 
 class _Content(NamedTuple):

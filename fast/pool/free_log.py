@@ -33,20 +33,17 @@ class FreeLog:
         head: the place of the first entry in use.
         tail: the place behind the last entry in use.
         capacity: the number of entries that the log has room for.
-        log_cell: the log, for scalar access. A page at the head can be taken, and one put at the tail, without a call
-            of `take_one` or `put_one`, which are a tenth of what the pool's calls take for one page.
-        position_cell: the place of each free page in the log, for scalar access.
     """
 
     __slots__ = (
         "_front_room",
         "_log",
+        "_log_cell",
         "_position",
+        "_position_cell",
         "capacity",
         "head",
-        "log_cell",
         "num_free",
-        "position_cell",
         "tail",
     )
 
@@ -55,9 +52,9 @@ class FreeLog:
         self.capacity = self._front_room + 2 * num_pages + 1024
         self._log: NDArray[np.int64] = np.zeros(self.capacity, np.int64)
         # scalars are read and written through buffers that share memory with the arrays: half of numpy's price
-        self.log_cell = self._log.data
-        self.position_cell = array("i", bytes(4 * num_pages))
-        self._position: NDArray[np.int32] = np.frombuffer(self.position_cell, np.int32)
+        self._log_cell = self._log.data
+        self._position_cell = array("i", bytes(4 * num_pages))
+        self._position: NDArray[np.int32] = np.frombuffer(self._position_cell, np.int32)
         self.num_free = num_pages - 1
         self.head = self._front_room
         self.tail = self.head + self.num_free
@@ -66,7 +63,7 @@ class FreeLog:
 
     def take_one(self) -> int:
         """Takes the first page; at least one must be free. O(1) amortised."""
-        log = self.log_cell
+        log = self._log_cell
         head = self.head
         page = log[head]
         while not page:
@@ -99,7 +96,7 @@ class FreeLog:
 
     def take_few(self, count: int) -> list[int]:
         """`take` for up to some dozens of pages, in a plain loop; as a list."""
-        log, head = self.log_cell, self.head
+        log, head = self._log_cell, self.head
         end = head + count
         taken: list[int] = log[head:end].tolist()
         if not all(taken):
@@ -119,8 +116,8 @@ class FreeLog:
         if tail == self.capacity:
             self._pack()
             tail = self.tail
-        self.log_cell[tail] = page
-        self.position_cell[page] = tail
+        self._log_cell[tail] = page
+        self._position_cell[page] = tail
         self.tail = tail + 1
         self.num_free += 1
 
@@ -135,11 +132,11 @@ class FreeLog:
         self._log[tail:end] = pages
         self.num_free += count
 
-    def note_places(self, pages: NDArray[np.int64]) -> bool:
-        """Notes the places that pages which are not free would get behind the last. O(pages) amortised.
+    def are_distinct(self, pages: NDArray[np.int64]) -> bool:
+        """True if no page is listed twice; the pages are not free. O(pages) amortised.
 
-        Returns:
-            True if no page is listed twice, so that no noted place was overwritten.
+        The places that they would get behind the last are noted and read again: a page that is listed twice has the
+        later of two, and positions mean nothing until a page is put back.
         """
         count = len(pages)
         if self.tail + count > self.capacity:
@@ -148,12 +145,15 @@ class FreeLog:
         self._position[pages] = places
         return bool(np.count_nonzero(self._position[pages] == places) == count)  # half the price of ``all``
 
-    def put_noted(self, pages: NDArray[np.int64]) -> None:
-        """`put` for distinct pages whose places were just noted. O(pages)."""
+    def put_distinct(self, pages: NDArray[np.int64]) -> bool:
+        """`put`, unless a page is listed twice; True if it was done. O(pages) amortised."""
+        if not self.are_distinct(pages):
+            return False
         tail = self.tail
         self.tail = tail + len(pages)
         self._log[tail : self.tail] = pages
         self.num_free += len(pages)
+        return True
 
     def put_front(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages before the first, in order. O(pages) amortised."""
@@ -173,7 +173,7 @@ class FreeLog:
 
     def remove_one(self, page: int) -> None:
         """Removes one free page from any place. O(1)."""
-        self.log_cell[self.position_cell[page]] = 0
+        self._log_cell[self._position_cell[page]] = 0
         self.num_free -= 1
 
     def order(self) -> NDArray[np.int64]:

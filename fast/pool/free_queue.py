@@ -6,25 +6,15 @@ shows it through `PoolFreeQueue` with the same interface.
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..reading.arguments import integer, listed, refusal
-from .pages import NOWHERE, CachePage, PageList, PageView, page_list
-
-if TYPE_CHECKING:
-    from .page_pool import PagePool
+from .free_order import FreeOrder
+from .pages import NOWHERE, CachePage, Owner, PageList, PageView, page_list
 
 __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
-
-
-def _end(queue: "FreeCachePageQueue | None") -> CachePage:
-    """A sentinel at an end of the list, so that every page in it has two neighbours."""
-    end = CachePage(0)
-    end._id = -1
-    end._queue = queue
-    return end
 
 
 class FreeCachePageQueue(Uncopied):
@@ -39,8 +29,8 @@ class FreeCachePageQueue(Uncopied):
     __slots__ = ("_count", "_head", "_tail")
 
     def __init__(self, pages: Iterable[CachePage]) -> None:
-        self._head, self._tail = _end(self), _end(self)
-        self._head._next, self._tail._prev = self._tail, self._head
+        self._head, self._tail = _QueueEnd(self), _QueueEnd(self)
+        self._head.after, self._tail.before = self._tail, self._head
         self._count = 0
         self.append_n(pages)
 
@@ -62,14 +52,14 @@ class FreeCachePageQueue(Uncopied):
     def popleft(self) -> CachePage:
         """Takes the first page; refused if the queue is empty (POOL-4). O(1)."""
         head = self._head
-        page = head._next
+        page = head.after
         if page is self._tail:
             raise refusal(ValueError, "POOL-4", "n=1 pages asked for, 0 free")
-        after = page._next
-        head._next = after
-        after._prev = head
-        page._prev = page._next = NOWHERE
-        page._queue = None
+        after = page.after
+        head.after = after
+        after.before = head
+        page.before = page.after = NOWHERE
+        page.queue = None
         self._count -= 1
         return page
 
@@ -79,70 +69,70 @@ class FreeCachePageQueue(Uncopied):
         if n > self._count:
             raise refusal(ValueError, "POOL-4", f"n={n} pages asked for, {self._count} free")
         head = self._head
-        page = head._next
+        page = head.after
         taken: list[CachePage] = []
         for _ in range(n):
             taken.append(page)
-            after = page._next
-            page._prev = page._next = NOWHERE
-            page._queue = None
+            after = page.after
+            page.before = page.after = NOWHERE
+            page.queue = None
             page = after
-        head._next = page
-        page._prev = head
+        head.after = page
+        page.before = head
         self._count -= n
         return taken
 
     def remove(self, page: CachePage) -> None:
         """Takes one page out of the middle; refused when it is not in this queue (POOL-2). O(1)."""
         _require_page("page", page)
-        if isinstance(page, PageView) or page._queue is not self or page._id < 0:
+        if isinstance(page, PageView | _QueueEnd) or page.queue is not self:
             raise refusal(ValueError, "POOL-2", f"page {page.page_id} is not in this queue")
-        before, after = page._prev, page._next
-        before._next = after
-        after._prev = before
-        page._prev = page._next = NOWHERE
-        page._queue = None
+        before, after = page.before, page.after
+        before.after = after
+        after.before = before
+        page.before = page.after = NOWHERE
+        page.queue = None
         self._count -= 1
 
     def append(self, page: CachePage) -> None:
         """Puts a page behind the last; refused when it is in a queue already (POOL-2). O(1)."""
-        if (type(page) is not CachePage and not _is_own(page)) or page._queue is not None:
+        if (type(page) is not CachePage and not _is_own(page)) or page.queue is not None:
             self._refuse(page)
         tail = self._tail
-        last = tail._prev
-        last._next = tail._prev = page
-        page._prev = last
-        page._next = tail
-        page._queue = self
+        last = tail.before
+        last.after = tail.before = page
+        page.before = last
+        page.after = tail
+        page.queue = self
         self._count += 1
 
     def append_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages behind the last, in the order given; refused as a whole if one is in a queue already (POOL-2)."""
-        self._insert(self._tail._prev, self._claim(pages), self._tail)
+        self._insert(self._tail.before, self._claim(pages), self._tail)
 
     def prepend_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages before the first, in the order given (POOL-13); refused like `append_n`."""
-        self._insert(self._head, self._claim(pages), self._head._next)
+        self._insert(self._head, self._claim(pages), self._head.after)
 
     def get_all_free_pages(self) -> list[CachePage]:
         """Every page of the queue, first the one to be taken first. O(pages)."""
         return list(self)
 
     def __iter__(self) -> Iterator[CachePage]:
-        page = self._head._next
+        page = self._head.after
         while page is not self._tail:
             yield page
-            page = page._next
+            page = page.after
 
     def _claim(self, pages: Iterable[CachePage]) -> list[CachePage]:
         """Marks pages as this queue's, or leaves them as they were (R1); a page listed twice is found by its mark."""
         given = listed("pages", pages)
         for place, page in enumerate(given):
-            if (type(page) is not CachePage and not _is_own(page)) or page._queue is not None:
+            if (type(page) is not CachePage and not _is_own(page)) or page.queue is not None:
                 for claimed in given[:place]:
-                    claimed._queue = None
+                    claimed.queue = None
                 self._refuse(page)
-            page._queue = self
+            page.queue = self
         return given
 
     def _refuse(self, page: object) -> NoReturn:
@@ -151,11 +141,11 @@ class FreeCachePageQueue(Uncopied):
 
     def _insert(self, before: CachePage, pages: list[CachePage], after: CachePage) -> None:
         for page in pages:
-            before._next = page
-            page._prev = before
+            before.after = page
+            page.before = before
             before = page
-        before._next = after
-        after._prev = before
+        before.after = after
+        after.before = before
         self._count += len(pages)
 
     def check(self) -> None:
@@ -165,9 +155,9 @@ class FreeCachePageQueue(Uncopied):
             AssertionError: they don't; the message shows the whole queue.
         """
         row = [self._head, *self, self._tail]
-        good = self._count == len(row) - 2 and self._head._prev is NOWHERE and self._tail._next is NOWHERE
-        good = good and all(page._queue is self for page in row)
-        good = good and all(b._prev is a and a._next is b for a, b in pairwise(row))
+        good = self._count == len(row) - 2 and self._head.before is NOWHERE and self._tail.after is NOWHERE
+        good = good and all(page.queue is self for page in row)
+        good = good and all(b.before is a and a.after is b for a, b in pairwise(row))
         assert good, f"POOL-2: count {self._count}, row {row}"
 
 
@@ -176,19 +166,20 @@ class PoolFreeQueue:
 
     Args:
         pool: the pool.
+        order: its free pages.
     """
 
-    __slots__ = ("_head", "_pool", "_tail")
+    __slots__ = ("_head", "_order", "_pool", "_tail")
 
-    def __init__(self, pool: "PagePool") -> None:
+    def __init__(self, pool: Owner, order: FreeOrder) -> None:
         self._pool = pool
-        self._head, self._tail = _QueueEnd(pool, -1), _QueueEnd(pool, -1)
-        self._head._step, self._tail._step = +1, -1
+        self._order = order
+        self._head, self._tail = _PoolQueueEnd(self, +1), _PoolQueueEnd(self, -1)
 
     @property
     def num_free_pages(self) -> int:
         """The number of free pages."""
-        return self._pool.get_num_free_pages()
+        return self._order.num_free
 
     @property
     def fake_free_list_head(self) -> CachePage:
@@ -202,17 +193,22 @@ class PoolFreeQueue:
 
     def get_all_free_pages(self) -> PageList:
         """The free pages in eviction order (POOL-3). O(free pages)."""
-        return page_list(self._pool, self._pool.free_order())
+        return page_list(self._pool, self._order.order())
 
     def neighbour(self, page_id: int, step: int) -> CachePage | None:
         """The neighbour before (``step`` -1) or after (+1) a page, or an end; None if it is in use. O(free pages)."""
-        order = self._pool.free_order().tolist()
-        if page_id not in order:
-            return None
-        place = order.index(page_id) + step
+        order = self._order.order().tolist()
+        return self._at(order, order.index(page_id) + step) if page_id in order else None
+
+    def beyond(self, step: int) -> CachePage:
+        """The first page behind the head (``step`` +1) or before the tail (-1), or the other end. O(free pages)."""
+        order = self._order.order().tolist()
+        return self._at(order, 0 if step > 0 else len(order) - 1)
+
+    def _at(self, order: list[int], place: int) -> CachePage:
         if 0 <= place < len(order):
             return PageView(self._pool, order[place])
-        return self._head if step < 0 else self._tail
+        return self._head if place < 0 else self._tail
 
     def popleft(self) -> CachePage:
         """Refused: `PagePool.get_new_pages` takes pages."""
@@ -236,39 +232,49 @@ class PoolFreeQueue:
 
 
 class _QueueEnd(CachePage):
-    """An end of a pool's queue; its links are computed from the pool's free order."""
+    """An end of a queue, so that every page in it has two neighbours; no page."""
 
-    __slots__ = ("_pool", "_step")
+    __slots__ = ()
 
-    def __init__(self, pool: "PagePool", page_id: int) -> None:
+    def __init__(self, queue: object) -> None:
         super().__init__(0)
-        self._id = page_id
-        self._pool = pool
-        self._step = 0
+        self.queue = queue
+
+    @property
+    def page_id(self) -> int:
+        """-1, which no page has."""
+        return -1
+
+
+class _PoolQueueEnd(_QueueEnd):
+    """An end of a pool's queue; its neighbour is computed from the free order.
+
+    Args:
+        queue: the queue.
+        step: the direction in which the pages lie.
+    """
+
+    __slots__ = ("_pages", "_step")
+
+    def __init__(self, queue: PoolFreeQueue, step: int) -> None:
+        super().__init__(queue)
+        self._pages = queue
+        self._step = step
 
     @property
     def prev_free_page(self) -> CachePage | None:
         """The last free page, or the head, from the tail; None from the head."""
-        return self._beside(-1)
+        return self._pages.beyond(-1) if self._step < 0 else None
 
     @property
     def next_free_page(self) -> CachePage | None:
         """The first free page, or the tail, from the head; None from the tail."""
-        return self._beside(+1)
-
-    def _beside(self, step: int) -> CachePage | None:
-        if step != self._step:
-            return None
-        order = self._pool.free_order()
-        if len(order):
-            return PageView(self._pool, int(order[0 if step > 0 else -1]))
-        queue = self._pool.free_page_queue
-        return queue.fake_free_list_tail if step > 0 else queue.fake_free_list_head
+        return self._pages.beyond(+1) if self._step > 0 else None
 
 
 def _is_own(page: object) -> bool:
     """True for a page that belongs to no pool (subclasses of `CachePage` included) and is not a queue's end."""
-    return isinstance(page, CachePage) and not isinstance(page, PageView | _QueueEnd)
+    return isinstance(page, CachePage) and page.pool is None and not isinstance(page, _QueueEnd)
 
 
 def _owned(call: str) -> Exception:

@@ -1,37 +1,50 @@
 """POOL, PIN: the pages, their reference counts, the free ones and the cached ones, which are found by their content.
 
 State lies in arrays with one entry a page: the reference count, the place in the free order (`FreeLog`) and the
-place in the index of cached pages (`PrefixIndex`); 33 bytes a page in all. Calls read their pages as ids, refuse,
-and then change whole arrays; a call about one page takes a scalar path through the same structures.
-
-Pins and priorities cost nothing where they are not used: a flag is set while no page is pinned and freed pages go to
-the back, and the free order is a `FreeLog` until a priority is first set (`PriorityOrder`).
+place in the index of cached pages (`PrefixIndex`); 33 bytes a page in all. Calls of an engine read their pages as ids
+and refuse. The calls below them, which the manager makes as well, trust their caller, take and return ids, and change
+whole arrays; `take_one` takes a scalar path through the same structures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import EngineRequest, PoolOptions, takes_options
+from kvproof.spec.declarations import (
+    CacheCounters,
+    CacheEvent,
+    EngineRequest,
+    HashFunction,
+    PoolOptions,
+    takes_options,
+)
+from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.uncopied import Uncopied
 
-from ..reading.arguments import attribute, id_array, index, integer, listed, real, refusal, shown
+from ..index.prefix_index import PrefixIndex
+from ..reading.arguments import attribute, flag, id_array, index, integer, listed, refusal
 from ..reading.extra_keys import extra_segments
 from ..reading.tokens import token_view
-from .free_log import FreeLog
+from .cached_map import CachedMap
+from .contents import SavedContents, cached_state
+from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashWithGroupId, read_page_hash
-from .held_pages import HeldPages
-from .page_keys import CachedMap, require_own_keys
-from .pages import CachePage, PageList, PageView, page_list
-from .priorities import PriorityOrder
+from .hashing import PageHash, PageHashWithGroupId, init_none_hash, read_page_hash
+from .page_keys import PageKeys
+from .pages import CachePage, PageList, PageView, page_list, read_groups, read_pages
+from .pins import Pins
+from .pool_log import KeyStretch, PoolLog
+from .ref_counts import RefCounts, mentions_of
 
 __all__ = ["PagePool"]
 
+_ONE: NDArray[np.int32] = np.ones((), np.int32)
+"""An array, since numpy takes half a microsecond to convert a Python number: half of a short operation."""
 
-class PagePool(HeldPages, Uncopied):
+
+class PagePool(Uncopied):
     """A pool of pages: allocates them, counts references to them, frees them, and finds cached ones again.
 
     Not thread-safe: calls come from one thread at a time.
@@ -42,19 +55,43 @@ class PagePool(HeldPages, Uncopied):
         options: see `PoolOptions`; with another hash than SHA-256 the pool keeps keys from the start.
 
     Attributes:
-        pages: every page, the null page first.
+        counts: the reference count of each page (POOL-5).
+        free: the free pages in eviction order, and priorities (POOL-3, PIN-2).
+        index: the cached pages, found by their tokens (POOL-7).
+        keys: the keys of cached pages (HASH-3).
+        pins: the pins of each page (PIN-1).
+        log: events and counters (MAN-12).
+        num_withdrawals: times a page in use lost its hash. A remembered 'published up to here' is valid only while this
+            is unchanged.
         null_page: page 0 (POOL-1).
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
         cached_page_hash_to_page: the cached map, read-only (POOL-7).
-        now: the last time passed to `advance_time`; None before the first.
     """
 
     @takes_options
     def __init__(self, num_pages: int, enable_caching: bool, **options: Unpack[PoolOptions]) -> None:
-        super().__init__(num_pages, enable_caching, options)
+        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
+        self.enable_caching = flag("enable_caching", enable_caching)
+        self.unhashed_first = flag("unhashed_first", options["unhashed_first"])
+        self.enable_events = flag("enable_events", options["enable_events"])
+        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1)
+        self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
+        per_salt = options["max_pinned_pages_per_salt"]
+        self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
+        root = init_none_hash(options["hash_seed"], options["hash_function"])
+        self.index = PrefixIndex(self.num_pages)
+        self._run_cell = self.index.run_cell
+        self.free = FreeOrder(self.num_pages, self._run_cell, front_room=self.unhashed_first)
+        self.log = PoolLog(self.num_pages, self.enable_events, self.counter_sampling)
+        self.keys = PageKeys(self.index, self.log, options["hash_function"], root)
+        self.pins = Pins(self.num_pages, self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index)
+        self.counts = RefCounts(self.num_pages)
+        self.num_withdrawals = 0
         self.null_page: CachePage = PageView(self, 0)
-        self.free_page_queue = PoolFreeQueue(self)
-        self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(self)
+        self.free_page_queue = PoolFreeQueue(self, self.free)
+        self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(
+            self, lambda: self.pages_by_key()
+        )
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -62,6 +99,29 @@ class PagePool(HeldPages, Uncopied):
     def pages(self) -> PageList:
         """Every page, the null page first. O(pages)."""
         return page_list(self, np.arange(self.num_pages))
+
+    @property
+    def hash_function(self) -> HashFunction:
+        """The hash of the keys."""
+        return self.keys.hash_function
+
+    @property
+    def none_hash(self) -> bytes:
+        """The digest at the root of every chain of keys (HASH-1)."""
+        return self.keys.none_hash
+
+    @property
+    def now(self) -> float | None:
+        """The last time passed to `advance_time`; None before the first (PIN-2)."""
+        return self.free.now
+
+    def get_num_free_pages(self) -> int:
+        """The number of pages that can be allocated. O(1)."""
+        return self.free.num_free
+
+    def get_usage(self) -> float:
+        """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10). O(1)."""
+        return (self.num_pages - 1 - self.free.num_free) / (self.num_pages - 1)
 
     def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
         """The first page cached under a key, for each of several groups (POOL-7).
@@ -78,11 +138,36 @@ class PagePool(HeldPages, Uncopied):
         """
         key = read_page_hash("page_hash", page_hash)
         groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
-        cached = self.key_map().pages
+        cached = self.keys.map().pages
         found = [cached.get(PageHashWithGroupId(key, group)) for group in groups]
         return page_list(self, tuple(next(iter(pages)) for pages in found if pages)) if all(found) else None
 
-    # -- Handing out and taking back --------------------------------------------------------------
+    def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
+        """A page's key; None if it is not cached. Computes a digest for each page before it that has none yet."""
+        return self.keys.of(page_id)
+
+    def pages_by_key(self) -> Mapping[PageHashWithGroupId, Iterable[int]]:
+        """The cached map, by ids (POOL-7). O(cached pages)."""
+        return self.keys.pages_by_key()
+
+    def ref_count(self, page_id: int) -> int:
+        """A page's reference count, its pins included. O(1)."""
+        return self.counts.cell[page_id]
+
+    def set_ref_count(self, page_id: int, count: int) -> None:
+        """Sets the count of a page in use; see `RefCounts.set`."""
+        self.counts.set(page_id, count, self.pins.of(page_id))
+
+    def take_events(self) -> list[CacheEvent]:
+        """The events since the last call, in order (MAN-12); empty if events are disabled. O(events)."""
+        return self.log.take_events()
+
+    @property
+    def counters(self) -> CacheCounters:
+        """The counters of the pool: evictions, lifetimes and reuse gaps (MAN-12)."""
+        return self.log.counters()
+
+    # -- Allocating and freeing -------------------------------------------------------------------
 
     def get_new_pages(self, num_pages: int) -> PageList:
         """Takes pages from the front of the free queue, each with a count of 1, their hashes evicted (POOL-3).
@@ -96,28 +181,12 @@ class PagePool(HeldPages, Uncopied):
         Raises:
             ValueError: fewer pages are free; nothing is taken (POOL-4).
         """
-        free = self._free
-        if (
-            type(num_pages) is int and num_pages == 1 and free.num_free
-        ):  # `take_one` and `page_list` inlined: a fifth less
-            if type(free) is FreeLog and (page := free.log_cell[free.head]):
-                free.head += 1
-                free.num_free -= 1
-            else:
-                page = free.take_one()
-            self._count_cell[page] = 1
-            if self._run_cell[page]:
-                self._evict_one(page)
-            self.clock += 1
-            taken = PageList()
-            taken._pool = self
-            taken._held = page
-            return taken
-        if type(num_pages) is not int or not 0 <= num_pages < 2**63:
-            num_pages = integer("num_pages", num_pages, clause="POOL-4")
-        if num_pages > free.num_free:
-            raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {free.num_free} free")
-        return page_list(self, self.take(num_pages))
+        if num_pages == 1 and type(num_pages) is int and self.free.num_free:
+            return page_list(self, self.take_one())
+        count, num_free = integer("num_pages", num_pages, clause="POOL-4"), self.free.num_free
+        if count > num_free:
+            raise refusal(ValueError, "POOL-4", f"num_pages={count} asked for, {num_free} free")
+        return page_list(self, self.take(count))
 
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Raises the count of each page once per mention, taking free ones out of the queue (POOL-6).
@@ -128,12 +197,12 @@ class PagePool(HeldPages, Uncopied):
         Raises:
             ValueError: a page is free and has no hash, so that its content is not defined.
         """
-        ids = self._read_groups(pages)
-        free = ids[self._count_of[ids] == 0]
+        ids = read_groups("pages", pages, self)
+        free = ids[self.counts.of[ids] == 0]
         empty = free[~self.index.cached(free)]
         if len(empty):
             raise refusal(ValueError, "POOL-6", f"pages: page {empty[0]} is free and has no hash")
-        self.hold_mentioned(ids)
+        self._leave_queue(self.counts.add_mentioned(ids))
 
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
         """Lowers the count of each page once per mention; a page at 0 goes to the back (POOL-3, POOL-5).
@@ -144,64 +213,24 @@ class PagePool(HeldPages, Uncopied):
         Raises:
             ValueError: a page is mentioned more often than it has references other than pins; nothing changes.
         """
-        if type(ordered_pages) is PageList and ordered_pages._pool is self:
-            page = ordered_pages._held
-            if type(page) is int:
-                free = self._free
-                if (
-                    self._count_cell[page] != 1
-                    or not self._is_plain
-                    or type(free) is not FreeLog
-                    or (tail := free.tail) == free.capacity
-                ):
-                    self._free_one(page)
-                else:  # as `FreeLog.put_one`
-                    self._count_cell[page] = 0
-                    free.log_cell[tail] = page
-                    free.position_cell[page] = tail
-                    free.tail = tail + 1
-                    free.num_free += 1
-                    if not page % self.counter_sampling:
-                        self._freed_cell[page // self.counter_sampling] = self.clock
+        appends = not self.unhashed_first and not self.pins.num_pinned
+        if appends and type(ordered_pages) is PageList and ordered_pages.pool is self:
+            page = ordered_pages.held
+            if type(page) is int and self.counts.cell[page] == 1:
+                self.counts.cell[page] = 0
+                self.free.put_one(page)
+                if not page % self.counter_sampling:
+                    self.log.ages.freed(np.array((page,)), self.log.clock)
                 return
-        pages = self.read_pages("ordered_pages", ordered_pages)
-        counts = self._count_of[pages]
-        if self._is_plain and np.count_nonzero(counts == 1) == len(pages) and self._free.note_places(pages):
-            self._count_of[pages] = 0
-            self._free.put_noted(pages)
-            self._sampling.freed(pages, self.clock)
+        pages = read_pages("ordered_pages", ordered_pages, self)
+        counts = self.counts.of[pages]
+        if appends and np.count_nonzero(counts == _ONE) == len(pages) and self.free.put_distinct(pages):
+            self.counts.of[pages] = 0
+            self.log.ages.freed(pages, self.log.clock)
             return
-        pages = pages[pages != 0]  # POOL-1
-        mentions: NDArray[np.int64] | int = 1
-        self._require_held(pages, mentions)
-        if not self._free.note_places(pages):
-            pages, mentions = _mentions(pages)
-            self._require_held(pages, mentions)
+        pages, mentions = mentions_of(pages[pages != 0])  # POOL-1
+        self.counts.require(pages, mentions, self.pins.of_each(pages))
         self.release(pages, mentions)
-
-    def _free_one(self, page: int) -> None:
-        """`free_pages` for one page, in every case that `free_pages` does not treat itself."""
-        count = self._count_cell[page]
-        if count > 1 and not self._pins.num_pinned:
-            self._count_cell[page] = count - 1
-        elif page:  # POOL-1
-            self._require_held(np.array((page,)), 1)
-            self.release(np.array((page,)))
-
-    def _require_held(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int) -> None:
-        """Refuses to free distinct pages more often than they have references other than pins (POOL-5)."""
-        held = self._count_of[pages].astype(np.int64)
-        if self._pins.num_pinned:
-            held -= self._pins.counts()[pages]
-        missing = mentions - held
-        if missing.size and missing.max() > 0:
-            worst = int(missing.argmax())
-            raise refusal(
-                ValueError,
-                "POOL-5",
-                f"ordered_pages: page {pages[worst]} mentioned {missing[worst] + held[worst]} times, "
-                f"held {held[worst]} times",
-            )
 
     # -- Pins and priorities ----------------------------------------------------------------------
 
@@ -217,13 +246,12 @@ class PagePool(HeldPages, Uncopied):
             ValueError: a page is not cached, or more distinct pages would be pinned than ``max_pinned_pages`` or, of
                 one salt, ``max_pinned_pages_per_salt``; nothing changes.
         """
-        ids = self._read_groups(pages)
+        ids = read_groups("pages", pages, self)
         uncached = ids[~self.index.cached(ids)]
         if len(uncached):
             raise refusal(ValueError, "PIN-1", f"pages: page {uncached[0]} is not cached")
-        self._pins.add(ids)
-        self.hold_mentioned(ids)
-        self._note_pins()
+        self.pins.add(ids)
+        self._leave_queue(self.counts.add_mentioned(ids))
 
     def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Takes one pin of each page per mention; pages at 0 are freed in the order given (PIN-1).
@@ -234,14 +262,18 @@ class PagePool(HeldPages, Uncopied):
         Raises:
             ValueError: a page is mentioned more often than it is pinned; nothing changes.
         """
-        ids, mentions = _mentions(self._read_groups(pages))
-        self._pins.remove(ids, mentions)
-        self._note_pins()
+        ids, mentions = mentions_of(read_groups("pages", pages, self))
+        self.pins.remove(ids, mentions)
         self.release(ids, mentions)
 
     def pins_of(self, page_id: int) -> int:
         """The number of pins of a page. O(1)."""
-        return self._pins.of(index("page_id", page_id, self.num_pages))
+        return self.pins.of(index("page_id", page_id, self.num_pages))
+
+    @property
+    def num_pinned_pages(self) -> int:
+        """The number of distinct pinned pages."""
+        return self.pins.num_pinned
 
     def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
         """Sets the priority of pages: free pages of a low one are taken before those of a high one (PIN-2).
@@ -257,28 +289,18 @@ class PagePool(HeldPages, Uncopied):
         Raises:
             ValueError: a page is not cached, or the priority would end at once; nothing changes.
         """
-        ids = self.read_pages("pages", pages)
-        value = integer("priority", priority, minimum=None)
-        if not -(2**31) <= value < 2**31:
-            raise refusal(ValueError, "R1", f"priority={value} does not fit an int32")
-        end = None if expires_at is None else real("expires_at", expires_at)
+        ids = read_pages("pages", pages, self)
+        value, end = self.free.read_priority(priority, expires_at)
         ids = ids[ids != 0]  # POOL-1
         uncached = ids[~self.index.cached(ids)]
         if len(uncached):
             raise refusal(ValueError, "PIN-2", f"pages: page {uncached[0]} is not cached")
-        if end is not None and self.now is not None and end <= self.now:
-            raise refusal(ValueError, "PIN-2", f"expires_at={end} does not lie after now={self.now}")
-        if not isinstance(self._free, PriorityOrder):
-            if not value:
-                return
-            self._free = PriorityOrder(self._free, self._run_cell)
         for page in ids.tolist():
-            self._free.set(page, value, end, not self._count_cell[page])
+            self.free.set(page, value, end, not self.counts.cell[page])
 
     def get_priority(self, page_id: int) -> int:
         """A page's priority (PIN-2). O(1)."""
-        page = index("page_id", page_id, self.num_pages)
-        return self._free.priority(page) if isinstance(self._free, PriorityOrder) else 0
+        return self.free.priority(index("page_id", page_id, self.num_pages))
 
     def advance_time(self, now: float) -> None:
         """Sets the time; priorities that expire by then end, in the order of their ends (PIN-2).
@@ -289,12 +311,7 @@ class PagePool(HeldPages, Uncopied):
         Raises:
             ValueError: it is earlier than the last one, or not finite.
         """
-        time = real("now", now)
-        if self.now is not None and time < self.now:
-            raise refusal(ValueError, "PIN-2", f"now={time} is earlier than {self.now}")
-        self.now = time
-        if isinstance(self._free, PriorityOrder):
-            self._free.expire(time)
+        self.free.advance(now)
 
     # -- Caching ----------------------------------------------------------------------------------
 
@@ -329,7 +346,7 @@ class PagePool(HeldPages, Uncopied):
                 (PIN-1) or is named twice; the counts exceed the pages or the request's tokens; a key is not the
                 request's own; caching is off.
         """
-        ids = self.read_pages("pages", pages)
+        ids = read_pages("pages", pages, self)
         page_size = integer("page_size", page_size, minimum=1)
         group = integer("kv_cache_group_id", kv_cache_group_id)
         first = integer("num_cached_pages", num_cached_pages)
@@ -345,36 +362,33 @@ class PagePool(HeldPages, Uncopied):
         if end * page_size * 4 > len(tokens):
             raise refusal(ValueError, "HASH-3", f"num_full_pages={end}: the request has only {len(tokens) // 4} tokens")
         tokens = tokens[: end * page_size * 4]
-        require_own_keys(page_hashes, self.hash_function, self.none_hash, tokens, segments, page_size)
+        self.keys.require_own(page_hashes, tokens, segments, page_size)
         new = ids[first:end]
         self._require_cacheable(new if np.count_nonzero(new) == len(new) else new[new != 0])  # POOL-1
-        entered = new
-        if first:
-            entered = np.zeros(end, np.int64)
-            entered[first:] = new
+        entered = np.concatenate([np.zeros(first, np.int64), new])
         tree = self.index.tree(group, page_size)
-        keys = self.keys_to_be(tree, tokens, segments)
+        keys = self.keys.ahead(tree, tokens, segments)
         self.index.publish(tree, tokens, segments, entered)
         self.note_keys(entered, keys)
 
     def _require_cacheable(self, pages: NDArray[np.int64]) -> None:
         """Refuses pages that are free, cached or pinned, or named twice (POOL-8, PIN-1)."""
         if (
-            np.count_nonzero(self._count_of[pages]) == len(pages)
+            np.count_nonzero(self.counts.of[pages]) == len(pages)
             and not self.index.num_cached(pages)
-            and not (self._pins.num_pinned and self._pins.counts()[pages].any())
-            and self._free.note_places(pages)
+            and not self.pins.of_each(pages).any()
+            and self.free.are_distinct(pages)
         ):
             return
         seen = set()
         for page in pages.tolist():  # the message names the first one that is wrong
-            if not self._count_cell[page]:
+            if not self.counts.cell[page]:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page} is free, its content is nobody's")
             if self._run_cell[page]:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page} has a hash already")
             if page in seen:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page} is named twice")
-            if self._pins.of(page):
+            if self.pins.of(page):
                 raise refusal(ValueError, "PIN-1", f"pages: page {page} is pinned, for content that was withdrawn")
             seen.add(page)
 
@@ -390,40 +404,197 @@ class PagePool(HeldPages, Uncopied):
         """
         ids = id_array("page_ids", page_ids, self.num_pages)
         ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
-        if self._pins.num_pinned:
-            pinned = ids[self._pins.counts()[ids] > 0]
-            if len(pinned):
-                raise refusal(ValueError, "PIN-1", f"page_ids: page {pinned[0]} is pinned")
+        pinned = ids[self.pins.of_each(ids) > 0]
+        if len(pinned):
+            raise refusal(ValueError, "PIN-1", f"page_ids: page {pinned[0]} is pinned")
         self.withdraw(ids)
 
-    # -- Reading arguments (R1) -------------------------------------------------------------------
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every hash, if no page is in use (POOL-9).
 
-    def read_pages(self, name: str, pages: object) -> NDArray[np.int64]:
-        """Reads pages of this pool as ids, `i64[pages]`, read-only (R1). O(1) for a `PageList`, else O(pages)."""
-        if type(pages) is PageList and pages._pool is self:
-            held = pages._held
-            return held if type(held) is np.ndarray else pages.id_array
-        if isinstance(pages, reversed):
-            pages = list(pages)
-        given = listed(name, pages)
-        for page in given:
-            if not isinstance(page, CachePage):
-                raise refusal(TypeError, "R1", f"{name} has {shown(page)}, which is no CachePage")
-            if not isinstance(page, PageView) or page._pool is not self:
-                raise refusal(ValueError, "R1", f"{name}: page {page.page_id} belongs to another pool")
-        return np.array([page._id for page in given], np.int64)
+        Returns:
+            True if it did.
+        """
+        if self.free.num_free != self.num_pages - 1:
+            return False
+        self._clear()
+        return True
 
-    def _read_groups(self, pages: object) -> NDArray[np.int64]:
-        """Reads one list of pages a group as ids of pages, null pages left out (POOL-1)."""
-        groups = [self.read_pages("pages", group) for group in listed("pages", pages)]
-        ids = np.concatenate(groups) if groups else np.empty(0, np.int64)
-        held: NDArray[np.int64] = ids[ids != 0]
-        return held
+    def _clear(self) -> None:
+        """Drops every hash."""
+        self.index.reset()
+        self.keys.clear()
+        self.log.cleared()
 
+    # -- By ids: allocating and holding -----------------------------------------------------------
 
-def _mentions(pages: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct pages in the order of their last mentions (POOL-3), and the number of mentions of each."""
-    # read backwards, the first mention is the last one
-    distinct, last, mentions = np.unique(pages[::-1], return_index=True, return_counts=True)
-    order = np.argsort(-last)
-    return distinct[order], mentions[order]
+    @property
+    def appends_only(self) -> bool:
+        """True if freed pages always go to the back of the queue: none goes to the front, none has a priority."""
+        return not self.unhashed_first and not self.free.num_prioritised
+
+    def take_one(self) -> int:
+        """`PagePool.get_new_pages` of one page; at least one must be free. Returns its id."""
+        page = self.free.take_one()
+        self.counts.cell[page] = 1
+        if self._run_cell[page]:
+            self._evict_one(page)
+        self.log.clock += 1
+        return page
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """`PagePool.get_new_pages`; at least ``count`` pages must be free. Returns their ids, `i64[count]`."""
+        pages = self.free.take(count)
+        self.counts.of[pages] = _ONE
+        self._evict(pages)
+        self.log.clock += count
+        return pages
+
+    def take_few(self, count: int) -> list[int]:
+        """`take` for up to some dozens of pages, in a plain loop. Returns their ids."""
+        ids = self.free.take_few(count)
+        clock, count_cell, run_cell = self.log.clock, self.counts.cell, self._run_cell
+        for place, page in enumerate(ids):
+            count_cell[page] = 1
+            if run_cell[page]:
+                self.log.clock = clock + place
+                self._evict_one(page)
+        self.log.clock = clock + count
+        return ids
+
+    def hold(self, pages: NDArray[np.int64]) -> None:
+        """`touch` for distinct pages that are in use or cached. O(pages)."""
+        self._leave_queue(self.counts.add(pages))
+
+    def _leave_queue(self, free: NDArray[np.int64]) -> None:
+        if len(free):
+            self.free.remove(free)
+            self.log.ages.reused(free, self.log.clock)
+
+    def release(self, pages: NDArray[np.int64], mentions: NDArray[np.integer] = _ONE) -> None:
+        """`free_pages` for distinct pages in use, each mentioned ``mentions`` times. O(pages).
+
+        Those at 0 are freed in the order given.
+        """
+        self._put_back(self.counts.remove(pages, mentions))
+
+    def _put_back(self, pages: NDArray[np.int64]) -> None:
+        self.log.ages.freed(pages, self.log.clock)
+        if self.unhashed_first:
+            cached = self.index.cached(pages)
+            self.free.put_front(pages[~cached])
+            pages = pages[cached]
+        self.free.put(pages)
+
+    # -- By ids: publishing and losing hashes -----------------------------------------------------
+
+    def note_keys(self, pages: NDArray[np.int64] | Sequence[int], keys: KeyStretch | None) -> None:
+        """Records the time and the keys of pages that were just published; null pages are skipped.
+
+        Args:
+            pages: the pages.
+            keys: the result of `PageKeys.ahead`. Where that is None, pages whose ids are not multiples of
+                `counter_sampling` may be left out.
+        """
+        ids = np.asarray(pages, np.int64)
+        self.log.ages.stored(ids, self.log.clock)
+        if keys is not None:
+            self.keys.add(ids.tolist(), keys)
+
+    def _evict_one(self, page: int) -> None:
+        """`_evict` for one cached page."""
+        if self.keys.kept:
+            self.keys.remove((page,))
+        self.index.evict_one(page)
+        self.log.evictions += 1
+        if not page % self.counter_sampling:
+            self.log.ages.evicted(np.array((page,)), self.log.clock)
+
+    def _evict(self, pages: NDArray[np.int64]) -> None:
+        """Removes the cached ones of distinct pages that are being allocated, in this order."""
+        self.keys.remove(pages)
+        self.log.evicted(pages, self.index.evict(pages))
+
+    def _forget(self, pages: NDArray[np.int64]) -> None:
+        """Removes the hashes of the cached ones of distinct pages, which are not being allocated."""
+        self.keys.remove(pages)
+        self.index.evict(pages)
+        self.log.ages.forgotten(pages)
+
+    def withdraw(self, pages: NDArray[np.int64]) -> None:
+        """Drops the hashes of distinct pages, pinned ones too, whose content no longer matches them (MAN-4).
+
+        Pages without a hash are skipped; the others get an event each, in the order given. O(pages).
+        """
+        if (self.index.cached(pages) & (self.counts.of[pages] > 0)).any():
+            self.num_withdrawals += 1
+        self.forget_hashes(pages)
+
+    def forget_hashes(self, pages: NDArray[np.int64]) -> None:
+        """`withdraw` for pages whose users the caller updates itself: `num_withdrawals` stays as it is."""
+        self.pins.forget_salts(pages)
+        self._forget(pages)
+
+    # -- Snapshots (MAN-14) and check -------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of the pool beside its options; reference counts and pins follow from their holders.
+
+        O(pages and cached tokens).
+        """
+        cached = cached_state(self.index, self.keys.alike())
+        return self.free.state() | cached | self.log.state(self.counts.of == 0)
+
+    def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
+        """Caches the cached pages of a snapshot, in a pool that has cached none.
+
+        Args:
+            parts: the snapshot's.
+            sizes: tokens in a page of each group; 0 for a group that caches none.
+
+        Raises:
+            ValueError: a part is damaged (MAN-14); here and below this leaves a pool that is not to be used.
+        """
+        self.keys.none_hash = parts["none_hash"].digest()
+        saved = SavedContents(parts["contents"], parts["cached"], self.num_pages, sizes)
+        if len(saved) and not self.enable_caching:
+            raise parts["cached"].damaged("must be empty with caching off")
+        saved.publish(self.index)
+        self.keys.restore(saved.keys(self.hash_function, self.none_hash))
+
+    def restore_held(self, parts: Mapping[str, Part], held: NDArray[np.int64], pinned: NDArray[np.int64]) -> None:
+        """Sets counts, pins, the free queue, priorities and the time of a pool without pages in use.
+
+        Args:
+            parts: the snapshot's.
+            held: times that requests hold each page, `i64[num_pages]`; 0 for the null page.
+            pinned: the number of pins of each page, `i64[num_pages]`; 0 for the null page.
+        """
+        self.counts.of[:] = held + pinned
+        self.pins.restore(pinned, self.index.cached(np.arange(self.num_pages)))
+        self.free.restore(parts, held + pinned)
+
+    def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
+        """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
+        self.log.restore(parts, sizes, self.counts.of == 0)
+
+    def check(self) -> None:
+        """Verifies every redundancy of the state; O(pages and cached tokens).
+
+        Raises:
+            AssertionError: a check fails; the message shows the whole state.
+        """
+        pins, is_cached = self.pins.counts(), self.index.cached(np.arange(self.num_pages))
+        try:
+            self.free.check()
+            free = np.zeros(self.num_pages, bool)
+            free[self.free.order()] = True
+            self.index.check()
+            self.log.check(is_cached, free)
+            self.keys.check()
+            assert not self._run_cell[0], "POOL-1: the null page is cached"
+            self.counts.check(free, pins)
+            self.pins.check(is_cached)
+        except AssertionError as error:
+            order, counts = self.free.order().tolist(), self.counts.of.tolist()
+            raise AssertionError(f"{error}\nfree: {order}\ncounts: {counts}\npins: {pins.tolist()}") from None

@@ -5,13 +5,13 @@ them. Nothing is allocated before the first pin.
 """
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import CacheSalt
 
+from ..index.prefix_index import PrefixIndex
 from ..reading.arguments import refusal
 
 __all__ = ["Pins"]
@@ -25,7 +25,7 @@ class Pins:
         max_pages: the most pages that may be pinned.
         max_pages_per_salt: the most pages of one cache salt that may be pinned, pages without a salt counting as one
             salt; None: no such bound.
-        salt_of: returns a cached page's salt, None if it has none.
+        index: the index of cached pages.
 
     Attributes:
         num_pinned: the number of distinct pinned pages.
@@ -33,11 +33,11 @@ class Pins:
 
     __slots__ = (
         "_count_of",
+        "_index",
         "_max_pages",
         "_max_per_salt",
         "_num_pages",
         "_per_salt",
-        "_salt_of",
         "_salts",
         "num_pinned",
     )
@@ -47,12 +47,12 @@ class Pins:
         num_pages: int,
         max_pages: int,
         max_pages_per_salt: int | None,
-        salt_of: Callable[[int], CacheSalt | None],
+        index: PrefixIndex,
     ) -> None:
         self._num_pages = num_pages
         self._max_pages = max_pages
         self._max_per_salt = max_pages_per_salt
-        self._salt_of = salt_of
+        self._index = index
         self._count_of: NDArray[np.int64] | None = None
         self._salts: dict[int, CacheSalt | None] = {}
         self._per_salt: Counter[CacheSalt | None] = Counter()
@@ -67,6 +67,10 @@ class Pins:
     def of(self, page: int) -> int:
         """The number of pins of a page. O(1)."""
         return int(self.counts()[page]) if self.num_pinned else 0
+
+    def of_each(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of pins of each of some pages, `i64[len(pages)]`. O(pages)."""
+        return self.counts()[pages] if self.num_pinned else np.zeros(len(pages), np.int64)
 
     def add(self, pages: NDArray[np.int64]) -> None:
         """Adds one pin per mention, if the bounds allow it (R1). O(pages log pages).
@@ -125,6 +129,12 @@ class Pins:
         gone = distinct[left == 0]
         self.num_pinned -= len(gone)
         self.forget_salts(gone)
+
+    def _salt_of(self, page: int) -> CacheSalt | None:
+        """A cached page's salt; None if it has none."""
+        place = self._index.place(page)
+        assert place is not None, f"page {page} is cached"
+        return next((key for key in place[0].extra_keys or () if isinstance(key, CacheSalt)), None)
 
     def forget_salts(self, pages: NDArray[np.int64]) -> None:
         """Removes pages from the counts by salt, after they lost their hashes or their last pins. O(pages)."""

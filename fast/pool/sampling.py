@@ -27,8 +27,6 @@ class Sampling:
         every: the sampling interval: pages whose id is a multiple of it are sampled, but for the null page.
 
     Attributes:
-        freed_cell: the time at which each sampled page last became free, at its id divided by ``every``; for scalar
-            access.
         lifetimes: histogram of the times from storing to eviction, of evicted pages.
         reuse_gaps: histogram of the times from freeing to the next use, of cached pages that were used again.
     """
@@ -40,7 +38,6 @@ class Sampling:
         "_is_sampled",
         "_stored_at",
         "_stored_cell",
-        "freed_cell",
         "lifetimes",
         "reuse_gaps",
     )
@@ -56,7 +53,6 @@ class Sampling:
         self._stored_at: NDArray[np.int64] = np.full(num_sampled, _NEVER)
         self._stored_cell = self._stored_at.data
         self._freed_at: NDArray[np.int64] = np.zeros(num_sampled, np.int64)
-        self.freed_cell = self._freed_at.data
         self.lifetimes = [0] * NUM_BUCKETS
         self.reuse_gaps = [0] * NUM_BUCKETS
 
@@ -65,10 +61,6 @@ class Sampling:
         some = self._is_sampled[pages].nonzero()[0]
         if some.size:
             self._stored_at[pages[some] // self._divisor] = clock
-
-    def stored_one(self, page: int, clock: int) -> None:
-        """`stored` for one sampled page. O(1)."""
-        self._stored_cell[page // self._every] = clock
 
     def freed(self, pages: NDArray[np.int64], clock: int) -> None:
         """Records that pages became free. O(pages)."""
@@ -95,12 +87,6 @@ class Sampling:
                     stored_at[slot] = _NEVER
             _count(self.lifetimes, lifetimes)
 
-    def evicted_one(self, page: int, clock: int) -> None:
-        """`evicted` for one sampled page that was cached. O(1)."""
-        slot = page // self._every
-        _count(self.lifetimes, (clock - self._stored_cell[slot],))
-        self._stored_cell[slot] = _NEVER
-
     def forgotten(self, pages: NDArray[np.int64]) -> None:
         """Records that pages lost their hashes without being handed out. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
@@ -112,17 +98,12 @@ class Sampling:
 
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
 
-    def stored_times(self) -> list[list[int]]:
-        """[page, when it was stored] of the sampled pages that are cached, by page."""
-        slots = 1 + (self._stored_at[1:] != _NEVER).nonzero()[0]
-        times: list[list[int]] = np.stack([slots * self._every, self._stored_at[slots]], axis=1).tolist()
-        return times
-
-    def freed_times(self, pages: NDArray[np.int64]) -> list[list[int]]:
-        """[page, when it became free] of the sampled ones of ``pages``."""
-        some = pages[self._is_sampled[pages].nonzero()[0]]
-        times: list[list[int]] = np.stack([some, self._freed_at[some // self._every]], axis=1).tolist()
-        return times
+    def state(self, is_free: NDArray[np.bool_]) -> dict[str, list[list[int]]]:
+        """[page, time], by page: when sampled cached pages were stored, and when the free ones became free."""
+        stored = (self._stored_at != _NEVER).nonzero()[0]
+        freed = stored[is_free[stored * self._every]]
+        times = (("stored_at", stored, self._stored_at), ("freed_at", freed, self._freed_at))
+        return {name: np.stack([slots * self._every, at[slots]], axis=1).tolist() for name, slots, at in times}
 
     def restore(self, stored: NDArray[np.int64], freed: NDArray[np.int64]) -> None:
         """Sets times: `i64[n, 2]` each, rows of a sampled page and its time."""

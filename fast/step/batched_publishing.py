@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..groups.cache_group import CacheGroup
 from ..groups.coordinator import CacheCoordinator
 from ..groups.publishing import Publishing
-from ..pool.page_keys import KeyStretch
+from ..pool.pool_log import KeyStretch
 from ..reading.request_reading import plain_tokens
 
 __all__ = ["Filled", "NextPage", "NextPages", "publish_filled", "publish_next_pages", "read_filled"]
@@ -95,7 +95,7 @@ def read_filled(
         promised: these and their new tokens, `i64[n]`.
     """
     groups = coordinator.publishing
-    if coordinator.page_pool.keeps_keys and len(groups) > 1:  # events are ordered request by request
+    if coordinator.page_pool.keys.kept and len(groups) > 1:  # events are ordered request by request
         return Filled([], _entries(coordinator, slots, computed, promised))
     pages: list[NextPages] = []
     for group in groups:
@@ -147,9 +147,9 @@ def _next_pages(
             return None
         tokens.append(text)
     next_pages = NextPages(group, places, slots, first, after.tolist(), tokens, extra, [])
-    if pool.keeps_keys:
+    if pool.keys.kept:
         for slot, place, before, text in zip(by_slot, first.tolist(), next_pages.after, tokens, strict=True):
-            next_pages.keys.append(pool.keys_to_be(group.tree, text, segments[slot], place, before))
+            next_pages.keys.append(pool.keys.ahead(group.tree, text, segments[slot], place, before))
     return next_pages
 
 

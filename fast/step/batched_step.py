@@ -184,12 +184,12 @@ def _give_back_all(coordinator: CacheCoordinator, step: StepPart, growths: Seque
         if group.rule.gives_back:
             some |= group.rule.first_place(step.computed) > group.given_back[step.requests]
     pool = coordinator.page_pool
-    clock = pool.clock
+    clock = pool.log.clock
     earlier = np.cumsum(taken) - taken
     for place in some.nonzero()[0].tolist():
-        pool.clock = clock + int(earlier[place])  # the time at which single calls would free these pages (MAN-12)
+        pool.log.clock = clock + int(earlier[place])  # the time at which single calls would free these pages (MAN-12)
         coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]), keep_room=True)
-    pool.clock = clock
+    pool.log.clock = clock
 
 
 def _take_all(

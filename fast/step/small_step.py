@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..groups.cache_group import CacheGroup
 from ..groups.coordinator import CacheCoordinator
-from ..pool.page_keys import KeyStretch
+from ..pool.pool_log import KeyStretch
 from ..reading.request_reading import plain_tokens
 from ..table.multi_group_table import MultiGroupPageTable
 from ..table.page_table import FewAppends
@@ -136,7 +136,7 @@ def read_small_step(coordinator: CacheCoordinator, step: WholeStep, doing: NDArr
         kept, as events are then ordered request by request.
     """
     pool, groups = coordinator.page_pool, coordinator.groups
-    if not coordinator.keeps_all or (pool.keeps_keys and len(groups) > 1):
+    if not coordinator.keeps_all or (pool.keys.kept and len(groups) > 1):
         return None
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []
@@ -219,8 +219,8 @@ def _read_fills(
                 if tokens is None:
                     return None
                 entries.append((slot, cell[at], first, tokens, extra))
-                if pool.keeps_keys:
-                    keys.append(pool.keys_to_be(group.tree, tokens, segments[slot], first, cell[at - 1]))
+                if pool.keys.kept:
+                    keys.append(pool.keys.ahead(group.tree, tokens, segments[slot], first, cell[at - 1]))
                 full += size
             bounds.append((slot, full))
         fills.append((group, entries, keys))

@@ -115,7 +115,7 @@ class PoolLockstep:
             pages.reverse()
             return reversed(pages)
         if shape == 4:
-            return pages[0]._pool.pages[pages[0].page_id : pages[0].page_id + 1] if len(pages) == 1 else pages
+            return pages[0].pool.pages[pages[0].page_id : pages[0].page_id + 1] if len(pages) == 1 else pages
         return (list, tuple, iter)[shape](pages)
 
     # -- Steps ------------------------------------------------------------------------------------

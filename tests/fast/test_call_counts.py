@@ -25,10 +25,10 @@ PAGE_SIZE = 16
 SLACK = 1.1
 
 BOUNDS = {
-    "a: take one page, free it": (2, 160),
-    "a2: take one page, evicting": (5, 176),
-    "b: take 1,000 pages, free them": (31, 438),
-    "b2: take 1,000 pages, evicting": (38, 888),
+    "a: take one page, free it": (9, 210),
+    "a2: take one page, evicting": (10, 204),
+    "b: take 1,000 pages, free them": (39, 518),
+    "b2: take 1,000 pages, evicting": (46, 958),
     "c: step of 256 requests, 16 fill a page, 16 take one": (213, 6028),
     "c: step of 1,024 requests, 64 fill a page, 64 take one": (348, 7083),
     "c: step of 256 requests, all of them amid a page": (21, 394),

@@ -22,7 +22,7 @@ class Log(FreeLog):
         super().__init__(num_pages, front_room)
         self.capacity = self._front_room + 2 * num_pages + slack
         self._log = self._log[: self.capacity].copy()
-        self.log_cell = self._log.data
+        self._log_cell = self._log.data
         self.packs = 0
 
     def _pack(self) -> None:
@@ -66,13 +66,13 @@ class LogMachine(RuleBasedStateMachine):
         self.free += pages
 
     @rule(data=st.data(), times=st.integers(1, 3))
-    def put_noted(self, data: st.DataObject, times: int) -> None:
+    def put_distinct(self, data: st.DataObject, times: int) -> None:
         pages = self._out_of(data, self.held)
         if pages:
-            assert not self.log.note_places(np.array([*pages, pages[0]])), "a page named twice is seen"
+            assert not self.log.are_distinct(np.array([*pages, pages[0]])), "a page named twice is seen"
         for _ in range(times):
-            assert self.log.note_places(np.array(pages, np.int64))
-        self.log.put_noted(np.array(pages, np.int64))
+            assert self.log.are_distinct(np.array(pages, np.int64))
+        self.log.put(np.array(pages, np.int64))
         self.free += pages
 
     @precondition(lambda self: self.held)

@@ -199,11 +199,11 @@ class Damaged(NamedTuple):
 
 DAMAGES: dict[str, Callable[[Damaged], object]] = {
     "a wrong count": lambda at: setattr(at.queue, "_count", 2),
-    "a link back broken": lambda at: setattr(at.pages[1], "_prev", at.pages[2]),
-    "a page of no queue": lambda at: setattr(at.pages[1], "_queue", None),
-    "a page skipped": lambda at: setattr(at.pages[0], "_next", at.pages[2]),
-    "a head with something before it": lambda at: setattr(at.queue._head, "_prev", at.pages[0]),
-    "a tail with something behind it": lambda at: setattr(at.queue._tail, "_next", at.pages[0]),
+    "a link back broken": lambda at: setattr(at.pages[1], "before", at.pages[2]),
+    "a page of no queue": lambda at: setattr(at.pages[1], "queue", None),
+    "a page skipped": lambda at: setattr(at.pages[0], "after", at.pages[2]),
+    "a head with something before it": lambda at: setattr(at.queue._head, "before", at.pages[0]),
+    "a tail with something behind it": lambda at: setattr(at.queue._tail, "after", at.pages[0]),
 }
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvproof import fast, spec
-from kvproof.fast.pool.free_log import FreeLog
-from kvproof.fast.pool.priorities import PriorityOrder
+from kvproof.fast.pool.free_order import FreeOrder
 
 from ..strategies import PlainRequest
 from .lockstep import both, pool_state
@@ -178,15 +177,15 @@ def test_sec_2_no_refusal_names_a_salt() -> None:
 # -- What costs those nothing who don't use it ------------------------------------------------------
 
 
-def test_the_order_is_the_bare_log_until_a_priority_is_given() -> None:
+def test_priorities_have_no_columns_until_one_is_given() -> None:
     pool = fast.PagePool(6, True)
     pages = pool.get_new_pages(2)
     pool.cache_full_pages(PlainRequest("r", [1, 2]), pages, [], 0, 2, 1, 0)
     appends = []
     for priority in (0, 1, 0):
         pool.set_priority(pages, priority)
-        appends.append((pool.appends_only, type(pool._free)))
-    assert appends == [(True, FreeLog), (False, PriorityOrder), (True, PriorityOrder)]
+        appends.append((pool.appends_only, len(pool.free._priority_cell)))
+    assert appends == [(True, 0), (False, 6), (True, 6)]
     assert not fast.PagePool(6, True, unhashed_first=True).appends_only
     pool.check()
 
@@ -200,7 +199,7 @@ class OrderMachine(RuleBasedStateMachine):
     @initialize(num_pages=st.integers(2, 12), front_room=st.booleans())
     def begin(self, num_pages: int, front_room: bool) -> None:
         self.cells = array("I", [1] * num_pages)
-        self.order = PriorityOrder(FreeLog(num_pages, front_room), self.cells)
+        self.order = FreeOrder(num_pages, self.cells, front_room)
         self.front_room = front_room
         self.free = list(range(1, num_pages))  # by arrival
         self.held: list[int] = []
@@ -234,7 +233,7 @@ class OrderMachine(RuleBasedStateMachine):
             self._end(page)
         self.held += taken
 
-    @rule(data=st.data(), how=st.sampled_from(["put_one", "put", "put_noted"]))
+    @rule(data=st.data(), how=st.sampled_from(["put_one", "put"]))
     def put(self, data: st.DataObject, how: str) -> None:
         pages = self._out_of(data, self.held)
         for page in pages:
@@ -244,8 +243,8 @@ class OrderMachine(RuleBasedStateMachine):
             for page in pages:
                 self.order.put_one(page)
         else:
-            assert self.order.note_places(ids)
-            getattr(self.order, how)(ids)
+            assert self.order.are_distinct(ids)
+            self.order.put(ids)
         for page in pages:
             if not self.cells[page]:
                 self._end(page)
@@ -260,14 +259,10 @@ class OrderMachine(RuleBasedStateMachine):
             self._end(page)
         self.free = pages + self.free
 
-    @rule(data=st.data(), single=st.booleans())
-    def remove(self, data: st.DataObject, single: bool) -> None:
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
         pages = self._out_of(data, self.free)
-        if single:
-            for page in pages:
-                self.order.remove_one(page)
-        else:
-            self.order.remove(np.array(pages, np.int64))
+        self.order.remove(np.array(pages, np.int64))
         self.held += pages
 
     @rule(data=st.data(), priority=st.integers(-2, 2), lasting=st.none() | st.integers(1, 3))
@@ -289,7 +284,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(later=st.integers(0, 2))
     def expire(self, later: int) -> None:
         self.now += later
-        self.order.expire(self.now)
+        self.order.advance(self.now)
         for end, page in sorted((end, page) for page, end in self.ends.items()):
             if end <= self.now:
                 self._move(page, 0)
@@ -316,8 +311,7 @@ def test_pin_2_ends_that_are_set_anew_again_and_again_cost_no_room() -> None:
     pool.cache_full_pages(PlainRequest("r", [1, 2]), pages, [], 0, 2, 1, 0)
     for end in range(1, 2_000):
         pool.set_priority(pages, 1, expires_at=end)
-    order = pool._free
-    assert isinstance(order, PriorityOrder)
+    order = pool.free
     assert len(order._ends) < 100
     pool.advance_time(1_998)
     assert [pool.get_priority(page.page_id) for page in pages] == [1, 1]
@@ -334,8 +328,7 @@ def test_pin_2_levels_that_come_and_go_cost_no_room() -> None:
     for priority in range(1, 2_000):
         pool.set_priority(pages, priority)
         pool.set_priority(pages[:1], -priority)
-    order = pool._free
-    assert isinstance(order, PriorityOrder)
+    order = pool.free
     assert len(order._level_heap) < 100
     assert pool.get_new_pages(3).page_ids == [pages[0].page_id, 3, pages[1].page_id]
     pool.check()
@@ -345,11 +338,11 @@ def test_pin_2_levels_that_come_and_go_cost_no_room() -> None:
 
 
 def _pins(change: Any) -> Any:
-    return lambda pool: change(pool._pins)
+    return lambda pool: change(pool.pins)
 
 
 def _order(change: Any) -> Any:
-    return lambda pool: change(pool._free)
+    return lambda pool: change(pool.free)
 
 
 DAMAGE: dict[str, Any] = {
@@ -361,7 +354,6 @@ DAMAGE: dict[str, Any] = {
     "more pins of a salt": _pins(lambda pins: setattr(pins, "_max_per_salt", 0)),
     "a salt lost": _pins(lambda pins: pins._salts.clear()),
     "a salt counted twice": _pins(lambda pins: pins._per_salt.update([None])),
-    "pins not seen": lambda pool: setattr(pool, "_is_plain", True),
     "a page in no level": _order(lambda order: order._levels[-1].clear()),
     "a level not in order": _order(lambda order: order._level_heap.clear()),
     "levels that are no heap": _order(lambda order: order._level_heap.insert(0, 5)),
@@ -373,7 +365,7 @@ DAMAGE: dict[str, Any] = {
     "an end of priority 0": _order(lambda order: order._end_of.update({2: 9.0})),
     "ends that are no heap": _order(lambda order: order._ends.insert(0, (9.0, 3))),
     "an end forgotten": _order(lambda order: order._ends.clear()),
-    "an end that has passed": lambda pool: setattr(pool, "now", 8.0),
+    "an end that has passed": _order(lambda order: setattr(order, "now", 8.0)),
 }
 
 

@@ -1,6 +1,7 @@
 """MAN-12: fast's pool tells and counts what the specification's does; and what its log and its samples keep."""
 
 from collections import Counter
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import fast
-from kvproof.fast.pool.pool_events import EventLog
 from kvproof.fast.pool.sampling import Sampling
 from kvproof.fast.reading.extra_keys import extra_segments
-from kvproof.spec.declarations import NUM_BUCKETS, CacheCleared, PageRemoved, PageStored
+from kvproof.spec.declarations import NUM_BUCKETS, PageRemoved, PageStored
+from kvproof.spec.declarations.json_kinds import event_to_json
 
 from ..strategies import PlainRequest
 from .pool_lockstep import PoolLockstep
@@ -104,7 +105,7 @@ def test_man_12_a_stretch_in_the_middle_knows_the_digest_before_it() -> None:
     tree, tokens = pool.index.tree(0, 2), np.array(request.all_token_ids, "<i4").tobytes()
     laid_out = extra_segments(request.extra_keys, 2)
     pages = np.array([0, 3, 4, 0, 5])
-    stretch = pool.keys_to_be(tree, tokens[8:], laid_out, 1, 1)
+    stretch = pool.keys.ahead(tree, tokens[8:], laid_out, 1, 1)
     pool.index.publish(tree, tokens[8:], laid_out, pages, 1, 1)
     pool.note_keys(pages, stretch)
     pool.check()
@@ -120,28 +121,23 @@ def test_man_12_a_stretch_in_the_middle_knows_the_digest_before_it() -> None:
 
 def test_man_12_nothing_is_computed_where_nobody_asked() -> None:
     pool = fast.PagePool(4, True)
-    assert not pool.keeps_keys
-    assert pool.keys_to_be(pool.index.tree(0, 2), b"\x00" * 8, [], 0, 0) is None
-    assert fast.PagePool(4, True, enable_events=True).keeps_keys
-    assert fast.PagePool(4, True, hash_function=lambda message: message[:1]).keeps_keys
+    assert not pool.keys.kept
+    assert pool.keys.ahead(pool.index.tree(0, 2), b"\x00" * 8, [], 0, 0) is None
+    assert fast.PagePool(4, True, enable_events=True).keys.kept
+    assert fast.PagePool(4, True, hash_function=lambda message: message[:1]).keys.kept
     pool.get_cached_page(fast.PageHash(b"", ()), [0])
-    assert pool.keeps_keys
+    assert pool.keys.kept
 
 
-def test_man_12_waiting_events_can_be_looked_at_and_put_back() -> None:
+def test_man_12_waiting_events_can_be_saved_and_stay() -> None:
     pool = fast.PagePool(4, True, enable_events=True)
     pool.get_new_pages(2)
     _cache(pool, [1, 2], [1, 2, 3, 4])
     pool.evict_pages([2])
-    log = pool._log
-    assert log is not None
-    seen = log.waiting()
-    other = EventLog()
-    other.restore(seen)
-    other.cleared()
-    assert other.take() == [*seen, CacheCleared()]
-    assert pool.take_events() == seen
-    assert log.waiting() == []
+    saved = pool.state()["events"]
+    assert pool.state()["events"] == saved
+    assert [event_to_json(event) for event in pool.take_events()] == saved
+    assert pool.state()["events"] == []
 
 
 # -- The samples ------------------------------------------------------------------------------------
@@ -174,20 +170,20 @@ def test_man_12_only_multiples_are_sampled_and_never_the_null_page(every: int) -
 
 
 DAMAGE: dict[str, tuple[str, Any]] = {
-    "a time lost": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(1, -1)),
-    "a time of an unhashed page": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(3, 0)),
-    "a time to come": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(1, 4)),
-    "a time before all": ("_sampling", lambda sampling: sampling._stored_at.__setitem__(1, -2)),
-    "freed in time to come": ("_sampling", lambda sampling: sampling._freed_at.__setitem__(1, 4)),
-    "freed before all": ("_sampling", lambda sampling: sampling._freed_at.__setitem__(1, -1)),
-    "freed before it was stored": ("_sampling", lambda sampling: sampling._freed_at.__setitem__(2, 1)),
-    "a page that was never evicted": ("_sampling", lambda sampling: sampling.lifetimes.__setitem__(0, 1)),
-    "more evictions than pages": ("", lambda pool: setattr(pool, "_evictions", 4)),
-    "events unasked for": ("", lambda pool: setattr(pool, "enable_events", False)),
-    "keys not kept up": ("", lambda pool: setattr(pool, "keeps_keys", False)),
-    "a key not told": ("_log", lambda log: log.key_of.pop(2)),
-    "a key told of another group": ("_log", lambda log: log.key_of.update({2: (0, log.key_of[2][1])})),
-    "a key told of no page": ("_log", lambda log: log.key_of.update({3: log.key_of[2]})),
+    "a time lost": ("log.ages", lambda sampling: sampling._stored_at.__setitem__(1, -1)),
+    "a time of an unhashed page": ("log.ages", lambda sampling: sampling._stored_at.__setitem__(3, 0)),
+    "a time to come": ("log.ages", lambda sampling: sampling._stored_at.__setitem__(1, 4)),
+    "a time before all": ("log.ages", lambda sampling: sampling._stored_at.__setitem__(1, -2)),
+    "freed in time to come": ("log.ages", lambda sampling: sampling._freed_at.__setitem__(1, 4)),
+    "freed before all": ("log.ages", lambda sampling: sampling._freed_at.__setitem__(1, -1)),
+    "freed before it was stored": ("log.ages", lambda sampling: sampling._freed_at.__setitem__(2, 1)),
+    "a page that was never evicted": ("log.ages", lambda sampling: sampling.lifetimes.__setitem__(0, 1)),
+    "more evictions than pages": ("log", lambda log: setattr(log, "evictions", 4)),
+    "events unasked for": ("log", lambda log: setattr(log, "keeps_events", False)),
+    "keys not kept up": ("keys", lambda keys: setattr(keys, "kept", False)),
+    "a key not told": ("keys", lambda keys: keys._digests.pop(2)),
+    "a key told of another group": ("keys", lambda keys: keys._digests.update({2: (0, keys._digests[2][1])})),
+    "a key told of no page": ("keys", lambda keys: keys._digests.update({3: keys._digests[2]})),
 }
 
 
@@ -200,6 +196,6 @@ def test_check_sees(damage: str) -> None:
     pool.free_pages(pages[1:2])
     pool.check()
     part, change = DAMAGE[damage]
-    change(getattr(pool, part) if part else pool)
+    change(attrgetter(part)(pool))
     with pytest.raises(AssertionError, match=r"(?s)free: \[4, 2\]\ncounts: "):
         pool.check()

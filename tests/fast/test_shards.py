@@ -365,13 +365,13 @@ def test_check_sees_a_request_on_two_shards() -> None:
 
 def test_check_sees_another_root() -> None:
     manager = _sharded(fast)
-    manager.shards[1].page_pool.none_hash = b"other"
+    manager.shards[1].page_pool.keys.none_hash = b"other"
     with pytest.raises(AssertionError, match="POOL-12: 2 roots"):
         manager.check()
 
 
 def test_check_sees_what_is_wrong_on_a_shard() -> None:
     manager = _sharded(fast)
-    manager.shards[1].page_pool._count_cell[3] = 1
+    manager.shards[1].page_pool.counts.cell[3] = 1
     with pytest.raises(AssertionError, match="POOL-2"):
         manager.check()

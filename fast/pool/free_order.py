@@ -1,43 +1,47 @@
-"""PIN-2: the free order of a pool whose pages have priorities.
+"""POOL-3, PIN-2: the order in which free pages are evicted: by priority, lowest first, then least recently freed.
 
-Most pages always have priority 0; the free ones among them stay in the `FreeLog`. Free pages of another priority stand
-in levels, one ordered dict for each priority. Until a priority is first set the pool has no `PriorityOrder` and uses
-the log itself.
+Most pages always have priority 0; the free ones among them stand in a `FreeLog`. Free pages of another priority stand
+in levels, one ordered dict for each priority. Nothing is allocated for these before a priority is first set, and while
+no page has one, every call goes to the log.
 """
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.codec import Part
+
+from ..reading.arguments import integer, real, refusal
 from .free_log import FreeLog
 
-__all__ = ["PriorityOrder"]
+__all__ = ["FreeOrder"]
 
 _SPARE_ENTRIES = 64
 """The void entries that a small heap may have; a large heap is rebuilt when more than half of its entries are void."""
 
 
-class PriorityOrder:
-    """The free pages of a pool by priority, low ones first, and by arrival within one. It trusts its caller.
-
-    Has the methods of `FreeLog`, which it replaces.
+class FreeOrder:
+    """The free pages of a pool in eviction order, and the priorities of all pages. It trusts its caller.
 
     Args:
-        log: the free pages, which all have priority 0.
+        num_pages: pages of the pool; at first all but the null page are free, in the order of their ids.
         run_cell: 0 for each page that is not cached; a page that is freed without a hash loses its priority.
+        front_room: True if pages will also be put in front (POOL-13); it costs 8 bytes a page.
 
     Attributes:
+        now: the last time passed to `advance`; None before the first.
         num_prioritised: the number of pages, free or in use, whose priority is not 0.
     """
 
     __slots__ = (
         "_end_of",
         "_ends",
+        "_front_room",
         "_level_heap",
         "_levels",
         "_log",
@@ -46,27 +50,30 @@ class PriorityOrder:
         "_priority_of",
         "_run_cell",
         "_run_of",
+        "now",
         "num_prioritised",
     )
 
-    def __init__(self, log: FreeLog, run_cell: "array[int]") -> None:
-        self._log = log
+    def __init__(self, num_pages: int, run_cell: "array[int]", front_room: bool = False) -> None:
+        self._front_room = front_room
+        self._log = FreeLog(num_pages, front_room)
         self._run_cell = run_cell
         self._run_of: NDArray[np.uint32] = np.frombuffer(run_cell, np.uint32)
-        self._priority_cell = array("i", bytes(4 * len(run_cell)))
-        self._priority_of: NDArray[np.int32] = np.frombuffer(self._priority_cell, np.int32)
+        self._priority_cell = array("i")
+        self._priority_of: NDArray[np.int32] = np.empty(0, np.int32)
         self._levels: dict[int, OrderedDict[int, None]] = {}
         self._level_heap: list[int] = []  # a heap of their priorities; entries without a level are void
         self._num_in_levels = 0
         self._end_of: dict[int, float] = {}
         self._ends: list[tuple[float, int]] = []  # a heap; entries that ``_end_of`` does not confirm are void
         self.num_prioritised = 0
+        self.now: float | None = None
 
     # -- Priorities -------------------------------------------------------------------------------
 
     def priority(self, page: int) -> int:
         """A page's priority. O(1)."""
-        return self._priority_cell[page]
+        return self._priority_cell[page] if self.num_prioritised else 0
 
     def set(self, page: int, priority: int, end: float | None, is_free: bool) -> None:
         """Sets the priority of a page; a free page whose priority changes goes behind the free pages of the new one.
@@ -77,19 +84,17 @@ class PriorityOrder:
             end: the time at which it ends; None: never.
             is_free: True if the page is free.
         """
+        if not self._priority_cell:
+            if not priority:
+                return
+            self._priority_cell = array("i", bytes(4 * len(self._run_cell)))
+            self._priority_of = np.frombuffer(self._priority_cell, np.int32)
         changes = priority != self._priority_cell[page]
         if changes and is_free:
-            self.remove_one(page)
+            self._leave(page)
         self._note(page, priority, end)
         if changes and is_free:
             self._enter(page)
-
-    def given(self) -> list[tuple[int, int, float | None]]:
-        """(page, priority, its end) of the pages whose priority is not 0, by page. O(pages)."""
-        return [
-            (page, self._priority_cell[page], self._end_of.get(page))
-            for page in self._priority_of.nonzero()[0].tolist()
-        ]
 
     def _note(self, page: int, priority: int, end: float | None) -> None:
         self.num_prioritised += (priority != 0) - (self._priority_cell[page] != 0)
@@ -103,17 +108,27 @@ class PriorityOrder:
             self._ends = [(until, other) for other, until in self._end_of.items()]
             heapify(self._ends)
 
-    def expire(self, now: float) -> None:
-        """Ends the priorities that last until ``now``, in the order of (end, page). O(log pages) for each."""
-        while self._ends and self._ends[0][0] <= now:
+    def read_priority(self, priority: object, expires_at: object) -> tuple[int, float | None]:
+        """Reads a priority and its end; refuses one that would end at once (R1, PIN-2)."""
+        value = integer("priority", priority, minimum=None)
+        if not -(2**31) <= value < 2**31:
+            raise refusal(ValueError, "R1", f"priority={value} does not fit an int32")
+        end = None if expires_at is None else real("expires_at", expires_at)
+        if end is not None and self.now is not None and end <= self.now:
+            raise refusal(ValueError, "PIN-2", f"expires_at={end} does not lie after now={self.now}")
+        return value, end
+
+    def advance(self, now: object) -> None:
+        """Sets the time, if it is not before the last one (R1, PIN-2); see `PagePool.advance_time`."""
+        time = real("now", now)
+        if self.now is not None and time < self.now:
+            raise refusal(ValueError, "PIN-2", f"now={time} is earlier than {self.now}")
+        self.now = time
+        while self._ends and self._ends[0][0] <= time:
             end, page = heappop(self._ends)
             if self._end_of.get(page) == end:
                 is_free = page in self._levels.get(self._priority_cell[page], ())
                 self.set(page, 0, None, is_free)
-
-    def have_ended(self, now: float) -> list[int]:
-        """The pages whose priorities should have ended by ``now``; O(pages)."""
-        return [page for page, end in self._end_of.items() if end <= now]
 
     # -- The order --------------------------------------------------------------------------------
 
@@ -124,6 +139,8 @@ class PriorityOrder:
 
     def take_one(self) -> int:
         """Takes the first page, whose priority ends; at least one must be free. O(log levels) amortised."""
+        if not self.num_prioritised:
+            return self._log.take_one()
         lowest = self._lowest()
         if not lowest or (lowest > 0 and self._log.num_free):
             return self._log.take_one()
@@ -137,6 +154,8 @@ class PriorityOrder:
 
         O(count), and O(log levels) amortised for each page whose priority is not 0.
         """
+        if not self.num_prioritised:
+            return self._log.take(count)
         before: list[int] = []
         while len(before) < count and self._lowest() < 0:
             before.append(self.take_one())
@@ -145,20 +164,25 @@ class PriorityOrder:
         return np.concatenate([np.array(before, np.int64), middle, np.array(behind, np.int64)])
 
     def take_few(self, count: int) -> list[int]:
-        """`take`, as a list."""
+        """`take` for up to some dozens of pages, as a list."""
+        if not self.num_prioritised:
+            return self._log.take_few(count)
         taken: list[int] = self.take(count).tolist()
         return taken
 
     def put_one(self, page: int) -> None:
         """Puts a page behind the last of its priority, which ends if the page has no hash. O(1) amortised."""
+        if not self.num_prioritised:
+            self._log.put_one(page)
+            return
         if self._priority_cell[page] and not self._run_cell[page]:
             self._note(page, 0, None)
         self._enter(page)
 
     def put(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages behind the last of their priorities, in order; see `put_one`. O(pages) amortised."""
-        in_level = self._priority_of[pages] != 0
-        if in_level.any():
+        if self.num_prioritised:
+            in_level = self._priority_of[pages] != 0
             ended = in_level & (self._run_of[pages] == 0)
             for page in pages[ended].tolist():
                 self._note(page, 0, None)
@@ -168,36 +192,39 @@ class PriorityOrder:
             pages = pages[~in_level]
         self._log.put(pages)
 
-    def note_places(self, pages: NDArray[np.int64]) -> bool:
-        """True if no page is listed twice; the pages are not free. O(pages) amortised."""
-        return self._log.note_places(pages)
-
-    def put_noted(self, pages: NDArray[np.int64]) -> None:
-        """`put` for pages that were just passed to `note_places`."""
+    def put_distinct(self, pages: NDArray[np.int64]) -> bool:
+        """`put`, unless a page is listed twice; True if it was done. The pages are not free. O(pages) amortised."""
+        if not self.num_prioritised:
+            return self._log.put_distinct(pages)
+        if not self._log.are_distinct(pages):
+            return False
         self.put(pages)
+        return True
+
+    def are_distinct(self, pages: NDArray[np.int64]) -> bool:
+        """True if no page is listed twice; the pages are not free. O(pages) amortised."""
+        return self._log.are_distinct(pages)
 
     def put_front(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages without a hash before the first of priority 0, in order. O(pages) amortised."""
-        for page in pages[self._priority_of[pages] != 0].tolist():
-            self._note(page, 0, None)
+        if self.num_prioritised:
+            for page in pages[self._priority_of[pages] != 0].tolist():
+                self._note(page, 0, None)
         self._log.put_front(pages)
 
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Removes distinct free pages from any places. O(pages)."""
-        in_log = self._priority_of[pages] == 0
-        self._log.remove(pages[in_log])
-        for page in pages[~in_log].tolist():
-            self._leave(page)
-
-    def remove_one(self, page: int) -> None:
-        """Removes one free page from any place. O(1)."""
-        if self._priority_cell[page]:
-            self._leave(page)
-        else:
-            self._log.remove_one(page)
+        if self.num_prioritised:
+            in_log = self._priority_of[pages] == 0
+            for page in pages[~in_log].tolist():
+                self._leave(page)
+            pages = pages[in_log]
+        self._log.remove(pages)
 
     def order(self) -> NDArray[np.int64]:
         """The free pages, first the one to be taken first, `i64[num_free]`. O(free pages + levels log levels)."""
+        if not self._levels:
+            return self._log.order()
         priorities = sorted(self._levels)
         low = [page for priority in priorities if priority < 0 for page in self._levels[priority]]
         high = [page for priority in priorities if priority > 0 for page in self._levels[priority]]
@@ -219,6 +246,9 @@ class PriorityOrder:
 
     def _leave(self, page: int) -> None:
         priority = self._priority_cell[page]
+        if not priority:
+            self._log.remove_one(page)
+            return
         level = self._levels[priority]
         del level[page]
         if not level:
@@ -231,6 +261,38 @@ class PriorityOrder:
         while heap and heap[0] not in self._levels:
             heappop(heap)
         return heap[0] if heap else 0
+
+    # -- Snapshots (MAN-14) and check -------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of the free pages, the priorities and the time. O(pages)."""
+        ranked: list[int] = self._priority_of.nonzero()[0].tolist()
+        priorities = [[page, self._priority_cell[page], self._end_of.get(page)] for page in ranked]
+        return {"now": self.now, "free": self.order().tolist(), "priorities": priorities}
+
+    def restore(self, parts: Mapping[str, Part], counts: NDArray[np.int64]) -> None:
+        """Sets the state of an order in which no page has a priority.
+
+        Args:
+            parts: the snapshot's.
+            counts: the pages' reference counts, `i64[num_pages]`.
+
+        Raises:
+            ValueError: a part is damaged or doesn't fit the counts (MAN-14).
+        """
+        free = parts["free"].integers(1, len(counts))
+        if sorted(free.tolist()) != (1 + (counts[1:] == 0).nonzero()[0]).tolist():
+            raise parts["free"].damaged("must name once each page that nobody holds, and no other")
+        self._log = FreeLog(len(counts), self._front_room)
+        self._log.take(self._log.num_free)
+        self._log.put(free)
+        self.now = parts["now"].optional_time()
+        of_page = _read_priorities(parts["priorities"], len(counts), self.now)
+        for page in [*free.tolist(), *counts.nonzero()[0].tolist()] if of_page else ():
+            if page in of_page:
+                self.set(page, *of_page[page], not counts[page])
+        if (self.order() != free).any():
+            raise parts["free"].damaged("must name pages of a low priority first")
 
     def check(self) -> None:
         """Verifies that levels, priorities and their ends agree.
@@ -250,14 +312,34 @@ class PriorityOrder:
         assert self._num_in_levels == sum(map(len, self._levels.values())), f"PIN-2: {self._num_in_levels}: {state}"
         for priority, level in self._levels.items():
             assert all(priorities.get(page) == priority for page in level), f"PIN-2: {state}"
-        assert not self._priority_of[self._log.order()].any(), f"PIN-2: a page in the log has a priority: {state}"
+        assert not any(priorities.get(page) for page in self._log.order().tolist()), (
+            f"PIN-2: a page in the log has a priority: {state}"
+        )
         assert self._end_of.keys() <= priorities.keys(), f"PIN-2: an end of priority 0: {state}"
         ends = {(end, page) for page, end in self._end_of.items()}
         assert ends <= set(self._ends), f"PIN-2: heap {self._ends}: {state}"
         assert _is_heap(self._ends), f"PIN-2: no heap of ends {self._ends}: {state}"
         assert 0 not in priorities, f"PIN-2: the null page has a priority: {state}"
+        ended = [page for page, end in self._end_of.items() if self.now is not None and end <= self.now]
+        assert not ended, f"PIN-2: priorities of pages {ended} have ended by {self.now}"
 
 
 def _is_heap(values: Sequence[Any]) -> bool:
     """True if no value is less than its parent in the heap."""
     return all(values[(place - 1) // 2] <= value for place, value in enumerate(values) if place)
+
+
+def _read_priorities(part: Part, num_pages: int, now: float | None) -> dict[int, tuple[int, float | None]]:
+    """The priorities of a snapshot and their ends, by page."""
+    priorities: dict[int, tuple[int, float | None]] = {}
+    last = 0
+    for item in part.items():
+        page, priority, end = item.items(3)
+        until = end.optional_time()
+        if until is not None and now is not None and until <= now:
+            raise end.damaged("has passed")
+        if priority.value == 0:
+            raise priority.damaged("must not be 0, which every page has")
+        last = page.integer(last + 1, num_pages)
+        priorities[last] = priority.integer(-(2**31), 2**31), until
+    return priorities
