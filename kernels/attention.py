@@ -347,10 +347,15 @@ def _attend_on(
     if platform == "tpu":
         # Imported where they are needed: most processes never compile for a TPU or a GPU.
         from .tpu import attention as tpu
+        from .tpu.decode import unsupported as cannot_decode
         from .tpu.support import unsupported as unsupported_on_tpu
 
         if taken("ragged_attention", unsupported_on_tpu(options, queries, numbers, page_table)):
             return tpu.attend(queries, numbers, *batch, options=options)
+        if isinstance(numbers, ScaledPages):
+            reason = cannot_decode(options, queries, numbers, page_table)
+            if taken("paged_decode", reason, warn=False):
+                return tpu.attend_scaled(queries, numbers, *batch, options=options)
     if platform == "cuda":
         from .gpu import attention as gpu
         from .gpu import hopper

@@ -5,10 +5,15 @@ general kernel (`prefill`) does the others.
 
 Numbers of 8 bits are widened by the matrix unit, exactly. float8_e4m3fn is native on 7x only: before, its two codes of
 NaN read as 480 and -480.
+
+The scales of ScaledPages are copied page by page as well. XLA lays an array of them out with the pages side by side,
+so it copies the whole array, padded to 128 numbers a slot, before each call: O(P), 0.1 ms for 20,000 pages of 16 slots
+and 8 heads at the bandwidth of a v6e.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +36,7 @@ Interpret = bool | pltpu.InterpretParams
 
 def decode(
     queries: jax.Array,  # bf16[B, Hq, D]
-    kv_pages: jax.Array,  # [P, page, groups, packing, 128]
+    kv_pages: Any,  # [P, page, groups, packing, 128], or ScaledPages of it
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     num_rows: jax.Array,  # i32[1]
@@ -47,7 +52,7 @@ def decode(
 
     Args:
         queries: `bf16[B, Hq, D]`: row i is the query of sequence i.
-        kv_pages: `[P, page, groups, packing, 128]`, bfloat16, float8 or int8.
+        kv_pages: `[P, page, groups, packing, 128]`, bfloat16, float8 or int8, or ScaledPages of that.
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`; of a sequence's row only the pages that it reads, which must exist.
         num_rows: `i32[1]`: how many of the leading rows are decoded, at most B and S. The other rows of all arguments
@@ -67,6 +72,11 @@ def decode(
     if sinks is not None:
         vectors.append(_paired_sinks(sinks, work))
         specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
+    cache = list(kv_pages) if work.scaled else [kv_pages]
+    slot = (work.stride, work.layout.packing, LANES)
+    scratch = [pltpu.VMEM((work.tokens, *slot), cache[0].dtype)] * work.blocks.buffers
+    if work.scaled:
+        scratch += [pltpu.VMEM((work.tokens, cache[1].shape[2]), jnp.float32)] * work.blocks.buffers
     state = (work.pairs, work.query_rows, LANES)
     call: Callable[..., jax.Array] = pl.pallas_call(
         partial(decode_kernel, work),
@@ -76,12 +86,11 @@ def decode(
             in_specs=[
                 pl.BlockSpec((1, 1, work.table_words), lambda step, *_: (step, 0, 0), memory_space=pltpu.SMEM),
                 *specs,
-                pl.BlockSpec(memory_space=pltpu.HBM),
+                *[pl.BlockSpec(memory_space=pltpu.HBM)] * len(cache),
             ],
             out_specs=pl.BlockSpec((work.rows, *state), lambda step, *_: (step, 0, 0, 0)),
             scratch_shapes=[
-                *[pltpu.VMEM((work.tokens, work.stride, work.layout.packing, LANES), kv_pages.dtype)]
-                * work.blocks.buffers,
+                *scratch,
                 pltpu.VMEM(state, jnp.float32),
                 pltpu.VMEM(state, jnp.float32),
                 pltpu.VMEM((*state[:2], 2 * LANES), jnp.float32),
@@ -95,7 +104,7 @@ def decode(
         name="paged_decode",
         interpret=interpret,
     )
-    return _unpaired(call(*scalars, table, *vectors, kv_pages), queries, work)
+    return _unpaired(call(*scalars, table, *vectors, *cache), queries, work)
 
 
 def _schedule(

@@ -22,6 +22,7 @@ Short     Where no block that a round works with has more live tokens than a sma
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +59,10 @@ def decode_kernel(plan: DecodePlan, *refs: Ref) -> None:
         queries=next(at),
         sinks=next(at) if plan.has_sinks else None,
         pages=next(at),
+        scales=next(at) if plan.scaled else None,
         output=next(at),
         buffers=[next(at) for _ in range(plan.blocks.buffers)],
+        scale_buffers=[next(at) for _ in range(plan.blocks.buffers)] if plan.scaled else [],
         largest=next(at),
         sums=next(at),
         weighed=next(at),
@@ -149,27 +152,55 @@ def overlapped(work: Work, size: int, window: Sequence[Place]) -> None:
         window: the blocks: those of the round, and those to start in it.
     """
     buffers = work.plan.blocks.buffers
-    before: list[jax.Array] = []
+    before = None
     for buffer in range(buffers):
         wait_block(work, window[buffer], buffer)
         scored = score_block(work, size, window[buffer], buffer)
-        if buffer > 0:
+        if before is not None:
             add_block(work, size, window[buffer - 1], buffer - 1, before)
         start_block(work, window[buffer + buffers - 1], (buffer - 1) % buffers, size)
         before = scored
+    assert before is not None
     add_block(work, size, window[buffers - 1], buffers - 1, before)
 
 
-def score_block(work: Work, size: int, place: Place, buffer: int) -> list[jax.Array]:
-    """The scores of a block's first tokens, for each pair of heads `f32[2G, size]`."""
+class Scored(NamedTuple):
+    """What is known of a block before its values are added.
+
+    Attributes:
+        scores: for each pair of heads `f32[2G, size]`.
+        scales: `f32[2H, size]`: those of the tokens' keys and values, zero where dead; None: there are none.
+    """
+
+    scores: list[jax.Array]
+    scales: jax.Array | None
+
+
+def score_block(work: Work, size: int, place: Place, buffer: int) -> Scored:
+    """The scores of a block's first tokens, and their scales."""
     first, end = live_range(work, place)
-    return [scores(work, size, buffer, place, pair, first, end) for pair in range(work.plan.pairs)]
+
+    def live(rows: int) -> jax.Array:
+        token = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
+        return token < end if work.skipped is None else (token < end) & (token >= first)
+
+    scales = None
+    if work.plan.scaled:
+        turned = jnp.transpose(work.scale_buffers[buffer][:size])
+        scales = jnp.where(live(turned.shape[0]), turned, jnp.float32(0))
+    scored = []
+    for pair in range(work.plan.pairs):
+        products = pair_products(work, size, buffer, place, pair)
+        if scales is not None:
+            products = products * pair_scales(work, scales, pair, 0)
+        scored.append(jnp.where(live(work.plan.query_rows), scores_of(products, work.plan), _MASKED))
+    return Scored(scored, scales)
 
 
-def add_block(work: Work, size: int, place: Place, buffer: int, scored: Sequence[jax.Array]) -> None:
+def add_block(work: Work, size: int, place: Place, buffer: int, scored: Scored) -> None:
     """Adds a block's values, weighed by its scores, and writes the output as it then is."""
     first, end = live_range(work, place)
-    weights = [softmax(work, place, pair, logits) for pair, logits in enumerate(scored)]
+    weights = [softmax(work, place, pair, scored) for pair in range(work.plan.pairs)]
     live = live_words(None if work.skipped is None else first, end, size, work.plan.layout.packing)
     for pair, (fading, weight) in enumerate(weights):
         weigh(work, size, buffer, place, pair, fading, weight, live)
@@ -177,29 +208,35 @@ def add_block(work: Work, size: int, place: Place, buffer: int, scored: Sequence
         write_output(work, place, pair)
 
 
-def scores(work: Work, size: int, buffer: int, place: Place, pair: int, first: jax.Array, end: jax.Array) -> jax.Array:
-    """The scores of a pair's query heads with a block's keys: `f32[2G, size]`."""
-    plan = work.plan
-    lines = work.queries[place.row, pair]
+def pair_products(work: Work, size: int, buffer: int, place: Place, pair: int) -> jax.Array:
+    """The products of a pair's query heads with a block's keys: `f32[2G, size]`."""
     keys = pair_keys(work, size, buffer, pair)
-    products = lax.dot_general(lines, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    token = lax.broadcasted_iota(jnp.int32, products.shape, 1)
-    live = token < end if work.skipped is None else (token < end) & (token >= first)
-    return jnp.where(live, scores_of(products, plan), _MASKED)
+    return lax.dot_general(
+        work.queries[place.row, pair], keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
 
 
-def softmax(work: Work, place: Place, pair: int, scored: jax.Array) -> tuple[jax.Array, jax.Array]:
+def pair_scales(work: Work, scales: jax.Array, pair: int, part: int) -> jax.Array:
+    """The scales of a pair's keys (part 0) or values (part 1), a row for each query head: `f32[2G, size]`."""
+    group = (work.plan.group, scales.shape[1])
+    rows = [2 * head + part for head in pair_heads(work, pair)]
+    return jnp.concatenate([jnp.broadcast_to(scales[row : row + 1], group) for row in rows], axis=0)
+
+
+def softmax(work: Work, place: Place, pair: int, block: Scored) -> tuple[jax.Array, jax.Array]:
     """Takes a block's scores into the running softmax of a pair.
 
     Args:
         work: what to work with.
         place: the block.
         pair: which heads.
-        scored: `f32[2G, size]`.
+        block: what is known of it.
 
     Returns:
-        What the sums up to here are multiplied by, `f32[2G, 128]`, and the weights, `[2G, size]`.
+        What the sums up to here are multiplied by, `f32[2G, 128]`, and the weights, `[2G, size]`, times the scales of
+        the values.
     """
+    scored = block.scores[pair]
     begins, unit = place.block == 0, exponent_unit(work.plan)
     if work.sinks is None:
         largest_yet, sum_yet = jnp.float32(_MASKED), jnp.float32(0)
@@ -217,7 +254,10 @@ def softmax(work: Work, place: Place, pair: int, scored: jax.Array) -> tuple[jax
         total = total + weight
     work.largest[pair] = largest
     work.sums[pair] = total
-    return fading, jnp.concatenate([weight.astype(work.plan.dtype) for weight in weights], axis=1)
+    together = jnp.concatenate(weights, axis=1)
+    if block.scales is not None:
+        together = together * pair_scales(work, block.scales, pair, 1)
+    return fading, together.astype(work.plan.dtype)
 
 
 def weigh(

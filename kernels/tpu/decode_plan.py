@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ..layout import LANES, CacheLayout
 from ..options import AttentionOptions
+from ..storage import ScaledPages, page_values
 from .block_sizes import DecodeBlocks, decode_blocks, device_kind, selects_16_bits
 
 __all__ = ["DecodePlan", "plan", "unsupported"]
@@ -36,6 +37,7 @@ class DecodePlan:
         layout: how the cache's slots are laid out.
         dtype: of the queries and the output.
         kv_dtype: of the cache.
+        scaled: whether every slot and head has a scale.
         page_size: slots of a page.
         pages_per_seq: pages in a row of the table.
         group: query heads of a KV head.
@@ -54,6 +56,7 @@ class DecodePlan:
     layout: CacheLayout
     dtype: Any
     kv_dtype: Any
+    scaled: bool
     page_size: int
     pages_per_seq: int
     group: int
@@ -101,7 +104,7 @@ class DecodePlan:
     @property
     def vmem_bytes(self) -> int:
         """What the kernel needs, and some room for what the compiler spills."""
-        block = self.tokens * self.stride * 4 * LANES
+        block = self.tokens * (self.stride + int(self.scaled)) * 4 * LANES
         lines = self.pairs * -(-self.query_rows // 8) * 8
         queries = self.rows * lines * 3 * LANES * 2
         return self.blocks.buffers * block + 2 * queries + lines * 4 * LANES * 4 + 12 * 2**20
@@ -110,7 +113,7 @@ class DecodePlan:
 def unsupported(
     options: AttentionOptions,
     queries: jax.Array,  # [B, Hq, D]
-    kv_pages: Any,  # [P, page, groups, packing, Dp]
+    kv_pages: Any,  # [P, page, groups, packing, Dp], or ScaledPages of it
     page_table: jax.Array,  # i32[S, pages_per_seq]
 ) -> str | None:
     """Why the decode kernel doesn't take these arrays, or None when it does. O(1).
@@ -118,7 +121,7 @@ def unsupported(
     Args:
         options: the options of the call.
         queries: `[B, Hq, D]`, or anything with its shape and dtype.
-        kv_pages: `[P, page, groups, packing, Dp]`, or anything with its shape and dtype.
+        kv_pages: `[P, page, groups, packing, Dp]`, or anything with its shape and dtype; or ScaledPages of that.
         page_table: `i32[S, pages_per_seq]`.
     """
     layout = options.layout
@@ -130,7 +133,7 @@ def unsupported(
         return f"queries of {queries.dtype}: bfloat16 ones are taken"
     if layout.storage_head_dim != LANES:
         return f"a storage head size of {layout.storage_head_dim}: rows of 128 are taken"
-    page_size, pages_per_seq = kv_pages.shape[1], page_table.shape[1]
+    page_size, pages_per_seq = page_values(kv_pages).shape[1], page_table.shape[1]
     if page_size & (page_size - 1):
         return f"a page size of {page_size}: a block has a power of two tokens"
     if 2 * pages_per_seq > _TABLE_WORDS:
@@ -140,7 +143,7 @@ def unsupported(
 
 def plan(
     queries: jax.Array,  # [B, Hq, D]
-    kv_pages: jax.Array,  # [P, page, groups, packing, Dp]
+    kv_pages: Any,  # [P, page, groups, packing, Dp], or ScaledPages of it
     page_table: jax.Array,  # i32[S, pages_per_seq]
     options: AttentionOptions,
     has_sinks: bool,
@@ -151,7 +154,7 @@ def plan(
 
     Args:
         queries: `[B, Hq, D]`.
-        kv_pages: `[P, page, groups, packing, Dp]`.
+        kv_pages: `[P, page, groups, packing, Dp]`, or ScaledPages of that.
         page_table: `i32[S, pages_per_seq]`.
         options: the options of the call.
         has_sinks: whether there are sinks.
@@ -159,7 +162,7 @@ def plan(
         blocks: block sizes; None: those of `block_sizes`.
     """
     layout = options.layout
-    page_size, pages_per_seq = kv_pages.shape[1], page_table.shape[1]
+    page_size, pages_per_seq = page_values(kv_pages).shape[1], page_table.shape[1]
     group = queries.shape[1] // layout.num_kv_heads
     if blocks is None:
         blocks = decode_blocks(
@@ -172,6 +175,7 @@ def plan(
         layout=layout,
         dtype=jnp.dtype(queries.dtype),
         kv_dtype=jnp.dtype(options.kv_dtype),
+        scaled=isinstance(kv_pages, ScaledPages),
         page_size=page_size,
         pages_per_seq=pages_per_seq,
         group=group,

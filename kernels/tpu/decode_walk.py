@@ -32,8 +32,10 @@ class Work(NamedTuple):
         queries: `[rows, pairs, 2G, 256]`.
         sinks: `f32[pairs, 2G, 128]`, as scores (`score_units`), or None.
         pages: the cache, in HBM.
+        scales: its scales, `f32[P, page, 2H]`, in HBM, or None.
         output: `[rows, pairs, 2G, 128]`.
-        buffers: of `[tokens, stride, 2, 128]`.
+        buffers: of `[tokens, stride, packing, 128]`.
+        scale_buffers: of `f32[tokens, 2H]`; empty where there are no scales.
         largest: `f32[pairs, 2G, 128]`: the largest score of a row so far, the same in all lanes.
         sums: `f32[pairs, 2G, 128]`: sums of weights, one per lane.
         weighed: `f32[pairs, 2G, 256]`: values, weighed and added.
@@ -48,8 +50,10 @@ class Work(NamedTuple):
     queries: Ref
     sinks: Ref | None
     pages: Ref
+    scales: Ref | None
     output: Ref
     buffers: Sequence[Ref]
+    scale_buffers: Sequence[Ref]
     largest: Ref
     sums: Ref
     weighed: Ref
@@ -119,6 +123,9 @@ def start_block(work: Work, place: Place, buffer: int, size: int) -> None:
         slots = pl.ds(page * plan.page_size, plan.page_size)
         target = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
         pltpu.make_async_copy(work.pages.at[page_id], target, work.arrived.at[buffer]).start()
+        if work.scales is not None:
+            target = work.scale_buffers[buffer].at[slots]
+            pltpu.make_async_copy(work.scales.at[page_id], target, work.arrived.at[buffer]).start()
 
     if pages <= _UNROLLED_PAGES:
         for page in range(pages):
@@ -134,15 +141,18 @@ def start_block(work: Work, place: Place, buffer: int, size: int) -> None:
 
 
 def wait_block(work: Work, place: Place, buffer: int) -> None:
-    """Waits until all pages of a block have arrived: one wait, for the bytes of all."""
+    """Waits until all pages of a block have arrived: one wait, for the bytes of all; one more for their scales'."""
     plan = work.plan
     slots = pl.ds(0, live_pages(plan, place) * plan.page_size)
-    arriving = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
+    arriving = [work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]]
+    if work.scales is not None:
+        arriving.append(work.scale_buffers[buffer].at[slots])
 
     @pl.when(place.live > 0)
     def _() -> None:
-        arrival: Any = pltpu.make_async_copy(arriving, arriving, work.arrived.at[buffer])
-        arrival.wait()
+        for part in arriving:
+            arrival: Any = pltpu.make_async_copy(part, part, work.arrived.at[buffer])
+            arrival.wait()
 
 
 def live_pages(plan: DecodePlan, place: Place) -> jax.Array:

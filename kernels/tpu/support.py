@@ -2,7 +2,7 @@
 
 | not taken | why |
 |---|---|
-| ScaledPages | every slot and head has a scale of its own, in an array of its own |
+| ScaledPages, but for decoding | every slot and head has a scale of its own, in an array of its own |
 | float16 caches | Mosaic takes no float16, and XLA gives its bits as integers only by copying the cache |
 | v2 whose rows don't fill tiles: 2H no multiple of 8, nor a power of two of whole words | no part of a tile is copied |
 | page tables above 768 KiB | the scalar unit reads the table from its own memory, of 1 MiB |
@@ -43,7 +43,7 @@ def unsupported(
         page_table: `i32[S, pages_per_seq]`.
     """
     if isinstance(kv_pages, ScaledPages):
-        return "ScaledPages: every slot and head has a scale of its own"
+        return "ScaledPages: a kernel applies the scale of each slot and head only where it decodes, over v3"
     if jnp.dtype(options.kv_dtype) == jnp.dtype(jnp.float16):
         return "a cache of float16: Mosaic takes none, and its bits can't be had without a copy"
     geometry = plan(queries, kv_pages, page_table, options)

@@ -19,6 +19,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.storage import ScaledPages
 from kvproof.kernels.tpu import decode, decode_plan, mla, prefill, prefill_geometry
 
 from ..kernels import aot
@@ -80,15 +81,18 @@ KEY_NUMBERS = 2 * NUM_KV_HEADS * HEAD_DIM
 KEY_BYTES = KEY_NUMBERS * 2
 
 
-def compile_decode(device: str, page: int, kv_dtype: Any = DTYPE, **masks: Any) -> Turn:
+def compile_decode(device: str, page: int, kv_dtype: Any = DTYPE, scaled: bool = False, **masks: Any) -> Turn:
     """Our decode kernel, over the v3 cache."""
     options = _options(kv_dtype, **masks)
     pages = _pages(page, options)
+    if scaled:
+        scales: Any = aot.shape((NUM_PAGES, page, 2 * NUM_KV_HEADS), jnp.float32)
+        pages = ScaledPages(pages, scales)
     kv_lens, table, _, count = _lengths(NUM_SEQS, page)
     queries: Any = aot.shape((NUM_SEQS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
     plans = []
 
-    def call(q: jax.Array, kv_pages: jax.Array, *lengths: jax.Array) -> jax.Array:
+    def call(q: jax.Array, kv_pages: Any, *lengths: jax.Array) -> jax.Array:
         plans.append(decode_plan.plan(queries, pages, table, options, False, False))
         run: Callable[..., jax.Array] = decode.decode
         return run(q, kv_pages, *lengths, None, options=options)
@@ -96,7 +100,7 @@ def compile_decode(device: str, page: int, kv_dtype: Any = DTYPE, **masks: Any) 
     aot.compile_for(device, call, queries, pages, kv_lens, table, count)
     plan = plans[0]
     sizes = [plan.blocks.buffers * tokens for tokens in (*plan.blocks.short, plan.tokens)]
-    key_bytes = KEY_NUMBERS * plan.kv_dtype.itemsize
+    key_bytes = KEY_NUMBERS * plan.kv_dtype.itemsize + (4 * 2 * NUM_KV_HEADS if scaled else 0)
     return Turn("paged_decode", sizes[-1], 1, key_bytes, plan.pages_per_block, short_keys=sizes[0])
 
 
@@ -169,6 +173,8 @@ KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode-e4m3": partial(compile_decode, kv_dtype=jnp.float8_e4m3fn),
     "decode-e5m2": partial(compile_decode, kv_dtype=jnp.float8_e5m2),
     "decode-int8": partial(compile_decode, kv_dtype=jnp.int8),
+    "decode-scaled-e4m3": partial(compile_decode, kv_dtype=jnp.float8_e4m3fn, scaled=True),
+    "decode-scaled-int8": partial(compile_decode, kv_dtype=jnp.int8, scaled=True),
     "decode-window-cap": partial(compile_decode, window=1024, soft_cap=30.0),
     "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
     "prefill": compile_prefill,

@@ -29,6 +29,8 @@ KERNELS = (
     "decode-e4m3",
     "decode-e5m2",
     "decode-int8",
+    "decode-scaled-e4m3",
+    "decode-scaled-int8",
     "decode-window-cap",
     "decode-jax",
     "prefill",

@@ -17,6 +17,7 @@ import pytest
 
 from kvproof.kernels import (
     KernelsUnavailable,
+    ScaledPages,
     choices,
     copy_pages,
     fused_ragged_paged_attention,
@@ -280,6 +281,13 @@ def other_programs() -> Iterator[Program]:
     for generation, dtype_name in (("v5p", "bfloat16"), ("7x", "float32")):
         usual = {name: values[0] for name, values in FACTORS.items()} | {"generation": generation, "dtypes": dtype_name}
         yield attention(Choice(**usual), full=True)
+
+    numbers: Any = aot.shape((NUM_PAGES, 16, *_row("v3", 8, 128, jnp.dtype(jnp.int8))), jnp.dtype(jnp.int8))
+    scales: Any = aot.shape((NUM_PAGES, 16, 16), jnp.dtype(jnp.float32))
+    query = aot.shape((NUM_TOKENS, 32, 128), half)
+    fall = "ScaledPages: a kernel applies the scale of each slot and head only where it decodes, over v3"
+    given = (query, ScaledPages(numbers, scales), *_lengths())
+    yield Program("scaled", "v6e", ragged_paged_attention, given, None, 1, (fall,))
 
     latents = aot.shape((NUM_PAGES, 32, 640), half)
     rows = (aot.shape((NUM_TOKENS, 512), half), aot.shape((NUM_TOKENS, 64), half))

@@ -31,7 +31,7 @@ shape: Callable[..., Any] = jax.ShapeDtypeStruct
 count_decode_rows: Callable[..., Any] = jax.jit(leading_decode_rows)
 
 
-def batch_of(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Any:
+def batch_of(q_lens: tuple[int, ...], kv_lens: tuple[int, ...], **options: Any) -> Any:
     """A batch of fixed shapes."""
     return make_batch(
         np.random.default_rng(sum(kv_lens)),
@@ -46,6 +46,7 @@ def batch_of(q_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> Any:
         num_pages=20,
         max_tokens=24,
         max_seqs=6,
+        **options,
     )
 
 
@@ -90,6 +91,28 @@ def test_each_sequence_is_attended_to_once(
     for mode, outcome in kernels(*batch.arrays).items():
         assert outcome.clean, (mode, outcome.races, outcome.left_over)
         assert_close(outcome.output, reference)
+
+
+def test_xla_attends_to_what_does_not_decode_over_scaled_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ATT-1, 4, CACHE-4: of ScaledPages, sequences with one query by the kernel, the others by XLA."""
+    monkeypatch.setattr(decode_plan, "decode_blocks", lambda *_: DecodeBlocks(128))
+    int8 = jnp.dtype(jnp.int8)
+    options = AttentionOptions(CacheLayout("v3", 2, 128, 128, 4), int8, 128**-0.5)
+
+    def make(interpret: pltpu.InterpretParams) -> Callable[..., Any]:
+        def run(queries: Any, pages: Any, *lengths: Any) -> jax.Array:
+            call: Callable[..., jax.Array] = attention.attend_scaled
+            return call(queries, pages, *lengths, None, options=options, interpret=interpret)
+
+        return run
+
+    kernel = Interpreted(make)
+    for q_lens, kv_lens in (((1, 1, 9, 1, 0, 4), (20, 0, 150, 31, 10, 4)), ((1, 1, 1), (33, 1, 180)), ((5,), (40,))):
+        batch = batch_of(q_lens, kv_lens, kv_dtype=int8, scaled_pages=True)
+        queries, pages, *lengths = batch.arrays
+        for mode, outcome in kernel(queries, ScaledPages(pages, batch.scales), *lengths).items():
+            assert outcome.clean, (mode, outcome.races, outcome.left_over)
+            assert_close(outcome.output, dense_attention(batch))
 
 
 @given(q_lens=st.lists(st.integers(0, 2), max_size=6))

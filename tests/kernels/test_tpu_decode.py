@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kvproof.kernels.layout import CacheLayout, layout_of
 from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.storage import ScaledPages
 from kvproof.kernels.tpu import decode_kernel, decode_plan, words
 from kvproof.kernels.tpu.block_sizes import DecodeBlocks, decode_blocks
 from kvproof.kernels.tpu.decode import decode, unsupported
@@ -32,7 +33,14 @@ shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
 
 def batch_of(
-    lens: Sequence[int], q_heads: int, kv_heads: int, dim: int, page: int, mask: Mask = FULL, kv_dtype: Any = HALF
+    lens: Sequence[int],
+    q_heads: int,
+    kv_heads: int,
+    dim: int,
+    page: int,
+    mask: Mask = FULL,
+    kv_dtype: Any = HALF,
+    scaled: bool = False,
 ) -> Batch:
     """One query token a sequence, in pages of fixed number, so that lengths share a compiled kernel."""
     return make_batch(
@@ -45,6 +53,7 @@ def batch_of(
         page_size=page,
         dtype=HALF,
         kv_dtype=kv_dtype,
+        scaled_pages=scaled,
         pages_per_seq=-(-600 // page),
         num_pages=-(-1500 // page) + 8,
         mask=mask,
@@ -67,9 +76,10 @@ class Kernel:
         sinks: bool = False,
         value_scale: float = 1.0,
         kv_dtype: Any = HALF,
+        scaled: bool = False,
     ) -> None:
         kv_dtype = jnp.dtype(kv_dtype)
-        self.shape = (q_heads, kv_heads, dim, page, mask, kv_dtype)
+        self.shape = (q_heads, kv_heads, dim, page, mask, kv_dtype, scaled)
         self.scales: dict[str, Any] = {"scale": 0.7 * dim**-0.5, "v_scale": value_scale, "soft_cap": soft_cap}
         self.sinks = np.linspace(-3, 4, q_heads, dtype=np.float32) if sinks else None
         options = AttentionOptions(
@@ -102,7 +112,10 @@ class Kernel:
         kv_lens[rows:] = 10**9
         table = batch.page_table.copy()
         table[rows:] = -7
-        return batch, (queries, batch.kv_pages, kv_lens, table, np.array([rows], np.int32))
+        pages: Any = batch.kv_pages
+        if batch.scales is not None:
+            pages = ScaledPages(pages, jnp.asarray(batch.scales))
+        return batch, (queries, pages, kv_lens, table, np.array([rows], np.int32))
 
     def check(self, lens: Sequence[int], num_rows: int | None = None) -> None:
         """Both modes are clean and within ATT-6; rows that aren't decoded are zero."""
@@ -157,6 +170,17 @@ def test_heads_of_64_share_rows_within_chunks() -> None:
 def test_caches_of_8_bits(kv_dtype: Any, heads: tuple[int, int], dim: int, mask: Mask) -> None:
     """ATT-1, CACHE-2: four rows in a word, of two heads or of four; an odd head, padding; dead slots are poison."""
     kernel = Kernel(*heads, dim, 32, mask=mask, kv_dtype=kv_dtype, value_scale=0.5, blocks=TWO_SIZES)
+    kernel.check((0, 1, 129, 151, 333, 64))
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "heads", "mask", "sinks"),
+    [(jnp.int8, (6, 3), Mask(window=150), True), (jnp.float8_e4m3fn, (8, 2), FULL, False)],
+    ids=["int8", "e4m3"],
+)
+def test_a_scale_for_each_slot_and_head(kv_dtype: Any, heads: tuple[int, int], mask: Mask, sinks: bool) -> None:
+    """ATT-1, 3, CACHE-4: scales of dead slots are NaN."""
+    kernel = Kernel(*heads, 96, 32, mask=mask, kv_dtype=kv_dtype, scaled=True, sinks=sinks, blocks=TWO_SIZES)
     kernel.check((0, 1, 129, 151, 333, 64))
 
 
