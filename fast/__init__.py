@@ -1,7 +1,7 @@
 """The production backend: what an inference engine imports.
 
 The names and meanings are the specification's (`kvproof.spec`), each room under the same name; the code shares
-nothing with it but the declarations of requests and cache groups.
+nothing with it but its declarations: what requests, groups, options, documents and arguments look like.
 """
 
 import importlib

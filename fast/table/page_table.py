@@ -345,7 +345,9 @@ class PageTable(Uncopied):
         return slot_mapping(self._host, self._counts, self.max_num_batched_tokens, req_indices, positions, page_size)
 
     def update_slices(self, req_indices: Ids, starts: Ids, lengths: Ids, page_size: int) -> NDArray[np.int32]:
-        """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7). O(max_slices).
+        """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7).
+
+        O(max_slices), independent of the number of tokens in a run.
 
         Args:
             req_indices: the rows, each once, in the order in which their tokens stand in the step, `[n]`.

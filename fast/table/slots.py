@@ -29,22 +29,15 @@ def slot_mapping(
     positions: object,
     page_size: object,
 ) -> NDArray[np.int32]:
-    """The cache slot of each token of a step (TAB-7). O(max_num_batched_tokens).
+    """The cache slot of each token of a step; see `PageTable.slot_mapping` for what follows ``counts`` (TAB-7).
 
     Args:
         host: the host's rows, `i32[max_num_reqs, max_num_pages_per_req]`.
         counts: the number of pages of each row, `i32[max_num_reqs]`.
         max_num_batched_tokens: the length of the result.
-        req_indices: the row of each token, `[num_tokens]`.
-        positions: the position of each token in its row, `[num_tokens]`.
+        req_indices: the row of each token.
+        positions: the position of each token in its row.
         page_size: tokens in a page.
-
-    Returns:
-        `i32[max_num_batched_tokens]`: the slots, then -1.
-
-    Raises:
-        IndexError: a row does not exist, or a token lies past the row's pages.
-        ValueError: more tokens than ``max_num_batched_tokens``, or a slot that no int32 holds.
     """
     size = integer("page_size", page_size, minimum=1)
     rows = id_array("req_indices", req_indices, len(counts), "TAB-2")
@@ -69,26 +62,16 @@ def update_slices(
     lengths: object,
     page_size: object,
 ) -> NDArray[np.int32]:
-    """The runs of slots that the tokens of a step fill, none of which leaves its page (TAB-7).
-
-    O(max_slices), independent of the number of tokens in a run.
+    """The runs of slots that a step's tokens fill; see `PageTable.update_slices` for what follows ``counts`` (TAB-7).
 
     Args:
         host: the host's rows, `i32[max_num_reqs, max_num_pages_per_req]`.
         counts: the number of pages of each row, `i32[max_num_reqs]`.
         max_num_batched_tokens: the most tokens of a step.
-        req_indices: the rows, each once, in the order in which their tokens stand in the step, `[n]`.
-        starts: the position of each row's first token in the step, `[n]`.
-        lengths: the number of tokens of each row in the step, `[n]`.
+        req_indices: the rows, each once.
+        starts: the position of each row's first token in the step.
+        lengths: the number of tokens of each row in the step.
         page_size: tokens in a page.
-
-    Returns:
-        `i32[3, max_slices]`, a column (first slot, first token of the step, length) for each run, then -1;
-        ``max_slices`` is ``min(2 * max_num_reqs + max_num_batched_tokens // page_size, max_num_batched_tokens)``.
-
-    Raises:
-        IndexError: a row does not exist, or a token lies past the row's pages.
-        ValueError: a row named twice, more tokens than ``max_num_batched_tokens``, or a slot that no int32 holds.
     """
     size = integer("page_size", page_size, minimum=1)
     rows = id_array("req_indices", req_indices, len(counts), "TAB-2")

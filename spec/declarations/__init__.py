@@ -1,4 +1,4 @@
-"""The declarations that both backends share: requests, extra keys, cache groups, options, events, documents.
+"""The declarations that both backends share: requests, cache groups, options, events, documents, fields of caches.
 
 Nothing here decides which page goes where. ``kvproof.fast`` imports these modules of the specification and no others.
 """
