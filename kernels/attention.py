@@ -93,7 +93,7 @@ def ragged_paged_attention(
     """
     v_dim = None if v_head_dim is None else arguments.positive_integer("v_head_dim", v_head_dim)
     heads = None if num_kv_heads is None else arguments.positive_integer("num_kv_heads", num_kv_heads)
-    masks = _Masks(causal, window, chunk, soft_cap)
+    given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale)
     arguments.floats("queries", queries, 3, "[T, Hq, D]")
     arguments.pool("kv_pages", kv_pages, (4, 5), _PAGES)
     dtype = value_dtype(kv_pages, kv_dtype)
@@ -102,7 +102,7 @@ def ragged_paged_attention(
     layout = layout_of(page_values(kv_pages), queries.shape[2], v_dim or queries.shape[2], heads)
     scales = check_scales(kv_pages, dtype, layout, k_scale, v_scale)
     lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
-    options = _options(queries, kv_pages, lengths, sinks, layout, dtype, scale, q_scale, scales, masks)
+    options = _options(queries, lengths, given, layout, dtype, scales, page_values(kv_pages).shape[1])
     if arguments.flag("validate", validate):
         num_pages, page_size = page_values(kv_pages).shape[:2]
         check_batch(*lengths, queries.shape[0], num_pages, page_size)
@@ -179,9 +179,9 @@ def fused_ragged_paged_attention(
         arguments.same("num_kv_heads", num_kv_heads, "keys.shape[1]", keys.shape[1])
     if v_head_dim is not None:
         arguments.same("v_head_dim", v_head_dim, "values.shape[2]", values.shape[2])
-    masks = _Masks(causal, window, chunk, soft_cap)
+    given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale)
     lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
-    options = _options(queries, kv_pages, lengths, sinks, layout, dtype, scale, q_scale, scales, masks)
+    options = _options(queries, lengths, given, layout, dtype, scales, page_values(kv_pages).shape[1])
     if arguments.flag("validate", validate):
         num_pages, page_size = page_values(kv_pages).shape[:2]
         check_batch(*lengths, queries.shape[0], num_pages, page_size)
@@ -192,50 +192,49 @@ def fused_ragged_paged_attention(
     return done
 
 
-class _Masks(NamedTuple):
-    """The options that say what is read, as they were given."""
+class _Given(NamedTuple):
+    """The options that do not depend on the cache, as they were passed."""
 
+    scale: Any
     causal: Any
     window: Any
     chunk: Any
     soft_cap: Any
+    sinks: Any
+    q_scale: Any
 
 
 def _options(
     queries: Array,  # [T, Hq, D]
-    kv_pages: Any,
     lengths: tuple[Any, Any, Any, Any],
-    sinks: Any,  # f32[Hq] or None
+    given: _Given,
     layout: CacheLayout,
     dtype: Any,
-    scale: Any,
-    q_scale: Any,
     scales: Sequence[float | None],
-    masks: _Masks,
+    page_size: int,
 ) -> AttentionOptions:
-    """Checks what both functions take alike, once the cache is known. O(1)."""
-    page_size = page_values(kv_pages).shape[1]
+    """Checks the arguments that both functions take, once the cache is known. O(1)."""
     _, q_heads, dim = queries.shape
     arguments.batch(*lengths, page_size)
     if q_heads % layout.num_kv_heads:
         raise ValueError(f"queries have {q_heads} heads, which is no multiple of {layout.num_kv_heads} KV heads [R1]")
-    if sinks is not None:
-        arguments.array("sinks", sinks, 1, "[Hq]")
-        arguments.same("sinks.shape", tuple(sinks.shape), "queries.shape[1:2]", (q_heads,))
-        if sinks.dtype != jnp.float32:
-            raise TypeError(f"sinks must be float32, not {sinks.dtype} [R1]")
-    factor = dim**-0.5 if scale is None else arguments.number("scale", scale)
-    factor *= 1.0 if q_scale is None else arguments.number("q_scale", q_scale, positive=True)
+    if given.sinks is not None:
+        arguments.array("sinks", given.sinks, 1, "[Hq]")
+        arguments.same("sinks.shape", tuple(given.sinks.shape), "queries.shape[1:2]", (q_heads,))
+        if given.sinks.dtype != jnp.float32:
+            raise TypeError(f"sinks must be float32, not {given.sinks.dtype} [R1]")
+    factor = dim**-0.5 if given.scale is None else arguments.number("scale", given.scale)
+    factor *= 1.0 if given.q_scale is None else arguments.number("q_scale", given.q_scale, positive=True)
     k_scale, v_scale = scales
     longest = page_size * lengths[1].shape[1]
     return AttentionOptions(
         layout=layout,
         kv_dtype=dtype,
         score_scale=factor * (1.0 if k_scale is None else k_scale),
-        causal=arguments.flag("causal", masks.causal),
-        window=arguments.option_within("window", masks.window, longest),
-        chunk=arguments.option_within("chunk", masks.chunk, longest),
-        soft_cap=None if masks.soft_cap is None else arguments.number("soft_cap", masks.soft_cap, positive=True),
+        causal=arguments.flag("causal", given.causal),
+        window=arguments.option_within("window", given.window, longest),
+        chunk=arguments.option_within("chunk", given.chunk, longest),
+        soft_cap=None if given.soft_cap is None else arguments.number("soft_cap", given.soft_cap, positive=True),
         value_scale=1.0 if v_scale is None else v_scale,
     )
 
