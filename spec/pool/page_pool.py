@@ -28,6 +28,7 @@ from .page_keys import PageKeys, read_page_hash
 from .pages import CachePage, PageList, PageView
 from .pins import Pins
 from .pool_log import PoolLog
+from .ref_counts import RefCounts
 
 __all__ = ["PagePool"]
 
@@ -44,6 +45,7 @@ class PagePool(Uncopied):
         options: see `PoolOptions`.
 
     Attributes:
+        counts: the reference count of each page (POOL-5).
         free: the free pages in eviction order, and priorities (POOL-3, PIN-2).
         index: the cached pages by their keys (POOL-7).
         keys: computes keys and content ids (HASH-3, R2).
@@ -69,7 +71,7 @@ class PagePool(Uncopied):
         self.keys = PageKeys(options["hash_function"], init_none_hash(options["hash_seed"], options["hash_function"]))
         self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
         self.log = PoolLog(self.enable_events, self.counter_sampling)
-        self._counts = [0] * self.num_pages
+        self.counts = RefCounts(self.num_pages, self.pins)
         self.pages = PageList(PageView(self, page_id) for page_id in range(self.num_pages))
         self.null_page = self.pages[0]
         self.free_page_queue = PoolFreeQueue(self.free, self.pages)
@@ -128,22 +130,11 @@ class PagePool(Uncopied):
 
     def ref_count(self, page_id: int) -> int:
         """The reference count of a page, its pins included."""
-        return self._counts[page_id]
+        return self.counts.of[page_id]
 
     def set_ref_count(self, page_id: int, count: int) -> None:
-        """Sets the count of a page in use; the null page's stays 0 (POOL-1).
-
-        Raises:
-            ValueError: the page would leave or enter the free queue (POOL-2), or lose a pin's reference (PIN-1).
-        """
-        if page_id == 0:
-            return
-        held = self._counts[page_id]
-        if (count == 0) != (held == 0):
-            raise refusal(ValueError, "POOL-2", f"ref_cnt={count} on page {page_id} at {held}: use touch or free_pages")
-        if count < self.pins.of(page_id):
-            raise refusal(ValueError, "PIN-1", f"ref_cnt={count} on page {page_id}: more pins hold it")
-        self._counts[page_id] = count
+        """Sets the count of a page in use; see `RefCounts.set`."""
+        self.counts.set(page_id, count)
 
     def take_events(self) -> list[CacheEvent]:
         """The events emitted since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
@@ -179,7 +170,7 @@ class PagePool(Uncopied):
         for page in pages:
             self.log.allocated(page, page in self.index.key_of)
             self._forget(page)
-            self._counts[page] = 1
+            self.counts.of[page] = 1
         return self._listed(pages)
 
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
@@ -193,7 +184,7 @@ class PagePool(Uncopied):
         """
         mentioned = self._mentioned(pages)
         for page in mentioned:
-            if self._counts[page] == 0 and page not in self.index.key_of:
+            if self.counts.of[page] == 0 and page not in self.index.key_of:
                 raise refusal(ValueError, "POOL-6", f"pages: page {page} is free and has no hash")
         self._hold(mentioned)
 
@@ -207,14 +198,7 @@ class PagePool(Uncopied):
             ValueError: a page is mentioned more often than it is referenced, pins not counted; nothing changes.
         """
         mentioned = [page for page in self._read_pages("ordered_pages", ordered_pages) if page != 0]
-        for page, mentions in Counter(mentioned).items():
-            held = self._counts[page] - self.pins.of(page)
-            if mentions > held:
-                raise refusal(
-                    ValueError,
-                    "POOL-5",
-                    f"ordered_pages: page {page} mentioned {mentions} times, held {held} times but for pins",
-                )
+        self.counts.require(mentioned)
         self._release(mentioned)
 
     # -- Pins -------------------------------------------------------------------------------------
@@ -370,7 +354,7 @@ class PagePool(Uncopied):
             if read_page_hash(f"page_hashes[{place}]", known) != key[0]:
                 raise refusal(ValueError, "R2", f"page_hashes[{place}] is not the key of the request's page {place}")
         for page, mentions in Counter(page for page in own[first:end] if page != 0).items():
-            if self._counts[page] == 0:
+            if self.counts.of[page] == 0:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page} is free, its content is not defined")
             if page in self.index.key_of or mentions > 1:
                 raise refusal(ValueError, "POOL-8", f"pages: page {page} has a hash already or is named twice")
@@ -464,20 +448,15 @@ class PagePool(Uncopied):
 
     def _hold(self, pages: Iterable[int]) -> None:
         """Raises the count of each page once per mention, and takes free ones out of the queue (POOL-6)."""
-        for page in pages:
-            if self._counts[page] == 0:
-                self.free.remove(page)
-                self.log.reused(page)
-            self._counts[page] += 1
+        for page in self.counts.add(pages):
+            self.free.remove(page)
+            self.log.reused(page)
 
     def _release(self, pages: Iterable[int]) -> None:
         """Lowers the count of each page once per mention; those at 0 join the queue (POOL-3, POOL-5, POOL-13)."""
-        freed = []
-        for page in pages:  # the last mention is the one that brings the count to 0
-            self._counts[page] -= 1
-            if self._counts[page] == 0:
-                self.log.freed(page)
-                freed.append(page)
+        freed = self.counts.remove(pages)
+        for page in freed:
+            self.log.freed(page)
         unhashed = [page for page in freed if page not in self.index.key_of]
         for page in unhashed:
             self.free.set_priority(page, 0, None)  # PIN-2
@@ -520,7 +499,7 @@ class PagePool(Uncopied):
             raise parts["cached"].damaged("names pages with caching off")
         restore_cached(self.index, self.keys, parts["contents"], parts["cached"], self.num_pages, sizes)
 
-    def restore_held(self, parts: Mapping[str, Part], held: Iterable[CachePage], pinned: Iterable[CachePage]) -> None:
+    def restore_held(self, parts: Mapping[str, Part], held: Sequence[CachePage], pinned: Sequence[CachePage]) -> None:
         """Sets counts, pins, the free queue, priorities and the time of a pool without pages in use.
 
         Args:
@@ -528,10 +507,8 @@ class PagePool(Uncopied):
             held: the pages that requests hold, once for each reference; null pages are skipped.
             pinned: the pages that are pinned, once for each pin; null pages are skipped.
         """
-        pins = [page.page_id for page in pinned if not page.is_null]
-        for page_id in (*(page.page_id for page in held if not page.is_null), *pins):
-            self._counts[page_id] += 1
-        self.pins.restore(pins)
+        self.pins.restore(page.page_id for page in pinned if not page.is_null)
+        self.counts.add(page.page_id for page in (*held, *pinned) if not page.is_null)
         self.free.restore(parts)
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
@@ -545,12 +522,12 @@ class PagePool(Uncopied):
             AssertionError: one does not hold; the message has the whole state.
         """
         try:
-            assert self._counts[0] == 0, "POOL-1: the null page is held"
-            self.free.check(self._counts)
+            assert self.counts.of[0] == 0, "POOL-1: the null page is held"
+            self.free.check(self.counts.of)
             self.index.check()
-            self.pins.check(self._counts)
-            self.log.check(self.index.key_of.keys(), self._counts)
+            self.pins.check(self.counts.of)
+            self.log.check(self.index.key_of.keys(), self.counts.of)
         except AssertionError as error:
-            pages = enumerate(self._counts)
+            pages = enumerate(self.counts.of)
             state = "\n".join(f"page {page}: count {count}, {self.key_of_page(page)}" for page, count in pages)
             raise AssertionError(f"{error}\n{self.free}\n{self.pins}\n{self.log}\n{state}") from None

@@ -81,7 +81,7 @@ class CountsNull(PagePool):
     def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
         groups = [list(group) for group in pages]
         super().touch(groups)
-        self._counts[0] += sum(page.is_null for group in groups for page in group)
+        self.counts.of[0] += sum(page.is_null for group in groups for page in group)
 
 
 class TouchesAnything(PagePool):

@@ -54,12 +54,12 @@ def _put(request_id: str, group: int, place: int, page_id: int) -> Callable[[Any
 def _share(manager: Any) -> None:
     """Request b holds a's last page in place of its own, and it is counted."""
     manager.page_pool.free_pages([_held(manager, "b", 0).pages.pop()])
-    manager.page_pool._counts[5] += 1
+    manager.page_pool.counts.of[5] += 1
     _held(manager, "b", 0).pages.append(manager.page_pool.pages[5])
 
 
 MANAGER: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a damaged pool": (lambda manager: manager.page_pool._counts.__setitem__(0, 1), "POOL-1"),
+    "a damaged pool": (lambda manager: manager.page_pool.counts.of.__setitem__(0, 1), "POOL-1"),
     "pages of nobody": (lambda manager: manager.coordinator.live.by_id.pop("b"), "MAN-5"),
     "two requests in a slot": (_set("b", None, "slot", 0), "MAN-11"),
     "computed tokens without slots": (_set("a", None, "num_computed", 7), "MAN-8"),
