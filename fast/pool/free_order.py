@@ -163,13 +163,6 @@ class FreeOrder:
         behind = [self.take_one() for _ in range(count - len(before) - len(middle))]
         return np.concatenate([np.array(before, np.int64), middle, np.array(behind, np.int64)])
 
-    def take_few(self, count: int) -> list[int]:
-        """`take` for up to some dozens of pages, as a list."""
-        if not self.num_prioritised:
-            return self._log.take_few(count)
-        taken: list[int] = self.take(count).tolist()
-        return taken
-
     def put_one(self, page: int) -> None:
         """Puts a page behind the last of its priority, which ends if the page has no hash. O(1) amortised."""
         if not self.num_prioritised:

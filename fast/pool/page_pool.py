@@ -40,9 +40,6 @@ from .ref_counts import RefCounts, mentions_of
 
 __all__ = ["PagePool"]
 
-_ONE: NDArray[np.int32] = np.ones((), np.int32)
-"""An array, since numpy takes half a microsecond to convert a Python number: half of a short operation."""
-
 
 class PagePool(Uncopied):
     """A pool of pages: allocates them, counts references to them, frees them, and finds cached ones again.
@@ -224,7 +221,7 @@ class PagePool(Uncopied):
                 return
         pages = read_pages("ordered_pages", ordered_pages, self)
         counts = self.counts.of[pages]
-        if appends and np.count_nonzero(counts == _ONE) == len(pages) and self.free.put_distinct(pages):
+        if appends and np.count_nonzero(counts == 1) == len(pages) and self.free.put_distinct(pages):
             self.counts.of[pages] = 0
             self.log.ages.freed(pages, self.log.clock)
             return
@@ -445,22 +442,10 @@ class PagePool(Uncopied):
     def take(self, count: int) -> NDArray[np.int64]:
         """`PagePool.get_new_pages`; at least ``count`` pages must be free. Returns their ids, `i64[count]`."""
         pages = self.free.take(count)
-        self.counts.of[pages] = _ONE
+        self.counts.of[pages] = 1
         self._evict(pages)
         self.log.clock += count
         return pages
-
-    def take_few(self, count: int) -> list[int]:
-        """`take` for up to some dozens of pages, in a plain loop. Returns their ids."""
-        ids = self.free.take_few(count)
-        clock, count_cell, run_cell = self.log.clock, self.counts.cell, self._run_cell
-        for place, page in enumerate(ids):
-            count_cell[page] = 1
-            if run_cell[page]:
-                self.log.clock = clock + place
-                self._evict_one(page)
-        self.log.clock = clock + count
-        return ids
 
     def hold(self, pages: NDArray[np.int64]) -> None:
         """`touch` for distinct pages that are in use or cached. O(pages)."""
@@ -471,7 +456,7 @@ class PagePool(Uncopied):
             self.free.remove(free)
             self.log.ages.reused(free, self.log.clock)
 
-    def release(self, pages: NDArray[np.int64], mentions: NDArray[np.integer] = _ONE) -> None:
+    def release(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
         """`free_pages` for distinct pages in use, each mentioned ``mentions`` times. O(pages).
 
         Those at 0 are freed in the order given.

@@ -9,10 +9,6 @@ from ..reading.arguments import refusal
 
 __all__ = ["RefCounts", "mentions_of"]
 
-_ZERO: NDArray[np.int32] = np.zeros((), np.int32)
-_ONE: NDArray[np.int32] = np.ones((), np.int32)
-"""Arrays, since numpy takes half a microsecond to convert a Python number: half of a short operation."""
-
 
 class RefCounts:
     """The reference counts of a pool's pages, pins included. The caller moves pages into and out of the free queue.
@@ -59,10 +55,10 @@ class RefCounts:
         """Adds a reference to each of distinct pages; returns those that had none, in order. O(pages)."""
         counts = self.of[pages]
         num_held = np.count_nonzero(counts)
-        self.of[pages] = counts + _ONE
+        self.of[pages] = counts + 1
         if num_held == len(pages):
             return pages[:0]
-        return pages[counts == _ZERO] if num_held else pages
+        return pages[counts == 0] if num_held else pages
 
     def add_mentioned(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """Adds a reference for each mention; returns the pages that had none, by id. O(pages log pages)."""
@@ -70,7 +66,7 @@ class RefCounts:
         np.add.at(self.of, pages, 1)
         return free
 
-    def remove(self, pages: NDArray[np.int64], mentions: NDArray[np.integer]) -> NDArray[np.int64]:
+    def remove(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Removes ``mentions`` references from each of distinct pages; returns those left without, in order. O(pages).
 
         Args:
@@ -79,7 +75,7 @@ class RefCounts:
         """
         counts = self.of[pages] - mentions
         self.of[pages] = counts
-        return pages[counts == _ZERO] if np.count_nonzero(counts) else pages
+        return pages[counts == 0] if np.count_nonzero(counts) else pages
 
     def require(self, pages: NDArray[np.int64], mentions: NDArray[np.int64], pins: NDArray[np.int64]) -> None:
         """Refuses to remove more references than pages have beside their pins (POOL-5).

@@ -85,7 +85,7 @@ class SmallStep(NamedTuple):
         takes, fills, needs, due = self
         new: list[list[int]] = [[] for _ in groups]
         if takes:
-            taken = iter(pool.take_few(len(takes)))
+            taken = iter(pool.take(len(takes)).tolist())
             for _, number, slot, held in takes:
                 page = next(taken)
                 new[number].append(page)
