@@ -41,7 +41,6 @@ ALONE = {
     "fast/pool/sampling": "the ages of pages in arrays; part of pool_log in spec",
     "fast/groups/cache_group": "columns of live requests; dicts in spec's coordinator",
     "fast/groups/coordinator_kinds": "the seeds' four names for one coordinator; beside it in spec",
-    "fast/groups/growing_tails": "work that is put off; spec puts nothing off",
     "fast/groups/longest_hit": "part of coordinator in spec",
     "fast/groups/page_lists": "page lists in one array; lists in spec",
     "fast/groups/publishing": "part of coordinator in spec",

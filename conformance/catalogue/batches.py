@@ -1,5 +1,6 @@
 """Faults of the batched step: its result is not what the single calls would have made."""
 
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -77,9 +78,9 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
         coordinator = self.coordinator
         publisher, index, give_back = coordinator.publisher, self.page_pool.index, coordinator.remove_skipped_pages
 
-        def remove_skipped_pages(slot: int, num_computed_tokens: int, **options: bool) -> None:
+        def remove_skipped_pages(slot: int, num_computed_tokens: int) -> None:
             begins = [group.num_begins[slot] for group in coordinator.groups]
-            give_back(slot, num_computed_tokens, **options)
+            give_back(slot, num_computed_tokens)
             for group, begin in zip(coordinator.groups, begins, strict=True):
                 group.cells[begin : group.num_begins[slot]] = 0
 
@@ -93,6 +94,31 @@ def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
         coordinator.remove_skipped_pages = remove_skipped_pages
 
     return with_manager(fast, __init__=build_manager)
+
+
+@seeded(OWN, "MAN-11", "batch", also=("MAN-2", "MAN-8"))
+def room_of_a_window(fast: ModuleType) -> SimpleNamespace:
+    """A page of a list that left others behind is written past its room, over the first page of the next request's.
+
+    Our own: all lists lay in one array, and when a batched step copied them since one outgrew its room, those that had
+    enough got only what their pages need. That took a window that had left pages behind, and long steps.
+    """
+
+    def allocate_slots_batch(self: Any, slots: Any, *args: Any, **options: Any) -> Any:
+        slots = _listed(slots)
+        windows = [group for group in self.coordinator.groups if group.rule.gives_back and not group.rule.has_states]
+        lengths = [group.lengths.copy() for group in windows]
+        batch = fast.CacheManager.allocate_slots_batch(self, slots, *args, **options)
+        for group, before in zip(windows, lengths, strict=True):
+            grown = [slot for slot in slots if group.num_pages[slot] > before[slot]]
+            for slot, other in pairwise(grown):
+                left_behind = [group.num_begins[each] - group.num_origins[each] for each in (slot, other)]
+                if left_behind[0] and left_behind[1] < before[other]:
+                    group.cell[group.num_begins[other]] = group.page_at(slot, group.num_pages[slot] - 1)
+                    return batch
+        return batch
+
+    return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
 
 
 @seeded(FORESEEN, "MAN-11", "batch", also=("R1",))

@@ -241,6 +241,8 @@ class CacheCoordinator(Uncopied):
         live.num_computed[slot] = computed  # in every outcome, since the pages before it are freed
         if self._giving_back:
             self.remove_skipped_pages(slot, computed)
+            for group in self._giving_back:
+                group.save_memory()
         new = self.nothing_new
         held = [group.num_pages[slot] for group in self.groups]
         wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
@@ -299,15 +301,12 @@ class CacheCoordinator(Uncopied):
         """True if pages freed in a step always stand behind those that the step takes, if enough are free."""
         return not self.gives_back or self.page_pool.appends_only
 
-    def remove_skipped_pages(self, slot: int, num_computed_tokens: int, *, keep_room: bool = False) -> None:
-        """Frees the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8).
-
-        ``keep_room`` as in `PageLists.leave_behind`.
-        """
+    def remove_skipped_pages(self, slot: int, num_computed_tokens: int) -> None:
+        """Frees the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8)."""
         for group in self._giving_back:
             first = group.rule.first_place(num_computed_tokens)
             if first > group.num_given_back[slot]:
-                pages = group.give_back(slot, first, keep_room=keep_room)
+                pages = group.give_back(slot, first)
                 if len(pages):
                     self.page_pool.release(pages)
 

@@ -96,10 +96,10 @@ class PageLists:
                 self._move(slot, end)
 
     def make_room_for(self, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """`make_room` for many lists, each of which has a page in its last place.
+        """`make_room` for many lists, with cells for null pages among the new places.
 
-        The next copy to a new array may end this room: until the pages are in the lists, `leave_behind` is called
-        with ``keep_room`` only.
+        The next copy to a new array may end this room: until the pages are in the lists, no other call but
+        `leave_behind` is made.
         """
         short = (ends > self.limits[slots]).nonzero()[0]
         if short.size:
@@ -198,10 +198,10 @@ class PageLists:
             self.num_cells += count
         self.num_pages[slot] = end
 
-    def leave_behind(self, slot: int, stop: int, *, keep_room: bool = False) -> NDArray[np.int64]:
+    def leave_behind(self, slot: int, stop: int) -> NDArray[np.int64]:
         """Replaces the pages at places below ``stop`` of a list by null pages; returns them, the last one first.
 
-        With ``keep_room`` all lists keep the room that was made for them; the caller calls `save_memory` afterwards.
+        All lists keep their room; the caller calls `save_memory` when room that was made for pages is filled.
         """
         begin, origin = self.num_begins[slot], self.num_origins[slot]
         end = origin + min(stop, self.num_pages[slot])
@@ -211,8 +211,6 @@ class PageLists:
         pages: NDArray[np.int64] = left[left != 0][::-1].astype(np.int64)
         self.num_begins[slot] = end
         self.num_cells -= end - begin
-        if not keep_room and self.num_cells < self._fewest_cells:
-            self.save_memory()
         return pages
 
     def close_list(self, slot: int) -> None:
@@ -223,8 +221,7 @@ class PageLists:
         if first:
             self.num_origins[slot] += first
             self.num_limits[slot] -= first
-        if self.num_cells < self._fewest_cells:
-            self.save_memory()
+        self.save_memory()
 
     # -- Looking ----------------------------------------------------------------------------------
 

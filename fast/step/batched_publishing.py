@@ -3,7 +3,7 @@
 In most steps every request that fills a page fills one, right behind the page that it published last, and its tokens
 lie in an int32 array. These pages are found by array operations, or in a loop where there are few (`small_step`), and a
 slice of tokens is read for each request. The first such page of a request lengthens the run of the page before, later
-ones are added to a tail of that run (`growing_tails`). If any request of the step needs more than that, all of them are
+ones are added to a tail of that run (`GrowingTail`). If any request of the step needs more than that, all of them are
 published by the code of the single call, in its order.
 """
 

@@ -188,7 +188,7 @@ def _give_back_all(coordinator: CacheCoordinator, step: StepPart, growths: Seque
     earlier = np.cumsum(taken) - taken
     for place in some.nonzero()[0].tolist():
         pool.log.clock = clock + int(earlier[place])  # the time at which single calls would free these pages (MAN-12)
-        coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]), keep_room=True)
+        coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
     pool.log.clock = clock
 
 

@@ -67,6 +67,14 @@ def tail_of_a_window(names: Any) -> object:
     return found_in_all(manager, [0, 1, 2, 3, *tokens])
 
 
+def room_of_a_window(names: Any) -> object:
+    manager = manager_with(names, "window:1:2")
+    for name, length in (("a", 6), ("b", 3)):
+        manager.allocate_slots(Request(name, list(range(length))), length)
+    manager.allocate_slots_batch([0, 1], [6, 3], 2)
+    return [manager.get_page_ids(name) for name in ("a", "b")]
+
+
 def freed_slots_go_on(names: Any) -> object:
     manager = manager_with(names, "full:2")
     requests = [Request(name, [1, 2, 3]) for name in ("a", "b")]
@@ -391,6 +399,7 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
         one_table_for_all_groups,
         pages_told_of_others,
         tail_of_a_window,
+        room_of_a_window,
         freed_slots_go_on,
         room_made_list_by_list,
         removed_while_a_duplicate_survives,

@@ -209,7 +209,7 @@ def test_man_11_a_batch_is_the_single_calls_in_order(
     """Whether the pages of a step are few, and served in a loop, or many, and served as arrays; told of or not.
 
     The stores of a step are told in the order of the single calls, and so are its removals, which come first (MAN-12).
-    All that is cached is looked at after each call, or seldom: looking settles what lags behind (`growing_tails`).
+    All that is cached is looked at after each call, or seldom: looking settles what lags behind (`GrowingTail`).
     """
     options = {"use_eagle": eagle, "unhashed_first": unhashed_first, "enable_events": events}
     twins = Twins(seed, mix, num_pages, options)

@@ -63,6 +63,7 @@ class Model:
             lists.add_page(slot, own[-1], end + 1)
         elif what == "leave":
             left = lists.leave_behind(slot, count)
+            lists.save_memory()
             assert left.tolist() == [page for page in own[:count][::-1] if page]
             own[:count] = [0] * len(own[:count])
         elif what == "close":
@@ -83,7 +84,7 @@ class Model:
         lists.make_room_for(slots, ends)
         for slot in slots[::2].tolist():
             half = len(self.model[slot]) // 2
-            lists.leave_behind(slot, half, keep_room=True)
+            lists.leave_behind(slot, half)
             self.model[slot][:half] = [0] * half
         for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
             own = self.model[slot]
@@ -198,6 +199,29 @@ def test_a_list_with_room_keeps_it_where_others_have_none() -> None:
         lists.add_pages(slot, np.array(held[-1][1:]), end)
     lists.check_lists()
     assert [lists.pages(slot).tolist() for slot in range(4)] == held
+
+
+@pytest.mark.parametrize("length", [8, 12, 16])
+def test_a_list_keeps_its_room_when_all_are_copied_for_others(length: int) -> None:
+    """MAN-11, R2: a window that has left pages behind, and so holds fewer than it has room for."""
+    kind = fast.SlidingWindowSpec(1, 1, 8, "float32", sliding_window=5)
+    requests = [prompt("x" * (1 + number), 400) for number in range(16)]
+    for new in range(1, 30):
+        batched, single = manager_of(5_000, kind), manager_of(5_000, kind)
+        for manager in (batched, single):
+            for request, tokens in zip(requests, [length, *[1] * 15], strict=True):
+                request.num_computed_tokens = 0
+                assert manager.allocate_slots(request, tokens) is not None
+            requests[0].num_computed_tokens = length
+            assert manager.allocate_slots(requests[0], 1) is not None
+        computed = [length + 1, *[1] * 15]
+        assert batched.allocate_slots_batch(list(range(16)), computed, new).granted.all()
+        for request, done in zip(requests, computed, strict=True):
+            request.num_computed_tokens = done
+            assert single.allocate_slots(request, new) is not None
+        batched.check()
+        for request in requests:
+            assert batched.get_page_ids(request.request_id) == single.get_page_ids(request.request_id)
 
 
 # -- Where memory ends ----------------------------------------------------------------------------
