@@ -24,7 +24,10 @@ _TABLE_BYTES = 1024 * 1024 // 2
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class RaggedPagesCacheMetaData(CacheDescription):
-    """The static description of a cache, part of every view, with the sizes that follow from it; fields as declared."""
+    """The static description of a cache, part of every view, with the sizes of its pages.
+
+    `CacheDescription` describes the fields.
+    """
 
     @classmethod
     def _num_shards(

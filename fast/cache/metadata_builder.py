@@ -23,7 +23,7 @@ _MOST_SIZES = 6
 
 
 class MetadataBuilder(StepBuilder):
-    """Makes the metadata of each step; arguments and attributes as declared.
+    """Makes the metadata of each step; `StepBuilder` describes arguments and attributes.
 
     Each step's arrays have memory of their own, which later calls don't change.
     """
@@ -123,7 +123,7 @@ class MetadataBuilder(StepBuilder):
 
 
 class MultiGroupMetadataBuilder(GroupBuilders[MetadataBuilder]):
-    """Makes the metadata of each step for all cache groups; arguments and attributes as declared.
+    """Makes the metadata of each step for all cache groups; `GroupBuilders` describes the arguments.
 
     Five of six arrays are shared, so that a step of two groups costs little more than one of one group.
     """

@@ -19,7 +19,7 @@ partition_spec: Callable[..., PartitionSpec] = PartitionSpec
 
 @dataclass(frozen=True)
 class AxisRules(declared.AxisRules):
-    """The declared rules, whose answer is a `PartitionSpec`; attributes are those of the declaration."""
+    """The rules of the declarations, which describe the attributes; they answer with a `PartitionSpec`."""
 
     def resolve(self, axes: Sequence[str | None], mode: str, shape: Sequence[int]) -> PartitionSpec:
         """The mesh axes over which an array is split; see `PartitionManager`."""

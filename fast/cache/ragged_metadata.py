@@ -19,7 +19,7 @@ __all__ = ["RaggedPagesMetadata"]
 @partial(jax.tree_util.register_dataclass, data_fields=ARRAYS, meta_fields=SETTINGS)
 @dataclasses.dataclass(frozen=True, eq=False)
 class RaggedPagesMetadata(StepArrays[jax.Array]):
-    """The arrays of one step, as declared: a pytree. Fields that are no arrays are static."""
+    """The arrays of one step: a pytree. `StepArrays` describes the fields; those that are no arrays are static."""
 
     @staticmethod
     def _made(array: NDArray[Any]) -> jax.Array:

@@ -20,7 +20,7 @@ _SEQUENCES = frozenset((list, tuple))
 
 
 class MultiGroupPageTable(GroupTables[PageTable]):
-    """The page tables of several cache groups; arguments, attributes and other calls as declared."""
+    """The page tables of several cache groups; `GroupTables` has the arguments, and the other calls."""
 
     @staticmethod
     def _table(

@@ -22,7 +22,7 @@ _SCALE_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class RaggedPagesCacheMetaData(CacheDescription):
-    """The static description of a cache, with the sizes that follow from it; fields as declared."""
+    """The static description of a cache, with the sizes of its pages; `CacheDescription` has the fields."""
 
     @classmethod
     def _num_shards(cls, mesh: Any, partition_manager: Any, num_kv_heads: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ _RATIO = 4
 
 
 class MetadataBuilder(StepBuilder):
-    """Builds the metadata of steps; arguments and attributes as declared."""
+    """Builds the metadata of steps; `StepBuilder` describes arguments and attributes."""
 
     _table = PageTable
 
@@ -137,7 +137,7 @@ class MetadataBuilder(StepBuilder):
 
 
 class MultiGroupMetadataBuilder(GroupBuilders[MetadataBuilder]):
-    """Builds the metadata of steps for several cache groups; arguments and attributes as declared."""
+    """Builds the metadata of steps for several cache groups; `GroupBuilders` describes the arguments."""
 
     _builder, _tables = MetadataBuilder, MultiGroupPageTable
 

@@ -14,7 +14,7 @@ __all__ = ["RaggedPagesMetadata"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RaggedPagesMetadata(StepArrays[NDArray[np.int32]]):
-    """The arrays of one step, as declared."""
+    """The arrays of one step; `StepArrays` describes the fields."""
 
     @staticmethod
     def _made(array: NDArray[Any]) -> NDArray[Any]:

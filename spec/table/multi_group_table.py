@@ -10,7 +10,7 @@ __all__ = ["MultiGroupPageTable"]
 
 
 class MultiGroupPageTable(GroupTables[PageTable]):
-    """The page tables of several cache groups; arguments, attributes and other calls as declared."""
+    """The page tables of several cache groups; `GroupTables` has the arguments, and the other calls."""
 
     @staticmethod
     def _table(
