@@ -1,4 +1,4 @@
-"""Options of pools and managers are declared once: both packages and the engine take them, with the same defaults."""
+"""Options of pools, managers and attention are declared once: both packages take them, with the same defaults."""
 
 import hashlib
 import inspect
@@ -14,7 +14,14 @@ from kvproof.conformance.backends import Backend
 from kvproof.conformance.engine.config import LayerKind, ModelConfig
 from kvproof.conformance.engine.model import init_params
 from kvproof.conformance.engine.serving import Engine
-from kvproof.spec.declarations import ManagerOptions, PoolOptions, defaults_of, pool_options, takes_options
+from kvproof.spec.declarations import (
+    AttentionOptions,
+    ManagerOptions,
+    PoolOptions,
+    defaults_of,
+    pool_options,
+    takes_options,
+)
 
 from .spec.driven_managers import full
 
@@ -75,6 +82,21 @@ def test_a_constructor_shows_each_option_as_declared_and_no_other_keyword(
     keywords = {known.name: known.default for known in parameters if known.kind is known.KEYWORD_ONLY}
     assert keywords == defaults_of(declared)
     assert not any(known.kind is known.VAR_KEYWORD for known in parameters)
+
+
+@PACKAGES
+@pytest.mark.parametrize("name", ["ragged_paged_attention", "fused_ragged_paged_attention"])
+def test_attention_shows_each_option_as_declared_and_no_other_keyword(package: ModuleType, name: str) -> None:
+    """Fast's are functions of the kernels, which import no declarations: they are held to them here."""
+    parameters = inspect.signature(getattr(package, name)).parameters.values()
+    keywords = {known.name: known.default for known in parameters if known.kind is known.KEYWORD_ONLY}
+    assert list(keywords.items()) == list(defaults_of(AttentionOptions).items())
+    assert not any(known.kind is known.VAR_KEYWORD for known in parameters)
+
+
+def test_attention_refuses_a_keyword_that_is_no_option() -> None:
+    with pytest.raises(TypeError, match=r"^ragged_paged_attention\(\) got an unexpected keyword argument 'windows'$"):
+        spec.ragged_paged_attention(*[None] * 6, windows=2)  # type: ignore[call-arg]
 
 
 def test_the_engine_shows_each_option_as_declared() -> None:
