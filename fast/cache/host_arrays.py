@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvproof.kernels.storage import ScaledPages, is_bits
 from kvproof.spec.declarations.codec import Part
-from kvproof.spec.declarations.documents import page_arrays_of, page_arrays_to_json
+from kvproof.spec.declarations.documents import page_arrays_from_json, page_arrays_to_json
 
 __all__ = ["on_host", "pages_of", "pages_to_json"]
 
@@ -46,7 +46,7 @@ def pages_of(part: Part, kv_dtype: np.dtype[Any], stored: np.dtype[Any]) -> NDAr
     Raises:
         ValueError: they are damaged, or of another dtype (SEC-3).
     """
-    values, scales = page_arrays_of(part, kv_dtype)
+    values, scales = page_arrays_from_json(part, kv_dtype)
     held: Any = values.view(stored)
     read_scales: Any = scales
     return held if scales is None else ScaledPages(held, read_scales)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..attention.attention import fused_ragged_paged_attention, ragged_paged_attention
-from ..declarations.documents import SavedOnMesh, document, fields_of, page_arrays_of, page_arrays_to_json
+from ..declarations.documents import SavedOnMesh, document, fields_of, page_arrays_from_json, page_arrays_to_json
 from ..declarations.partitions import AxisRules, axes_to_json, read_axes
 from ..layout.cache_dtypes import CODES, FLOATS, ScaledPages
 from ..layout.cache_update import kv_cache_update
@@ -269,7 +269,7 @@ class RaggedPagesCacheView(SavedOnMesh):
         described: Any = fields["metadata"].value
         metadata = RaggedPagesCacheMetaData.from_dict(described)
         layer = index("layer_index", fields["layer_index"].value, metadata.num_hidden_layers)
-        values, scales = page_arrays_of(fields["kv_pages"])
+        values, scales = page_arrays_from_json(fields["kv_pages"])
         pages = values.copy() if scales is None else ScaledPages(values.copy(), scales.copy())
         require_pages(metadata, pages, "SEC-3")
         rules = AxisRules(**read_axes(fields["partition_manager"]))

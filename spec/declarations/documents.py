@@ -37,12 +37,12 @@ __all__ = [
     "INT32",
     "Saved",
     "SavedOnMesh",
-    "array_of",
+    "array_from_json",
     "array_to_json",
     "document",
     "fields_of",
     "layers_of",
-    "page_arrays_of",
+    "page_arrays_from_json",
     "page_arrays_to_json",
     "parsed",
 ]
@@ -102,7 +102,7 @@ def array_to_json(array: NDArray[Any]) -> dict[str, Any]:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": base64.b64encode(data).decode("ascii")}
 
 
-def array_of(part: Part, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+def array_from_json(part: Part, dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
     """Reads an array, read-only. O(size).
 
     Args:
@@ -137,7 +137,7 @@ def page_arrays_to_json(values: NDArray[Any], scales: NDArray[Any] | None = None
     return {"values": array_to_json(values), "scales": array_to_json(scales)}
 
 
-def page_arrays_of(part: Part, dtype: np.dtype[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def page_arrays_from_json(part: Part, dtype: np.dtype[Any] | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Reads pages: their values and, of quantised ones, the scales. O(size).
 
     Args:
@@ -148,9 +148,9 @@ def page_arrays_of(part: Part, dtype: np.dtype[Any] | None = None) -> tuple[NDAr
         ValueError: they are damaged (SEC-3).
     """
     if not (isinstance(part.value, Mapping) and "values" in part.value):
-        return array_of(part, dtype), None
+        return array_from_json(part, dtype), None
     fields = part.members(("values", "scales"))
-    return array_of(fields["values"], dtype), array_of(fields["scales"], CODES["f32"])
+    return array_from_json(fields["values"], dtype), array_from_json(fields["scales"], CODES["f32"])
 
 
 # -- What is saved --------------------------------------------------------------------------------

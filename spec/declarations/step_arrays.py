@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache_metadata import read_version
-from .documents import INT32, Saved, array_of, array_to_json, document, fields_of
+from .documents import INT32, Saved, array_from_json, array_to_json, document, fields_of
 from .reading import index, instance, integer, listed, refusal
 
 __all__ = ["ARRAYS", "SETTINGS", "StepArrays"]
@@ -160,7 +160,7 @@ class StepArrays(Saved, Generic[Array]):
         values: dict[str, Any] = {name: part.value for name, part in fields.items()}
         for name in ARRAYS:
             if name in _REQUIRED or values[name] is not None:
-                values[name] = cls._made(array_of(fields[name], INT32))
+                values[name] = cls._made(array_from_json(fields[name], INT32))
         values["version"] = read_version(values["version"])
         for name in SETTINGS[1:]:
             if values[name] is not None or name != "num_slices_per_kv_cache_update_page":
