@@ -31,10 +31,10 @@ class RaggedPagesCacheMetaData(CacheDescription):
 
     @classmethod
     def _num_shards(
-        cls, mesh: DeviceMesh | None, partition_manager: PartitionManager, num_kv_heads: int
+        cls, mesh: DeviceMesh | None, partition_manager: PartitionManager, num_kv_heads: int, num_pages: int
     ) -> tuple[int, int]:
         heads = num_shards(mesh, partition_manager, "kv_heads", num_kv_heads)
-        return heads, num_shards(mesh, partition_manager, "pages", 1)
+        return heads, num_shards(mesh, partition_manager, "pages", num_pages)
 
     @classmethod
     def _page_counts(cls, one: Self, budget_bytes: int | None) -> dict[str, int]:

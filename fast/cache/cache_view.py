@@ -27,7 +27,6 @@ from .view_arguments import (
     read_sinks,
     require_kept,
     require_pages,
-    require_shards,
     require_step,
     static_options,
     validate_step,
@@ -101,7 +100,7 @@ class RaggedPagesCacheView(SavedOnMesh):
         """
         metadata = instance("metadata", metadata, RaggedPagesCacheMetaData)
         layer = index("layer_index", layer_index, metadata.num_hidden_layers)
-        require_shards(read_mesh(mesh), metadata, partition_manager)
+        metadata.require_mesh(read_mesh(mesh), partition_manager)
         shape, _ = metadata.get_shape_and_axes()
         place = programs.place_of(mesh, metadata, partition_manager)
         if quantizer is not None and not callable(quantizer):
@@ -281,7 +280,7 @@ class RaggedPagesCacheView(SavedOnMesh):
         metadata = RaggedPagesCacheMetaData.from_dict(described)
         layer = index("layer_index", fields["layer_index"].value, metadata.num_hidden_layers)
         rules = AxisRules(**read_axes(fields["partition_manager"]))
-        require_shards(read_mesh(mesh), metadata, rules)
+        metadata.require_mesh(read_mesh(mesh), rules)
         stored = storage_dtype(metadata.kvdtype, platform_of(mesh))
         pages = pages_of(fields["kv_pages"], metadata.kvdtype, stored)
         require_pages(pages, metadata, "SEC-3")

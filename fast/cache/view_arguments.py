@@ -10,16 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from kvproof.kernels import ScaledPages, storage_dtype
 from kvproof.kernels.dynamic_checks import check_batch, check_slots, written_slots
-from kvproof.spec.declarations.partitions import PartitionManager
 
 from ..reading.arguments import instance, refusal
 from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_programs import AnyArray, Options
-from .partitions import num_shards
 from .ragged_metadata import RaggedPagesMetadata
 
 __all__ = [
@@ -28,26 +25,12 @@ __all__ = [
     "read_sinks",
     "require_kept",
     "require_pages",
-    "require_shards",
     "require_step",
     "static_options",
     "validate_step",
 ]
 
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
-
-
-def require_shards(mesh: Mesh | None, metadata: RaggedPagesCacheMetaData, partition_manager: PartitionManager) -> None:
-    """Refuses a mesh that does not split a cache as its metadata says (CACHE-5). O(1)."""
-    for axis, size, name in (
-        ("kv_heads", metadata.num_kv_heads, "num_head_shards"),
-        ("pages", metadata.num_pages, "num_page_shards"),
-    ):
-        shards = num_shards(mesh, partition_manager, axis, size)
-        if shards != getattr(metadata, name):
-            raise refusal(
-                ValueError, "CACHE-5", f"metadata.{name}={getattr(metadata, name)} must be {shards}, as on the mesh"
-            )
 
 
 def require_pages(pages: Any, metadata: RaggedPagesCacheMetaData, clause: str) -> None:

@@ -25,10 +25,10 @@ class RaggedPagesCacheMetaData(CacheDescription):
     """The static description of a cache, with the sizes of its pages; `CacheDescription` has the fields."""
 
     @classmethod
-    def _num_shards(cls, mesh: Any, partition_manager: Any, num_kv_heads: int) -> tuple[int, int]:
+    def _num_shards(cls, mesh: Any, partition_manager: Any, num_kv_heads: int, num_pages: int) -> tuple[int, int]:
         return (
             num_shards(mesh, partition_manager, "kv_heads", num_kv_heads),
-            num_shards(mesh, partition_manager, "pages", 1),
+            num_shards(mesh, partition_manager, "pages", num_pages),
         )
 
     @classmethod

@@ -17,7 +17,6 @@ from ..reading.arguments import index, instance, refusal
 from ..reading.array_arguments import array_of
 from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_parts import CachePart, CacheParts, require_pages
-from .partitions import num_shards
 from .ragged_metadata import RaggedPagesMetadata
 from .slot_quantizer import SlotQuantizer
 
@@ -71,17 +70,7 @@ class RaggedPagesCacheView(SavedOnMesh):
         """
         metadata = instance("metadata", metadata, RaggedPagesCacheMetaData)
         layer = index("layer_index", layer_index, metadata.num_hidden_layers)
-        for axis, size, field in (
-            ("kv_heads", metadata.num_kv_heads, "num_head_shards"),
-            ("pages", metadata.num_pages, "num_page_shards"),
-        ):
-            shards = num_shards(mesh, partition_manager, axis, size)
-            if shards != getattr(metadata, field):
-                raise refusal(
-                    ValueError,
-                    "CACHE-5",
-                    f"metadata.{field}={getattr(metadata, field)}, but the mesh makes it {shards}",
-                )
+        metadata.require_mesh(mesh, partition_manager)
         if quantizer is not None and not callable(quantizer):
             raise refusal(TypeError, "R1", f"quantizer={quantizer!r} must be callable")
         pages: Any = np.zeros(metadata.get_shape_and_axes()[0], metadata.kvdtype)

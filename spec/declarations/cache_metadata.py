@@ -161,7 +161,7 @@ class CacheDescription(Saved):
         if k_size is None or v_size is None:
             raise refusal(ValueError, "R1", f"kv_head_dim_size=None needs {k_headdim=} and {v_headdim=} as numbers")
         heads = integer("num_kv_heads", num_kv_heads, minimum=1)
-        head_shards, page_shards = cls._num_shards(mesh, partition_manager, heads)
+        head_shards, page_shards = cls._num_shards(mesh, partition_manager, heads, 1)
         one = cls(
             num_hidden_layers=num_hidden_layers,
             max_model_length=max_model_length,
@@ -182,7 +182,9 @@ class CacheDescription(Saved):
 
     @classmethod
     @abstractmethod
-    def _num_shards(cls, mesh: Any, partition_manager: PartitionManager, num_kv_heads: int) -> tuple[int, int]:
+    def _num_shards(
+        cls, mesh: Any, partition_manager: PartitionManager, num_kv_heads: int, num_pages: int
+    ) -> tuple[int, int]:
         """The numbers of head shards and of page shards on a mesh (CACHE-5)."""
 
     @classmethod
@@ -194,6 +196,20 @@ class CacheDescription(Saved):
             one: a description without them.
             budget_bytes: the bytes of each device that the cache may use; None: by ``hbm_utilization``.
         """
+
+    def require_mesh(self, mesh: Any, partition_manager: PartitionManager) -> None:
+        """Refuses a mesh that splits the cache otherwise than the description says (CACHE-5). O(1).
+
+        Raises:
+            TypeError: ``mesh`` is no mesh, or ``partition_manager`` is none.
+            ValueError: the numbers of shards are others.
+        """
+        found = self._num_shards(mesh, partition_manager, self.num_kv_heads, self.num_pages)
+        for name, shards in zip(("num_head_shards", "num_page_shards"), found, strict=True):
+            if getattr(self, name) != shards:
+                raise refusal(
+                    ValueError, "CACHE-5", f"metadata.{name}={getattr(self, name)}, but the mesh makes it {shards}"
+                )
 
     # -- Layout -----------------------------------------------------------------------------------
 
