@@ -26,7 +26,6 @@ ALONE = {
     "spec/layout/open_pages": "fast calls kernels",
     "spec/layout/states": "fast calls kernels",
     "spec/cache/cache_parts": "fast leaves the parts of a split cache to jax.shard_map",
-    "spec/reading/array_arguments": "fast reads the arrays of a view in cache/view_arguments",
     "spec/groups/group_fields": "fast reads a group's declaration in groups/group_rules",
     "spec/groups/request_keys": "fast finds prefixes by their tokens and keeps no keys of requests",
     "spec/step/demand": "fast reads a single call in manager/steps, a batched one in step/step_reading",
@@ -55,7 +54,7 @@ ALONE = {
     "fast/cache/cache_programs": "compiled programs; spec computes at once",
     "fast/cache/host_arrays": "arrays of a device on the host; spec's are there",
     "fast/cache/page_copies": "padding for compiled programs, checks of imported pages; layout/states in spec",
-    "fast/cache/view_arguments": "reading/array_arguments and attention/attention_batch in spec",
+    "fast/cache/view_arguments": "reading/arguments and attention/attention_batch in spec",
 }
 """The modules that have no twin, each with the reason."""
 

@@ -19,8 +19,7 @@ from ..declarations import AttentionOptions, takes_options
 from ..layout.cache_dtypes import CODES, FLOATS, read_scale
 from ..layout.cache_update import Write, read_keys_values, require_writes
 from ..layout.open_pages import OpenPages
-from ..reading.arguments import flag, integer, real, refusal
-from ..reading.array_arguments import array_of
+from ..reading.arguments import array_of, flag, integer, real, refusal
 from .attention_batch import RaggedBatch, read_batch
 
 __all__ = ["AttentionRule", "attended", "fused_ragged_paged_attention", "ragged_paged_attention", "read_rule"]

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reading.arguments import refusal
-from ..reading.array_arguments import INT32, array_of
+from ..reading.arguments import INT32, array_of, refusal
 from ..table.page_table import cdiv
 
 __all__ = ["QueryRow", "RaggedBatch", "read_batch"]

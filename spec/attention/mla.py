@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ..layout.cache_dtypes import CODES, FLOATS, saturated, stored_dtype
 from ..layout.cache_layout import align_to_multiple, require_slots
 from ..layout.cache_update import read_writes
-from ..reading.arguments import flag, refusal
-from ..reading.array_arguments import array_of
+from ..reading.arguments import array_of, flag, refusal
 from .attention import attended, read_rule
 from .attention_batch import read_batch
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ..attention.attention_batch import read_batch
 from ..layout.cache_dtypes import CODES, ScaledPages
-from ..reading.arguments import refusal
-from ..reading.array_arguments import array_of
+from ..reading.arguments import array_of, refusal
 from .cache_metadata import RaggedPagesCacheMetaData
 from .ragged_metadata import RaggedPagesMetadata
 

@@ -13,8 +13,7 @@ from ..declarations.partitions import AxisRules, axes_to_json, read_axes
 from ..layout.cache_dtypes import CODES, FLOATS, ScaledPages
 from ..layout.cache_update import kv_cache_update
 from ..layout.open_pages import OpenPages
-from ..reading.arguments import index, instance, refusal
-from ..reading.array_arguments import array_of
+from ..reading.arguments import array_of, index, instance, refusal
 from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_parts import CachePart, CacheParts, require_pages
 from .ragged_metadata import RaggedPagesMetadata

@@ -7,8 +7,7 @@ import numpy as np
 
 from ..declarations.cache_dtypes import CODES, code_of, read_scaled_dtype
 from ..layout.cache_dtypes import ScaledPages
-from ..reading.arguments import integer
-from ..reading.array_arguments import array_of
+from ..reading.arguments import array_of, integer
 
 __all__ = ["SlotQuantizer"]
 

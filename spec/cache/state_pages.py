@@ -11,8 +11,7 @@ from ..declarations import MambaSpec
 from ..declarations.partitions import AxisRules
 from ..declarations.state_arrays import read_state_arrays
 from ..layout.states import copy_pages, read_states, write_states
-from ..reading.arguments import integer, listed, refusal
-from ..reading.array_arguments import INT32, array_of
+from ..reading.arguments import INT32, array_of, integer, listed, refusal
 from .partitions import num_shards
 
 __all__ = ["StatePages", "global_ids"]

@@ -31,10 +31,9 @@ from numpy.typing import NDArray
 
 from .cache_dtypes import CODES
 from .codec import Part
-from .reading import refusal
+from .reading import INT32, refusal
 
 __all__ = [
-    "INT32",
     "Saved",
     "SavedOnMesh",
     "array_from_json",
@@ -51,8 +50,6 @@ View = TypeVar("View")
 
 FORMAT = 1
 _MOST_AXES, _BEYOND = 8, 2**40  # more axes, and more entries, than any cache has; an axis of 0 entries counts as one
-INT32 = np.dtype(np.int32)
-"""The element type of every length, page id and slot in a document."""
 _DTYPES: dict[str, np.dtype[Any]] = {dtype.name: dtype for dtype in (*CODES.values(), INT32)}
 
 

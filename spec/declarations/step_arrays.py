@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache_metadata import read_version
-from .documents import INT32, Saved, array_from_json, array_to_json, document, fields_of
-from .reading import index, instance, integer, listed, refusal
+from .documents import Saved, array_from_json, array_to_json, document, fields_of
+from .reading import INT32, index, instance, integer, listed, refusal
 
 __all__ = ["ARRAYS", "SETTINGS", "StepArrays"]
 

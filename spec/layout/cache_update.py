@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reading.arguments import flag, refusal
-from ..reading.array_arguments import INT32, array_of
+from ..reading.arguments import INT32, array_of, flag, refusal
 from .cache_dtypes import FLOATS
 from .open_pages import OpenPages
 

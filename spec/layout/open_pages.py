@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reading.arguments import refusal
-from ..reading.array_arguments import array_of
+from ..reading.arguments import array_of, refusal
 from .cache_dtypes import CODES, LARGEST, ScaledPages, read_scale, saturated, scale_of, stored_dtype
 from .cache_layout import layout_of_shape
 

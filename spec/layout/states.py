@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reading.arguments import flag, index, refusal
-from ..reading.array_arguments import INT32, array_of
+from ..reading.arguments import INT32, array_of, flag, index, refusal
 
 __all__ = ["copy_pages", "export_pages", "read_states", "write_states"]
 
