@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .backends import DEFAULT_BACKEND, Backend, BackendError, load_backend
 from .exit_status import DEVIATES, FINE, could_not_run
+from .limits import limits_of
 from .log import log_command
 from .log.reading import is_log
 from .raising import prints_apart
@@ -18,7 +19,7 @@ from .replay import Replay
 from .replay_engine import DeviationError, Engine
 from .replay_groups import GroupsError, copies_states, read_groups
 from .replay_lockstep import LockstepEngine
-from .replay_report import deviation_text, report_json, report_table
+from .replay_report import deviation_text, limits_json, limits_table, report_json, report_table
 from .replay_sizes import Sizes, sizes_for
 from .synthetic import synthetic_trace, write_trace
 from .terminal import visible
@@ -130,6 +131,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         "its like 512, since states are found only where a step ended)",
     )
     add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
+    add(
+        "--limits",
+        nargs="?",
+        const="",
+        metavar="N,..",
+        help="run no backend: print the hit share of LRU and that of the optimum, which knows all later requests, in "
+        "pools of N pages of --page-size tokens, full attention (default: of all distinct pages, a half of them, ...)",
+    )
     add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
     add(
         "--batched",
@@ -154,10 +163,13 @@ def run(args: argparse.Namespace) -> int:
             ("--synthetic", args.synthetic is not None),
             ("--lockstep", args.lockstep),
             ("--batched", args.batched),
+            ("--limits", args.limits is not None),
         ):
             if asked:
                 return could_not_run("replay", f"{option} does not go with a log")
         return log_command.run(args)
+    if args.limits is not None:
+        return _run_limits(args)
     args.backend = args.backend or DEFAULT_BACKEND
     try:
         with prints_apart():
@@ -182,6 +194,32 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             return could_not_run("replay", f"{args.json}: {error.strerror or error}")
     return FINE if deviation is None else DEVIATES
+
+
+def _run_limits(args: argparse.Namespace) -> int:
+    """Prints what can be hit of the trace, whatever serves it."""
+    try:
+        page_size = _at_least("--page-size", args.page_size, 1)
+        sizes = [_at_least("--limits", _page_count(size), 2) for size in filter(None, args.limits.split(","))]
+        trace = _trace(args)
+        if args.json is not None:
+            _require_writable(args.json, args.trace)
+    except (_BadInputError, TraceError) as error:
+        return could_not_run("replay", str(error))
+    limits = limits_of(trace, page_size, sizes or None)
+    Console().print(limits_table(limits, len(trace), page_size))
+    if args.json is not None:
+        try:
+            write_file(args.json, json.dumps(limits_json(limits, len(trace), page_size)) + "\n")
+        except OSError as error:
+            return could_not_run("replay", f"{args.json}: {error.strerror or error}")
+    return FINE
+
+
+def _page_count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
+        raise _BadInputError(f"--limits: {visible(text[:40])!r} is no number of pages")
+    return int(text)
 
 
 def _print_plain(text: str) -> None:

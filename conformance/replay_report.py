@@ -1,15 +1,17 @@
 """What a replay found: the counts, the table that people read, and the object that programs read."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.table import Table
 
+from .limits import Limit
 from .replay_engine import DeviationError, Timings
 from .replay_groups import copies_states, named
 from .replay_sizes import Sizes
 
-__all__ = ["Report", "deviation_text", "report_json", "report_table"]
+__all__ = ["Report", "deviation_text", "limits_json", "limits_table", "report_json", "report_table"]
 
 
 @dataclass
@@ -169,4 +171,32 @@ def report_json(
         "lockstep": lockstep,
         "deviation": verdict,
         **report.to_json(),
+    }
+
+
+def limits_table(limits: Sequence[Limit], num_requests: int, page_size: int) -> Table:
+    """What can be hit of a trace, to be printed.
+
+    Args:
+        limits: a row each.
+        num_requests: requests of the trace.
+        page_size: tokens in a page.
+    """
+    title = f"{num_requests:,} prompts, pages of {page_size}"
+    table = Table(title=title, title_justify="left")
+    for name in ("pages", "LRU hits", "optimum hits"):
+        table.add_column(name, justify="right")
+    for limit in limits:
+        table.add_row(f"{limit.num_pages:,}", f"{limit.lru:.4f}", f"{limit.optimum:.4f}")
+    return table
+
+
+def limits_json(limits: Sequence[Limit], num_requests: int, page_size: int) -> dict[str, Any]:
+    """The same for a file."""
+    return {
+        "kvproof": "replay limits",
+        "version": 1,
+        "requests": num_requests,
+        "page_size": page_size,
+        "limits": [limit._asdict() for limit in limits],
     }

@@ -17,7 +17,7 @@ from kvproof.conformance.traces import TraceRequest, prompt_tokens, read_trace
 from .implementation import Implementation
 from .samples import Row, Sample
 
-__all__ = ["TRACE_ROWS", "TRACE_VARIABLE", "Served", "missing_trace", "serve"]
+__all__ = ["TRACE_ROWS", "TRACE_VARIABLE", "Served", "missing_trace", "serve", "trace_path"]
 
 TRACE_VARIABLE = "KVPROOF_TRACE"
 REQUESTS, LIVE, PAGES, MAX_LEN = 400, 64, 200_000, 1 << 18
@@ -47,6 +47,11 @@ def missing_trace() -> str | None:
     if path is None:
         return f"{TRACE_VARIABLE} names no trace; the README says where one is published"
     return None if Path(path).is_file() else f"{TRACE_VARIABLE}={path} is no file"
+
+
+def trace_path() -> Path:
+    """The file that the environment variable names; `missing_trace` says first whether there is one."""
+    return Path(os.environ[TRACE_VARIABLE])
 
 
 def serve(implementation: Implementation, trace: list[TraceRequest], *, events: bool = False) -> Served:
@@ -107,9 +112,7 @@ def _sample(implementation: Implementation, trace: list[TraceRequest], events: b
 
 
 def _production(events: bool) -> Callable[[Implementation], Sample]:
-    return lambda implementation: _sample(
-        implementation, read_trace(Path(os.environ[TRACE_VARIABLE]), REQUESTS), events
-    )
+    return lambda implementation: _sample(implementation, read_trace(trace_path(), REQUESTS), events)
 
 
 TRACE_ROWS = [

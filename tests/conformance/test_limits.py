@@ -1,0 +1,98 @@
+"""The bounds on hit shares: the optimum is the best of all choices, LRU is what the specification does."""
+
+import json
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproof.conformance.cli import main
+from kvproof.conformance.limits import Chain, limits_of, lru_hits, optimum_hits
+from kvproof.conformance.synthetic import synthetic_trace
+from kvproof.conformance.traces import TraceRequest
+
+from .replays import replayed, request
+
+
+@st.composite
+def _chains(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """Prompts as paths from the root of a small tree, so that a page's number stands for one prefix."""
+    parents = draw(
+        st.lists(st.integers(-1, 5), min_size=1, max_size=7).map(lambda p: [min(x, i - 1) for i, x in enumerate(p)])
+    )
+
+    def path(node: int) -> tuple[int, ...]:
+        return () if node < 0 else (*path(parents[node]), node)
+
+    return [path(node) for node in draw(st.lists(st.integers(0, len(parents) - 1), min_size=1, max_size=8))]
+
+
+def _best(chains: list[tuple[int, ...]], num_pages: int) -> int:
+    """The most hits that any choice of evictions reaches: all are tried."""
+
+    @cache
+    def best(place: int, resident: frozenset[int]) -> int:
+        if place == len(chains):
+            return 0
+        hits = next((n for n, page in enumerate(chains[place]) if page not in resident), len(chains[place]))
+        union = resident | set(chains[place])
+        keeps = combinations(sorted(union), min(num_pages, len(union)))
+        return hits + max(best(place + 1, frozenset(keep)) for keep in keeps)
+
+    return best(0, frozenset())
+
+
+@given(_chains(), st.integers(1, 4))
+def test_the_optimum_is_the_best_of_all_choices(chains: list[tuple[int, ...]], num_pages: int) -> None:
+    lengths = [len(chain) for chain in chains]
+    optimum = sum(optimum_hits(chains, lengths, num_pages))
+    assert optimum == _best(chains, num_pages)
+    assert optimum >= sum(lru_hits(chains, lengths, num_pages))
+
+
+def test_a_last_token_is_never_hit() -> None:
+    chains: list[Chain] = [[0, 1], [0, 1]]
+    assert optimum_hits(chains, [2, 1], 5) == lru_hits(chains, [2, 1], 5) == [0, 1]
+
+
+@pytest.mark.parametrize("num_pages", [100, 160, 300, 900])
+def test_lru_is_what_the_specification_does(num_pages: int) -> None:
+    """Requests one at a time, each of whole pages, the last of which is its own, and larger than no pool."""
+    trace = [
+        TraceRequest(0, 512 * len(one.hash_ids) - 448, 1, (*one.hash_ids[:-1], 10_000 + number))
+        for number, one in enumerate(synthetic_trace(120, seed=num_pages))
+        if len(one.hash_ids) <= 12
+    ]
+    (limit,) = limits_of(trace, 64, [num_pages])
+    assert replayed(trace, num_pages=num_pages, page_size=64, live=1).hit_rate == pytest.approx(limit.lru)
+    assert 0 < limit.lru <= limit.optimum
+
+
+def test_pools_are_of_all_pages_down_to_a_small_part() -> None:
+    trace = [request(1024, 1), request(1024, 1), request(2048, 1, 7)]
+    limits = limits_of(trace, 512)
+    assert [limit.num_pages for limit in limits] == [2, 4, 7]
+    assert [limit.optimum for limit in limits] == [512 / 4096] * 3  # the second page ends with the last token
+    assert [limit.lru for limit in limits] == [512 / 4096] * 3
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "limits.json"
+    assert main(["replay", "--synthetic", "30", "--limits", "20,400", "--page-size", "64", "--json", str(file)]) == 0
+    shown = capsys.readouterr().out
+    written = json.loads(file.read_text())
+    assert (written["kvproof"], written["requests"], written["page_size"]) == ("replay limits", 30, 64)
+    assert [limit["num_pages"] for limit in written["limits"]] == [20, 400]
+    for limit in written["limits"]:
+        assert 0 <= limit["lru"] <= limit["optimum"] < 1
+        assert f"{limit['lru']:.4f}" in shown
+        assert f"{limit['optimum']:.4f}" in shown
+
+
+@pytest.mark.parametrize(("sizes", "complaint"), [("1", "--limits 1 must be at least 2"), ("9,x", "'x' is no number")])
+def test_sizes_that_make_no_sense(sizes: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "--synthetic", "3", "--limits", sizes]) == 2
+    assert complaint in capsys.readouterr().err
