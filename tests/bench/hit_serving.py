@@ -24,7 +24,7 @@ from .implementation import Tokens, peer_module
 
 __all__ = ["SERVERS", "STEP_TOKENS", "Outcome", "Server", "serve"]
 
-STEP_TOKENS = 1_024
+STEP_TOKENS = 2_048
 STRIDE = 64
 
 
