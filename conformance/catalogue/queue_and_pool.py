@@ -112,7 +112,7 @@ def eviction_takes_too_much(fast: ModuleType) -> SimpleNamespace:
 
     def evict(self: Any, pages: Any) -> Any:
         if self.index.cached(pages).any():
-            pages = np.union1d(pages, self.free.order())
+            pages = np.union1d(pages, self.free_order.order())
         return fast.PagePool._evict(self, pages)
 
     def evict_one(self: Any, page: int) -> None:

@@ -9,12 +9,13 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest, HashFunction, sha256
+from kvproof.spec.declarations.keys import PageHash, PageHashWithGroupId, digest_of
 
 from ..reading.arguments import attribute, integer, refusal
 from ..reading.extra_keys import ExtraSegment, encode_extra_keys, extra_segments
@@ -30,47 +31,12 @@ __all__ = [
     "hash_request_tokens",
     "init_none_hash",
     "page_digest",
-    "read_page_hash",
     "sha256",
     "token_tuple",
     "token_tuples",
 ]
 
 _DOMAIN = b"kvproof page key 2"
-
-
-class PageHash(NamedTuple):
-    """The key of a full page.
-
-    Attributes:
-        hash_value: the digest, which stands for the page's tokens and for all before them.
-        token_ids: the page's own tokens.
-        extra_keys: the extra keys that touch the page, or None.
-    """
-
-    hash_value: bytes
-    token_ids: tuple[int, ...]
-    extra_keys: Any | None = None
-
-
-class PageHashWithGroupId(NamedTuple):
-    """The key of a page in the cached map: groups share a pool and never each other's pages (POOL-7)."""
-
-    page_hash: PageHash
-    group_id: int
-
-    def get_hash_value(self) -> bytes:
-        """The page's digest."""
-        return self.page_hash.hash_value
-
-
-def _digest(hash_function: HashFunction, message: bytes) -> bytes:
-    if not callable(hash_function):
-        raise refusal(TypeError, "R1", f"hash_function={hash_function!r} must be callable")
-    digest = hash_function(message)
-    if not isinstance(digest, bytes):
-        raise refusal(TypeError, "HASH-1", f"hash_function returned {type(digest).__name__}, it must return bytes")
-    return digest
 
 
 def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha256) -> bytes:
@@ -87,7 +53,7 @@ def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha2
         seed = os.urandom(32)
     if not isinstance(seed, bytes):
         raise refusal(TypeError, "R1", f"seed must be bytes or None, not {type(seed).__name__}")
-    return _digest(hash_function, _DOMAIN + seed)
+    return digest_of(hash_function, _DOMAIN + seed)
 
 
 NONE_HASH: bytes = init_none_hash()
@@ -96,7 +62,7 @@ NONE_HASH: bytes = init_none_hash()
 
 def page_digest(hash_function: HashFunction, parent: bytes, extra: bytes, tokens: bytes) -> bytes:
     """The digest of one page, from its parent's, its encoded extra keys (empty: none) and its token bytes (HASH-1)."""
-    return _digest(hash_function, parent + (extra or b"\x00") + tokens)
+    return digest_of(hash_function, parent + (extra or b"\x00") + tokens)
 
 
 def digest_chain(
@@ -131,7 +97,7 @@ def digest_chain(
                 add(digest)
         else:
             for offset in offsets:
-                digest = _digest(hash_function, digest + extra + tokens[offset : offset + page_bytes])
+                digest = digest_of(hash_function, digest + extra + tokens[offset : offset + page_bytes])
                 add(digest)
         place = max(place, end)
     return digests
@@ -271,17 +237,3 @@ def token_tuple(tokens: bytes) -> tuple[int, ...]:
 def token_tuples(tokens: bytes, num_pages: int) -> list[tuple[int, ...]]:
     """The token ids in the token bytes of ``num_pages`` pages, one tuple a page."""
     return list(struct.iter_unpack(f"<{len(tokens) // 4 // num_pages}i", tokens)) if num_pages else []
-
-
-def read_page_hash(name: str, value: object) -> PageHash:
-    """Reads a key; one of another package's class is accepted (R1).
-
-    Raises:
-        TypeError: the value is not a key.
-    """
-    if not (isinstance(value, tuple) and len(value) == 3):
-        raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")
-    for field, kind, own in zip(("hash_value", "token_ids"), (bytes, tuple), value, strict=False):
-        if not isinstance(own, kind):
-            raise refusal(TypeError, "R1", f"{name}: {field} must be {kind.__name__}, is {type(own).__name__}")
-    return PageHash(*value)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import HashFunction
+from kvproof.spec.declarations.keys import read_page_hash
 
 from ..index.prefix_index import PrefixIndex
 from ..index.runs import Run, RunTree
@@ -25,7 +26,6 @@ from .hashing import (
     PageHashWithGroupId,
     digest_chain,
     page_digest,
-    read_page_hash,
     sha256,
     token_tuple,
 )
@@ -191,8 +191,6 @@ class PageKeys:
 
     def remove(self, pages: Sequence[int] | NDArray[np.int64]) -> None:
         """Drops the keys of pages that lose their hashes, and records the events; those without a hash are skipped."""
-        if not self.kept:
-            return
         ids = np.asarray(pages).tolist()
         if self._map is not None:
             self._map.remove(ids)

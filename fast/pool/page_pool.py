@@ -21,6 +21,7 @@ from kvproof.spec.declarations import (
     takes_options,
 )
 from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.keys import read_page_hash
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..index.prefix_index import PrefixIndex
@@ -31,7 +32,7 @@ from .cached_map import CachedMap
 from .contents import SavedContents, cached_state
 from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashWithGroupId, init_none_hash, read_page_hash
+from .hashing import PageHash, PageHashWithGroupId, init_none_hash
 from .page_keys import PageKeys
 from .pages import CachePage, PageList, PageView, page_list, read_groups, read_pages
 from .pins import Pins
@@ -53,7 +54,7 @@ class PagePool(Uncopied):
 
     Attributes:
         counts: the reference count of each page (POOL-5).
-        free: the free pages in eviction order, and priorities (POOL-3, PIN-2).
+        free_order: the free pages in eviction order, and priorities (POOL-3, PIN-2).
         index: the cached pages, found by their tokens (POOL-7).
         keys: the keys of cached pages (HASH-3).
         pins: the pins of each page (PIN-1).
@@ -78,14 +79,14 @@ class PagePool(Uncopied):
         root = init_none_hash(options["hash_seed"], options["hash_function"])
         self.index = PrefixIndex(self.num_pages)
         self._run_cell = self.index.run_cell
-        self.free = FreeOrder(self.num_pages, self._run_cell, front_room=self.unhashed_first)
+        self.free_order = FreeOrder(self.num_pages, self._run_cell, front_room=self.unhashed_first)
         self.log = PoolLog(self.num_pages, self.enable_events, self.counter_sampling)
         self.keys = PageKeys(self.index, self.log, options["hash_function"], root)
         self.pins = Pins(self.num_pages, self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index)
         self.counts = RefCounts(self.num_pages)
         self.num_withdrawals = 0
         self.null_page: CachePage = PageView(self, 0)
-        self.free_page_queue = PoolFreeQueue(self, self.free)
+        self.free_page_queue = PoolFreeQueue(self, self.free_order)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(
             self, lambda: self.pages_by_key()
         )
@@ -110,15 +111,15 @@ class PagePool(Uncopied):
     @property
     def now(self) -> float | None:
         """The last time passed to `advance_time`; None before the first (PIN-2)."""
-        return self.free.now
+        return self.free_order.now
 
     def get_num_free_pages(self) -> int:
         """The number of pages that can be allocated. O(1)."""
-        return self.free.num_free
+        return self.free_order.num_free
 
     def get_usage(self) -> float:
         """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10). O(1)."""
-        return (self.num_pages - 1 - self.free.num_free) / (self.num_pages - 1)
+        return (self.num_pages - 1 - self.free_order.num_free) / (self.num_pages - 1)
 
     def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
         """The first page cached under a key, for each of several groups (POOL-7).
@@ -178,9 +179,9 @@ class PagePool(Uncopied):
         Raises:
             ValueError: fewer pages are free; nothing is taken (POOL-4).
         """
-        if num_pages == 1 and type(num_pages) is int and self.free.num_free:
+        if num_pages == 1 and type(num_pages) is int and self.free_order.num_free:
             return page_list(self, self.take_one())
-        count, num_free = integer("num_pages", num_pages, clause="POOL-4"), self.free.num_free
+        count, num_free = integer("num_pages", num_pages, clause="POOL-4"), self.free_order.num_free
         if count > num_free:
             raise refusal(ValueError, "POOL-4", f"num_pages={count} asked for, {num_free} free")
         return page_list(self, self.take(count))
@@ -215,13 +216,13 @@ class PagePool(Uncopied):
             page = ordered_pages.held
             if type(page) is int and self.counts.cell[page] == 1:
                 self.counts.cell[page] = 0
-                self.free.put_one(page)
+                self.free_order.put_one(page)
                 if not page % self.counter_sampling:
                     self.log.ages.freed(np.array((page,)), self.log.clock)
                 return
         pages = read_pages("ordered_pages", ordered_pages, self)
         counts = self.counts.of[pages]
-        if appends and np.count_nonzero(counts == 1) == len(pages) and self.free.put_distinct(pages):
+        if appends and np.count_nonzero(counts == 1) == len(pages) and self.free_order.put_distinct(pages):
             self.counts.of[pages] = 0
             self.log.ages.freed(pages, self.log.clock)
             return
@@ -287,17 +288,17 @@ class PagePool(Uncopied):
             ValueError: a page is not cached, or the priority would end at once; nothing changes.
         """
         ids = read_pages("pages", pages, self)
-        value, end = self.free.read_priority(priority, expires_at)
+        value, end = self.free_order.read_priority(priority, expires_at)
         ids = ids[ids != 0]  # POOL-1
         uncached = ids[~self.index.cached(ids)]
         if len(uncached):
             raise refusal(ValueError, "PIN-2", f"pages: page {uncached[0]} is not cached")
         for page in ids.tolist():
-            self.free.set(page, value, end, not self.counts.cell[page])
+            self.free_order.set(page, value, end, not self.counts.cell[page])
 
     def get_priority(self, page_id: int) -> int:
         """A page's priority (PIN-2). O(1)."""
-        return self.free.priority(index("page_id", page_id, self.num_pages))
+        return self.free_order.priority(index("page_id", page_id, self.num_pages))
 
     def advance_time(self, now: float) -> None:
         """Sets the time; priorities that expire by then end, in the order of their ends (PIN-2).
@@ -308,7 +309,7 @@ class PagePool(Uncopied):
         Raises:
             ValueError: it is earlier than the last one, or not finite.
         """
-        self.free.advance(now)
+        self.free_order.advance(now)
 
     # -- Caching ----------------------------------------------------------------------------------
 
@@ -374,7 +375,7 @@ class PagePool(Uncopied):
             np.count_nonzero(self.counts.of[pages]) == len(pages)
             and not self.index.num_cached(pages)
             and not self.pins.of_each(pages).any()
-            and self.free.are_distinct(pages)
+            and self.free_order.are_distinct(pages)
         ):
             return
         seen = set()
@@ -412,7 +413,7 @@ class PagePool(Uncopied):
         Returns:
             True if it did.
         """
-        if self.free.num_free != self.num_pages - 1:
+        if self.free_order.num_free != self.num_pages - 1:
             return False
         self._clear()
         return True
@@ -428,11 +429,11 @@ class PagePool(Uncopied):
     @property
     def appends_only(self) -> bool:
         """True if freed pages always go to the back of the queue: none goes to the front, none has a priority."""
-        return not self.unhashed_first and not self.free.num_prioritised
+        return not self.unhashed_first and not self.free_order.num_prioritised
 
     def take_one(self) -> int:
         """`PagePool.get_new_pages` of one page; at least one must be free. Returns its id."""
-        page = self.free.take_one()
+        page = self.free_order.take_one()
         self.counts.cell[page] = 1
         if self._run_cell[page]:
             self._evict_one(page)
@@ -441,7 +442,7 @@ class PagePool(Uncopied):
 
     def take(self, count: int) -> NDArray[np.int64]:
         """`PagePool.get_new_pages`; at least ``count`` pages must be free. Returns their ids, `i64[count]`."""
-        pages = self.free.take(count)
+        pages = self.free_order.take(count)
         self.counts.of[pages] = 1
         self._evict(pages)
         self.log.clock += count
@@ -453,7 +454,7 @@ class PagePool(Uncopied):
 
     def _leave_queue(self, free: NDArray[np.int64]) -> None:
         if len(free):
-            self.free.remove(free)
+            self.free_order.remove(free)
             self.log.ages.reused(free, self.log.clock)
 
     def release(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
@@ -467,9 +468,9 @@ class PagePool(Uncopied):
         self.log.ages.freed(pages, self.log.clock)
         if self.unhashed_first:
             cached = self.index.cached(pages)
-            self.free.put_front(pages[~cached])
+            self.free_order.put_front(pages[~cached])
             pages = pages[cached]
-        self.free.put(pages)
+        self.free_order.put(pages)
 
     # -- By ids: publishing and losing hashes -----------------------------------------------------
 
@@ -497,12 +498,16 @@ class PagePool(Uncopied):
 
     def _evict(self, pages: NDArray[np.int64]) -> None:
         """Removes the cached ones of distinct pages that are being allocated, in this order."""
-        self.keys.remove(pages)
-        self.log.evicted(pages, self.index.evict(pages))
+        if self.keys.kept:
+            self.keys.remove(pages)
+        num_cached = self.index.evict(pages)
+        if num_cached:
+            self.log.evicted(pages, num_cached)
 
     def _forget(self, pages: NDArray[np.int64]) -> None:
         """Removes the hashes of the cached ones of distinct pages, which are not being allocated."""
-        self.keys.remove(pages)
+        if self.keys.kept:
+            self.keys.remove(pages)
         self.index.evict(pages)
         self.log.ages.forgotten(pages)
 
@@ -528,7 +533,7 @@ class PagePool(Uncopied):
         O(pages and cached tokens).
         """
         cached = cached_state(self.index, self.keys.alike())
-        return self.free.state() | cached | self.log.state(self.counts.of == 0)
+        return self.free_order.state() | cached | self.log.state(self.counts.of == 0)
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Caches the cached pages of a snapshot, in a pool that has cached none.
@@ -557,7 +562,7 @@ class PagePool(Uncopied):
         """
         self.counts.of[:] = held + pinned
         self.pins.restore(pinned, self.index.cached(np.arange(self.num_pages)))
-        self.free.restore(parts, held + pinned)
+        self.free_order.restore(parts, held + pinned)
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
@@ -571,9 +576,9 @@ class PagePool(Uncopied):
         """
         pins, is_cached = self.pins.counts(), self.index.cached(np.arange(self.num_pages))
         try:
-            self.free.check()
+            self.free_order.check()
             free = np.zeros(self.num_pages, bool)
-            free[self.free.order()] = True
+            free[self.free_order.order()] = True
             self.index.check()
             self.log.check(is_cached, free)
             self.keys.check()
@@ -581,5 +586,5 @@ class PagePool(Uncopied):
             self.counts.check(free, pins)
             self.pins.check(is_cached)
         except AssertionError as error:
-            order, counts = self.free.order().tolist(), self.counts.of.tolist()
+            order, counts = self.free_order.order().tolist(), self.counts.of.tolist()
             raise AssertionError(f"{error}\nfree: {order}\ncounts: {counts}\npins: {pins.tolist()}") from None

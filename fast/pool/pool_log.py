@@ -133,9 +133,8 @@ class PoolLog:
 
     def evicted(self, pages: NDArray[np.int64], num_cached: int) -> None:
         """Counts pages that are being allocated, the first at the clock's time, ``num_cached`` of them cached."""
-        if num_cached:
-            self.evictions += num_cached
-            self.ages.evicted(pages, self.clock)
+        self.evictions += num_cached
+        self.ages.evicted(pages, self.clock)
 
     def counters(self) -> CacheCounters:
         """The counters that a pool has: evictions, lifetimes and reuse gaps."""

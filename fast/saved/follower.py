@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 from kvproof.spec.declarations.events import read_stored
+from kvproof.spec.declarations.keys import PageHash, PageHashWithGroupId, read_page_hash
 
-from ..pool.hashing import PageHash, PageHashWithGroupId, read_page_hash
 from ..reading.arguments import integer, listed, refusal
 
 __all__ = ["CacheFollower"]

@@ -24,7 +24,7 @@ differ in their kind, None differs from ``()`` and from ``CacheSalt("")``.
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from ..declarations import (
     WeightsVersion,
     sha256,
 )
+from ..declarations.keys import PageHash, PageHashWithGroupId, digest_of
 from ..reading.arguments import attribute, integer, listed, refusal, token_list
 
 __all__ = [
@@ -57,40 +58,6 @@ __all__ = [
 _KINDS = {CacheSalt: 1, LoraAdapter: 2, WeightsVersion: 3, MultimodalItem: 4, PromptEmbeddings: 5}
 
 
-class PageHash(NamedTuple):
-    """The key of a full page.
-
-    Attributes:
-        hash_value: the digest over the page's tokens and extra keys and all those before it in the request.
-        token_ids: the page's own tokens.
-        extra_keys: the extra keys that touch the page; None if there are none.
-    """
-
-    hash_value: bytes
-    token_ids: tuple[int, ...]
-    extra_keys: Any | None = None
-
-
-class PageHashWithGroupId(NamedTuple):
-    """The key of a page in the cached map: with the group's number, as groups never share pages (POOL-7)."""
-
-    page_hash: PageHash
-    group_id: int
-
-    def get_hash_value(self) -> bytes:
-        """The page's digest."""
-        return self.page_hash.hash_value
-
-
-def _digest(hash_function: HashFunction, message: bytes) -> bytes:
-    if not callable(hash_function):
-        raise refusal(TypeError, "R1", f"hash_function={hash_function!r} must be callable")
-    digest = hash_function(message)
-    if not isinstance(digest, bytes):
-        raise refusal(TypeError, "HASH-1", f"hash_function returned {type(digest).__name__}, it must return bytes")
-    return digest
-
-
 def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha256) -> bytes:
     """The root of a chain of keys: the digest that takes the place of a first page's parent (HASH-1).
 
@@ -106,7 +73,7 @@ def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha2
         seed = os.urandom(32)
     if not isinstance(seed, bytes):
         raise refusal(TypeError, "R1", f"seed must be bytes or None, not {type(seed).__name__}")
-    return _digest(hash_function, b"kvproof page key 2" + seed)
+    return digest_of(hash_function, b"kvproof page key 2" + seed)
 
 
 NONE_HASH: bytes = init_none_hash()
@@ -139,7 +106,7 @@ def hash_page_tokens(
         raise refusal(TypeError, "HASH-1", f"parent_page_hash={parent!r} must be bytes or None")
     tokens = token_list("curr_page_token_ids", curr_page_token_ids)
     message = parent + encode_extra_keys(extra_keys) + np.array(tokens, "<i4").tobytes()
-    return PageHash(_digest(hash_function, message), tuple(tokens), extra_keys)
+    return PageHash(digest_of(hash_function, message), tuple(tokens), extra_keys)
 
 
 def hash_request_tokens(

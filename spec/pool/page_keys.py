@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..declarations import ExtraKey, HashFunction
-from ..reading.arguments import refusal
 from .hashing import PageHash, hash_page_tokens, page_extra_keys
 
-__all__ = ["Content", "PageKeys", "read_page_hash"]
+__all__ = ["Content", "PageKeys"]
 
 Content = tuple[int | None, tuple[int, ...], tuple[Any, ...] | None]
 """The content of a full page: (content id of the page before, its tokens, its extra keys)."""
@@ -72,13 +71,3 @@ class PageKeys:
             before = chain[-1] if chain else None
             chain.append(self.following(before, tokens[start : start + page_size], touching))
         return chain
-
-
-def read_page_hash(name: str, value: object) -> PageHash:
-    """Reads a key (R1)."""
-    if not (isinstance(value, tuple) and len(value) == 3):
-        raise refusal(TypeError, "R1", f"{name} must be a PageHash, not {type(value).__name__}")
-    for field, kind, own in zip(("hash_value", "token_ids"), (bytes, tuple), value, strict=False):
-        if not isinstance(own, kind):
-            raise refusal(TypeError, "R1", f"{name}: {field} must be {kind.__name__}, is {type(own).__name__}")
-    return PageHash(*value)

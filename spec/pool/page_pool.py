@@ -17,6 +17,7 @@ from ..declarations import (
     takes_options,
 )
 from ..declarations.codec import Part
+from ..declarations.keys import read_page_hash
 from ..declarations.uncopied import Uncopied
 from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
 from .cached_map import CachedMap
@@ -24,7 +25,7 @@ from .contents import cached_state, restore_cached
 from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, init_none_hash, request_extra_keys
-from .page_keys import PageKeys, read_page_hash
+from .page_keys import PageKeys
 from .pages import CachePage, PageList, PageView
 from .pins import Pins
 from .pool_log import PoolLog
@@ -46,7 +47,7 @@ class PagePool(Uncopied):
 
     Attributes:
         counts: the reference count of each page (POOL-5).
-        free: the free pages in eviction order, and priorities (POOL-3, PIN-2).
+        free_order: the free pages in eviction order, and priorities (POOL-3, PIN-2).
         index: the cached pages by their keys (POOL-7).
         keys: computes keys and content ids (HASH-3, R2).
         pins: the pins of each page (PIN-1).
@@ -66,7 +67,7 @@ class PagePool(Uncopied):
         self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
         per_salt = options["max_pinned_pages_per_salt"]
         self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
-        self.free = FreeOrder(self.num_pages)
+        self.free_order = FreeOrder(self.num_pages)
         self.index = CachedMap()
         self.keys = PageKeys(options["hash_function"], init_none_hash(options["hash_seed"], options["hash_function"]))
         self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
@@ -74,13 +75,13 @@ class PagePool(Uncopied):
         self.counts = RefCounts(self.num_pages, self.pins)
         self.pages = PageList(PageView(self, page_id) for page_id in range(self.num_pages))
         self.null_page = self.pages[0]
-        self.free_page_queue = PoolFreeQueue(self.free, self.pages)
+        self.free_page_queue = PoolFreeQueue(self.free_order, self.pages)
 
     # -- Looking ----------------------------------------------------------------------------------
 
     def get_num_free_pages(self) -> int:
         """How many pages can be allocated."""
-        return self.free.num_free
+        return self.free_order.num_free
 
     def get_usage(self) -> float:
         """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10)."""
@@ -166,7 +167,7 @@ class PagePool(Uncopied):
         num_pages = integer("num_pages", num_pages, clause="POOL-4")
         if num_pages > self.get_num_free_pages():
             raise refusal(ValueError, "POOL-4", f"num_pages={num_pages} asked for, {self.get_num_free_pages()} free")
-        pages = self.free.take(num_pages)
+        pages = self.free_order.take(num_pages)
         for page in pages:
             self.log.allocated(page, page in self.index.key_of)
             self._forget(page)
@@ -248,7 +249,7 @@ class PagePool(Uncopied):
     @property
     def now(self) -> float | None:
         """The time of the last `advance_time`; None before the first (PIN-2)."""
-        return self.free.now
+        return self.free_order.now
 
     def get_priority(self, page_id: int) -> int:
         """The priority of a page (PIN-2).
@@ -259,7 +260,7 @@ class PagePool(Uncopied):
         Raises:
             IndexError: there is no such page.
         """
-        return self.free.priority(index("page_id", page_id, self.num_pages))
+        return self.free_order.priority(index("page_id", page_id, self.num_pages))
 
     def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
         """Sets the priority of cached pages; null pages are skipped (PIN-2).
@@ -286,7 +287,7 @@ class PagePool(Uncopied):
             if page not in self.index.key_of:
                 raise refusal(ValueError, "PIN-2", f"pages: page {page} is not cached")
         for page in ranked:
-            self.free.set_priority(page, priority, end)
+            self.free_order.set_priority(page, priority, end)
 
     def advance_time(self, now: float) -> None:
         """Sets the time: priorities that expire by ``now`` end, in order of expiry time, then of page id (PIN-2).
@@ -300,7 +301,7 @@ class PagePool(Uncopied):
         time = real("now", now)
         if self.now is not None and time < self.now:
             raise refusal(ValueError, "PIN-2", f"now={time} is earlier than {self.now}")
-        self.free.advance(time)
+        self.free_order.advance(time)
 
     # -- Caching ----------------------------------------------------------------------------------
 
@@ -449,7 +450,7 @@ class PagePool(Uncopied):
     def _hold(self, pages: Iterable[int]) -> None:
         """Raises the count of each page once per mention, and takes free ones out of the queue (POOL-6)."""
         for page in self.counts.add(pages):
-            self.free.remove(page)
+            self.free_order.remove(page)
             self.log.reused(page)
 
     def _release(self, pages: Iterable[int]) -> None:
@@ -459,11 +460,11 @@ class PagePool(Uncopied):
             self.log.freed(page)
         unhashed = [page for page in freed if page not in self.index.key_of]
         for page in unhashed:
-            self.free.set_priority(page, 0, None)  # PIN-2
+            self.free_order.set_priority(page, 0, None)  # PIN-2
         if self.unhashed_first:
-            self.free.put_front(unhashed)
+            self.free_order.put_front(unhashed)
             freed = [page for page in freed if page in self.index.key_of]
-        self.free.put(freed)
+        self.free_order.put(freed)
 
     def _forget(self, page: int, emit: bool = True) -> None:
         """Drops a page's hash; a page without one is skipped.
@@ -482,7 +483,7 @@ class PagePool(Uncopied):
 
     def state(self) -> dict[str, Any]:
         """What a snapshot has of the pool beside its options; reference counts and pins follow from their holders."""
-        return self.free.state() | cached_state(self.index, self.keys) | self.log.state()
+        return self.free_order.state() | cached_state(self.index, self.keys) | self.log.state()
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Caches the cached pages of a snapshot, in a pool that has cached none.
@@ -509,7 +510,7 @@ class PagePool(Uncopied):
         """
         self.pins.restore(page.page_id for page in pinned if not page.is_null)
         self.counts.add(page.page_id for page in (*held, *pinned) if not page.is_null)
-        self.free.restore(parts)
+        self.free_order.restore(parts)
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
@@ -523,11 +524,11 @@ class PagePool(Uncopied):
         """
         try:
             assert self.counts.of[0] == 0, "POOL-1: the null page is held"
-            self.free.check(self.counts.of)
+            self.free_order.check(self.counts.of)
             self.index.check()
             self.pins.check(self.counts.of)
             self.log.check(self.index.key_of.keys(), self.counts.of)
         except AssertionError as error:
             pages = enumerate(self.counts.of)
             state = "\n".join(f"page {page}: count {count}, {self.key_of_page(page)}" for page, count in pages)
-            raise AssertionError(f"{error}\n{self.free}\n{self.pins}\n{self.log}\n{state}") from None
+            raise AssertionError(f"{error}\n{self.free_order}\n{self.pins}\n{self.log}\n{state}") from None

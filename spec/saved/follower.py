@@ -5,8 +5,7 @@ from types import MappingProxyType
 
 from ..declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 from ..declarations.events import read_stored
-from ..pool.hashing import PageHash, PageHashWithGroupId
-from ..pool.page_keys import read_page_hash
+from ..declarations.keys import PageHash, PageHashWithGroupId, read_page_hash
 from ..reading.arguments import integer, listed, refusal
 
 __all__ = ["CacheFollower"]

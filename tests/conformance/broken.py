@@ -106,8 +106,8 @@ class EvictingFrees(PagePool):
         super().evict_pages(ids)
         for page in [self.pages[page_id] for page_id in ids]:
             if page.ref_cnt == 0 and not page.is_null:
-                self.free.remove(page.page_id)
-                self.free.put([page.page_id])
+                self.free_order.remove(page.page_id)
+                self.free_order.put([page.page_id])
 
 
 class AlwaysResets(PagePool):

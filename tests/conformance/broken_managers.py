@@ -407,7 +407,7 @@ class IgnoresPriority(PagePool):
 
     def __init__(self, num_pages: int, enable_caching: bool, **options: Any) -> None:
         super().__init__(num_pages, enable_caching, **options)
-        self.free.__class__ = _Unranked
+        self.free_order.__class__ = _Unranked
 
 
 class LastsTooLong(PagePool):
@@ -419,7 +419,7 @@ class LastsTooLong(PagePool):
         if expires_at is not None:
             for page in given:
                 if self.get_priority(page.page_id):
-                    self.free.set_priority(page.page_id, priority, expires_at + 0.25)
+                    self.free_order.set_priority(page.page_id, priority, expires_at + 0.25)
 
 
 class UnpinsHeadFirst(CacheManager):

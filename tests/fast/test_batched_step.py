@@ -171,7 +171,7 @@ class Twins:
             assert self.batched.get_page_ids(request_id) == self.single.get_page_ids(request_id)
         states = [
             (
-                manager.page_pool.free.order().tolist(),
+                manager.page_pool.free_order.order().tolist(),
                 {
                     key: [page.page_id for page in pages]
                     for key, pages in manager.page_pool.cached_page_hash_to_page.items()

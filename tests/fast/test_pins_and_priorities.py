@@ -184,7 +184,7 @@ def test_priorities_have_no_columns_until_one_is_given() -> None:
     appends = []
     for priority in (0, 1, 0):
         pool.set_priority(pages, priority)
-        appends.append((pool.appends_only, len(pool.free._priority_cell)))
+        appends.append((pool.appends_only, len(pool.free_order._priority_cell)))
     assert appends == [(True, 0), (False, 6), (True, 6)]
     assert not fast.PagePool(6, True, unhashed_first=True).appends_only
     pool.check()
@@ -311,7 +311,7 @@ def test_pin_2_ends_that_are_set_anew_again_and_again_cost_no_room() -> None:
     pool.cache_full_pages(PlainRequest("r", [1, 2]), pages, [], 0, 2, 1, 0)
     for end in range(1, 2_000):
         pool.set_priority(pages, 1, expires_at=end)
-    order = pool.free
+    order = pool.free_order
     assert len(order._ends) < 100
     pool.advance_time(1_998)
     assert [pool.get_priority(page.page_id) for page in pages] == [1, 1]
@@ -328,7 +328,7 @@ def test_pin_2_levels_that_come_and_go_cost_no_room() -> None:
     for priority in range(1, 2_000):
         pool.set_priority(pages, priority)
         pool.set_priority(pages[:1], -priority)
-    order = pool.free
+    order = pool.free_order
     assert len(order._level_heap) < 100
     assert pool.get_new_pages(3).page_ids == [pages[0].page_id, 3, pages[1].page_id]
     pool.check()
@@ -342,7 +342,7 @@ def _pins(change: Any) -> Any:
 
 
 def _order(change: Any) -> Any:
-    return lambda pool: change(pool.free)
+    return lambda pool: change(pool.free_order)
 
 
 DAMAGE: dict[str, Any] = {

@@ -489,12 +489,12 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "a page pinned that is none": (lambda pool: pool.pins._count.update([8]), "PIN-1"),
     "more pins than allowed": (lambda pool: setattr(pool.pins, "_max_pages", 0), "PIN-1"),
     "more pins of a salt": (lambda pool: setattr(pool.pins, "_max_per_salt", 0), "PIN-1"),
-    "a queue out of order": (lambda pool: pool.free._free.move_to_end(3), "PIN-2"),
-    "a priority that is not its place": (lambda pool: pool.free._priority.update({3: (1, None)}), "PIN-2"),
-    "a priority of the null page": (lambda pool: pool.free._priority.update({0: (1, None)}), "PIN-2"),
-    "a priority of no page": (lambda pool: pool.free._priority.update({8: (1, None)}), "PIN-2"),
-    "a priority that all have": (lambda pool: pool.free._priority.update({1: (0, None)}), "PIN-2"),
-    "a priority that has ended": (lambda pool: setattr(pool.free, "now", 8.0), "PIN-2"),
+    "a queue out of order": (lambda pool: pool.free_order._free.move_to_end(3), "PIN-2"),
+    "a priority that is not its place": (lambda pool: pool.free_order._priority.update({3: (1, None)}), "PIN-2"),
+    "a priority of the null page": (lambda pool: pool.free_order._priority.update({0: (1, None)}), "PIN-2"),
+    "a priority of no page": (lambda pool: pool.free_order._priority.update({8: (1, None)}), "PIN-2"),
+    "a priority that all have": (lambda pool: pool.free_order._priority.update({1: (0, None)}), "PIN-2"),
+    "a priority that has ended": (lambda pool: setattr(pool.free_order, "now", 8.0), "PIN-2"),
 }
 
 
