@@ -38,6 +38,7 @@ class CacheGroup(PageLists):
         num_given_back: ``given_back``, for scalar access.
         num_tail_runs: ``tail_runs``, for scalar access.
         num_hits: the number of leading places that were found in the cache, of each request.
+        hit_ends: the slots of live requests by the last page that they hit when they were admitted.
         tails: each request's tail, the published pages that its run does not store yet.
         segments: each request's extra keys over its pages.
         is_plain: True if no request has had extra keys so far.
@@ -46,8 +47,10 @@ class CacheGroup(PageLists):
 
     __slots__ = (
         "_columns",
+        "_hit_end",
         "given_back",
         "group_id",
+        "hit_ends",
         "is_eagle",
         "is_plain",
         "num_given_back",
@@ -72,6 +75,9 @@ class CacheGroup(PageLists):
         self.segments: list[Sequence[ExtraSegment]] = []
         self.is_plain = True
         self.tails: list[GrowingTail] = []
+        self.hit_ends: dict[int, set[int]] = {}
+        self._hit_end: dict[int, int] = {}
+        """The last page that each request hit, by slot; only of those that hit any."""
         self._columns: NDArray[np.int64] = np.zeros((4, 0), np.int64)
         super().__init__()
 
@@ -95,11 +101,25 @@ class CacheGroup(PageLists):
                 held = pages.nonzero()[0]
                 first = held.item(0) if held.size else count
             self.open_list(slot, pages, first)
+            self._hit_end[slot] = page = pages.item(count - 1)
+            self.hit_ends.setdefault(page, set()).add(slot)
         self.num_published[slot] = self.num_hits[slot] = count
         self.num_given_back[slot] = first
         self.segments[slot] = segments
         if segments is not PLAIN:
             self.is_plain = False
+
+    def dismiss(self, slot: int) -> None:
+        """Empties the list of a request that leaves, and forgets its tail and its hit."""
+        if self.num_tail_runs[slot]:
+            self.tails[slot].leave()
+        page = self._hit_end.pop(slot, None)
+        if page is not None:
+            slots = self.hit_ends[page]
+            slots.remove(slot)
+            if not slots:
+                del self.hit_ends[page]
+        self.close_list(slot)
 
     def held(self, slot: int) -> NDArray[np.int64]:
         """The pages of a request's list without null pages, in order."""
@@ -132,12 +152,15 @@ class CacheGroup(PageLists):
         return len(own)
 
     def check(self) -> None:
-        """Verifies every redundancy of lists and tails. O(capacity).
+        """Verifies every redundancy of lists, hits and tails. O(capacity).
 
         Raises:
             AssertionError: a check fails; the message shows the list.
         """
         self.check_lists()
+        hits = sorted((slot, page) for page, slots in self.hit_ends.items() for slot in slots)
+        assert hits == sorted(self._hit_end.items()), f"MAN-4: last hits {hits}, by slot {self._hit_end}"
+        assert all(self.hit_ends.values()), f"MAN-4: nobody's last hit: {self.hit_ends}"
         for tail in self.tails:
             tail.check()
 

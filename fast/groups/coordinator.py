@@ -39,6 +39,8 @@ from .swapped_requests import SwappedRequests
 
 __all__ = ["CacheCoordinator", "NewPages"]
 
+_NOBODY: frozenset[int] = frozenset()
+
 _NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
 
 NewPages = Sequence[tuple[int, ...] | NDArray[np.int64]]
@@ -391,8 +393,9 @@ class CacheCoordinator(Uncopied):
     def _unwritten(self, slot: int, num_written: int) -> tuple[NDArray[np.int64], set[int] | None]:
         """The pages that a request published and will not write, and the slots of other requests that reference some.
 
-        None in place of the slots if no other request and no copy references any, which the reference counts show; else
-        the lists are searched, in array operations, until all references that the counts show are found.
+        None in place of the slots if no other request and no copy references any, which the reference counts show. Most
+        others hit one of the pages last. Where the counts show more (who hit further pages behind them, or was swapped
+        in, restored or is being copied), all lists are searched, in array operations.
         """
         withdrawn, holders, is_shared = [_NO_PAGES], {slot}, False
         for group in self.groups:
@@ -401,11 +404,13 @@ class CacheCoordinator(Uncopied):
                 pages = group.pages_between(slot, first, max(first, group.num_published[slot]))
                 withdrawn.append(pages[pages != 0])
                 counts = self.page_pool.counts.of[pages] - self.page_pool.pins.of_each(pages)
-                for place in (counts > 1).nonzero()[0].tolist():
+                for place in (counts > 1).nonzero()[0].tolist()[::-1]:  # who hit a page has those before it, too
                     is_shared, page = True, pages.item(place)
-                    known = [other for other in holders if group.page_at(other, first + place) == page]
-                    if len(known) < counts[place]:  # else all requests with the page before have this one, too
-                        holders.update(group.holders(first + place, page).tolist())
+                    likely = holders | group.hit_ends.get(page, _NOBODY)
+                    known = [other for other in likely if group.holds(other, first + place, page)]
+                    holders.update(
+                        known if len(known) == counts[place] else group.holders(first + place, page).tolist()
+                    )
         return np.concatenate(withdrawn), holders - {slot} if is_shared else None
 
     # -- Looking ----------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class LiveRequests:
                     group.make_room(slot, end, count)
         except BaseException:
             for group in self._groups:
-                group.close_list(slot)
+                group.dismiss(slot)
             raise
         heappop(self._free)
         self._seat(request, request_id, slot)
@@ -215,9 +215,7 @@ class LiveRequests:
         self.ids[slot] = ""
         self.is_live[slot] = False
         for group in self._groups:
-            if group.num_tail_runs[slot]:
-                group.tails[slot].leave()
-            group.close_list(slot)
+            group.dismiss(slot)
         self.num_slots[slot] = _NO_REQUEST
         self.num_computed[slot] = _NO_REQUEST + 1
         heappush(self._free, slot)

@@ -234,6 +234,10 @@ class PageLists:
         at = self.num_origins[slot] + place
         return self.cell[at] if at >= self.num_begins[slot] else 0
 
+    def holds(self, slot: int, place: int, page: int) -> bool:
+        """True if a list has ``page`` at ``place``, which may lie behind its end."""
+        return place < self.num_pages[slot] and self.page_at(slot, place) == page
+
     def holders(self, place: int, page: int) -> NDArray[np.int64]:
         """The slots of the lists that have ``page`` at ``place``, `i64[n]`. O(slots), in array operations."""
         at = self.origins + place

@@ -377,8 +377,8 @@ class CacheManager(Uncopied):
         Returns:
             The ids of the other live requests that have a withdrawn page, in the order of their admission, then of
             those being copied to or from host memory with one. What they computed from it is invalid: free and
-            reschedule them. Empty if ``num_written`` is None. O(pages); if another request has a withdrawn page, also
-            O(live requests) in array operations.
+            reschedule them. Empty if ``num_written`` is None. O(pages); also O(live requests) in array operations, if a
+            request has a withdrawn page that hit others behind it, or that was swapped in or restored.
         """
         return self.steps.free(request, num_written)
 

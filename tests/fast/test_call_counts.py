@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kvproof import fast
+from kvproof.fast.groups.page_lists import PageLists
 
 from ..strategies import PlainRequest
 from .counting import calls_of, instructions_of
@@ -335,6 +336,14 @@ def test_pages_cost_array_work_only(make: Callable[[int], Scene], few: int, many
 def test_who_goes_before_its_step_costs_what_it_withdraws(sharers: int) -> None:
     """MAN-4: whoever else is live; those who hold what is withdrawn are found by array work."""
     assert hang_up(20, sharers=sharers).counts() == hang_up(2_000, sharers=sharers).counts()
+
+
+def test_who_goes_before_its_step_is_not_looked_for_in_the_lists_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MAN-4: those who hit what it withdraws are known by the pages that they hit last."""
+    scene = hang_up(20, sharers=3)
+    scene.ready()
+    monkeypatch.delattr(PageLists, "holders")
+    scene.act()
 
 
 def test_a_step_costs_no_more_after_another_request_has_withdrawn_its_pages() -> None:

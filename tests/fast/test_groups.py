@@ -157,3 +157,34 @@ def test_the_coordinator_fits_the_groups(package: ModuleType) -> None:
     assert kind([full]) == "UnitaryCacheCoordinator"
     assert kind([full, full]) == "HybridCacheCoordinator"
     assert kind([full], caching=False) == kind([]) == "CacheCoordinatorNoPrefixCache"
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_man_4_whoever_goes_names_all_who_hold_what_it_withdraws(seed: int, window: int | None) -> None:
+    """Those who hit its pages last, those who hit what these published behind them, and nobody else."""
+    rng = np.random.default_rng(seed)
+    kinds: list[Any] = [FULL, *([] if window is None else [spec.SlidingWindowSpec(2, 1, 8, "float32", window)])]
+    groups = [spec.CacheGroupSpec(kind) for kind in kinds]
+    managers = [package.CacheManager(600, groups, 1_000) for package in (spec, fast)]
+    live: list[fast.Request] = []
+    shared = 0
+    for number in range(120):
+        if len(live) < 6 or rng.random() < 0.5:
+            cut = int(rng.integers(2, 30))
+            tokens = [0] * cut + [int(rng.integers(1, 3))] * int(rng.integers(1, 12))
+            live.append(fast.Request(str(number), tokens))
+            for manager in managers:
+                pages, hit = manager.get_computed_pages(live[-1])
+                assert manager.allocate_slots(live[-1], len(tokens) - hit, hit, pages) is not None
+        else:
+            going, written = live.pop(int(rng.integers(len(live)))), int(rng.integers(0, 12))
+            expected, found = (manager.free(going, num_written=written) for manager in managers)
+            assert found == expected
+            shared += len(found)
+            for request in [request for request in live if request.request_id in found]:
+                live.remove(request)
+                for manager in managers:
+                    manager.free(request, num_written=0)
+        managers[1].check()
+    assert shared > 10
