@@ -22,6 +22,7 @@ import base64
 import binascii
 import dataclasses
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Self, TypeVar
@@ -166,11 +167,12 @@ class Saved:
         """
         return dataclasses.replace(self, **kwargs)
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """The document; see `documents`."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Reads a document, of whichever package wrote it.
 
@@ -178,7 +180,6 @@ class Saved:
             TypeError: it is no mapping, or a field is of a wrong type.
             ValueError: it is damaged (SEC-3), or a field is out of its bounds (R1).
         """
-        raise NotImplementedError
 
     def to_json(self, **kwargs: Any) -> str:
         """The document as text; ``kwargs`` go to `json.dumps`. O(size)."""
@@ -195,6 +196,7 @@ class SavedOnMesh(Saved):
     """A frozen dataclass whose document holds pages, which are put on a mesh of devices when they are read."""
 
     @classmethod
+    @abstractmethod
     def from_dict(cls, data: Mapping[str, Any], mesh: Any = None) -> Self:
         """Reads a document, of whichever package wrote it. O(cache).
 
@@ -207,7 +209,6 @@ class SavedOnMesh(Saved):
             IndexError: it has no such layer.
             ValueError: it is damaged (SEC-3), or the mesh does not split the cache as it says (CACHE-5).
         """
-        raise NotImplementedError
 
     @classmethod
     def from_json(cls, json_str: str, mesh: Any = None) -> Self:
