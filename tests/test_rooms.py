@@ -48,7 +48,6 @@ ALONE = {
     "fast/step/growth": "a batched step by columns; single calls in spec",
     "fast/step/small_step": "a batched step by columns; single calls in spec",
     "fast/step/step_reading": "a batched step by columns; single calls in spec",
-    "fast/manager/restored_requests": "columns of live requests; part of restore in spec",
     "fast/table/slots": "part of page_table in spec",
     "fast/table/table_lag": "what the device lacks; spec's device copy is an array of the host's",
     "fast/cache/cache_programs": "compiled programs; spec computes at once",

@@ -15,7 +15,7 @@ __all__: list[str] = []
 @seeded(FORESEEN, "MAN-14", "snapshots", also=("SEC-3",))
 def restored_under_anothers_prefix(fast: ModuleType) -> SimpleNamespace:
     """A snapshot's requests are taken to hold what they say: a page that is cached with other tokens is theirs, too."""
-    reading = importlib.import_module(f"{fast.__name__}.manager.restored_requests")
+    reading = importlib.import_module(f"{fast.__name__}.groups.request_states")
 
     def restore(cls: type[Any], /, snapshot: Any, requests: Any = (), **options: Any) -> Any:
         with mock.patch.object(reading, "_require_own_content", return_value=None):

@@ -5,7 +5,7 @@ nor pages; one that crosses a boundary takes a page; one that fills a page publi
 the run of the request's last page.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Unpack
 
@@ -20,11 +20,13 @@ from kvproof.spec.declarations import (
     pool_options,
     takes_options,
 )
+from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.json_kinds import group_to_json
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..pool.page_pool import PagePool
 from ..pool.pages import page_list
-from ..reading.arguments import refusal
+from ..reading.arguments import attribute, refusal
 from ..reading.extra_keys import PLAIN, ExtraSegment, extra_segments
 from ..reading.request_reading import never_slotted, too_long
 from ..reading.tokens import TokenBytes
@@ -35,6 +37,7 @@ from .live_check import check_live
 from .live_requests import LiveRequests, Wanted
 from .longest_hit import Hits, check_hits, longest_hit, none_hit
 from .publishing import Publisher
+from .request_states import read_requests, request_states, restore_requests
 from .swapped_requests import SwappedRequests
 
 __all__ = ["CacheCoordinator", "NewPages"]
@@ -432,6 +435,80 @@ class CacheCoordinator(Uncopied):
         if num_requests != len(running):
             return [0 for _ in self.groups]
         return [group.common_pages(slot, running) for group in self.groups]
+
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    @property
+    def held_counts(self) -> NDArray[np.int64]:
+        """The number of references of live requests to each page, `i64[num_pages]`. O(pages)."""
+        held = np.zeros(self.page_pool.num_pages, np.int64)
+        for group in self.groups:
+            for slot in self.live.slot_of.values():
+                np.add.at(held, group.held(slot), 1)
+        held[0] = 0  # POOL-1
+        return held
+
+    @property
+    def cached_sizes(self) -> list[int]:
+        """Tokens in a page of each group; 0 for a group that caches none."""
+        return [group.rule.page_size if group.rule.publishes else 0 for group in self.groups]
+
+    def state(self, pinned: NDArray[np.int64]) -> dict[str, Any]:
+        """What a snapshot has of groups and requests. O(pages).
+
+        Args:
+            pinned: the number of pinned prefixes that have each page, `i64[num_pages]`.
+
+        Raises:
+            ValueError: a request is swapped out or being swapped; a page is held or cached by calls on the pool, which
+                are in no snapshot.
+        """
+        swapped, pool = self.swapped.state(), self.page_pool
+        held = self.held_counts + pinned
+        for page in range(pool.num_pages):
+            if pool.ref_count(page) != held[page]:
+                raise refusal(
+                    ValueError,
+                    "MAN-14",
+                    f"page {page} is held {pool.ref_count(page)} times, by requests and pinned prefixes "
+                    f"{held[page]} times",
+                )
+        trees = [group.tree for group in self.groups]
+        for run, place, _ in pool.index.places():
+            if run.tree not in trees:
+                tree = f"group {run.tree.group_id} for pages of {run.tree.page_bytes // 4} tokens"
+                raise refusal(ValueError, "MAN-14", f"page {run.pages[place]} is cached in {tree}")
+        return {
+            "groups": [group_to_json(group) for group in self.kv_cache_groups],
+            "requests": request_states(self.live, self.groups),
+            "copies": [[request_id, *copy] for request_id, copy in self.copies],
+            **swapped,
+        }
+
+    def restore(self, parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
+        """Makes the requests of a snapshot live, where none is, and records its state copies.
+
+        Args:
+            parts: the snapshot's.
+            objects: the engine's requests, by id.
+
+        Raises:
+            ValueError: a part is damaged, or does not fit a request.
+        """
+        saved = read_requests(parts["requests"], objects, self.groups, self.page_pool, self.max_model_len)
+        segments = [self.segments_of(attribute(own.request, "extra_keys")) for own in saved]
+        restore_requests(self.live, self.groups, self.page_pool, saved, segments)
+        self.swapped.next_id = parts["next_swap_id"].integer()
+        for part in parts["copies"].items():
+            id_part, group_part, *pages = part.items(4)
+            if id_part.text() not in self.live.slot_of:
+                raise id_part.damaged(f"is {id_part.value!r}, which is not live")
+            group = group_part.integer(below=len(self.groups))
+            rule = self.groups[group].rule
+            if not (rule.has_states and rule.gives_back):
+                raise group_part.damaged(f"is {group}, a group whose states are not copied")
+            source, destination = (page.integer(1, self.page_pool.num_pages) for page in pages)
+            self.copies.append((id_part.text(), PageCopy(group, source, destination)))
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages and cached tokens).

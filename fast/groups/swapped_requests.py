@@ -5,6 +5,7 @@ All of it is empty while nothing is swapped, so that other calls check only that
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,6 +219,20 @@ class SwappedRequests:
         for flight in flights:
             flight.num_withdrawals = -1
         return [flight.swapped.request_id for flight in flights]
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of host memory (MAN-14).
+
+        Raises:
+            ValueError: a request is in host memory or on its way; that memory and those copies end with this process.
+        """
+        if not self.is_idle:
+            raise refusal(
+                ValueError,
+                "MAN-14",
+                f"swapped out {list(self.by_id)}, being copied {list(self.flights)}: host memory is in no snapshot",
+            )
+        return {"num_host_pages": self.host.num_pages, "next_swap_id": self.next_id}
 
     def check(self) -> None:
         """Verifies that host pages, requests and plans agree.

@@ -5,12 +5,16 @@ Every call reads and validates its arguments here (R1); coordinator and pool the
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvproof.spec.declarations import CacheCounters, EngineRequest
+from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.json_kinds import counters_of, counters_to_json
+from kvproof.spec.declarations.snapshots import request_named
 
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import CacheCoordinator
@@ -170,12 +174,6 @@ class Prefixes:
             preempted_tokens=self._preempted_tokens,
         )
 
-    def restore_counters(self, counters: CacheCounters) -> None:
-        """Sets the counters of requests (MAN-14)."""
-        self._num_requests, self._queried_tokens = counters.requests, counters.queried_tokens
-        self._hit_tokens = counters.hit_tokens
-        self._num_preemptions, self._preempted_tokens = counters.preemptions, counters.preempted_tokens
-
     @property
     def known_keys(self) -> defaultdict[str, Sequence[PageHash]]:
         """The keys of each known request's full pages; see `CacheManager.req_to_page_hashes`."""
@@ -187,17 +185,81 @@ class Prefixes:
                 keys[request_id] = hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)
         return keys
 
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    @property
+    def pinned_counts(self) -> NDArray[np.int64]:
+        """The number of pinned prefixes that have each page, `i64[num_pages]`. O(pages)."""
+        counts = np.zeros(self._pool.num_pages, np.int64)
+        for _, hits in self.pinned.values():
+            for pages in hits:
+                np.add.at(counts, pages, 1)
+        counts[0] = 0  # POOL-1
+        return counts
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of known requests, pinned prefixes and counters."""
+        return {
+            "known": list(self.known),
+            "given_back": [list(entry) for entry in self.given_back.items()],
+            "pins": [
+                {"id": pin_id, "num_tokens": num_tokens, "pages": [pages.tolist() for pages in hits]}
+                for pin_id, (num_tokens, hits) in self.pinned.items()
+            ],
+            "next_pin_id": self.next_pin_id,
+            "counters": counters_to_json(self.counters),
+        }
+
+    def restore(self, parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
+        """Sets what a snapshot has of known requests, pinned prefixes, whose pages no count shows yet, and counters.
+
+        Args:
+            parts: the snapshot's.
+            objects: the engine's requests, by id.
+
+        Raises:
+            ValueError: a part is damaged.
+        """
+        for part in parts["known"].items():
+            if part.text() in self.known:
+                raise part.damaged(f"is {part.value!r}, which is named twice")
+            self.known[part.text()] = request_named(part, objects)
+        for part in parts["given_back"].items():
+            id_part, tokens = part.items(2)
+            if id_part.text() in self.given_back:
+                raise id_part.damaged(f"is {id_part.value!r}, which is named twice")
+            self.given_back[id_part.text()] = tokens.integer(minimum=1)
+        self.next_pin_id = parts["next_pin_id"].integer()
+        for part in parts["pins"].items():
+            members = part.members(("id", "num_tokens", "pages"))
+            pin_id, num_tokens = members["id"].integer(below=self.next_pin_id), members["num_tokens"].integer(minimum=1)
+            if pin_id in self.pinned:
+                raise members["id"].damaged("is the id of another pin")
+            self.pinned[pin_id] = num_tokens, self._read_hits(members["pages"], num_tokens)
+        counters = counters_of(parts["counters"])
+        self._num_requests, self._queried_tokens = counters.requests, counters.queried_tokens
+        self._hit_tokens = counters.hit_tokens
+        self._num_preemptions, self._preempted_tokens = counters.preemptions, counters.preempted_tokens
+
+    def _read_hits(self, part: Part, num_tokens: int) -> Hits:
+        """Reads the pages of a pinned prefix of ``num_tokens`` tokens, for each group."""
+        groups, hits = self.coordinator.groups, []
+        for group, pages_part in zip(groups, part.items(len(groups)), strict=True):
+            pages, first = pages_part.integers(below=self._pool.num_pages), group.rule.first_place(num_tokens)
+            if len(pages) * group.rule.page_size != num_tokens or pages[:first].any() or not pages[first:].all():
+                raise pages_part.damaged(f"must be the pages that {num_tokens} tokens need")
+            hits.append(pages)
+        if not any(pages.any() for pages in hits):
+            raise part.damaged("must have a page")
+        return hits
+
     def check(self) -> None:
         """Verifies that each pinned prefix pins its pages, and that what is given back is known and not in use.
 
         Raises:
             AssertionError: one does not hold.
         """
-        pinned = np.zeros(self._pool.num_pages, np.int64)
-        for _, hits in self.pinned.values():
-            for pages in hits:
-                np.add.at(pinned, pages[pages != 0], 1)
-        counts = self._pool.pins.counts()
+        pinned, counts = self.pinned_counts, self._pool.pins.counts()
         assert (pinned <= counts).all(), f"PIN-1: pins {pinned.tolist()}, the pool has {counts.tolist()}"
         in_use = self._live.slot_of.keys() | self.coordinator.swapped.out
         assert self.given_back.keys() <= self.known.keys() - in_use, (

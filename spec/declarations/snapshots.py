@@ -39,10 +39,12 @@ how a manager comes from one, each package computes for itself.
 from collections.abc import Mapping
 from typing import Any
 
-from .codec import Part
+from .codec import Part, plain
 from .json_kinds import group_of
+from .reading import refusal
+from .requests import EngineRequest
 
-__all__ = ["arguments_of", "parts_of", "snapshot_with"]
+__all__ = ["arguments_of", "parts_of", "request_named", "require_same", "snapshot_with"]
 
 _HEADER = "manager snapshot"
 _VERSION = 2
@@ -61,18 +63,29 @@ def snapshot_with(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: whole[name] for name in _KEYS}
 
 
-def parts_of(snapshot: Mapping[str, Any]) -> dict[str, Part]:
+def parts_of(snapshot: object) -> dict[str, Part]:
     """The parts of a snapshot by their names, once it was found to be one.
 
     Raises:
-        ValueError: it is of another kind or version or has other fields (SEC-3).
+        TypeError: it is no mapping.
+        ValueError: it is of another kind or version, has other fields, or claims more pages than it lists (SEC-3).
     """
+    if not isinstance(snapshot, Mapping):
+        raise refusal(TypeError, "R1", f"snapshot must be a mapping, not {type(snapshot).__name__}")
     for name, expected in (("kvproof", _HEADER), ("version", _VERSION)):
         part = Part(f"snapshot: {name}", snapshot.get(name), "SEC-3")
         if type(part.value) is not type(expected) or part.value != expected:
             raise part.damaged(f"must be {expected!r}")
     whole = Part("snapshot: the object", snapshot, "SEC-3")
-    return {name: Part(f"snapshot: {name}", part.value) for name, part in whole.members(_KEYS).items()}
+    parts = {name: Part(f"snapshot: {name}", part.value) for name, part in whole.members(_KEYS).items()}
+    lists = [parts["free"]]
+    for request in parts["requests"].items():
+        lists += [group.member("pages") for group in request.member("groups").items()]
+    for pin in parts["pins"].items():
+        lists += pin.member("pages").items()
+    if parts["num_pages"].integer() > 1 + sum(map(len, lists)):
+        raise parts["num_pages"].damaged(f"is {parts['num_pages'].value}, more than are free or held", "SEC-3")
+    return parts
 
 
 def arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
@@ -90,3 +103,18 @@ def arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
         "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
         "kv_cache_groups": [group_of(part) for part in parts["groups"].items()],
     }
+
+
+def request_named(part: Part, objects: Mapping[str, EngineRequest]) -> EngineRequest:
+    """The engine's object of the request whose id a part has; refused if it was not passed (MAN-14)."""
+    request = objects.get(part.text())
+    if request is None:
+        raise part.damaged(f"is {part.value!r}, a request that was not passed")
+    return request
+
+
+def require_same(parts: Mapping[str, Part], again: Mapping[str, Any]) -> None:
+    """Refuses a snapshot other than the one that the manager made of it writes, which is ``again`` (MAN-14)."""
+    for name, part in parts.items():
+        if part.value != again[name] and plain(part.value) != plain(again[name]):
+            raise part.damaged("is not what a manager in this state writes")

@@ -3,19 +3,24 @@
 A coordinator does not check its arguments: its caller, the manager, has read and checked all of them (R1).
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from math import lcm
-from typing import Unpack
+from typing import Any, Unpack
 
-from ..declarations import CacheGroupSpec, ManagerOptions, PageCopy, pool_options, takes_options
+from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, pool_options, takes_options
+from ..declarations.codec import Part
+from ..declarations.json_kinds import group_to_json
 from ..declarations.uncopied import Uncopied
 from ..pool.hashing import PageHash
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
+from ..reading.arguments import refusal
 from .group_rules import GroupRules, read_groups, rules_of
 from .live_check import check_live
 from .live_requests import GroupPages, LiveRequests
 from .request_keys import Chains
+from .request_states import request_states, restore_requests
 from .swapped_requests import SwappedRequests
 
 __all__ = [
@@ -271,6 +276,67 @@ class CacheCoordinator(Uncopied):
                 count += 1
             counts.append(count)
         return counts
+
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    @property
+    def held_pages(self) -> list[CachePage]:
+        """The pages that live requests hold, once for each reference, null pages among them."""
+        return [page for groups in self.held.values() for own in groups for page in own.pages]
+
+    @property
+    def cached_sizes(self) -> list[int]:
+        """Tokens in a page of each group; 0 for a group that caches none."""
+        return [rules.page_size if rules.num_publishable(rules.page_size) else 0 for rules in self.rules]
+
+    def state(self, pinned: Iterable[CachePage]) -> dict[str, Any]:
+        """What a snapshot has of groups and requests.
+
+        Args:
+            pinned: the pages that pinned prefixes hold, once for each pin.
+
+        Raises:
+            ValueError: a request is swapped out or being swapped; a page is held otherwise than by requests and pinned
+                prefixes, so that no restored manager would free it.
+        """
+        swapped = self.swapped.state()
+        holders = Counter(page.page_id for page in (*self.held_pages, *pinned))
+        for page in self.page_pool.pages[1:]:
+            if page.ref_cnt != holders[page.page_id]:
+                raise refusal(
+                    ValueError,
+                    "MAN-14",
+                    f"page {page.page_id} is held {page.ref_cnt} times, by requests and pinned prefixes "
+                    f"{holders[page.page_id]} times: what calls on the pool hold is in no snapshot",
+                )
+        return {
+            "groups": [group_to_json(group) for group in self.kv_cache_groups],
+            "requests": request_states(self.live, self.held),
+            "copies": [[request_id, *copy] for request_id, copy in self.noted_copies],
+            **swapped,
+        }
+
+    def restore(self, parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
+        """Makes the requests of a snapshot live, where none is, and queues its copies of states.
+
+        Args:
+            parts: the snapshot's.
+            objects: the engine's requests, by id.
+
+        Raises:
+            ValueError: a part is damaged, or does not fit a request.
+        """
+        restore_requests(self.live, self.held, self.page_pool, self.rules, parts["requests"], objects)
+        self.swapped.next_swap_id = parts["next_swap_id"].integer()
+        for part in parts["copies"].items():
+            id_part, group_part, *pages = part.items(4)
+            if id_part.text() not in self.held:
+                raise id_part.damaged(f"is {id_part.value!r}, which is not live")
+            group = group_part.integer(below=len(self.rules))
+            if not self.rules[group].copies_states:
+                raise group_part.damaged(f"is {group}, a group whose states are not copied")
+            source, destination = (page.integer(1, self.page_pool.num_pages) for page in pages)
+            self.noted_copies.append((id_part.text(), PageCopy(group, source, destination)))
 
     def check(self) -> None:
         """Verifies every redundancy of the pool and of the requests' pages; O(pages).

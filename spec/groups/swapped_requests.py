@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count as numbers_from
 from itertools import islice
+from typing import Any
 
 from ..declarations import EngineRequest, ExtraKey
 from ..pool.pages import CachePage
@@ -140,6 +141,23 @@ class SwappedRequests:
             and not flight.swapped.is_received
             and any(page in pages for own in flight.pages for page in own)
         ]
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of host memory (MAN-14).
+
+        Raises:
+            ValueError: a request is swapped out or on its way. What was copied lies in the memory of this process, and
+                a copy under way ends nowhere else: who restored the manager would wait for fences that never come, and
+                bring back pages that hold nothing (SWAP-1).
+        """
+        if not self.is_idle:
+            raise refusal(
+                ValueError,
+                "MAN-14",
+                f"requests {list(self.by_id)} are swapped out, copies of swaps {list(self.flights)} under way: host "
+                f"memory is in no snapshot",
+            )
+        return {"num_host_pages": self.num_host_pages, "next_swap_id": self.next_swap_id}
 
     def check(self) -> None:
         """Verifies that each host page in use belongs to one request, and that plans and requests agree.

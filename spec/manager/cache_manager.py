@@ -18,17 +18,16 @@ from ..declarations import (
     SwapPlan,
     takes_options,
 )
+from ..declarations.snapshots import arguments_of, parts_of, require_same, snapshot_with
 from ..declarations.uncopied import Uncopied
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import get_kv_cache_coordinator
 from ..groups.live_requests import read_id, request_id_of
-from ..pool.hashing import PageHash, sha256
-from ..reading.arguments import flag, integer
+from ..pool.hashing import PageHash, init_none_hash, sha256
+from ..reading.arguments import flag, integer, listed, refusal
 from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
 from .prefixes import PinnedPrefix, Prefixes
-from .restore import restored
-from .snapshot import snapshot_of
 from .steps import Steps
 from .swaps import Swaps
 
@@ -433,7 +432,7 @@ class CacheManager(Uncopied):
     # -- Snapshots --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """The whole state as a document for JSON; the module `snapshot` describes its format (MAN-14).
+        """The whole state as a document for JSON; `declarations.snapshots` describes its format (MAN-14).
 
         It has token ids and no salts. The engine keeps the requests' objects.
 
@@ -441,7 +440,21 @@ class CacheManager(Uncopied):
             ValueError: a page is held by direct calls on the pool, and by no request or pinned prefix; a request is
                 swapped out or being swapped (SWAP-1).
         """
-        return snapshot_of(self)
+        pool = self.page_pool
+        made = {
+            "num_pages": self.num_pages,
+            "max_model_len": self.max_model_len,
+            "enable_caching": self.enable_caching,
+            "use_eagle": self.use_eagle,
+            "unhashed_first": pool.unhashed_first,
+            "enable_events": pool.enable_events,
+            "counter_sampling": pool.counter_sampling,
+            "max_pinned_pages": pool.max_pinned_pages,
+            "max_pinned_pages_per_salt": pool.max_pinned_pages_per_salt,
+            "none_hash": pool.none_hash.hex(),
+        }
+        coordinator = self.coordinator.state(self.prefixes.pinned_pages)
+        return snapshot_with({**made, **pool.state(), **coordinator, **self.prefixes.state()})
 
     @classmethod
     def restore(
@@ -462,7 +475,34 @@ class CacheManager(Uncopied):
             TypeError: ``snapshot`` is no mapping, or ``requests`` are none.
             ValueError: the snapshot is damaged, or does not fit the requests.
         """
-        return restored(cls, snapshot, requests, hash_function)
+        init_none_hash(b"", hash_function)  # refuses what is no hash function
+        parts = parts_of(snapshot)
+        objects: dict[str, EngineRequest] = {}
+        for request in listed("requests", requests):
+            if objects.setdefault(request_id_of(request), request) is not request:
+                raise refusal(ValueError, "MAN-14", f"requests has two objects of the id {request.request_id!r}")
+        arguments = arguments_of(parts)
+        try:
+            manager = cls(**arguments, hash_seed=b"", hash_function=hash_function)
+        except (TypeError, ValueError) as error:
+            raise refusal(
+                ValueError, "MAN-14", f"snapshot: what the manager was made with is refused: {error}"
+            ) from None
+        if manager.enable_caching != arguments["enable_caching"]:
+            raise parts["enable_caching"].damaged("is true without a group")
+        pool, coordinator, prefixes = manager.page_pool, manager.coordinator, manager.prefixes
+        pool.restore_cached(parts, coordinator.cached_sizes)
+        coordinator.restore(parts, objects)
+        prefixes.restore(parts, objects)
+        pool.restore_held(parts, coordinator.held_pages, prefixes.pinned_pages)
+        pool.restore_log(parts, coordinator.cached_sizes)
+        try:
+            manager.check()  # a number that contradicts another is found here, and no contradiction is mended
+        except AssertionError as error:
+            problem = str(error).splitlines()[0]
+            raise refusal(ValueError, "MAN-14", f"snapshot: the whole does not hold together: {problem}") from None
+        require_same(parts, manager.snapshot())  # finds what is written in another order, twice, or for nothing
+        return manager
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages held).

@@ -1,9 +1,14 @@
 """MAN-1, PIN, MAN-12: cached prefixes: how they are found, pinned, ranked and counted."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..declarations import CacheCounters, EngineRequest
+from ..declarations.codec import Part
+from ..declarations.json_kinds import counters_of, counters_to_json
+from ..declarations.snapshots import request_named
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import CacheCoordinator
 from ..groups.live_requests import read_tokens, request_id_of
@@ -175,6 +180,57 @@ class Prefixes:
                 )
         return keys
 
+    # -- Snapshots (MAN-14) -----------------------------------------------------------------------
+
+    @property
+    def pinned_pages(self) -> list[CachePage]:
+        """The pages of pinned prefixes, once for each pin, null pages among them."""
+        return [page for prefix in self.pinned.values() for pages in prefix.pages.pages for page in pages]
+
+    def state(self) -> dict[str, Any]:
+        """What a snapshot has of known requests, pinned prefixes and counters."""
+        return {
+            "known": list(self.known),
+            "given_back": [list(entry) for entry in self.given_back.items()],
+            "pins": [
+                {"id": prefix.pin_id, "num_tokens": prefix.num_tokens, "pages": list(prefix.pages.get_page_ids())}
+                for prefix in self.pinned.values()
+            ],
+            "next_pin_id": self.next_pin_id,
+            "counters": counters_to_json(self.counters),
+        }
+
+    def restore(self, parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]) -> None:
+        """Sets what a snapshot has of known requests, pinned prefixes, whose pages no count shows yet, and counters.
+
+        Args:
+            parts: the snapshot's.
+            objects: the engine's requests, by id.
+
+        Raises:
+            ValueError: a part is damaged.
+        """
+        for part in parts["known"].items():
+            if part.text() in self.known:
+                raise part.damaged(f"is {part.value!r}, which is named twice")
+            self.known[part.text()] = request_named(part, objects)
+        for part in parts["given_back"].items():
+            id_part, tokens = part.items(2)
+            self.given_back[id_part.text()] = tokens.integer(minimum=1)
+        pages, num_groups = self._pool.pages, len(self._coordinator.rules)
+        self.next_pin_id = parts["next_pin_id"].integer()
+        for part in parts["pins"].items():
+            members = part.members(("id", "num_tokens", "pages"))
+            pin_id = members["id"].integer(below=self.next_pin_id)
+            if pin_id in self.pinned:
+                raise members["id"].damaged("is the id of another pin")
+            ids = [
+                [page.integer(below=len(pages)) for page in own.items()] for own in members["pages"].items(num_groups)
+            ]
+            lists = CachePages([pages[page] for page in own] for own in ids)
+            self.pinned[pin_id] = PinnedPrefix(pin_id, members["num_tokens"].integer(minimum=1), lists)
+        self.counted = counters_of(parts["counters"])  # those of pages are shown as the pool has them
+
     def check(self) -> None:
         """Verifies that each pinned prefix pins its pages, and that what is given back is known and not in use.
 
@@ -190,13 +246,7 @@ class Prefixes:
             assert any(not page.is_null for pages in prefix.pages.pages for page in pages), (
                 f"PIN-1: no page in {prefix}"
             )
-        pins = Counter(
-            page.page_id
-            for prefix in self.pinned.values()
-            for pages in prefix.pages.pages
-            for page in pages
-            if not page.is_null
-        )
+        pins = Counter(page.page_id for page in self.pinned_pages if not page.is_null)
         for page_id, count in pins.items():
             assert count <= self._pool.pins_of(page_id), f"PIN-1: page {page_id} is pinned by {count} prefixes"
         in_use = self._coordinator.live.by_id.keys() | self._coordinator.swapped.out
