@@ -73,7 +73,8 @@ class CacheCoordinator(Uncopied):
         publisher: the publisher of their pages.
         swapped: the requests in host memory (SWAP-1).
         plain: for each group the segments of a request without extra keys.
-        copies: the state copies that `take_page_copies` has not returned yet, with the ids of their requests (MAN-13).
+        queued_copies: the state copies that `take_page_copies` has not returned yet, with the ids of their requests
+            (MAN-13).
         no_hits: the hits of a request without cached pages.
         nothing: an empty list of pages for each group.
         nothing_new: an empty tuple of ids for each group.
@@ -114,7 +115,7 @@ class CacheCoordinator(Uncopied):
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.most_slots = min(max_model_len + 1, NEVER)
         self.swapped = SwappedRequests(options["num_host_pages"])
-        self.copies: list[tuple[str, PageCopy]] = []
+        self.queued_copies: list[tuple[str, PageCopy]] = []
         self.plain = tuple(PLAIN for _ in self.groups)
         self.no_hits = none_hit(self.groups)
         self.nothing_new: NewPages = tuple(() for _ in self.groups)
@@ -363,7 +364,7 @@ class CacheCoordinator(Uncopied):
         """Records that a state is to be copied to its request's new page before the step (MAN-13)."""
         if computed:
             source = group.page_at(slot, group.rule.first_place(computed))
-            self.copies.append((self.live.ids[slot], PageCopy(group.group_id, source, page)))
+            self.queued_copies.append((self.live.ids[slot], PageCopy(group.group_id, source, page)))
 
     def cache_pages(self, request: EngineRequest, slot: int, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3)."""
@@ -373,8 +374,8 @@ class CacheCoordinator(Uncopied):
 
     def take_page_copies(self) -> list[PageCopy]:
         """The state copies recorded since the last call, in order (MAN-13)."""
-        noted, self.copies = self.copies, []
-        return [copy for _, copy in noted]
+        queued, self.queued_copies = self.queued_copies, []
+        return [copy for _, copy in queued]
 
     # -- Giving back ------------------------------------------------------------------------------
 
@@ -385,8 +386,8 @@ class CacheCoordinator(Uncopied):
             held.append(group.last_first(slot))
         lost, holders = (_NO_PAGES, None) if num_written is None else self._unwritten(slot, num_written)
         live.dismiss(slot)
-        if self.copies:
-            self.copies = [noted for noted in self.copies if noted[0] != request_id]
+        if self.queued_copies:
+            self.queued_copies = [queued for queued in self.queued_copies if queued[0] != request_id]
         if len(lost):
             pool.forget_hashes(lost)
         for pages in held:
@@ -481,7 +482,7 @@ class CacheCoordinator(Uncopied):
         return {
             "groups": [group_to_json(group) for group in self.kv_cache_groups],
             "requests": request_states(self.live, self.groups),
-            "copies": [[request_id, *copy] for request_id, copy in self.copies],
+            "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],
             **swapped,
         }
 
@@ -508,7 +509,7 @@ class CacheCoordinator(Uncopied):
             if not (rule.has_states and rule.gives_back):
                 raise group_part.damaged(f"is {group}, a group whose states are not copied")
             source, destination = (page.integer(1, self.page_pool.num_pages) for page in pages)
-            self.copies.append((id_part.text(), PageCopy(group, source, destination)))
+            self.queued_copies.append((id_part.text(), PageCopy(group, source, destination)))
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages and cached tokens).
@@ -522,8 +523,8 @@ class CacheCoordinator(Uncopied):
         self.swapped.check()
         check_live(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
         for request_id, slot in self.live.slot_of.items():
-            noted = self.live.num_needs_at[slot], self.live.num_due_at[slot]
+            recorded = self.live.num_needs_at[slot], self.live.num_due_at[slot]
             bounds = self.needs_at(slot), self.due_at(slot)
-            assert noted[0] <= bounds[0] and noted[1] <= bounds[1], (  # noqa: PT018 - they are shown together
-                f"MAN-2: something to do at {noted}, worked out {bounds}: {self.live.state(request_id)}"
+            assert recorded[0] <= bounds[0] and recorded[1] <= bounds[1], (  # noqa: PT018 - they are shown together
+                f"MAN-2: something to do at {recorded}, computed {bounds}: {self.live.state(request_id)}"
             )

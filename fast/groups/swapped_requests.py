@@ -245,7 +245,7 @@ class SwappedRequests:
         swapped_out = [swapped for swapped in every.values() if not swapped.is_received]
         self.host.check([page for swapped in swapped_out for own in swapped.host_pages for page in own.tolist()])
         for request_id, swapped in self.by_id.items():
-            assert swapped.request_id == request_id, f"MAN-6: {swapped.request_id!r} is noted as {request_id!r}"
+            assert swapped.request_id == request_id, f"MAN-6: {swapped.request_id!r} is recorded as {request_id!r}"
             assert swapped.swap_id < 0 or self.flights[swapped.swap_id].swapped is swapped, (
                 f"SWAP-1: {request_id!r} waits for swap {swapped.swap_id}"
             )

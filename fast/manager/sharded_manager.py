@@ -58,14 +58,7 @@ class ShardedCacheManager(Uncopied):
         if options["hash_seed"] is None:
             options["hash_seed"] = os.urandom(32)
         self.shards = tuple(
-            CacheManager(
-                num_pages,
-                groups,
-                max_model_len,
-                enable_caching,
-                use_eagle,
-                **options,
-            )
+            CacheManager(num_pages, groups, max_model_len, enable_caching, use_eagle, **options)
             for _ in range(self.num_shards)
         )
 
@@ -218,8 +211,7 @@ class ShardedCacheManager(Uncopied):
         Returns:
             True if it did.
         """
-        swaps = [shard.coordinator.swapped for shard in self.shards]
-        if any(shard.usage for shard in self.shards) or any(own.by_id or own.flights for own in swaps):
+        if self.usage > 0 or not all(shard.coordinator.swapped.is_idle for shard in self.shards):
             return False
         for shard in self.shards:
             shard.reset_prefix_cache()

@@ -71,7 +71,7 @@ class Swaps:
         swapped.by_id[request_id] = going
         number = swapped.begin(Flight(going, True, pages))
         coordinator.live.dismiss(slot)
-        coordinator.copies = [noted for noted in coordinator.copies if noted[0] != request_id]
+        coordinator.queued_copies = [queued for queued in coordinator.queued_copies if queued[0] != request_id]
         needed = [own[first:end] for own, (first, end) in zip(pages, bounds, strict=True)]
         return SwapPlan(number, request_id, "out", computed, self.copies(going, needed))
 

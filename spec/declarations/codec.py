@@ -1,8 +1,10 @@
-"""SEC-3: reading JSON that anybody may have written: every value knows its place, and is what it should be or refused.
+"""SEC-3: reads JSON that anybody may have written: each value has the type and the bounds asked for, or is refused.
 
-Both packages read snapshots, events and documents by this, so that they refuse the same ones in the same words.
+A message begins with the place of the value in its document.
 
-Values are not shown where they may be tokens or fingerprints of salts (SEC-2), nor where they are out of all bounds.
+Both packages read snapshots, events and documents with it, so that they refuse the same ones with the same messages.
+
+Messages do not show values, which may be tokens or fingerprints of salts (SEC-2), or numbers of any length.
 """
 
 import math
@@ -17,16 +19,16 @@ from .reading import refusal
 __all__ = ["BEYOND", "Part", "plain"]
 
 BEYOND = 1 << 63
-"""What every number is below: it fits an int64."""
+"""The bound of every number: an int64 holds those below."""
 
 
 class Part:
     """One value of a document.
 
     Args:
-        name: where it stands, from the document on.
-        value: what stands there.
-        clause: the label of the clause by which it is refused, it and its own parts.
+        name: the place of the value, from the document on; messages begin with it.
+        value: the value, as the JSON parser gives it.
+        clause: the label of the clause by which the value, and any part of it, is refused.
     """
 
     __slots__ = ("_clause", "_name", "value")
@@ -37,16 +39,16 @@ class Part:
         self._clause = clause
 
     def damaged(self, problem: str, clause: str | None = None) -> Exception:
-        """The error for a part that is damaged or does not fit the rest."""
+        """The error for a value that is damaged or contradicts another one."""
         return refusal(ValueError, clause or self._clause, f"{self._name} {problem}")
 
     def _part(self, place: str, value: object) -> "Part":
         return Part(f"{self._name}{place}", value, self._clause)
 
-    # -- What has parts of its own ----------------------------------------------------------------
+    # -- Objects and lists ------------------------------------------------------------------------
 
     def members(self, names: Iterable[str]) -> dict[str, "Part"]:
-        """The members of an object that has those and no others."""
+        """The members of an object, which must be those named."""
         wanted = list(names)
         if not isinstance(self.value, Mapping) or set(self.value) != set(wanted):
             raise self.damaged(f"must be an object with the keys {wanted} and no others")

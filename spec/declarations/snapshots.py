@@ -5,7 +5,7 @@
     kvproof         "manager snapshot"
     version         2
     num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
-    max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     as the manager was made
+    max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     the arguments of the manager
     none_hash       the root of its keys, hexadecimal as all bytes
     groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
     now             the time of the last `advance_time`, or null
@@ -17,23 +17,23 @@
                     groups: [{pages, num_hits, num_published, states}], a null page as 0; states: [[place, tokens]]
                     of the places with a page in a group of mode align, else []
     known           [id] of the requests looked up or admitted whose keys were not dropped, in their order
-    given_back      [[id, tokens]] of those among them that were live
+    given_back      [[id, tokens with slots]] of those among them that were live and are freed
     pins            [{id, num_tokens, pages}], a list of pages for each group
     next_pin_id     the id of the next pin
     next_swap_id    the id of the next plan of copies to or from the host
-    copies          [[request id, group, source, destination]], not handed out yet
-    events          [{kind, the fields of the event}], not handed out yet
+    copies          [[request id, group, source, destination]], not taken by `take_page_copies` yet
+    events          [{kind, the fields of the event}], not taken by `take_events` yet
     counters        {the fields of CacheCounters}
-    clock           pages handed out
+    clock           the number of pages ever allocated
     stored_at       [[page, clock]] of the sampled pages that are cached, by page
     freed_at        [[page, clock]] of those among them that are free, by page
     extra keys      null, or [{kind, its fields}]
 
-The engine's request objects are not in it; keys are not, as the contents tell them; and no salt is, as none is
-kept (SEC-2). Token ids are.
+A snapshot has token ids. It has neither the engine's request objects, nor keys, which are computed from the contents,
+nor salts, of which only fingerprints are kept (SEC-2).
 
-Here stands what is in a snapshot, and how the parts are read that need no manager. What a manager's state is, and
-how a manager comes from one, each package computes for itself.
+This module declares the format, and reads what can be read without a manager. The state itself is written and read by
+the parts of a manager that have it, in each package.
 """
 
 from collections.abc import Mapping

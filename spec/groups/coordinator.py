@@ -49,7 +49,7 @@ class CacheCoordinator(Uncopied):
         live: the live requests.
         swapped: the requests that are swapped out or being swapped (SWAP-1).
         held: each live request's pages in every group, by request id.
-        noted_copies: queued copies of states, each with its request's id, until `take_page_copies` (MAN-13).
+        queued_copies: queued copies of states, each with its request's id, until `take_page_copies` (MAN-13).
     """
 
     @takes_options
@@ -69,7 +69,7 @@ class CacheCoordinator(Uncopied):
         self.live = LiveRequests()
         self.swapped = SwappedRequests(options["num_host_pages"])
         self.held: dict[str, list[GroupPages]] = {}
-        self.noted_copies: list[tuple[str, PageCopy]] = []
+        self.queued_copies: list[tuple[str, PageCopy]] = []
 
     # -- Finding ----------------------------------------------------------------------------------
 
@@ -183,14 +183,14 @@ class CacheCoordinator(Uncopied):
                 if taken and reached > 0:
                     source = held.pages[rules.first_place(reached)]
                     copy = PageCopy(rules.group_id, source.page_id, taken[0].page_id)
-                    self.noted_copies.append((request_id, copy))
+                    self.queued_copies.append((request_id, copy))
                 held.states[len(held.pages) - 1] = promised
         return added
 
     def take_page_copies(self) -> list[PageCopy]:
         """The copies of states queued since the last call, in order, to run before the step (MAN-13)."""
-        copies = [copy for _, copy in self.noted_copies]
-        self.noted_copies.clear()
+        copies = [copy for _, copy in self.queued_copies]
+        self.queued_copies.clear()
         return copies
 
     def cache_pages(self, request_id: str, chains: Chains, num_tokens: int) -> None:
@@ -250,7 +250,7 @@ class CacheCoordinator(Uncopied):
 
         The request's queued copies of states are dropped, as no step will use them.
         """
-        self.noted_copies = [(other, copy) for other, copy in self.noted_copies if other != request_id]
+        self.queued_copies = [(other, copy) for other, copy in self.queued_copies if other != request_id]
         return self.held.pop(request_id)
 
     # -- Looking ----------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class CacheCoordinator(Uncopied):
         return {
             "groups": [group_to_json(group) for group in self.kv_cache_groups],
             "requests": request_states(self.live, self.held),
-            "copies": [[request_id, *copy] for request_id, copy in self.noted_copies],
+            "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],
             **swapped,
         }
 
@@ -336,7 +336,7 @@ class CacheCoordinator(Uncopied):
             if not self.rules[group].copies_states:
                 raise group_part.damaged(f"is {group}, a group whose states are not copied")
             source, destination = (page.integer(1, self.page_pool.num_pages) for page in pages)
-            self.noted_copies.append((id_part.text(), PageCopy(group, source, destination)))
+            self.queued_copies.append((id_part.text(), PageCopy(group, source, destination)))
 
     def check(self) -> None:
         """Verifies every redundancy of the pool and of the requests' pages; O(pages).

@@ -168,10 +168,10 @@ class SwappedRequests:
         holders = list(self.by_id.values())
         holders += [flight.swapped for flight in self.flights.values() if flight.swapped not in holders]  # aborted
         used = [page for swapped in holders for own in swapped.held_host_pages for page in own]
-        assert sorted(used) == sorted(self._used), f"SWAP-1: host pages {used} in use, noted {sorted(self._used)}"
+        assert sorted(used) == sorted(self._used), f"SWAP-1: host pages {used} in use, recorded {sorted(self._used)}"
         assert all(page < self.num_host_pages for page in used), f"SWAP-1: of {self.num_host_pages} host pages {used}"
         for request_id, swapped in self.by_id.items():
-            assert swapped.request_id == request_id, f"MAN-6: {swapped.request_id!r} is noted as {request_id!r}"
+            assert swapped.request_id == request_id, f"MAN-6: {swapped.request_id!r} is recorded as {request_id!r}"
             assert swapped.swap_id is None or self.flights[swapped.swap_id].swapped is swapped, (
                 f"SWAP-1: {request_id!r} waits for swap {swapped.swap_id}"
             )

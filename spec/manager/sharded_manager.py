@@ -7,7 +7,7 @@ from typing import Unpack
 from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
 from ..declarations.uncopied import Uncopied
 from ..groups.cache_pages import CachePages
-from ..groups.live_requests import request_id_of
+from ..groups.live_requests import read_id, request_id_of
 from ..reading.arguments import index, integer, listed, refusal
 from .cache_manager import CacheManager
 
@@ -53,14 +53,7 @@ class ShardedCacheManager(Uncopied):
             options["hash_seed"] = os.urandom(32)
         groups = listed("kv_cache_groups", kv_cache_groups)
         self.shards = tuple(
-            CacheManager(
-                num_pages,
-                groups,
-                max_model_len,
-                enable_caching,
-                use_eagle,
-                **options,
-            )
+            CacheManager(num_pages, groups, max_model_len, enable_caching, use_eagle, **options)
             for _ in range(self.num_shards)
         )
 
@@ -76,13 +69,12 @@ class ShardedCacheManager(Uncopied):
 
     def shard_of(self, request_id: str) -> int | None:
         """The shard on which a request is live, swapped out or being swapped; None if it is on none."""
-        if not isinstance(request_id, str):
-            raise refusal(TypeError, "R1", f"request_id={request_id!r} must be a str")
-        return next((number for number, shard in enumerate(self.shards) if request_id in _ids_on(shard)), None)
+        wanted = read_id(request_id)
+        return next((number for number, shard in enumerate(self.shards) if wanted in _ids_on(shard)), None)
 
-    def _shard(self, request: EngineRequest) -> CacheManager:
+    def _home(self, request_id: str) -> CacheManager:
         """The manager of a request's shard; if it is on none, the first, which refuses what needs a live request."""
-        return self.shards[self.shard_of(request_id_of(request)) or 0]
+        return self.shards[self.shard_of(request_id) or 0]
 
     def _best(self, lengths: Sequence[int]) -> int:
         """The number of the shard with the longest hit, then with most free pages, then the lowest."""
@@ -96,8 +88,9 @@ class ShardedCacheManager(Uncopied):
 
         See `CacheManager.get_computed_pages`.
         """
-        if self.shard_of(request_id_of(request)) is not None:
-            return self._shard(request).get_computed_pages(request)
+        number = self.shard_of(request_id_of(request))
+        if number is not None:
+            return self.shards[number].get_computed_pages(request)
         found = [shard.get_computed_pages(request) for shard in self.shards]
         return found[self._best([length for _, length in found])]
 
@@ -117,8 +110,9 @@ class ShardedCacheManager(Uncopied):
         Raises:
             ValueError: the pages belong to no shard, or to several.
         """
-        if self.shard_of(request_id_of(request)) is not None:
-            shard = self._shard(request)
+        number = self.shard_of(request_id_of(request))
+        if number is not None:
+            shard = self.shards[number]
         elif isinstance(new_computed_pages, CachePages) and any(new_computed_pages.pages):
             shard = self._shard_of_pages(new_computed_pages)
         else:
@@ -142,10 +136,10 @@ class ShardedCacheManager(Uncopied):
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """See `CacheManager.cache_pages`."""
-        self._shard(request).cache_pages(request, num_computed_tokens)
+        self._home(request_id_of(request)).cache_pages(request, num_computed_tokens)
 
     def take_page_copies(self, shard: int) -> list[PageCopy]:
-        """The copies of states noted on a shard; see `CacheManager.take_page_copies` (MAN-13).
+        """The copies of states queued on a shard; see `CacheManager.take_page_copies` (MAN-13).
 
         Args:
             shard: its number.
@@ -156,19 +150,17 @@ class ShardedCacheManager(Uncopied):
 
     def swap_out(self, request: EngineRequest) -> SwapPlan | None:
         """Plans the copies of a live request to its shard's host memory; see `CacheManager.swap_out` (SWAP-1)."""
-        return self._numbered(request, self._shard(request).swap_out(request))
+        number = self.shard_of(request_id_of(request)) or 0
+        return self._numbered(number, self.shards[number].swap_out(request))
 
     def swap_in(self, request: EngineRequest) -> SwapPlan | None:
         """Plans the copies of a request back to its shard's device; see `CacheManager.swap_in` (SWAP-1)."""
-        return self._numbered(request, self._shard(request).swap_in(request))
+        number = self.shard_of(request_id_of(request)) or 0
+        return self._numbered(number, self.shards[number].swap_in(request))
 
-    def _numbered(self, request: EngineRequest, plan: SwapPlan | None) -> SwapPlan | None:
+    def _numbered(self, shard: int, plan: SwapPlan | None) -> SwapPlan | None:
         """A shard's plan with the id that it has here."""
-        if plan is None:
-            return None
-        shard = self.shard_of(request.request_id)
-        assert shard is not None, f"SWAP-1: {request.request_id!r} is on its way, on no shard"
-        return plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
+        return None if plan is None else plan._replace(swap_id=plan.swap_id * self.num_shards + shard)
 
     def swap_done(self, swap_id: int) -> None:
         """The fence of a plan of any shard; see `CacheManager.swap_done` (SWAP-1).
@@ -184,13 +176,13 @@ class ShardedCacheManager(Uncopied):
 
     def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The ids of a request's host pages on its shard; see `CacheManager.get_host_page_ids`."""
-        return self.shards[self.shard_of(request_id) or 0].get_host_page_ids(request_id)
+        return self._home(request_id).get_host_page_ids(request_id)
 
     # -- Giving back ------------------------------------------------------------------------------
 
     def free(self, request: EngineRequest, num_written: int | None = None) -> list[str]:
         """See `CacheManager.free`."""
-        return self._shard(request).free(request, num_written)
+        return self._home(request_id_of(request)).free(request, num_written)
 
     def free_page_hashes(self, request: EngineRequest) -> None:
         """Drops the request's keys on every shard; see `CacheManager.free_page_hashes`."""
@@ -213,7 +205,7 @@ class ShardedCacheManager(Uncopied):
 
     def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The ids of a request's pages on its shard, a list for each group; empty lists if it is not live."""
-        return self.shards[self.shard_of(request_id) or 0].get_page_ids(request_id)
+        return self._home(request_id).get_page_ids(request_id)
 
     def get_num_common_prefix_pages(self, request: EngineRequest, num_scheduled_requests: int) -> list[int]:
         """How many leading pages all running requests of a request's shard share, for each group (MAN-10).
@@ -222,7 +214,7 @@ class ShardedCacheManager(Uncopied):
             request: a live request whose status is ``RUNNING``.
             num_scheduled_requests: how many requests are running on its shard.
         """
-        return self._shard(request).get_num_common_prefix_pages(request, num_scheduled_requests)
+        return self._home(request_id_of(request)).get_num_common_prefix_pages(request, num_scheduled_requests)
 
     def check(self) -> None:
         """Verifies every shard's state, and that no request is on two shards.

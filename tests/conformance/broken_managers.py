@@ -212,9 +212,9 @@ class KeepsCopies(CacheManager):
     """The copies of a request that was freed are handed out all the same."""
 
     def free(self, request: Any, num_written: int | None = None) -> list[str]:
-        noted = list(self.coordinator.noted_copies)
+        noted = list(self.coordinator.queued_copies)
         held = super().free(request, num_written)
-        self.coordinator.noted_copies = noted
+        self.coordinator.queued_copies = noted
         return held
 
 
