@@ -480,6 +480,8 @@ class CacheCoordinator(Uncopied):
                 tree = f"group {run.tree.group_id} for pages of {run.tree.page_bytes // 4} tokens"
                 raise refusal(ValueError, "MAN-14", f"page {run.pages[place]} is cached in {tree}")
         return {
+            "max_model_len": self.max_model_len,
+            "use_eagle": self.use_eagle,
             "groups": [group_to_json(group) for group in self.kv_cache_groups],
             "requests": request_states(self.live, self.groups),
             "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],

@@ -438,21 +438,8 @@ class CacheManager(Uncopied):
             ValueError: a page is held or cached by calls on the pool, of which no snapshot tells; a request is in
                 host memory, or on its way (SWAP-1).
         """
-        pool = self.page_pool
-        made = {
-            "num_pages": self.num_pages,
-            "max_model_len": self.max_model_len,
-            "enable_caching": self.enable_caching,
-            "use_eagle": self.use_eagle,
-            "unhashed_first": pool.unhashed_first,
-            "enable_events": pool.enable_events,
-            "counter_sampling": pool.counter_sampling,
-            "max_pinned_pages": pool.max_pinned_pages,
-            "max_pinned_pages_per_salt": pool.max_pinned_pages_per_salt,
-            "none_hash": pool.none_hash.hex(),
-        }
         coordinator = self.coordinator.state(self.prefixes.pinned_counts)
-        return snapshot_with({**made, **pool.state(), **coordinator, **self.prefixes.state()})
+        return snapshot_with({**self.page_pool.state(), **coordinator, **self.prefixes.state()})
 
     @classmethod
     def restore(

@@ -22,6 +22,7 @@ from kvproof.spec.declarations import (
 )
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.keys import read_page_hash
+from kvproof.spec.declarations.snapshots import POOL_ARGUMENTS
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..index.prefix_index import PrefixIndex
@@ -528,12 +529,13 @@ class PagePool(Uncopied):
     # -- Snapshots (MAN-14) and check -------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot has of the pool beside its options; reference counts and pins follow from their holders.
+        """What a snapshot has of the pool; reference counts and pins follow from their holders.
 
         O(pages and cached tokens).
         """
         cached = cached_state(self.index, self.keys.alike())
-        return self.free_order.state() | cached | self.log.state(self.counts.of == 0)
+        made = {name: getattr(self, name) for name in POOL_ARGUMENTS} | {"none_hash": self.none_hash.hex()}
+        return made | self.free_order.state() | cached | self.log.state(self.counts.of == 0)
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Caches the cached pages of a snapshot, in a pool that has cached none.

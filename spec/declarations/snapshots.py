@@ -44,7 +44,7 @@ from .json_kinds import group_of
 from .reading import refusal
 from .requests import EngineRequest
 
-__all__ = ["arguments_of", "parts_of", "request_named", "require_same", "snapshot_with"]
+__all__ = ["POOL_ARGUMENTS", "arguments_of", "parts_of", "request_named", "require_same", "snapshot_with"]
 
 _HEADER = "manager snapshot"
 _VERSION = 2
@@ -55,6 +55,13 @@ _KEYS = (
     *("none_hash", "groups", "now", "free", "priorities", "contents", "cached", "requests", "known", "given_back"),
     *("pins", "next_pin_id", "next_swap_id", "copies", "events", "counters", "clock", "stored_at", "freed_at"),
 )
+
+
+POOL_ARGUMENTS = (
+    *("num_pages", "enable_caching", "unhashed_first", "enable_events", "counter_sampling"),
+    *("max_pinned_pages", "max_pinned_pages_per_salt"),
+)
+"""The arguments of a pool that a snapshot has, each an attribute of the pool."""
 
 
 def snapshot_with(state: Mapping[str, Any]) -> dict[str, Any]:

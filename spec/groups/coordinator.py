@@ -64,6 +64,7 @@ class CacheCoordinator(Uncopied):
     ) -> None:
         self.kv_cache_groups = read_groups(kv_cache_groups)
         self.max_model_len = max_model_len
+        self.use_eagle = use_eagle
         self.rules = rules_of(self.kv_cache_groups, use_eagle)
         self.page_pool = PagePool(num_pages, enable_caching, **pool_options(options))
         self.live = LiveRequests()
@@ -310,6 +311,8 @@ class CacheCoordinator(Uncopied):
                     f"{holders[page.page_id]} times: what calls on the pool hold is in no snapshot",
                 )
         return {
+            "max_model_len": self.max_model_len,
+            "use_eagle": self.use_eagle,
             "groups": [group_to_json(group) for group in self.kv_cache_groups],
             "requests": request_states(self.live, self.held),
             "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],

@@ -440,21 +440,8 @@ class CacheManager(Uncopied):
             ValueError: a page is held by direct calls on the pool, and by no request or pinned prefix; a request is
                 swapped out or being swapped (SWAP-1).
         """
-        pool = self.page_pool
-        made = {
-            "num_pages": self.num_pages,
-            "max_model_len": self.max_model_len,
-            "enable_caching": self.enable_caching,
-            "use_eagle": self.use_eagle,
-            "unhashed_first": pool.unhashed_first,
-            "enable_events": pool.enable_events,
-            "counter_sampling": pool.counter_sampling,
-            "max_pinned_pages": pool.max_pinned_pages,
-            "max_pinned_pages_per_salt": pool.max_pinned_pages_per_salt,
-            "none_hash": pool.none_hash.hex(),
-        }
         coordinator = self.coordinator.state(self.prefixes.pinned_pages)
-        return snapshot_with({**made, **pool.state(), **coordinator, **self.prefixes.state()})
+        return snapshot_with({**self.page_pool.state(), **coordinator, **self.prefixes.state()})
 
     @classmethod
     def restore(

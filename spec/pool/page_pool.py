@@ -18,6 +18,7 @@ from ..declarations import (
 )
 from ..declarations.codec import Part
 from ..declarations.keys import read_page_hash
+from ..declarations.snapshots import POOL_ARGUMENTS
 from ..declarations.uncopied import Uncopied
 from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
 from .cached_map import CachedMap
@@ -482,8 +483,9 @@ class PagePool(Uncopied):
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot has of the pool beside its options; reference counts and pins follow from their holders."""
-        return self.free_order.state() | cached_state(self.index, self.keys) | self.log.state()
+        """What a snapshot has of the pool; reference counts and pins follow from their holders."""
+        made = {name: getattr(self, name) for name in POOL_ARGUMENTS} | {"none_hash": self.none_hash.hex()}
+        return made | self.free_order.state() | cached_state(self.index, self.keys) | self.log.state()
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Caches the cached pages of a snapshot, in a pool that has cached none.
