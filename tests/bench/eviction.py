@@ -28,8 +28,8 @@ from kvproof.conformance.traces import prompt_tokens, read_trace
 
 __all__ = ["CANDIDATES", "Adaptive", "Candidate", "Eviction", "families", "main", "served_hits"]
 
-SHADOW_PAGES = 512
-HALVED_AFTER = 2_048
+SHADOW_PAGES = 1_024
+HALVED_AFTER = 4_096
 STALE_TURNOVERS = 8
 
 
@@ -118,14 +118,15 @@ class Eviction:
         page = self._next()
         self._leave(page)
         self.clock += 1
-        if page in self.mark_of:
-            self.ghosts[self.mark_of[page] % self.num_slots] = self.mark_of[page]
-            self.forget(page)
+        mark = self.mark_of.pop(page, None)
+        if mark is not None:
+            self.ghosts[mark % self.num_slots] = mark
+            self.reused.discard(page)
         return page
 
     def forget(self, page: int) -> None:
-        """A page lost its hash."""
-        self.mark_of.pop(page, None)
+        """A cached page, free or in use, lost its hash in another way than by `take`; a free one keeps its place."""
+        del self.mark_of[page]
         self.reused.discard(page)
 
     def publish(self, page: int, mark: int) -> None:
@@ -213,6 +214,19 @@ class _Shadow:
         while len(self.page_of) > self.order.num_pages and self.order.num_free:
             self._drop(self.mark_on[self.order.take()])
 
+    def forgot(self, mark: int, is_holder: bool) -> None:
+        """A page of the real pool lost its content; where nobody else holds it, it is not to be found any more."""
+        self.holders[mark] = self.holders.get(mark, 0) - is_holder
+        if self.holders[mark]:
+            return
+        del self.holders[mark]
+        page = self.page_of.get(mark)
+        if page is not None:
+            self._drop(mark)
+            self.order.forget(page)
+            if is_holder:
+                self.order.free([page])
+
     def _drop(self, mark: int | None) -> None:
         if mark is not None:
             del self.mark_on[self.page_of.pop(mark)]
@@ -263,6 +277,13 @@ class Adaptive(Eviction):
         self._ask(self.mark_of[page], page not in self.in_use)
         self.in_use.add(page)
         super().hit(page)
+
+    def forget(self, page: int) -> None:
+        mark = self.mark_of[page]
+        for shadow in self.shadows if self._is_sampled(mark) else ():
+            shadow.forgot(mark, page in self.in_use)
+        self.in_use.discard(page)
+        super().forget(page)
 
     def free(self, pages: Iterable[int], in_use: Container[int] = ()) -> None:
         given = list(pages)
