@@ -15,6 +15,9 @@ from .test_layout import MODULES, ROOT, _circle, _imports, _module_of
 
 PACKAGES = ("spec", "fast")
 
+MOST_REACHES = 3
+"""The most reaches into another object's private attributes in a package."""
+
 ALONE = {
     # -- spec --------------------------------------------------------------------------------------
     "spec/clauses": "the sentences of the contract stand once",
@@ -81,27 +84,47 @@ def test_modules_stand_in_rooms() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_room_imports_itself_in_a_circle(package: str) -> None:
-    """Not even by what only type checkers or functions import."""
+@pytest.mark.parametrize("grain", ["room", "module"])
+def test_nothing_imports_itself_in_a_circle(package: str, grain: str) -> None:
+    """No room and no module does, not even by what only type checkers or functions import."""
+    part = _room if grain == "room" else _place
     graph: dict[str, set[str]] = defaultdict(set)
-    root = ROOT / package
     for path in MODULES:
-        if not path.is_relative_to(root) or path.stem == "__init__":
+        if not path.is_relative_to(ROOT / package) or path.stem == "__init__":
             continue
-        room = _room(path)
         for name in _imports(path):
             other = _module_of(name)
             if other is not None and other.startswith(f"kvproof.{package}."):
-                graph[room].add(_room(ROOT.joinpath(*other.split(".")[1:])))
-        graph[room].discard(room)
-    rooms = {room: others & graph.keys() for room, others in graph.items()}
-    assert sum(map(len, rooms.values())) > len(rooms), "the imports were found"
-    assert _circle(rooms) == []
+                graph[part(path)].add(part(ROOT.joinpath(*other.split(".")[1:])))
+        graph[part(path)].discard(part(path))
+    found = {name: others & graph.keys() for name, others in graph.items()}
+    assert sum(map(len, found.values())) > len(found), "the imports were found"
+    assert _circle(found) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_privates_are_left_to_their_owner(package: str) -> None:
+    """Reaches into another object's private attributes are few, in all of a package."""
+    attributes = [
+        node
+        for path in MODULES
+        if path.is_relative_to(ROOT / package)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+    ]
+    reaches = [ast.unparse(node) for node in attributes if ast.unparse(node.value) not in ("self", "cls")]
+    assert len(attributes) > 200, "they were found"
+    assert len(reaches) <= MOST_REACHES, reaches
 
 
 def _room(path: Path) -> str:
     """The room in which a module stands."""
     return path.relative_to(ROOT).parts[1]
+
+
+def _place(path: Path) -> str:
+    """Where a module stands."""
+    return str(path.relative_to(ROOT).with_suffix(""))
 
 
 def test_a_class_stands_where_its_name_says() -> None:
