@@ -102,7 +102,10 @@ class CacheGroup(PageLists):
                 first = held.item(0) if held.size else count
             self.open_list(slot, pages, first)
             self._hit_end[slot] = page = pages.item(count - 1)
-            self.hit_ends.setdefault(page, set()).add(slot)
+            if page in self.hit_ends:
+                self.hit_ends[page].add(slot)
+            else:
+                self.hit_ends[page] = {slot}
         self.num_published[slot] = self.num_hits[slot] = count
         self.num_given_back[slot] = first
         self.segments[slot] = segments
@@ -113,8 +116,9 @@ class CacheGroup(PageLists):
         """Empties the list of a request that leaves, and forgets its tail and its hit."""
         if self.num_tail_runs[slot]:
             self.tails[slot].leave()
-        page = self._hit_end.pop(slot, None)
-        if page is not None:
+        if slot in self._hit_end:
+            page = self._hit_end[slot]
+            del self._hit_end[slot]
             slots = self.hit_ends[page]
             slots.remove(slot)
             if not slots:

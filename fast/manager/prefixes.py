@@ -71,15 +71,15 @@ class Prefixes:
         coordinator = self.coordinator
         request_id, tokens, extra_keys, params = read_prompt(request)
         segments = coordinator.plain if extra_keys is None else coordinator.segments_of(extra_keys)
-        slot = self._live.slot_of.get(request_id, -1)
-        if slot >= 0:
-            if self._live.requests[slot] is not request:
+        live = self._live
+        if request_id in live.slot_of:
+            if live.requests[live.slot_of[request_id]] is not request:
                 raise another(request)
         elif coordinator.swapped.by_id and coordinator.swapped.is_another(request):
             raise another(request)
         if not coordinator.enable_caching or (params is not None and params.prompt_logprobs is not None):
             return coordinator.nothing, 0
-        if self.known.get(request_id) is not request:
+        if request_id not in self.known or self.known[request_id] is not request:
             self._remember(request, request_id)
         most = len(tokens) // 4 - 1
         hits, length = coordinator.find_longest_cache_hit(tokens, segments, most if most > 0 else 0)
@@ -142,7 +142,7 @@ class Prefixes:
 
     def admitted(self, request: EngineRequest, request_id: str, num_tokens: int, found: int) -> None:
         """Makes a request known that became live, and counts it, also as preempted if it was live (MAN-12)."""
-        if self.known.get(request_id) is not request:
+        if request_id not in self.known or self.known[request_id] is not request:
             self._remember(request, request_id)
         if self.coordinator.enable_caching:
             self._num_requests += 1

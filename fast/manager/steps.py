@@ -185,10 +185,10 @@ class Steps:
         """Frees a request's pages, withdraws the unwritten ones and names their other holders; see `CacheManager`."""
         written = None if num_written is None else integer("num_written", num_written)
         live, request_id = self._live, read_request_id(request)
-        slot = live.slot_of.get(request_id, -1)
-        if slot < 0 or live.requests[slot] is not request:
+        if request_id not in live.slot_of or live.requests[live.slot_of[request_id]] is not request:
             self._swaps.abandon(request, request_id)
             return []
+        slot = live.slot_of[request_id]
         self._prefixes.freed(request_id, live.num_promised[slot])
         return self.coordinator.free(slot, request_id, written)
 
