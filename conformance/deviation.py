@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .calls.datum import Call
 from .raising import Ending
 
 __all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep", "attempt", "is_call"]
@@ -48,7 +49,7 @@ class Deviation(Exception):
         calls: the calls that led there, the last one being the one that deviated.
         before: the observable state before the last call.
         after: the specification's observable state after it.
-        trace: the steps that made the calls, so that they can be taken again.
+        trace: the calls, or the steps that made them, so that they can be made again.
         observed_after: the backend's observable state after it.
 
     Attributes:
@@ -64,7 +65,7 @@ class Deviation(Exception):
         calls: tuple[str, ...],
         before: Mapping[str, str],
         after: Mapping[str, str],
-        trace: tuple[TracedStep, ...] = (),
+        trace: tuple[TracedStep | Call, ...] = (),
         observed_after: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(f"{clause}: expected {expected}, observed {observed}")

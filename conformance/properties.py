@@ -17,7 +17,7 @@ __all__ = [
     *("start", "step", "steps_of"),
 ]
 
-Method = Callable[..., None]
+Method = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Step:
         when: whether it is possible in a state of the machine.
         weight: how often it is drawn, compared with others.
         first: whether it is the step that builds what the others call.
+        says: what it does, in a sentence; "" where its method says it.
     """
 
     method: Method
@@ -37,6 +38,12 @@ class Step:
     when: Callable[[Any], object] | None = None
     weight: int = 1
     first: bool = False
+    says: str = ""
+
+    @property
+    def plays(self) -> bool:
+        """Whether its method yields `Call`s, and is sent what came of each."""
+        return inspect.isgeneratorfunction(self.method)
 
 
 _STEPS: dict[tuple[str, str], Step] = {}
@@ -100,7 +107,7 @@ def steps_of(machine: "type[Machine]") -> dict[str, Step]:
             known = _STEPS.get((cls.__module__, f"{cls.__qualname__}.{name}"))
             if known is not None:
                 found.setdefault(name, known)
-    return found
+    return found | machine.steps_of_rows()
 
 
 def clauses_of_step(machine: "type[Machine]", name: str) -> frozenset[str]:
@@ -114,7 +121,7 @@ def properties_of(machine: "type[Machine]") -> list[Property]:
         Property(
             f"{machine.name}.{name}",
             clauses_of_step(machine, name),
-            (inspect.getdoc(found.method) or "").split("\n")[0],
+            found.says or (inspect.getdoc(found.method) or "").split("\n")[0],
         )
         for name, found in steps_of(machine).items()
     ]

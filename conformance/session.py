@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from .backends import Backend
+from .calls.datum import Call
 from .deviation import Deviation, TracedStep
 from .levels import Level
 from .raising import Ending
@@ -86,7 +87,7 @@ class Session:
         self.undeclared: set[tuple[str, str]] = set()
         self.note = ""
         self.leaves_out = 0
-        self.samples: list[tuple[tuple[TracedStep, ...], tuple[str, ...]]] = []
+        self.samples: list[tuple[tuple[TracedStep | Call, ...], tuple[str, ...]]] = []
         self.unrepeated = ""
         self.first_at = 0.0
         self._repeats = repeats
@@ -121,7 +122,7 @@ class Session:
         self.examples += 1
         return True
 
-    def end_example(self, steps: Sequence[TracedStep], calls: Sequence[str]) -> None:
+    def end_example(self, steps: Sequence[TracedStep | Call], calls: Sequence[str]) -> None:
         """Keeps every so many examples as samples.
 
         Args:

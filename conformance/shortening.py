@@ -7,14 +7,16 @@ something was changed into what makes no sense, and the machine is misled.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, combinations
 from math import inf
 from time import monotonic
 from typing import Any
 
 from .backends import Backend
+from .calls.datum import Call, exchange, larger, mended, refs, simpler
 from .deviation import Deviation
 from .machines import Machine
 from .machines.base import SPEC
@@ -31,7 +33,10 @@ _NUMBER = re.compile(r"\d+")
 _MANY = 12
 """More steps than these are first taken in a hurry."""
 
-Steps = tuple[TracedStep, ...]
+_FEW = 8
+"""In so many steps every two calls are changed together."""
+
+Steps = tuple[TracedStep | Call, ...]
 
 
 def shorten(machine: type[Machine], session: Session, steps: int, seconds: float = inf) -> int:
@@ -96,6 +101,7 @@ class _Shortening:
             self._leave_out_steps()
             self._simplify_start()
             self._simplify_draws()
+            self._leave_out_pairs()
             self._tighten()
 
     def _leave_out_steps(self) -> None:
@@ -105,38 +111,69 @@ class _Shortening:
             place = 1
             while place < len(self.found.trace) - 1:
                 trace = self.found.trace
-                if not self._keep(trace[:place] + trace[min(place + size, len(trace) - 1) :]):
+                rest = trace[:place] + trace[min(place + size, len(trace) - 1) :]
+                if not self._keep(rest) and (mended(rest) == rest or not self._keep(mended(rest))):
                     place += size
             size //= 2
+
+    def _leave_out_pairs(self) -> None:
+        """Of a sequence that is short leaves out two calls that make sense together only, wherever they stand.
+
+        Or one, and another call becomes simpler, or the last one's numbers larger by what it did; or two things change
+        places, so that the first of some is the one that matters.
+        """
+        trace = self.found.trace
+        last = trace[-1]
+        if not isinstance(last, Call) or len(trace) > _MANY:
+            return
+        places = range(1, len(trace) - 1)
+        pairs = ((*trace[:one], *trace[one + 1 : other], *trace[other + 1 :]) for one, other in combinations(places, 2))
+        ends = ((*trace[:one], *trace[one + 1 : -1], more) for one in places for more in larger(last, _MOST_NUMBER))
+        fewer = (
+            (*left[:place], less, *left[place + 1 :])
+            for left in ((*trace[:one], *trace[one + 1 :]) for one in places)
+            for place in range(1, len(left) - 1)
+            for less in self._simpler_calls(left[place])
+        )
+        things = sorted({ref for call in trace for ref in refs(call) if isinstance(ref.of, int)}, key=str)
+        exchanged = (exchange(trace, *both) for both in combinations(things, 2))
+        if any(map(self._keep, chain(pairs, ends, exchanged, fewer if len(trace) <= _FEW else ()))):
+            self._leave_out_pairs()
+
+    def _simpler_calls(self, call: TracedStep | Call) -> Iterator[Call]:
+        """Calls with simpler arguments; none of a step of another kind."""
+        return self._machine.simpler(call) if isinstance(call, Call) else iter(())
 
     def _take_apart(self) -> None:
         """Puts the operations that steps are made of in their place, without all other calls, or step by step."""
         first, *steps = self.found.trace
-        if any(step.made for step in steps):
-            last = _operations(steps[-1]) if None not in steps[-1].made else (steps[-1],)
+        if any(_made(step) for step in steps):
+            last = _operations(steps[-1]) if None not in _made(steps[-1]) else (steps[-1],)
             if self._keep((first, *(made for step in steps[:-1] for made in _operations(step)), *last), longer=True):
                 return
         for place in reversed(range(1, len(steps) + 1)):
             before, step, behind = self.found.trace[:place], self.found.trace[place], self.found.trace[place + 1 :]
-            if step.made and None not in step.made:
+            if _made(step) and None not in _made(step):
                 self._keep((*before, *_operations(step), *behind), longer=True)
 
     def _simplify_start(self) -> None:
         """Makes what the first step is given simpler: a smaller world."""
         first = self.found.trace[0]
+        assert isinstance(first, TracedStep), "the first step builds"
         for name in _by_name(first):
             changed = True
             while changed:
                 given = _by_name(self.found.trace[0])
                 changed = any(
-                    self._keep((replace(first, drawn={**given, name: simpler}), *self.found.trace[1:]))
-                    for simpler in _simpler(given[name])
+                    self._keep((replace(first, drawn={**given, name: less}), *self.found.trace[1:]))
+                    for less in simpler(given[name])
                 )
 
     def _tighten(self) -> None:
         """Leaves out a step, and makes the first one's world tighter: what only fills a pool goes with the room."""
         for place in reversed(range(1, len(self.found.trace) - 1)):
             first, *steps = self.found.trace
+            assert isinstance(first, TracedStep), "the first step builds"
             worlds = [(name, given) for name, given in _by_name(first).items() if hasattr(given, "tighter")]
             if place < len(steps):
                 rest = (*steps[: place - 1], *steps[place:])
@@ -149,22 +186,38 @@ class _Shortening:
     def _simplify_draws(self) -> None:
         """Makes draws simpler, one by one, those of the last step first; or other ones, where that shortens."""
         for place in reversed(range(1, len(self.found.trace))):
+            self._simplify_call(place)
             drawn = 0
             while drawn < len(self._drawn(place)):
                 value = self._drawn(place)[drawn]
-                if not any(self._keep(self._with_draw(place, drawn, simpler)) for simpler in _simpler(value)):
+                if not any(self._keep(self._with_draw(place, drawn, less)) for less in simpler(value)):
                     _ = any(self._keep(self._with_draw(place, drawn, other), shorter=True) for other in _others(value))
                     drawn += 1
 
+    def _simplify_call(self, place: int) -> None:
+        """Makes the arguments of a call simpler."""
+        changed = place < len(self.found.trace)
+        while changed:
+            trace = self.found.trace
+            options = self._simpler_calls(trace[place])
+            changed = any(self._keep((*trace[:place], less, *trace[place + 1 :])) for less in options)
+        trace = self.found.trace
+        last = trace[place] if place < len(trace) else None
+        if isinstance(last, Call):
+            mores = larger(last, _MOST_NUMBER)
+            _ = any(self._keep((*trace[:place], more, *trace[place + 1 :]), shorter=True) for more in mores)
+
     def _drawn(self, place: int) -> list[Any]:
-        """What a step drew, other than the first."""
-        return list(self.found.trace[place].drawn) if place < len(self.found.trace) else []
+        """What a step drew, other than the first; nothing of a call, which is known by its arguments."""
+        step = self.found.trace[place] if place < len(self.found.trace) else None
+        return list(step.drawn) if isinstance(step, TracedStep) else []
 
     def _with_draw(self, place: int, drawn: int, value: Any) -> Steps:
         """The steps with another draw in the place of one."""
         trace, values = self.found.trace, self._drawn(place)
-        values[drawn] = value
-        return (*trace[:place], replace(trace[place], drawn=values), *trace[place + 1 :])
+        values[drawn], step = value, trace[place]
+        assert isinstance(step, TracedStep), "a call draws nothing"
+        return (*trace[:place], replace(step, drawn=values), *trace[place + 1 :])
 
     def _keep(self, steps: Steps, shorter: bool = False, longer: bool = False) -> bool:
         """Takes steps again, and keeps them if they deviate as before.
@@ -256,33 +309,25 @@ def _rank(found: Deviation) -> tuple[Any, ...]:
 
     What is drawn again may have to be another value than asked for, so that only this tells whether it was worth it.
     """
-    drawn = repr([step.drawn for step in found.trace])
+    drawn = repr([step.arguments if isinstance(step, Call) else step.drawn for step in found.trace])
     return (*found.size, sum(map(int, _NUMBER.findall(drawn))) + drawn.count("True"), len(drawn))
 
 
-def _by_name(first: TracedStep) -> Mapping[str, Any]:
+def _by_name(first: TracedStep | Call) -> Mapping[str, Any]:
     """What the first step was given."""
-    return first.drawn if isinstance(first.drawn, Mapping) else {}
+    return first.drawn if isinstance(first, TracedStep) and isinstance(first.drawn, Mapping) else {}
 
 
-def _operations(step: TracedStep) -> Steps:
-    """The operations that a step is made of, without other calls; an operation by itself."""
-    return (step,) if step.is_operation else tuple(made for made in step.made if made is not None)
+def _made(step: TracedStep | Call) -> Sequence[TracedStep | None]:
+    """The operations that a step is made of, None among them standing for any other call."""
+    return step.made if isinstance(step, TracedStep) else ()
 
 
-def _simpler(value: Any) -> Iterator[Any]:
-    """What is simpler than something that was drawn, the simplest first; nothing for what cannot be made simpler."""
-    if value is True:
-        yield False
-    elif type(value) is int and value:
-        step = 1 if value > 0 else -1
-        yield from dict.fromkeys((0, step * (abs(value) // 2), value - step))
-    elif type(value) in (list, tuple):
-        yield from _shorter(value)
-    elif type(value) is dict:
-        yield from ({name: kept for name, kept in value.items() if name != left_out} for left_out in value)
-    elif hasattr(value, "simpler"):
-        yield from value.simpler()
+def _operations(step: TracedStep | Call) -> Steps:
+    """The operations that a step is made of, without other calls; an operation or a call by itself."""
+    if isinstance(step, Call) or step.is_operation:
+        return (step,)
+    return tuple(made for made in step.made if made is not None)
 
 
 def _others(value: Any) -> list[Any]:
@@ -290,17 +335,3 @@ def _others(value: Any) -> list[Any]:
     if type(value) is not int:
         return []
     return [*range(max(value + 1, -_MOST_NUMBER), _MOST_NUMBER), None]
-
-
-def _shorter(values: Any) -> Iterator[Any]:
-    """A list or a tuple without some of its entries, or with one entry made simpler."""
-    if values:
-        yield values[:0]
-    if len(values) > 2:
-        yield values[: len(values) // 2]
-        yield values[len(values) // 2 :]
-    for place in range(len(values)):
-        yield values[:place] + values[place + 1 :]
-    for place, entry in enumerate(values):
-        for simpler in _simpler(entry):
-            yield values[:place] + type(values)([simpler]) + values[place + 1 :]

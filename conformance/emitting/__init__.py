@@ -2,8 +2,8 @@
 
 `script` makes files of lines and tries each before it is left anywhere; `replaying` makes the lines of what a machine
 saw: it takes the steps again while `notes` writes down the calls on what `noted_sides` gives out, `endings` says what
-the last one must do, `text` puts the lines together, `literals` writes values and `readings` looks at a backend's
-state; `attending` writes calls of attention.
+the last one must do, `text` puts the lines together, `literals` writes values and `calls.readings`
+looks at a backend's state; `attending` writes calls of attention.
 """
 
 from typing import TYPE_CHECKING, Any

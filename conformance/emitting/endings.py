@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ..calls.readings import READINGS, Reading, page_views, readable, source
 from ..deviation import REFUSALS, attempt
 from ..machines import Machine
 from ..machines.base import Side
 from ..machines.sides import equal
 from .literals import UnrenderableError, is_plain
 from .notes import Notes
-from .readings import READINGS, Reading, page_views, readable, source
 
 __all__ = ["Ending", "Last", "ending_of"]
 

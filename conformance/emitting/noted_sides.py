@@ -55,7 +55,7 @@ class NotedSide(Side):
     def _within(self, side: Side) -> "NotedSide":
         """A side within this one, whose things are noted as well."""
         noted = NotedSide(cast(NotedBackend, side.names))
-        noted.put({name: value for name, value in vars(side).items() if name not in ("names", "read")})
+        noted.put({name: value for name, value in vars(side).items() if name not in vars(Side(side.names))})
         return noted
 
     def __getattr__(self, name: str) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
+from ..calls.readings import page_views
 from ..machines.sides import equal
 from ..spelling import ReadOnlyList, SpelledRequest
 from .literals import Literals, UnrenderableError, is_plain
-from .readings import page_views
 from .stand_in import StandIn, inside
 
 __all__ = ["Notes", "Statement", "mark"]

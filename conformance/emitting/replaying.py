@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends import load_backend
+from ..calls.datum import Call
 from ..deviation import Deviation, TracedStep
 from ..machines import EVERY_MACHINE, Machine
 from ..machines.attention import RaggedMachine
@@ -201,7 +202,7 @@ def repeat(
     backend: str,
     machine: str,
     clause: str,
-    steps: Sequence[TracedStep],
+    steps: Sequence[TracedStep | Call],
     kept: Mapping[str, Sequence[Any]] | None = None,
     clauses: Iterable[str] = CLAUSES,
     known: Iterable[str] = (),
@@ -248,7 +249,7 @@ def _repeated(machine: type[Machine], found: Deviation, found_by: str) -> Script
     if session.clauses != set(CLAUSES):
         options["clauses"] = sorted(session.clauses)
     try:
-        steps = [literals.of(replace(step, made=[])) for step in found.trace]
+        steps = [literals.of(step if isinstance(step, Call) else replace(step, made=[])) for step in found.trace]
         named = {name: literals.of(value) for name, value in options.items() if value}
     except UnrenderableError:
         return None

@@ -3,14 +3,12 @@
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ..machines.pool_base import Caching, PoolMachine
-from ..machines.pool_state import page_list
+from ..calls.datum import Call, Key, Prompt, Ref
+from ..machines.pool_base import PoolMachine
 from ..properties import step
-from ..spelling import Spelling
 from .renaming import swapped, texts_of_keys
-from .ways import Way
 from .world import SmallWorld
 
 __all__ = ["PoolShape", "PoolWorld"]
@@ -19,9 +17,6 @@ _What = tuple[int, int, int, tuple[int, ...], int]
 """What a page is: its place in the queue or -1, how often it is held; the group, text and rank of its hash."""
 
 _Ordered = tuple[bool, list[tuple[_What, int]]]
-
-_COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
-_HASHES = ("hashed pages", "cached map")
 
 
 @dataclass(frozen=True)
@@ -65,8 +60,12 @@ class PoolWorld(SmallWorld, PoolMachine):
         shape = self.shape
         self.build_pool(shape.num_pages, True, **({"unhashed_first": True} if shape.unhashed_first else {}))
         self.text_of = texts_of_keys(self.spec.pool, shape.texts, shape.page_size)
+        size = shape.page_size
+        every = {text[: place * size] for text in shape.texts for place in range(1, len(text) // size + 1)}
         if self.seeded:  # else a backend's own keys are known when it has shown them
-            self.spec.keys.update({key: key for key in self.text_of})
+            for text in sorted(every):
+                key = Key(Prompt(text), size, len(text) // size - 1)
+                self.key_of[self._spec_key(key)] = key
 
     # -- The state ----------------------------------------------------------------------------------------
 
@@ -119,7 +118,7 @@ class PoolWorld(SmallWorld, PoolMachine):
 
     # -- Moves ----------------------------------------------------------------------------------------------
 
-    def moves(self) -> list[Way]:
+    def moves(self) -> list[Call]:
         """Everything that takes, holds, gives back, caches or forgets."""
         changed, pages = self._ordered()
         what = {page: shown for shown, page in pages}
@@ -127,96 +126,77 @@ class PoolWorld(SmallWorld, PoolMachine):
         free = [page for page, shown in what.items() if not shown[1]]
         hashed = [page for page, shown in what.items() if shown[3]]
         unlike = self._unlike(held, what)
-        ways = [Way("get_new_pages", (count,)) for count in range(1, len(free) + 1)]
+        calls = [self._take(count) for count in range(1, len(free) + 1)]
         for page in [*unlike, *(page for page in free if page in hashed)]:
             room = self.shape.most_held - what[page][1]
-            ways += [Way("touch", ([[page]],))] if room else []
-            ways += [Way("touch", ([[page], [0, page]],))] if room > 1 else []
+            calls += [self._touch([page])] if room else []
+            calls += [self._touch([page], [0, page])] if room > 1 else []
         for page in unlike:
-            ways.append(Way("free_pages", ([page],)))
-            ways += [Way("free_pages", ([page, page],))] if what[page][1] > 1 else []
+            calls.append(self._free(page))
+            calls += [self._free(page, page)] if what[page][1] > 1 else []
         for one, other in self._pairs(held, what):
-            ways.append(Way("free_pages", ([one, other],)))
-            ways += [Way("free_pages", ([one, 0, other, one],))] if what[one][1] > 1 else []
-        ways += self._cachings([page for page in held if page not in hashed], what, changed)
+            calls.append(self._free(one, other))
+            calls += [self._free(one, 0, other, one)] if what[one][1] > 1 else []
+        calls += self._cachings([page for page in held if page not in hashed], what, changed)
         if self.offers("pool", "evict_pages"):
-            ways += [Way("evict_pages", ([page],)) for page in hashed]
-            ways += [Way("evict_pages", (hashed[::-1],))] if len(hashed) > 1 else []
-        ways += [Way("reset")] if hashed and not held else []
-        return ways
+            calls += [self._evict(page) for page in hashed]
+            calls += [self._evict(*hashed[::-1])] if len(hashed) > 1 else []
+        calls += [self._reset()] if hashed and not held else []
+        return calls
 
-    def _cachings(self, cacheable: list[int], what: Mapping[int, _What], changed: bool) -> Iterator[Way]:
+    def _cachings(self, cacheable: list[int], what: Mapping[int, _What], changed: bool) -> Iterator[Call]:
         size = self.shape.page_size
         unlike, pairs = self._unlike(cacheable, what), self._pairs(cacheable, what)
         for text in map(swapped, self.shape.texts) if changed else self.shape.texts:
             for group in self.shape.groups:
                 before = [0] * (len(text) // size - 1)  # a released window page
                 for page in unlike:
-                    yield Way("publish", (text, [*before, page], len(before), group))
+                    yield self._cache(text, [*before, page], len(before), group)
                     if before:
-                        yield Way("publish", (text, [*before, page], 0, group))
+                        yield self._cache(text, [*before, page], 0, group)
                 for pair in pairs if before else ():
-                    yield Way("publish", (text, list(pair), 0, group))
+                    yield self._cache(text, list(pair), 0, group)
 
-    @step("POOL-4")
-    def get_new_pages(self, count: int) -> None:
-        """Takes pages from the front, their hashes evicted (POOL-3, POOL-4)."""
-        self.call(
-            f"pool.get_new_pages({count})",
-            lambda side: side.pool.get_new_pages(count),
-            "POOL-3" if count > 0 else "POOL-4",
-            page_list,
-            dict.fromkeys((*_COUNTS, *_HASHES), "POOL-3")
-            | {"not in the queue exactly while at 0": "POOL-2", "numbers of free pages": "POOL-2"},
+    # -- Calls, pages by their ids --------------------------------------------------------------------------
+
+    def ref(self, page_id: int) -> Ref:
+        """A page by its id: objects in one state may have come there by other calls."""
+        return Ref("pages", (page_id,))
+
+    def _on_pool(self, name: str, **arguments: Any) -> Call:
+        return self.call_of(name, Ref("pool"), **arguments)
+
+    def _take(self, count: int) -> Call:
+        return self._on_pool("get_new_pages", num_pages=count)
+
+    def _touch(self, *groups: list[int]) -> Call:
+        return self._on_pool("touch", pages=[list(map(self.ref, group)) for group in groups])
+
+    def _free(self, *pages: int) -> Call:
+        return self._on_pool("free_pages", ordered_pages=list(map(self.ref, pages)))
+
+    def _evict(self, *pages: int) -> Call:
+        return self._on_pool("evict_pages", page_ids=list(pages))
+
+    def _reset(self) -> Call:
+        return self._on_pool("reset_prefix_cache")
+
+    def _cache(self, text: tuple[int, ...], pages: list[int], first: int, group: int) -> Call:
+        prompt, size = Prompt(text), self.shape.page_size
+        return self._on_pool(
+            "cache_full_pages",
+            request=prompt,
+            pages=list(map(self.ref, pages)),
+            page_hashes=self.keys_of(prompt, size),
+            num_cached_pages=first,
+            num_full_pages=len(pages),
+            page_size=size,
+            kv_cache_group_id=group,
         )
-
-    @step("POOL-6")
-    def touch(self, groups: list[list[int]]) -> None:
-        """Holds pages once more (POOL-6)."""
-        self.call(
-            f"pool.touch({groups})",
-            lambda side: side.pool.touch([self.pages_of(side, group) for group in groups]),
-            "POOL-6",
-            charge=dict.fromkeys(_COUNTS, "POOL-6"),
-        )
-
-    @step()
-    def free_pages(self, pages: list[int]) -> None:
-        """Gives pages back (POOL-3, POOL-5, POOL-13)."""
-        bare = any(page and not self.hashed(page) for page in pages)
-        self.call(
-            f"pool.free_pages({pages})",
-            lambda side: side.pool.free_pages(self.pages_of(side, pages)),
-            "POOL-5",
-            charge=dict.fromkeys(("not in the queue exactly while at 0", *_HASHES), "POOL-5")
-            | {"free pages": "POOL-13" if self.unhashed_first and bare else "POOL-3"},
-        )
-
-    @step()
-    def publish(self, text: tuple[int, ...], pages: list[int], first: int, group: int) -> None:
-        """Caches pages of a request from a place on (POOL-7, POOL-8)."""
-        size = self.shape.page_size
-        keys = self.keys_of(text, (), size)
-        self.cache(Caching(Spelling.INT32, text, (), pages, keys, first, len(pages), size, group))
-
-    @step("POOL-11")
-    def evict_pages(self, pages: list[int]) -> None:
-        """Drops hashes (POOL-11)."""
-        self.call(
-            f"pool.evict_pages({pages})",
-            lambda side: side.pool.evict_pages(pages),
-            "POOL-11",
-            charge=dict.fromkeys((*_COUNTS, *_HASHES), "POOL-11"),
-        )
-
-    @step("POOL-9")
-    def reset(self) -> None:
-        """Forgets every hash, unless a page is in use (POOL-9)."""
-        self.call("pool.reset_prefix_cache()", lambda side: side.pool.reset_prefix_cache(), "POOL-9", charge="POOL-9")
 
     # -- Looks ----------------------------------------------------------------------------------------------
 
-    def looks(self) -> list[Way]:
+    def looks(self) -> list[Call]:
         """Look-ups of every key; what does nothing; what is refused.
 
         What depends on little is tried where little is cached.
@@ -228,44 +208,29 @@ class PoolWorld(SmallWorld, PoolMachine):
         hashed = [page for page, shown in what.items() if shown[3]]
         bare = [page for page in free if page not in hashed]
         cacheable = [page for page in held if page not in hashed]
-        ways = [Way("get_cached_page", (place, list(groups))) for place, groups in self._look_ups(changed)]
-        ways += [Way("get_new_pages", (len(free) + 1,))]
-        ways += [Way("touch", ([[*held[:1], page]],)) for page in bare[:1]]
-        for page in self._unlike(held, what):
-            ways.append(Way("free_pages", ([*held, *[page] * what[page][1]],)))
-        ways += [Way("free_pages", ([*held[:1], page],)) for page in free[:1]]
-        ways += [Way("reset")] if held or not hashed else []
+        calls = [*self._look_ups(changed), self._take(len(free) + 1)]
+        calls += [self._touch([*held[:1], page]) for page in bare[:1]]
+        calls += [self._free(*held, *[page] * what[page][1]) for page in self._unlike(held, what)]
+        calls += [self._free(*held[:1], page) for page in free[:1]]
+        calls += [self._reset()] if held or not hashed else []
         text, size = self.shape.texts[0], self.shape.page_size
-        ways += [
-            Way("publish", (text[:size], [page], 0, 0))
-            for page in (*free[:1], *(page for page in held if page in hashed))
+        calls += [
+            self._cache(text[:size], [page], 0, 0) for page in (*free[:1], *(page for page in held if page in hashed))
         ]
         for page in cacheable[:1]:
-            ways.append(Way("publish", ((*text[:size], *text[:size]), [page, page], 0, 0)))
+            calls.append(self._cache((*text[:size], *text[:size]), [page, page], 0, 0))
         if len(hashed) < 2:
-            ways += [Way("get_new_pages", (count,)) for count in (-1, 0)]
-            ways += [Way("touch", ([[0]],)), Way("free_pages", ([0],)), Way("free_pages", ([],))]
-            ways += [Way("publish", (text[: size - 1], [page], 0, 0)) for page in cacheable[:1]]
+            calls += [self._take(count) for count in (-1, 0)]
+            calls += [self._touch([0]), self._free(0), self._free()]
+            calls += [self._cache(text[: size - 1], [page], 0, 0) for page in cacheable[:1]]
             if self.offers("pool", "evict_pages"):
-                ways += [Way("evict_pages", ([page],)) for page in (0, *bare[:1], *cacheable[:1])]
-                ways += [Way("evict_pages", ([*held[:1], page],)) for page in (-1, self.shape.num_pages)]
-        return ways
+                calls += [self._evict(page) for page in (0, *bare[:1], *cacheable[:1])]
+                calls += [self._evict(*held[:1], page) for page in (-1, self.shape.num_pages)]
+        return calls
 
-    def _look_ups(self, changed: bool) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _look_ups(self, changed: bool) -> Iterator[Call]:
         groups = self.shape.groups
-        texts = [self.text_of[key] for key in self.known_keys()]
-        for place in sorted(range(len(texts)), key=lambda at: swapped(texts[at]) if changed else texts[at]):
-            yield from ((place, (group,)) for group in groups)
-            if len(groups) > 1:
-                yield place, groups
-
-    @step()
-    def get_cached_page(self, place: int, groups: list[int]) -> None:
-        """Looks up a key that is cached, or was (POOL-7)."""
-        key = self.known_keys()[place]
-        self.call(
-            f"pool.get_cached_page({self.key_name(key)}, {groups})",
-            lambda side: side.pool.get_cached_page(self.key_of(side, key), groups),
-            "POOL-7",
-            lambda pages, side: None if pages is None else page_list(pages, side),
-        )
+        known = {self.text_of[found]: key for found, key in self.key_of.items()}
+        for text in sorted(known, key=lambda text: swapped(text) if changed else text):
+            for looked_in in [(group,) for group in groups] + ([groups] if len(groups) > 1 else []):
+                yield self._on_pool("get_cached_page", page_hash=known[text], kv_cache_group_ids=list(looked_in))

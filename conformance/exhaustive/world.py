@@ -6,11 +6,12 @@ its *looks*: calls that leave the state as it is, by the specification; what the
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from kvproof.spec.clauses import clause_of_message
 
+from ..calls.datum import Call
 from ..deviation import REFUSALS, attempt
 from ..machines.base import Both, Machine, Side, same
 from ..machines.sides import equal
@@ -45,14 +46,14 @@ class SmallWorld(Machine):
         """Builds both sides' objects."""
         raise NotImplementedError
 
-    def moves(self) -> list[Way]:
+    def moves(self) -> Sequence[Way | Call]:
         """The ways that may lead on from this state, but for those that others are by another name.
 
         Objects that are in one state list them in one order, whatever names their pages, requests and tokens have.
         """
         raise NotImplementedError
 
-    def looks(self) -> list[Way]:
+    def looks(self) -> Sequence[Way | Call]:
         """The ways that leave this state as it is, in an order that names do not change, either."""
         raise NotImplementedError
 
@@ -71,7 +72,7 @@ class SmallWorld(Machine):
         """
         Walk(cls, cls.session, most_states).run()
 
-    def take(self, way: Way, care: str = COMPARING) -> None:
+    def take(self, way: Way | Call, care: str = COMPARING) -> None:
         """Makes the calls of a way.
 
         Args:
@@ -80,16 +81,22 @@ class SmallWorld(Machine):
                 all was compared before.
         """
         self._care, self._order = care, None
-        method = steps_of(type(self))[way.name].method
-        drawn = dict(zip(_parameters(method), way.arguments, strict=True))
+        drawn: dict[str, Any] | None = None
+        if isinstance(way, Call):
+            act: Callable[[], Any] = functools.partial(self.make_call, way)
+        else:
+            method = steps_of(type(self))[way.name].method
+            drawn = dict(zip(_parameters(method), way.arguments, strict=True))
+            act = functools.partial(method, self, **drawn)
         if care is not PASSING_OVER:
-            self.run_step(way.name, functools.partial(method, self, **drawn), drawn)
+            self.run_step(way.name, act, drawn)
             return
-        self._trace.append(TracedStep(way.name, drawn))
+        if drawn is not None:
+            self._trace.append(TracedStep(way.name, drawn))
         watch = self.session.watch
         watch.begin(self.name, way.name, self.session.examples, self.session.steps)
         try:
-            method(self, **drawn)
+            act()
         except NoAnswer:
             self._stopped(again=watch.stopped())
 

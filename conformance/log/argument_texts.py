@@ -62,7 +62,7 @@ def shape_of(kinds: Mapping[str, str], spelt: Mapping[str, Spelling], by_positio
 
 
 def spellings(requests: KnownRequests, *, whole: bool, ends: bool) -> dict[str, Spelling]:
-    """How arguments are written, by their kinds; see `Call`.
+    """How arguments are written, by their kinds; see `LoggedCall`.
 
     Args:
         requests: the log's requests, of which it stands what they say now.

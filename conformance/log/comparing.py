@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contrast import contrast, shown
-from .calls import CALLS, PROPERTIES, Call
+from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Operation
 from .sides import Answer, Thing
 from .states import FIELDS, digest
@@ -32,7 +32,7 @@ class Difference:
     observed: str
 
 
-def call_of(name: str, method: str) -> Call:
+def call_of(name: str, method: str) -> LoggedCall:
     """What is known of a method or a property of a class."""
     return CALLS[name].get(method) or PROPERTIES[name][method]
 
@@ -62,7 +62,7 @@ def compare_answers(thing: Thing, operation: Operation, expected: Answer, observ
 
 
 def compare_states(
-    expected: Mapping[str, Any], observed: Mapping[str, Any], last: tuple[Call, Answer] | None
+    expected: Mapping[str, Any], observed: Mapping[str, Any], last: tuple[LoggedCall, Answer] | None
 ) -> Difference | None:
     """The first difference between two states of an object; None if there is none.
 

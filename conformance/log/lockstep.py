@@ -9,7 +9,7 @@ from kvproof.spec.clauses import CLAUSES
 
 from ..backends import Backend, load_backend
 from .argument_texts import materialised
-from .calls import CALLS, PROPERTIES, Call
+from .calls import CALLS, PROPERTIES, LoggedCall
 from .comparing import Difference, compare_answers, compare_states
 from .entries import Operation
 from .sides import Answer, Thing
@@ -140,7 +140,7 @@ class _Watch:
         self._keys = KeyNumbers(), KeyNumbers()
         self._calls: deque[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_KEPT + 1)
         self._live: dict[str, None] = {}
-        self._since: list[tuple[Call, Answer]] = []
+        self._since: list[tuple[LoggedCall, Answer]] = []
         self._reads = 0
         self._before: dict[str, Any] = {}
         self._compare(None)
@@ -184,14 +184,14 @@ class _Watch:
             if isinstance(request_id, str):
                 self._live[request_id] = None
 
-    def _answer(self, call: Call, side: int, act: Callable[[], Any]) -> Answer:
+    def _answer(self, call: LoggedCall, side: int, act: Callable[[], Any]) -> Answer:
         try:
             returned = act()
             return Answer(result(call.result, returned, self._keys[side]), returned=returned)
         except Exception as error:
             return Answer(error=kind_of(error), message=str(error))
 
-    def _read(self, call: Call, returned: Any) -> Answer:
+    def _read(self, call: LoggedCall, returned: Any) -> Answer:
         return self._answer(call, 0, lambda: returned)
 
     def _states(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -207,7 +207,7 @@ class _Watch:
                 del self._live[request_id]
         return shown[0], shown[1]
 
-    def _compare(self, last: tuple[Call, Answer] | None) -> None:
+    def _compare(self, last: tuple[LoggedCall, Answer] | None) -> None:
         self._since.clear()
         expected, observed = self._states()
         self._judge(compare_states(expected, observed, last), expected, observed)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .argument_texts import READ_OFTEN, Shape, bare, materialised, shape_of, spellings
 from .call_texts import encode, outcome_text, text_of
-from .calls import Call
+from .calls import LoggedCall
 from .columns import listed
 from .values import kind_of
 from .writer import LogWriter
@@ -62,7 +62,13 @@ class RecordedCall:
     """
 
     def __init__(
-        self, writer: LogWriter, number: int, method: str, call: Call, act: Callable[..., Any], origins: KeyOrigins
+        self,
+        writer: LogWriter,
+        number: int,
+        method: str,
+        call: LoggedCall,
+        act: Callable[..., Any],
+        origins: KeyOrigins,
     ) -> None:
         self._writer, self._call, self._act, self._origins = writer, call, act, origins
         self._head = f'["call",{number},{text_of(method)},{{'

@@ -10,7 +10,7 @@ from kvproof.spec.clauses import CLAUSES
 from ..backends import Backend, load_backend
 from ..redaction import Redaction
 from .call_lines import call_line, request_line
-from .calls import Call
+from .calls import LoggedCall
 from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
 from .entries import Entry, NewRequest, Operation, Shown
 from .format import LogError
@@ -129,7 +129,7 @@ class Run:
         self.wrong: tuple[Operation, Difference, dict[str, Any]] | None = None
         self.last: Operation | None = None
         self._ignored, self._show_tokens = ignored, show_tokens
-        self._since: dict[int, list[tuple[Call, Answer]]] = {}
+        self._since: dict[int, list[tuple[LoggedCall, Answer]]] = {}
         self._lines: list[Callable[[], str]] = []
 
     def steps(self, upto: int | None = None) -> Iterator[Replayed]:

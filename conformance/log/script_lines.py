@@ -10,7 +10,7 @@ from kvproof.spec.declarations import EngineRequestStatus, Request
 from ..emitting import Script
 from ..emitting.literals import Literals
 from .call_lines import object_name
-from .calls import CALLS, Call
+from .calls import CALLS, LoggedCall
 from .entries import Grown, Made, NewKeys, NewRequest, Operation
 from .shrinking import Try
 from .sides import KEYWORDS, Answer
@@ -254,7 +254,7 @@ class _Writer:
             return f"{target}.{operation.method}"
         return f"{target}.{operation.method}({', '.join(self._arguments(call, operation))})"
 
-    def _arguments(self, call: Call, operation: Operation) -> Iterator[str]:
+    def _arguments(self, call: LoggedCall, operation: Operation) -> Iterator[str]:
         """The arguments but for those that are as they are by default: the first ones by place, the rest by name."""
         by_name = False
         for name, kind in call.arguments.items():

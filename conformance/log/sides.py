@@ -8,7 +8,7 @@ from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import Request
 
 from ..raising import Ending, frames
-from .calls import CALLS, PROPERTIES, Call
+from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Made, Operation
 from .states import page_views, read_state
 from .values import KeyNumbers, kind_of, result
@@ -133,7 +133,7 @@ class Side:
 
     # -- Arguments --------------------------------------------------------------------------------
 
-    def _act(self, thing: Thing, call: Call, operation: Operation) -> Any:
+    def _act(self, thing: Thing, call: LoggedCall, operation: Operation) -> Any:
         member = getattr(thing.it, operation.method)
         if not callable(member):
             return member

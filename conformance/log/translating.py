@@ -6,7 +6,7 @@ from typing import Any
 import kvproof.spec
 from kvproof.spec.pool.hashing import hash_request_tokens
 
-from .calls import Call
+from .calls import LoggedCall
 from .recorded_calls import KeyOrigins
 
 __all__ = ["SpecificationArguments"]
@@ -30,7 +30,7 @@ class SpecificationArguments:
         self._hits: dict[int, Any] = {}
 
     def of(
-        self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, call: LoggedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call."""
         names = list(call.arguments)
@@ -41,7 +41,9 @@ class SpecificationArguments:
             name: self._one(call.arguments.get(name, "plain"), value, named) for name, value in kwargs.items()
         }
 
-    def learn(self, call: Call, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any) -> None:
+    def learn(
+        self, call: LoggedCall, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], returned: Any
+    ) -> None:
         """Notes what a call of the specification returned: hits, which are handed back, and keys."""
         named = {**dict(zip(call.arguments, args, strict=False)), **kwargs}
         if returned is not None and call.result == "hit":

@@ -94,7 +94,7 @@ def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
     """A result as it is recorded and compared.
 
     Args:
-        kind: see `Call`.
+        kind: see `LoggedCall`.
         value: what the call returned.
         keys: the side's numbers of keys.
     """

@@ -1,7 +1,7 @@
 """What every machine does: make a call on both sides, compare the outcomes, compare the whole observable state."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
@@ -13,10 +13,11 @@ import kvproof.spec
 from kvproof.spec.clauses import clause_of_message
 
 from ..backends import Backend
+from ..calls.datum import Call
 from ..contrast import beside, contrast, shown
 from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
 from ..levels import Level
-from ..properties import clauses_of_step, steps_of
+from ..properties import Step, clauses_of_step, steps_of
 from ..raising import frames
 from ..session import EnoughError, Session, TracedStep
 from ..spelling import LISTED, TOKENS, WIDE, Spelling
@@ -89,7 +90,7 @@ class Machine(RuleBasedStateMachine):
         self._after: dict[str, object] = {}
         self._compared: set[str] = set()
         self._doubt: Deviation | None = None
-        self._trace: list[TracedStep] = []
+        self._trace: list[TracedStep | Call] = []
         self._operating = False
         self.hurrying = False
 
@@ -103,6 +104,11 @@ class Machine(RuleBasedStateMachine):
             self.session.doubt = self.session.doubt or self._doubt
         if self.shows_answers and self._trace:
             self.session.end_example(self._trace, self.calls)
+
+    @classmethod
+    def steps_of_rows(cls) -> dict[str, Step]:
+        """The steps that make one call each, as the tables of the interface have it; see `Calling`."""
+        return {}
 
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:
@@ -129,11 +135,34 @@ class Machine(RuleBasedStateMachine):
         ]
         possible.sort(key=lambda named: -named[1].weight)
         name = data.draw(st.sampled_from([name for name, found in possible for _ in range(found.weight)]))
-        drawing = Drawing(data)
-        self.run_step(name, functools.partial(steps_of(type(self))[name].method, self, drawing), drawing.drawn)
+        drawing, found = Drawing(data), steps_of(type(self))[name]
+        if found.plays:
+            self.run_step(name, functools.partial(self.play, found.method(self, drawing)), None)
+        else:
+            self.run_step(name, functools.partial(found.method, self, drawing), drawing.drawn)
 
-    def repeat_step(self, step: TracedStep) -> None:
-        """Takes a step, or makes an operation, again, with what it drew; what is not possible any more is left out."""
+    def play(self, calls: Any) -> None:
+        """Makes calls that a step yields; see `Calling`."""
+        raise NotImplementedError
+
+    @classmethod
+    def simpler(cls, call: Call) -> Iterator[Call]:
+        """Calls with simpler arguments, the simplest first; see `Calling`."""
+        raise NotImplementedError
+
+    def make_call(self, call: Call) -> Both:
+        """Makes a call on both sides, and compares what came of it; see `Calling`."""
+        raise NotImplementedError
+
+    def repeat_call(self, call: Call) -> None:
+        """Makes a call that was made before; see `Calling`."""
+        raise NotImplementedError
+
+    def repeat_step(self, step: TracedStep | Call) -> None:
+        """Takes a step, or makes a call, again, with what it drew; what is not possible any more is left out."""
+        if isinstance(step, Call):
+            self.run_step(step.method, functools.partial(self.repeat_call, step), None)
+            return
         if step.is_operation:
             *arguments, options = cast(Sequence[Any], step.drawn)
             act = functools.partial(getattr(self, step.name), *arguments, **options)
@@ -162,14 +191,15 @@ class Machine(RuleBasedStateMachine):
 
     def _note_made(self, made: TracedStep | None) -> None:
         """Notes what the step that is taken is made of."""
-        if self._trace and not self._operating:
-            self._trace[-1].made.append(made)
+        last = self._trace[-1] if self._trace else None
+        if isinstance(last, TracedStep) and not self._operating:
+            last.made.append(made)
 
     def run_step(
         self,
         name: str,
         act: Callable[[], None],
-        drawn: Mapping[str, Any] | Sequence[Any],
+        drawn: Mapping[str, Any] | Sequence[Any] | None,
         is_operation: bool = False,
     ) -> None:
         """Takes one step, and counts it.
@@ -177,13 +207,14 @@ class Machine(RuleBasedStateMachine):
         Args:
             name: the step's name.
             act: takes it.
-            drawn: what it draws; it may grow meanwhile.
+            drawn: what it draws; it may grow meanwhile. None of a step that is known by the calls that it makes.
             is_operation: whether it is an operation taken by itself.
         """
         if self._over:
             return
         self._compared = set()
-        self._trace.append(TracedStep(name, drawn, is_operation))
+        if drawn is not None:
+            self._trace.append(TracedStep(name, drawn, is_operation))
         wasted = False
         self.session.watch.begin(self.name, name, self.session.examples, self.session.steps)
         try:
@@ -199,7 +230,8 @@ class Machine(RuleBasedStateMachine):
             self._doubt = None  # what ends an example goes before what only check() found
             raise
         finally:
-            declared = self._compared if is_operation else clauses_of_step(type(self), name)
+            known = not is_operation and name in steps_of(type(self))
+            declared = clauses_of_step(type(self), name) if known else self._compared
             self.session.end_step(name, declared, self._compared, wasted)
 
     def _stopped(self, again: bool) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What the machines draw: small worlds, so that counterexamples are short, and arguments with one fault each."""
+"""What the machines draw with Hypothesis: small worlds, so that counterexamples are short."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -7,14 +7,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
-from kvproof.spec.declarations import (
-    CacheSalt,
-    ExtraKey,
-    LoraAdapter,
-    MultimodalItem,
-    PromptEmbeddings,
-    WeightsVersion,
-)
+from ..calls.source import Source
+from ..calls.values import EXTRA_KEYS, NO_INTS, NO_LISTS
 
 __all__ = [
     "EXTRA_KEYS",
@@ -33,28 +27,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-NO_INTS: tuple[Any, ...] = (True, 1.0, "1", None)
-"""What is no int (R1)."""
-
-NO_LISTS: tuple[Any, ...] = (None, 1, "12")
-"""What is no list of pages or ids (R1)."""
-
-EXTRA_KEYS: tuple[tuple[ExtraKey, ...], ...] = (
-    (),
-    (CacheSalt("a"),),
-    (CacheSalt(""),),
-    (LoraAdapter("a"),),
-    (WeightsVersion("a"),),
-    (MultimodalItem(b"\0\0a", 0, 1),),
-    (MultimodalItem(b"\0\0b", 0, 1),),
-    (MultimodalItem(b"\0\0a", 1, 2),),
-    (MultimodalItem(b"\0\0b", 0, 2), MultimodalItem(b"\0\0a", 3, 1)),
-    (PromptEmbeddings(b"a", 0, 1),),
-    (LoraAdapter("a"), CacheSalt("a")),
-    (CacheSalt("a"), LoraAdapter("a")),
-)
-"""Extra keys of every kind, with the same text under different kinds, and contents that begin alike."""
-
 token_lists = st.sampled_from([(0, 1), (-1, -2), (0, -1)])
 """Alphabets of two tokens: few, so that prefixes are shared; 0, -1 and -2 because no value is special."""
 
@@ -63,7 +35,7 @@ class UnrepeatableError(Exception):
     """A step cannot be taken again: it draws more than it drew then, or from fewer options."""
 
 
-class Drawing:
+class Drawing(Source):
     """Where a step draws from: from Hypothesis, or what it drew before.
 
     Args:
@@ -78,6 +50,10 @@ class Drawing:
         self._source = source
         self._before = before
         self.drawn: list[Any] = []
+
+    def integer(self, least: int, most: int) -> int:
+        """See `Source.integer`."""
+        return self.draw(st.integers(least, most))
 
     def draw(self, strategy: SearchStrategy[T]) -> T:
         """Draws a value."""

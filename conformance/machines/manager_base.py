@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ..backends import takes_parameter
+from ..calls.readings import page_list
 from ..deviation import attempt
 from ..spelling import LISTED
 from .base import Both, Field, Side
@@ -14,7 +15,7 @@ from .hash import weak
 from .manager_blame import Case, ManagerBlame
 from .manager_fields import event_fields, follow, pin_fields
 from .operations import operation
-from .pool_state import page_list, page_views, pool_fields, pool_options
+from .pool_state import page_views, pool_fields, pool_options
 from .worlds import World
 
 __all__ = ["COUNTS", "HASHES", "ManagerMachine"]

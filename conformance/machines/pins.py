@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
+from ..calls.values import BAD_TIMES, PRIORITIES
 from ..properties import start, step
 from .base import Field, Nothing, Side
 from .draws import NO_INTS, Drawing, likely, one_of, rarely, some
@@ -15,7 +16,7 @@ from .manager_base import COUNTS, HASHES
 from .operations import operation
 from .worlds import World, worlds
 
-__all__ = ["BAD_TIMES", "PINNED", "PRIORITIES", "Pins"]
+__all__ = ["PINNED", "Pins"]
 
 PINNED: tuple[dict[str, Any], ...] = (
     {"max_pinned_pages": 4},
@@ -26,12 +27,6 @@ PINNED: tuple[dict[str, Any], ...] = (
     {"max_pinned_pages": 0},
 )
 """Bounds of what can be pinned."""
-
-PRIORITIES = (1, 1, 2, -1, 0, -(2**31), 2**31 - 1)
-"""Priorities that are drawn."""
-
-BAD_TIMES: tuple[Any, ...] = (float("nan"), float("inf"), "1", True)
-"""What is no time (R1)."""
 
 _SALTED: tuple[tuple[ExtraKey, ...], ...] = ((), (), (CacheSalt("a"),), (CacheSalt("a"),), (CacheSalt("b"),))
 _RANKED = {"priorities": "PIN-2", "free pages": "PIN-2"}

@@ -1,81 +1,50 @@
-"""What the steps of the pool machine share: the two pools, their pages by id, and a draw of a caching call."""
+"""What the machines and the small worlds of the page pool share: the two pools, and what is known of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
-
-from hypothesis import strategies as st
 
 from kvproof.spec.declarations import ExtraKey, Request
 from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
 
-from ..spelling import Spelling, request_as, request_source
-from .base import Machine, Side
-from .draws import EXTRA_KEYS, Drawing, one_of, rarely, some
+from ..calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
+from ..calls.method import Table
+from ..calls.pool import POOL
+from ..calls.queue import PAGE, QUEUE
+from ..calls.values import EXTRA_KEYS
+from .base import Both, Side
+from .calling import Calling
+from .draws import Drawing
 from .manager_fields import pin_fields
 from .pool_state import page_views, pool_fields, pool_options
 
-__all__ = ["OTHER", "STRANGER", "WRONG_DIGEST", "Caching", "PoolMachine", "names"]
+__all__ = ["PoolMachine"]
 
-OTHER = "a page of another pool"
-"""Stands for such a page in a drawn list."""
-
-WRONG_DIGEST = b"no key"
+_WRONG_DIGEST = b"no key"
 """The digest of a key that is no page's."""
 
-STRANGER = "no page"
-"""Stands for itself in a drawn list."""
 
+class PoolMachine(Calling):
+    """Two pools side by side.
 
-def names(value: object) -> str:
-    """A drawn list of pages as a report shows it."""
-    return str(value).replace(repr(OTHER), f"<{OTHER}>")
+    A side has ``pool``, its ``pages`` by id, ``other``: a page of another pool, and ``keys``: its own for each of the
+    spec's.
 
+    Attributes:
+        named: of each page that a call gave, the call, and its place in the result.
+        lists: the page lists that calls gave, by the calls' numbers.
+        sequences: tokens that were cached.
+        key_of: where each key that was seen comes from.
+    """
 
-@dataclass(frozen=True)
-class Caching:
-    """The arguments of one ``cache_full_pages``, pages by id."""
-
-    spelling: Spelling
-    tokens: tuple[int, ...]
-    extra_keys: tuple[ExtraKey, ...]
-    pages: list[Any]
-    page_hashes: list[Any]
-    num_cached_pages: Any
-    num_full_pages: Any
-    page_size: Any
-    kv_cache_group_id: Any
-
-    @property
-    def line(self) -> str:
-        """The call as a report shows it."""
-        hashes = ", ".join(f"<{_key_name(place, key)}>" for place, key in enumerate(self.page_hashes))
-        request = request_source(self.spelling, "r", self.tokens, self.extra_keys)
-        return (
-            f"pool.cache_full_pages({request}, {names(self.pages)}, [{hashes}], {self.num_cached_pages!r}, "
-            f"{self.num_full_pages!r}, page_size={self.page_size!r}, kv_cache_group_id={self.kv_cache_group_id!r})"
-        )
-
-    def but(self, **changes: Any) -> "Caching":
-        """The same arguments but for some."""
-        return replace(self, **changes)
-
-
-def _key_name(place: int, key: Any) -> str:
-    if key == STRANGER:
-        return "no key"
-    return "a key of no page" if key.hash_value == WRONG_DIGEST else f"key of page {place}"
-
-
-class PoolMachine(Machine):
-    """Two pools side by side. A side has ``pool``, ``pages`` by id, and ``keys``: its own for each of the spec's."""
-
+    tables: ClassVar[tuple[Table, ...]] = (POOL, PAGE, QUEUE)
     needs: ClassVar[tuple[str, ...]] = ("PagePool",)
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2", "HASH-3"}
     )
 
     extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (7 * len(EXTRA_KEYS)) + EXTRA_KEYS
+    pooled = True
     seeded = False
     unhashed_first = False
     caching = True
@@ -83,7 +52,10 @@ class PoolMachine(Machine):
     def build_pool(self, num_pages: int, caching: bool, **wanted: Any) -> None:
         """Builds both pools, with those options that the backend's constructor knows."""
         options = pool_options((self.spec.names, self.backend.names), "PagePool", {"hash_seed": b"kvproof", **wanted})
+        self.named: dict[int, Ref] = {}
+        self.lists: dict[int, list[int]] = {}
         self.sequences: list[tuple[int, ...]] = []
+        self.key_of: dict[PageHash, Key] = {}
         self.seeded, self.caching = "hash_seed" in options and not self.lacks("keys"), caching
         self.unhashed_first = bool(options.get("unhashed_first"))
         shown = "".join(f", {name}={value!r}" for name, value in options.items())
@@ -95,10 +67,18 @@ class PoolMachine(Machine):
             return {"pool": pool, "pages": pages, "other": other.get_new_pages(1)[0], "keys": {}}
 
         self.build(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
+        for side in (self.spec, self.backend):
+            side.find_key = lambda key, side=side: self._own_key(side, key)
         self.check("POOL-3", "pages of a fresh pool", list(range(num_pages)), lambda: sorted(self.backend.pages))
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         fields = pool_fields(self.seeded, weak=False, lacks=lacks)
         self.watch(*fields, *(pin_fields() if "max_pinned_pages" in options else ()))
+
+    def target_of(self, table: Table, source: Drawing) -> Ref:
+        """See `Calling.target_of`."""
+        if table is PAGE:
+            return self.ref(source.one_of([*self.owned, 0]))
+        return Ref("pool") if table is POOL else Ref("pool", (".free_page_queue",))
 
     # -- What the specification's pool shows -----------------------------------------------------------
 
@@ -119,94 +99,103 @@ class PoolMachine(Machine):
         """The clause that says in which order free pages are taken."""
         return "POOL-3"
 
-    def holds_any(self) -> bool:
-        """Whether any page is held."""
-        return any(self.count(page_id) for page_id in self.owned)
+    def mentions(self) -> list[int]:
+        """The held pages, each as often as it is held."""
+        return [page for page in self.owned for _ in range(self.count(page))]
+
+    def touchable(self) -> list[int]:
+        """The pages that are held or cached."""
+        return [page for page in self.owned if self.count(page) or self.hashed(page)]
+
+    def bare(self) -> list[int]:
+        """The pages that are neither."""
+        return [page for page in self.owned if not self.count(page) and not self.hashed(page)]
+
+    def cached(self) -> list[int]:
+        """The pages that have a hash."""
+        return [page for page in self.owned if self.hashed(page)]
+
+    def unhashed(self) -> list[int]:
+        """The pages that have none."""
+        return [page for page in self.owned if not self.hashed(page)]
 
     def cacheable(self) -> list[int]:
         """The pages that can be cached: held ones without a hash."""
-        return [page_id for page_id in self.owned if self.count(page_id) and not self.hashed(page_id)]
+        return [page for page in self.owned if self.count(page) and not self.hashed(page)]
 
-    def known_keys(self) -> list[PageHash]:
+    def shared_keys(self) -> list[Key]:
+        """The keys that several pages are cached under."""
+        shared = [key.page_hash for key, pages in self.spec.pool.cached_page_hash_to_page.items() if len(pages) > 1]
+        return [self.key_of[key] for key in shared if key in self.key_of]
+
+    def known_keys(self) -> list[Key]:
         """Every key that was seen so far."""
-        return list(self.spec.keys)
+        return list(self.key_of.values())
 
-    def key_name(self, key: PageHash) -> str:
-        """A key as a report shows it."""
-        return f"<key {self.known_keys().index(key)}, of tokens {list(key.token_ids)}>"
+    # -- Names for pages and keys --------------------------------------------------------------------------
 
-    # -- Arguments --------------------------------------------------------------------------------------
+    def ref(self, page_id: int) -> Ref:
+        """A page, by the call that gave it last; by its id if none did."""
+        return self.named.get(page_id, Ref("pages", (page_id,)))
 
-    def page(self, side: Side, reference: Any) -> Any:
-        """The page of a side that an entry of a drawn list stands for."""
-        if reference == OTHER:
-            return side.other
-        return side.pages[reference] if isinstance(reference, int) else reference
+    def named_now(self, ref: Ref) -> Ref:
+        """See `Calling.named_now`: a page has an id."""
+        page_id = getattr(self.spec.thing(ref), "page_id", None)
+        return ref if page_id is None else replace(ref, otherwise=Ref("pages", (page_id,)))
 
-    def pages_of(self, side: Side, references: Sequence[Any]) -> list[Any]:
-        """The pages of a side that a drawn list stands for."""
-        return [self.page(side, reference) for reference in references]
+    def ids(self, pages: Any) -> list[int]:
+        """The ids of the pages in an argument."""
+        given = resolve(pages, self.spec)
+        return [int(page.page_id) for page in given if hasattr(page, "page_id")] if hasattr(given, "__iter__") else []
 
-    def draw_caching(self, data: Drawing) -> Caching:
-        """Draws the arguments of a ``cache_full_pages`` that is possible and caches at least one page."""
-        size = one_of(data, [1, 1, 2])
-        full = data.draw(st.integers(1, 3))
-        known = [sequence for sequence in self.sequences if len(sequence) >= full * size]
-        again: bool = one_of(data, [True, True, False])
-        if known and again:
-            tokens = one_of(data, known)  # so that there are duplicates
-        else:
-            tokens = tuple(data.draw(st.lists(st.sampled_from([0, 1]), min_size=full * size, max_size=full * size + 1)))
-        self.sequences.append(tokens)
-        extra_keys = one_of(data, self.extra_keys)
-        first = data.draw(st.integers(0, full - 1))
-        fresh = some(data, self.cacheable(), most=full - first, least=1)
-        behind: list[int] = list(fresh)
-        while len(behind) < full - first:
-            behind.insert(data.draw(st.integers(0, len(behind))), 0)  # a null page: a released window page
-        before = [one_of(data, [0, *self.owned]) for _ in range(first)]
-        after = [one_of(data, self.owned)] if rarely(data) else []
-        keys = self.keys_of(tokens, extra_keys, size)
-        return Caching(
-            self.token_spelling(data),
-            tokens, extra_keys, before + behind + after, keys[: data.draw(st.integers(0, len(keys)))], first, full,
-            size, one_of(data, [0] if self.lacks("groups") else [0, 0, 0, 1]),
-        )  # fmt: skip
+    def whole_lists(self) -> list[Ref]:
+        """The page lists that calls gave, whose pages are all still held."""
+        return [Ref(number) for number, pages in self.lists.items() if pages and all(map(self.count, pages))]
 
-    def keys_of(self, tokens: tuple[int, ...], extra_keys: tuple[ExtraKey, ...], size: int) -> list[Any]:
-        """The keys of a request's pages, as far as the backend's own are known."""
-        pool = self.spec.pool
-        request = Request("r", tokens, extra_keys)
-        keys = list(hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash))
-        known = [key for key in keys if self.seeded or key in self.backend.keys]
-        return known if known == keys else []
+    def keys_of(self, prompt: Prompt, page_size: int) -> list[Key]:
+        """The keys of a request's pages; none, if the backend's own are not known."""
+        keys = [Key(prompt, page_size, place) for place in range(len(prompt.tokens) // page_size)]
+        known = self.seeded or all(self._spec_key(key) in self.backend.keys for key in keys)
+        return keys if known else []
 
-    def key_of(self, side: Side, key: Any) -> Any:
+    def _spec_key(self, key: Key) -> PageHash:
+        pool, prompt = self.spec.pool, key.prompt
+        request = Request("r", prompt.tokens, prompt.extra_keys)
+        keys = hash_request_tokens(pool.hash_function, key.page_size, request, none_hash=pool.none_hash)
+        if not key.place < len(keys):
+            raise GoneError(str(key))
+        found = keys[key.place]
+        return PageHash(_WRONG_DIGEST, found.token_ids, found.extra_keys) if key.made_by_hand else found
+
+    def _own_key(self, side: Side, key: Key) -> Any:
         """A side's own key for one of the specification's."""
-        if side is self.spec or not isinstance(key, PageHash):
-            return key
-        if key in side.keys:
-            return side.keys[key]
-        return side.names.get("PageHash")(*key) if side.names.offers("PageHash") else key
+        found = self._spec_key(key)
+        offered = side.names.offers("PageHash") and side.names.offers("PageHashWithGroupId")
+        names = side.names if offered else self.spec.names
+        if side is self.spec or found in side.keys:
+            own = side.keys.get(found, found)
+        elif self.seeded or key.made_by_hand:
+            own = names.get("PageHash")(*found) if names is side.names else found
+        else:
+            raise GoneError(str(key))
+        return own if key.group is None else names.get("PageHashWithGroupId")(own, key.group)
 
-    def cache(self, call: Caching) -> None:
-        """Makes the call, and keeps the keys that it gave."""
-        self.call(
-            call.line,
-            lambda side: side.pool.cache_full_pages(
-                request_as(call.spelling, "r", call.tokens, call.extra_keys),
-                self.pages_of(side, call.pages),
-                [self.key_of(side, key) for key in call.page_hashes],
-                call.num_cached_pages,
-                call.num_full_pages,
-                call.page_size,
-                call.kv_cache_group_id,
-            ),
-            "POOL-7",
-        )
-        for page_id in self.owned:
-            if self.hashed(page_id):
-                key = self.spec.pages[page_id].page_hash.page_hash
-                self.spec.keys.setdefault(key, key)
-                own = self.backend.pages[page_id].page_hash
-                self.backend.keys.setdefault(key, getattr(own, "page_hash", own))
+    def learn(self, call: Call, both: Both) -> None:
+        """See `Calling.learn`: where pages and keys come from."""
+        if call.method == "get_new_pages":
+            self.lists[call.number] = [int(page.page_id) for page in both.spec]
+            for place, page in enumerate(self.lists[call.number]):
+                self.named[page] = Ref(call.number, (place,), Ref("pages", (page,)))
+        if call.method == "cache_full_pages":
+            self._learn_keys(call.arguments)
+
+    def _learn_keys(self, given: Mapping[str, Any]) -> None:
+        """Notes the keys that a call gave to pages."""
+        for place in range(given["num_cached_pages"], given["num_full_pages"]):
+            key = Key(given["request"], given["page_size"], place)
+            self.key_of.setdefault(self._spec_key(key), key)
+        for page_id in self.cached():
+            found = self.spec.pages[page_id].page_hash.page_hash
+            self.spec.keys.setdefault(found, found)
+            own = self.backend.pages[page_id].page_hash
+            self.backend.keys.setdefault(found, getattr(own, "page_hash", own))

@@ -4,10 +4,11 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from ..calls.readings import page_ids
 from .base import SPEC, Field
 from .sides import once
 
-__all__ = ["page_list", "page_views", "pool_fields", "pool_options", "refines"]
+__all__ = ["page_views", "pool_fields", "pool_options", "refines"]
 
 Groups = list[tuple[int, list[int]]]
 """The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
@@ -41,7 +42,7 @@ def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = ()) -> tuple[
     """
     queue = (
         Field("not in the queue exactly while at 0", "POOL-2", _misplaced),
-        Field("free pages", "POOL-3", lambda side: _page_ids(side.pool.free_page_queue.get_all_free_pages())),
+        Field("free pages", "POOL-3", lambda side: page_ids(side.pool.free_page_queue.get_all_free_pages())),
         Field("numbers of free pages", "POOL-2", _numbers),
     )
     number = Field("number of free pages", "POOL-2", lambda side: int(side.pool.get_num_free_pages()))
@@ -81,38 +82,6 @@ def pool_options(side_names: Iterable[Any], class_name: str, options: Mapping[st
     }
 
 
-def page_list(pages: Any, side: Any) -> object:
-    """A page list that a call returned: its ids, and what is wrong with it as a list of views of a side's pages."""
-    given = list(pages)
-    if "views" in side.names.lacks:
-        return _page_ids(given)
-    flaws = [
-        flaw
-        for flaw, wrong in (
-            ("not equal to a list of its pages", pages != given),
-            ("equal to a longer list", bool(pages == [*given, None])),
-            ("not a list of both when added behind a list", list(operator.add(given, pages)) != [*given, *given]),
-            ("not a list of both when a list is added", list(operator.add(pages, given)) != [*given, *given]),
-            ("of another length than its pages", len(pages) != len(given)),
-            ("no immutable sequence", hasattr(type(pages), "__setitem__") or hasattr(type(pages), "append")),
-            ("made of views that do not equal those of the pool", any(not _is_view(page, side) for page in given)),
-        )
-        if wrong
-    ]
-    numbers = _page_ids(given)
-    return f"{numbers}, which is {' and '.join(flaws)}" if flaws else numbers
-
-
-def _is_view(page: Any, side: Any) -> bool:
-    known = side.pages[page.page_id]
-    other = side.pages[1 if page.page_id == 0 else 0]
-    return bool(page == known) and hash(page) == hash(known) and page != other and page.ref_cnt == known.ref_cnt
-
-
-def _page_ids(pages: Iterable[Any]) -> list[int]:
-    return [int(page.page_id) for page in pages]
-
-
 def _owned(side: Any) -> list[Any]:
     """All pages but the null page, in the order of their ids, in which `page_views` lists them."""
     return list(side.pages.values())[1:]
@@ -129,7 +98,7 @@ def _null_page(side: Any) -> tuple[Any, ...]:
 
 
 def _misplaced(side: Any) -> list[int]:
-    queue = _page_ids(side.pool.free_page_queue.get_all_free_pages())
+    queue = page_ids(side.pool.free_page_queue.get_all_free_pages())
     wrong = [page.page_id for page in _owned(side) if queue.count(page.page_id) != (page.ref_cnt == 0)]
     return wrong + [page_id for page_id in queue if page_id not in side.pages]
 
@@ -161,7 +130,7 @@ def _entries(side: Any) -> list[tuple[Any, list[Any]]]:
 
 
 def _cached_map(side: Any) -> Groups:
-    return sorted((int(key.group_id), _page_ids(pages)) for key, pages in _entries(side))
+    return sorted((int(key.group_id), page_ids(pages)) for key, pages in _entries(side))
 
 
 def refines(expected: Groups, observed: Groups) -> bool:

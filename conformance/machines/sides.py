@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from ..backends import Backend
+from ..calls.datum import GoneError, Key, Ref
 from ..deviation import attempt
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Side:
     Attributes:
         moment: grows with every comparison of states, whosever they are; see `once`.
         read: what was read in a moment, by what read it.
+        results: the results of calls by their numbers.
     """
 
     moment: ClassVar[int] = 0
@@ -33,11 +35,31 @@ class Side:
     def __init__(self, names: Backend) -> None:
         self.names = names
         self.read: dict[str, tuple[int, Any]] = {}
+        self.results: dict[int, Any] = {}
+        self.find_key: Callable[[Key], Any] | None = None
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """What a machine put there under a name."""
+
+    def thing(self, ref: Ref) -> Any:
+        """What a `Ref` names on this side; raises `GoneError` if there is no such thing."""
+        try:
+            found = self.results[ref.of] if isinstance(ref.of, int) else getattr(self, ref.of)
+            for step in ref.path:
+                found = getattr(found, step[1:]) if isinstance(step, str) else found[step]
+        except LookupError as error:
+            if ref.otherwise is not None:
+                return self.thing(ref.otherwise)
+            raise GoneError(str(ref)) from error
+        return found
+
+    def key(self, key: Key) -> Any:
+        """This side's own key for a page of a request; raises `GoneError` if the machine knows none."""
+        if self.find_key is None:
+            raise GoneError(str(key))
+        return self.find_key(key)
 
     def put(self, made: Mapping[str, Any]) -> None:
         """Puts things there, each under its name."""

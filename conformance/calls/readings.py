@@ -1,11 +1,15 @@
-"""How an emitted test looks at a backend: small functions, whose sources go into the file where it uses them."""
+"""What objects of a backend show, read off public names: the one set of readers of the state.
+
+Machines compare what these functions return, logs write it down, and emitted tests hold the sources of those that they
+use; so each function stands for itself and is made of plain Python.
+"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["READINGS", "Reading", "page_views", "readable", "source"]
+__all__ = ["READINGS", "Reading", "page_ids", "page_list", "page_views", "readable", "source"]
 
 
 def page_views(pool: Any) -> Any:
@@ -206,6 +210,39 @@ def changeable_tables(tables: Any) -> Any:
 def page_tables(table: Any) -> Any:
     """The rows of every group's table on the host."""
     return [each.get_cpu_tensor().tolist() for each in table.page_tables]
+
+
+def page_ids(pages: Iterable[Any]) -> list[int]:
+    """The ids of some pages."""
+    return [int(page.page_id) for page in pages]
+
+
+def page_list(pages: Any, side: Any) -> object:
+    """A page list that a call returned: its ids, and what is wrong with it as a list of views of a side's pages."""
+    given = list(pages)
+    if "views" in side.names.lacks:
+        return page_ids(given)
+    flaws = [
+        flaw
+        for flaw, wrong in (
+            ("not equal to a list of its pages", pages != given),
+            ("equal to a longer list", bool(pages == [*given, None])),
+            ("not a list of both when added behind a list", list(given + pages) != [*given, *given]),
+            ("not a list of both when a list is added", list(pages + given) != [*given, *given]),
+            ("of another length than its pages", len(pages) != len(given)),
+            ("no immutable sequence", hasattr(type(pages), "__setitem__") or hasattr(type(pages), "append")),
+            ("made of views that do not equal those of the pool", any(not _is_view(page, side) for page in given)),
+        )
+        if wrong
+    ]
+    numbers = page_ids(given)
+    return f"{numbers}, which is {' and '.join(flaws)}" if flaws else numbers
+
+
+def _is_view(page: Any, side: Any) -> bool:
+    known = side.pages[page.page_id]
+    other = side.pages[1 if page.page_id == 0 else 0]
+    return bool(page == known) and hash(page) == hash(known) and page != other and page.ref_cnt == known.ref_cnt
 
 
 @dataclass(frozen=True)

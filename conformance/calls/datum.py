@@ -1,0 +1,287 @@
+"""What a call is: a method, what it is called on, and its arguments as plain values that can be written and read again.
+
+A thing that no text can hold is named by how it came about: a page by the call that gave it (`Ref`), a request by what
+it asks for (`Prompt`), a key by the page of a request whose key it is (`Key`), a list by its entries and the type in
+which they are handed over (`Spelled`). `resolve` makes of such a value what one side is given.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvproof.spec.declarations import ExtraKey
+
+from ..spelling import Spelling, request_as, request_source
+
+__all__ = [
+    *("Call", "GoneError", "Holder", "Key", "Prompt", "Ref", "Spelled"),
+    *("exchange", "larger", "mended", "refs", "renamed", "resolve", "simpler", "written"),
+]
+
+
+class GoneError(LookupError):
+    """A `Ref` names what no call gave: the call that gave it was left out, or it was refused."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A thing that both sides have: ``Ref(3, (0, 1))`` is ``r3[0][1]``, the result of call 3; ``Ref("pool")`` the pool.
+
+    Attributes:
+        of: the number of the call that gave it, or the name by which a side has it.
+        path: the way from there to the thing: entries by their keys, attributes by ``.name``.
+        otherwise: what it names where that call was left out, such as the page by its id.
+    """
+
+    of: int | str
+    path: tuple[int | str, ...] = ()
+    otherwise: "Ref | None" = field(default=None, compare=False, repr=False)
+
+    def to(self, *path: int | str) -> "Ref":
+        """A thing within this one."""
+        return Ref(self.of, (*self.path, *path), self.otherwise and self.otherwise.to(*path))
+
+    def __str__(self) -> str:
+        steps = (step if isinstance(step, str) else f"[{step}]" for step in self.path)
+        return (f"r{self.of}" if isinstance(self.of, int) else self.of) + "".join(steps)
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A list, and the type in which it is handed over."""
+
+    how: Spelling
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request, by what it asks for."""
+
+    tokens: tuple[int, ...]
+    extra_keys: tuple[ExtraKey, ...] = ()
+    how: Spelling = Spelling.INT32
+    request_id: str = "r"
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of one page of a request.
+
+    Attributes:
+        prompt: the request.
+        page_size: tokens in a page.
+        place: which of its full pages.
+        made_by_hand: whether it is a key of the same tokens with another digest: no page's.
+        group: the cache group, of a key that names one.
+    """
+
+    prompt: Prompt
+    page_size: int
+    place: int
+    made_by_hand: bool = False
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is called, and with what.
+
+    Attributes:
+        target: what it is called on; None for a class of the backend, which is named by ``method``.
+        method: the name of the method, or of the attribute that is set.
+        arguments: by name, in the order of the method.
+        number: what `Ref` calls its result; it stays when calls before it are left out.
+        fault: the name of the argument that is wrong; "" if none is known to be.
+        refused: whether the specification refused it when it was drawn.
+    """
+
+    target: Ref | None
+    method: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    number: int = 0
+    fault: str = ""
+    refused: bool = False
+
+    @property
+    def name(self) -> str:
+        """What its step is called."""
+        return self.method
+
+    def given(self, **changes: Any) -> "Call":
+        """The same call with other arguments."""
+        return replace(self, arguments={**self.arguments, **changes})
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name!r}: {value!r}" for name, value in self.arguments.items())
+        return f"Call({self.target!r}, {self.method!r}, {{{given}}}, {self.number})"
+
+
+class Holder(Protocol):
+    """Whatever has things by name and the results of calls: one of the two sides that are compared."""
+
+    def thing(self, ref: Ref) -> Any:
+        """The thing that a `Ref` names; raises `GoneError` if there is none."""
+
+    def key(self, key: Key) -> Any:
+        """This side's own key for a page of a request; raises `GoneError` if it was never shown."""
+
+
+def resolve(value: Any, holder: Holder) -> Any:
+    """What one side is given for a value. Raises `GoneError`."""
+    if isinstance(value, Ref):
+        return holder.thing(value)
+    if isinstance(value, Spelled):
+        return value.how.of(resolve(entry, holder) for entry in value.values)
+    if type(value) in (list, tuple) and value:
+        return type(value)(resolve(entry, holder) for entry in value)
+    if isinstance(value, Prompt):
+        return request_as(value.how, value.request_id, value.tokens, value.extra_keys)
+    if isinstance(value, Key):
+        return holder.key(value)
+    return value
+
+
+def renamed(value: Any, name: Callable[[Ref], Ref]) -> Any:
+    """A value with other names for the same things."""
+    if isinstance(value, Ref):
+        return name(value)
+    if isinstance(value, Spelled):
+        return replace(value, values=renamed(value.values, name))
+    if type(value) in (list, tuple):
+        return type(value)(renamed(entry, name) for entry in value)
+    return value
+
+
+def exchange(steps: Sequence[Any], one: Ref, other: Ref) -> tuple[Any, ...]:
+    """A sequence in which two things have changed places, as arguments of all its calls."""
+
+    def name(ref: Ref) -> Ref:
+        return other if ref == one else one if ref == other else ref
+
+    return tuple(
+        step.given(**{argument: renamed(value, name) for argument, value in step.arguments.items()})
+        if isinstance(step, Call)
+        else step
+        for step in steps
+    )
+
+
+def refs(value: Any) -> Iterator[Ref]:
+    """Every `Ref` in a value."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, Spelled):
+        yield from refs(value.values)
+    elif isinstance(value, Call):
+        yield from refs((value.target, *value.arguments.values()))
+    elif type(value) in (list, tuple):
+        for entry in value:
+            yield from refs(entry)
+
+
+def written(value: Any, shown: Callable[[Ref], str] = str) -> str:
+    """A value as Python text; salts stand in it by their fingerprints (SEC-2).
+
+    Args:
+        value: the value.
+        shown: how a `Ref` is written.
+    """
+
+    def each(entry: Any) -> str:
+        return written(entry, shown)
+
+    if isinstance(value, Ref):
+        return shown(value)
+    if isinstance(value, Spelled):
+        return value.how.source(value.values, each)
+    if type(value) is list:
+        return f"[{', '.join(map(each, value))}]"
+    if isinstance(value, Prompt):
+        return request_source(value.how, value.request_id, value.tokens, value.extra_keys)
+    if isinstance(value, Key):
+        owner = "no page" if value.made_by_hand else f"page {value.place}"
+        return f"<key of {owner} of {list(value.prompt.tokens)}>"
+    return str(value) if isinstance(value, np.generic) else repr(value)
+
+
+def mended(steps: Sequence[Any]) -> tuple[Any, ...]:
+    """A sequence without mentions of what no call in it gives, and without the calls that can't do without them.
+
+    Args:
+        steps: calls, and steps of other kinds, which are kept.
+    """
+    kept: list[Any] = []
+    given: set[int] = set()
+    for step in steps:
+        if isinstance(step, Call):
+            left = {name: _without(value, given) for name, value in step.arguments.items()}
+            step = replace(step, arguments=left)
+            if any(isinstance(ref.of, int) and ref.of not in given for ref in refs(step)):
+                continue
+            given.add(step.number)
+        kept.append(step)
+    return tuple(kept)
+
+
+def _without(value: Any, given: set[int]) -> Any:
+    """A list without the mentions of what calls that are not among some gave."""
+    if isinstance(value, Spelled):
+        return replace(value, values=_without(value.values, given))
+    if type(value) in (list, tuple):
+        entries = (_without(entry, given) for entry in value)
+        return type(value)(
+            entry for entry in entries if not isinstance(entry, Ref) or isinstance(entry.of, str) or entry.of in given
+        )
+    return value
+
+
+def larger(call: Call, most: int) -> Iterator[Call]:
+    """The same call with a larger number: whichever calls are refused behind it may be left out."""
+    for name, value in call.arguments.items():
+        if isinstance(value, int | np.integer) and type(value) is not bool:
+            yield from (call.given(**{name: more}) for more in range(int(value) + 1, most))
+
+
+def simpler(value: Any) -> Iterator[Any]:
+    """Values that are simpler than one, the simplest first; nothing for what cannot be made simpler."""
+    if isinstance(value, Call):
+        for name, given in value.arguments.items():
+            yield from (value.given(**{name: less}) for less in simpler(given))
+    elif isinstance(value, Spelled):
+        yield from (replace(value, how=how) for how in simpler(value.how))
+        yield from (replace(value, values=less) for less in simpler(value.values))
+    elif isinstance(value, Prompt):
+        yield from (replace(value, tokens=less) for less in simpler(value.tokens))
+        yield from (replace(value, extra_keys=less) for less in simpler(value.extra_keys))
+        if value.how is not Spelling.INT32:
+            yield replace(value, how=Spelling.INT32)
+    elif value is True:
+        yield False
+    elif isinstance(value, int | np.integer) and value and type(value) is not bool:
+        number, step = int(value), 1 if value > 0 else -1
+        yield from dict.fromkeys((0, step * (abs(number) // 2), number - step))
+        if type(value) is not int:
+            yield number
+    elif type(value) in (list, tuple):
+        yield from _shorter(value)
+    elif type(value) is dict:
+        yield from ({name: kept for name, kept in value.items() if name != left_out} for left_out in value)
+    elif hasattr(value, "simpler"):
+        yield from value.simpler()
+
+
+def _shorter(values: Any) -> Iterator[Any]:
+    """A list or a tuple without some of its entries, or with one entry made simpler."""
+    if values:
+        yield values[:0]
+    if len(values) > 2:
+        yield values[: len(values) // 2]
+        yield values[len(values) // 2 :]
+    for place in range(len(values)):
+        yield values[:place] + values[place + 1 :]
+    for place, entry in enumerate(values):
+        for less in simpler(entry):
+            yield values[:place] + type(values)([less]) + values[place + 1 :]

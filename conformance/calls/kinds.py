@@ -1,0 +1,64 @@
+"""Kinds of arguments and results that several interfaces share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..spelling import OBJECTS, Spelling
+from .datum import Ref, Spelled
+from .method import Kind
+from .readings import page_ids, page_list
+from .source import Source
+from .values import NO_INTS
+
+__all__ = [
+    *("COUNTS", "HASHES", "NONE", "PLAIN", "PAGES_GIVEN", "PAGES_FOUND", "PAGE_GIVEN", "IDS_GIVEN", "NEGATIVE"),
+    *("grouped", "number", "recorded", "spelled", "wrong_groups"),
+]
+
+COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
+"""Fields of the state that say who holds a page."""
+
+HASHES = ("hashed pages", "cached map")
+"""Fields of the state that say what a page is cached for."""
+
+NEGATIVE = (-1, *NO_INTS)
+"""What is no number of anything, the likeliest mistake first."""
+
+
+def recorded(declared: type) -> tuple[str, ...]:
+    """The options that a log keeps: all but those of the keys, for which whoever reads it takes its own."""
+    return tuple(name for name in declared.__annotations__ if name not in ("hash_seed", "hash_function"))
+
+
+PLAIN = Kind()
+NONE = Kind("none")
+PAGES_GIVEN = Kind("pages", plain=page_list)
+PAGE_GIVEN = Kind("page", plain=lambda page, _: int(page.page_id))
+IDS_GIVEN = Kind("pages", plain=lambda pages, _: page_ids(pages))
+PAGES_FOUND = Kind("pages", plain=lambda pages, side: None if pages is None else page_list(pages, side))
+
+
+def spelled(source: Source, known: Any, values: Sequence[Any], options: Sequence[Spelling] = OBJECTS) -> Spelled:
+    return Spelled(source.spelling(options, known.takes_iterables), tuple(values))
+
+
+def grouped(source: Source, known: Any, groups: Sequence[Sequence[Ref]]) -> Spelled:
+    """Lists of pages by group, the lists and the list of them in one type."""
+    how = source.spelling(OBJECTS, known.takes_iterables)
+    return Spelled(how, tuple(Spelled(how, tuple(group)) for group in groups))
+
+
+def wrong_groups(source: Source, known: Any, good: list[Ref], faults: Sequence[Any]) -> Any:
+    """Lists of pages by group, the last of the last one wrong; or no lists."""
+    if source.integer(0, 3) == 3:
+        return source.one_of([None, 1, [1], [list(good), 1]])
+    groups = [source.some(good, 2), [*source.some(good, 1), source.one_of(faults)]]
+    return grouped(source, known, groups)
+
+
+def number(least: int = 0, most: int = 3, faults: Sequence[Any] = NEGATIVE) -> Kind:
+    """An int of ``least`` to ``most``; a negative one and what is no int are wrong."""
+    return Kind(
+        good=lambda source, _: source.whole(least, most),
+        fault=lambda source, *_: source.likely(faults[:1], faults[1:]),
+    )

@@ -1,0 +1,231 @@
+"""Machines whose calls are data: drawn, spoilt, made, judged and shown by the tables of the interface."""
+
+import functools
+import inspect
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import kvproof.spec
+
+from ..calls.datum import Call, Ref, renamed, resolve, written
+from ..calls.method import Method, Table, bound, perform
+from ..deviation import REFUSALS
+from ..properties import Step
+from ..raising import Ending
+from .base import Both, Machine, Side
+from .draws import Drawing
+
+__all__ = ["Calling", "Calls"]
+
+
+class _LeftOut(Ending):
+    """Ends a call that is made again and makes no sense any more."""
+
+
+Calls = Generator[Call, Both, None]
+"""A scenario: it yields the next call, and is sent what came of it."""
+
+
+class Calling(Machine):
+    """A machine that makes calls which stand in tables.
+
+    Each row with a weight is a step of its own: one call, drawn by the kinds of its arguments. What needs several calls
+    is a step that yields them and is sent what came of each. The calls themselves are the trace of an example: making
+    it shorter leaves out calls, and entries of their arguments; nothing is drawn again.
+
+    Attributes:
+        tables: the interfaces that it calls.
+    """
+
+    tables: ClassVar[tuple[Table, ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_calls = 0
+        self._repeats = False
+
+    @classmethod
+    def rows(cls) -> list[Method]:
+        """The rows that are drawn: those of the machine's first table that need no capability but its own."""
+        return [row for row in cls.tables[0] if row.capability in ("", cls.capability)]
+
+    @classmethod
+    def row_of(cls, name: str) -> tuple[Table, Method]:
+        """The table and the row of a method."""
+        return next((table, table[name]) for table in cls.tables if name in table.by_name)
+
+    @classmethod
+    def steps_of_rows(cls) -> dict[str, Step]:
+        """See `Machine.steps_of_rows`."""
+        return {
+            row.name: Step(
+                functools.partial(_one_call, row=row),
+                row.labels,
+                functools.partial(_is_possible, row=row),
+                row.weight,
+                says=_sentence(cls.tables[0], row),
+            )
+            for row in cls.rows()
+            if row.weight
+        }
+
+    @classmethod
+    def simpler(cls, call: Call) -> Iterator[Call]:
+        """See `Machine.simpler`."""
+        return cls.row_of(call.method)[1].simpler(call)
+
+    # -- What is known while calls are drawn ----------------------------------------------------------------
+
+    @property
+    def takes_iterables(self) -> bool:
+        """Whether lists may be handed over as other things than lists."""
+        return not self.lacks("iterables")
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether there may be several cache groups."""
+        return not self.lacks("groups")
+
+    def target_of(self, table: Table, source: Drawing) -> Ref:
+        """The object on which a method of an interface is called."""
+        raise NotImplementedError
+
+    def can_call(self, row: Method) -> bool:
+        """Whether the backend has a method, where it may do without it."""
+        return not row.optional or self.offers(self.row_of(row.name)[0].name, row.name)
+
+    # -- Drawing --------------------------------------------------------------------------------------------
+
+    def call_of(self, name: str, target: Ref | None, **arguments: Any) -> Call:
+        """A call that was not made yet."""
+        self._num_calls += 1
+        return Call(target, name, arguments, self._num_calls)
+
+    def drawn(self, row: Method, source: Drawing) -> Call:
+        """A call of a method that is allowed now."""
+        return self.call_of(row.name, self._target(row, source), **row.drawn(source, self))
+
+    def spoilt(self, row: Method, source: Drawing) -> Call:
+        """The same with one argument wrong."""
+        name, given = row.spoilt(source, self)
+        call = self.call_of(row.name, self._target(row, source), **given)
+        return Call(call.target, call.method, call.arguments, call.number, name)
+
+    def _target(self, row: Method, source: Drawing) -> Ref | None:
+        return None if row.form == "build" else self.target_of(self.row_of(row.name)[0], source)
+
+    def spoilable(self) -> list[Method]:
+        """The rows of which a call with one fault can be drawn, each as often as it shall be."""
+        return [
+            row
+            for row in self.rows()
+            for _ in range(row.spoils)
+            if (len(row.arguments) == 1 or row.possible(self)) and self.can_call(row)
+        ]
+
+    # -- Making, judging, showing ---------------------------------------------------------------------------
+
+    def play(self, calls: Any) -> None:
+        """Makes the calls that a scenario yields, and sends it what came of each."""
+        try:
+            call = next(calls)
+            while True:
+                call = calls.send(self.make_call(call))
+        except StopIteration:
+            return
+
+    def make_call(self, call: Call) -> Both:
+        """Makes a call on both sides, and compares what came of it."""
+        self._trace.append(call)
+        row = self.row_of(call.method)[1]
+
+        def act(side: Side) -> Any:
+            try:
+                return perform(side, call, row)
+            except REFUSALS:
+                if side is self.spec:
+                    if self._repeats and not call.refused:
+                        raise _LeftOut from None
+                    self._trace[-1] = replace(call, refused=True)
+                raise
+
+        both = self.call(
+            self.line(call, row),
+            act,
+            row.label(self, call.arguments),
+            row.result.plain,
+            row.charged(self, call.arguments),
+            also=row.refuses,
+            alone=row.last,
+        )
+        if not both.refused:
+            self.spec.results[call.number], self.backend.results[call.number] = both.spec, both.backend
+            self.learn(call, both)
+        return both
+
+    def repeat_call(self, call: Call) -> None:
+        """Makes a call that was drawn before, if the specification does not refuse it now and did not then.
+
+        Raises:
+            GoneError: it names what there is not any more.
+        """
+        for side in (self.spec, self.backend):
+            resolve((call.target, *call.arguments.values()), side)
+        self._repeats = True
+        try:
+            row = self.row_of(call.method)[1]
+            given = call.arguments if call.refused else row.fitting(self, call.arguments)
+            given = {name: renamed(value, self.named_now) for name, value in given.items()}
+            self.make_call(replace(call, arguments=given))
+        except _LeftOut:
+            self._trace.pop()
+        finally:
+            self._repeats = False
+
+    def named_now(self, ref: Ref) -> Ref:
+        """A name of a thing that says what it is now: then it can do without the call that gave it."""
+        return ref
+
+    def learn(self, call: Call, both: Both) -> None:
+        """Notes what later calls may name."""
+
+    def line(self, call: Call, row: Method) -> str:
+        """A call as a report shows it."""
+        target = "" if call.target is None else f"{self.show_target(call.target)}."
+        texts = {name: written(value, self.show) for name, value in call.arguments.items()}
+        if row.form == "set":
+            return f"{target}{call.method} = {', '.join(texts.values())}"
+        leading, named = bound(tuple(row.arguments), texts, row.by_name)
+        return f"{target}{call.method}({', '.join([*leading, *(f'{name}={text}' for name, text in named.items())])})"
+
+    def show(self, ref: Ref) -> str:
+        """A thing as a report shows it: a page by its id."""
+        return _shown(self.spec.thing(ref)) or str(ref)
+
+    def show_target(self, ref: Ref) -> str:
+        """What a call is made on, as a report shows it."""
+        page = _shown(self.spec.thing(ref))
+        return f"page({page})" if page else str(ref)
+
+
+def _shown(thing: Any) -> str:
+    """A page, or a list of pages, by ids; "" for all else."""
+    if hasattr(thing, "page_id"):
+        return str(thing.page_id)
+    if isinstance(thing, int):
+        return str(thing)
+    return str(thing.page_ids) if hasattr(thing, "page_ids") else ""
+
+
+def _sentence(table: Table, row: Method) -> str:
+    """What a method does, in the words of the specification."""
+    return (inspect.getdoc(getattr(getattr(kvproof.spec, table.owner), row.name)) or "").split("\n")[0]
+
+
+def _one_call(machine: Calling, source: Drawing, *, row: Method) -> Iterator[Call]:
+    yield machine.drawn(row, source)
+
+
+def _is_possible(machine: Calling, *, row: Method) -> bool:
+    return row.possible(machine) and machine.can_call(row)
