@@ -403,5 +403,7 @@ POOL = Table(
     inner={
         "check": "what a backend says of itself; run with every state",
         "withdraw": "a manager's own: pages of a rewound request lose their hashes",
-    },
+    }
+    | dict.fromkeys(("key_of_page", "ref_count", "set_ref_count"), "what the views of its pages read and set")
+    | dict.fromkeys(("state", "restore_cached", "restore_held", "restore_log"), "its part of a manager's snapshot"),
 )

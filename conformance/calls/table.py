@@ -74,5 +74,5 @@ TABLES = Table(
         *_BOTH,
         _changes("append_rows_batch", _plain("page_ids_per_req req_indices"), "TAB-2", optional=True),
     ),
-    {"check": _SHOWN},
+    {"check": _SHOWN, "require_groups": "what a manager and a step ask of the tables they are handed"},
 )
