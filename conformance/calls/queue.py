@@ -75,6 +75,10 @@ _COUNT_QUEUED = Kind(
 )
 
 
+_ANOTHER_QUEUES = Ref("other")
+"""A page of another queue."""
+
+
 def _one_queued(known: Any) -> bool:
     return bool(known.inside)
 
@@ -84,7 +88,7 @@ def _one(pages: Callable[[Any], Sequence[int]], wrong: Callable[[Any], Sequence[
     return Kind(
         "page",
         lambda source, known: known.ref(source.one_of(pages(known))),
-        lambda source, known, _: source.one_of([*map(known.ref, wrong(known)[:2]), Ref("others", (0,)), None]),
+        lambda source, known, _: source.one_of([*map(known.ref, wrong(known)[:2]), _ANOTHER_QUEUES, None]),
         pages,
     )
 

@@ -4,9 +4,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from ..calls.datum import Call
 from ..deviation import SpecificationError
-from .ways import Way
+from .ways import Move
 
 __all__ = ["Node", "digest"]
 
@@ -29,7 +28,7 @@ class Node:
     place: int
     distance: int
     lines: int
-    way: Way | Call | None = None
+    way: Move | None = None
     names: tuple[str, ...] | None = None
     leads: "list[Node | None]" = field(default_factory=list)
 
@@ -38,7 +37,7 @@ class Node:
         """Whether all of its moves were made."""
         return self.names is not None and len(self.leads) == len(self.names)
 
-    def list_moves(self, moves: Sequence[Way | Call]) -> None:
+    def list_moves(self, moves: Sequence[Move]) -> None:
         """Notes which moves there are, as some objects name them.
 
         Raises:

@@ -22,16 +22,15 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..calls.datum import Call
 from ..deviation import Deviation, is_call
 from ..session import EnoughError, Session
 from .states import Node, digest
-from .ways import COMPARING, GLANCING, PASSING_OVER, UndecidedError, UnlikeError, Way
+from .ways import COMPARING, GLANCING, PASSING_OVER, Move, UndecidedError, UnlikeError, Way
 
 if TYPE_CHECKING:
     from .world import SmallWorld
 
-    _Ways = Callable[[SmallWorld], Sequence[Way | Call]]
+    _Ways = Callable[[SmallWorld], Sequence[Move]]
 
 __all__ = ["Walk", "Walked"]
 
@@ -197,7 +196,7 @@ class Walk:
             self._unlike(node, lambda _: [], found)
             return None
 
-    def _make(self, world: "SmallWorld", node: Node, way: Way | Call) -> "tuple[SmallWorld | None, Node]":
+    def _make(self, world: "SmallWorld", node: Node, way: Move) -> "tuple[SmallWorld | None, Node]":
         """Makes the next move out of a state.
 
         Returns:
@@ -228,9 +227,7 @@ class Walk:
                 self._try(to, ways)
         return world, to
 
-    def _make_again(
-        self, world: "SmallWorld", node: Node, place: int, way: Way | Call
-    ) -> "tuple[SmallWorld | None, Node]":
+    def _make_again(self, world: "SmallWorld", node: Node, place: int, way: Move) -> "tuple[SmallWorld | None, Node]":
         """Makes a move that was made before, and leads to a state."""
         to = node.leads[place]
         assert to is not None, "what deviates is not made again"
@@ -317,6 +314,6 @@ class Walk:
         return False
 
 
-def _looks(places: Sequence[int], world: "SmallWorld") -> list[Way | Call]:
+def _looks(places: Sequence[int], world: "SmallWorld") -> list[Move]:
     looks = world.looks()
     return [looks[place] for place in places if place < len(looks)]

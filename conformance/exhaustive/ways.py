@@ -2,7 +2,9 @@
 
 from typing import Any, NamedTuple
 
-__all__ = ["COMPARING", "GLANCING", "PASSING_OVER", "UndecidedError", "UnlikeError", "Way"]
+from ..calls.datum import Call
+
+__all__ = ["COMPARING", "GLANCING", "PASSING_OVER", "Move", "UndecidedError", "UnlikeError", "Way"]
 
 PASSING_OVER, GLANCING, COMPARING = "passing over", "glancing", "comparing"
 """With how much care a way is taken; see `SmallWorld.take`."""
@@ -18,6 +20,10 @@ class Way(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...] = ()
+
+
+Move = Way | Call
+"""What leads from one state to another: a call, or the step of a world that makes some."""
 
 
 class UndecidedError(Exception):

@@ -19,7 +19,7 @@ from ..properties import steps_of
 from ..session import TracedStep
 from ..step_timeout import NoAnswer
 from .walk import Walk
-from .ways import COMPARING, GLANCING, PASSING_OVER, UndecidedError, UnlikeError, Way
+from .ways import COMPARING, GLANCING, PASSING_OVER, Move, UndecidedError, UnlikeError
 
 __all__ = ["SmallWorld"]
 
@@ -46,14 +46,14 @@ class SmallWorld(Machine):
         """Builds both sides' objects."""
         raise NotImplementedError
 
-    def moves(self) -> Sequence[Way | Call]:
+    def moves(self) -> Sequence[Move]:
         """The ways that may lead on from this state, but for those that others are by another name.
 
         Objects that are in one state list them in one order, whatever names their pages, requests and tokens have.
         """
         raise NotImplementedError
 
-    def looks(self) -> Sequence[Way | Call]:
+    def looks(self) -> Sequence[Move]:
         """The ways that leave this state as it is, in an order that names do not change, either."""
         raise NotImplementedError
 
@@ -72,7 +72,7 @@ class SmallWorld(Machine):
         """
         Walk(cls, cls.session, most_states).run()
 
-    def take(self, way: Way | Call, care: str = COMPARING) -> None:
+    def take(self, way: Move, care: str = COMPARING) -> None:
         """Makes the calls of a way.
 
         Args:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -36,9 +36,11 @@ class Calling(Machine):
 
     Attributes:
         tables: the interfaces that it calls.
+        strangers: what a report says of things that are none of what is called, by the names that sides have them by.
     """
 
     tables: ClassVar[tuple[Table, ...]] = ()
+    strangers: ClassVar[Mapping[int | str, str]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +158,6 @@ class Calling(Machine):
             row.label(self, call.arguments),
             row.result.plain,
             row.charged(self, call.arguments),
-            also=row.refuses,
             alone=row.last,
         )
         if not both.refused:
@@ -201,6 +202,8 @@ class Calling(Machine):
 
     def show(self, ref: Ref) -> str:
         """A thing as a report shows it: a page by its id."""
+        if ref.of in self.strangers:
+            return f"<{self.strangers[ref.of]}>"
         return _shown(self.spec.thing(ref)) or str(ref)
 
     def show_target(self, ref: Ref) -> str:

@@ -38,6 +38,7 @@ class PoolMachine(Calling):
     """
 
     tables: ClassVar[tuple[Table, ...]] = (POOL, PAGE, QUEUE)
+    strangers: ClassVar[Mapping[int | str, str]] = {"other": "a page of another pool"}
     needs: ClassVar[tuple[str, ...]] = ("PagePool",)
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2", "HASH-3"}

@@ -13,7 +13,7 @@ from kvproof.conformance.exhaustive.pools import PoolShape, PoolWorld
 from kvproof.conformance.exhaustive.states import digest
 from kvproof.conformance.exhaustive.tables import TableShape, TableWorld
 from kvproof.conformance.exhaustive.walk import Walk
-from kvproof.conformance.exhaustive.ways import GLANCING, PASSING_OVER, Way
+from kvproof.conformance.exhaustive.ways import GLANCING, PASSING_OVER, Move, Way
 from kvproof.conformance.exhaustive.world import SmallWorld
 from kvproof.conformance.exhaustive.worlds import SMALLEST, WORLDS
 from kvproof.conformance.machines import MACHINES
@@ -47,7 +47,7 @@ def bound(world: type[SmallWorld]) -> type[SmallWorld]:
     return type(world.__name__, (world,), {"session": Session(SPEC, CLAUSES, repeats=True)})
 
 
-def reach(world: type[SmallWorld], path: tuple[Way, ...]) -> SmallWorld:
+def reach(world: type[SmallWorld], path: tuple[Move, ...]) -> SmallWorld:
     at = world()
     at.take(Way("begin"))
     for way in path:
@@ -64,7 +64,7 @@ def every_sequence(world: type[SmallWorld], most_calls: int) -> tuple[dict[bytes
     """
     nearest: dict[bytes, int] = {}
     futures: defaultdict[bytes, list[list[bytes]]] = defaultdict(list)
-    waiting: list[tuple[Way, ...]] = [()]
+    waiting: list[tuple[Move, ...]] = [()]
     while waiting:
         path = waiting.pop()
         at = reach(world, path)
