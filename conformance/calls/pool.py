@@ -405,5 +405,6 @@ POOL = Table(
         "withdraw": "a manager's own: pages of a rewound request lose their hashes",
     }
     | dict.fromkeys(("key_of_page", "ref_count", "set_ref_count"), "what the views of its pages read and set")
+    | dict.fromkeys(("hash_function", "none_hash", "now"), "how it was made, and how late it is")
     | dict.fromkeys(("state", "restore_cached", "restore_held", "restore_log"), "its part of a manager's snapshot"),
 )

@@ -45,7 +45,7 @@ PAGE = Table(
         _page("page_hash", "POOL-8", "POOL-7", arguments={"page_hash": _HASH}, form="set"),
     ),
     inner=dict.fromkeys(
-        ("CachePage", "page_id", "is_null", "prev_free_page", "next_free_page"), "made or read with every state"
+        ("CachePage", "pool", "page_id", "is_null", "prev_free_page", "next_free_page"), "made or read with every state"
     ),
 )
 
