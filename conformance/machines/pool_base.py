@@ -192,11 +192,13 @@ class PoolMachine(Calling):
 
     def _learn_keys(self, given: Mapping[str, Any]) -> None:
         """Notes the keys that a call gave to pages."""
-        for place in range(given["num_cached_pages"], given["num_full_pages"]):
-            key = Key(given["request"], given["page_size"], place)
-            self.key_of.setdefault(self._spec_key(key), key)
         for page_id in self.cached():
             found = self.spec.pages[page_id].page_hash.page_hash
             self.spec.keys.setdefault(found, found)
             own = self.backend.pages[page_id].page_hash
             self.backend.keys.setdefault(found, getattr(own, "page_hash", own))
+        for place in range(given["num_cached_pages"], given["num_full_pages"]):
+            key = Key(given["request"], given["page_size"], place)
+            found = self._spec_key(key)
+            if found in self.spec.keys:  # the null page shows nobody's
+                self.key_of.setdefault(found, key)
