@@ -25,7 +25,6 @@ from kvproof.spec import (
 from kvproof.spec.groups.group_rules import AlignedStates, ChunkedLocal, GroupRules, OneState, SlidingWindow
 from kvproof.spec.manager.steps import Steps
 from kvproof.spec.pool.free_order import FreeOrder
-from kvproof.spec.pool.pins import Pins
 
 __all__ = ["GROUPS", "POOLS"]
 
@@ -379,7 +378,7 @@ class PinsForOthers(PagePool):
 
     def __init__(self, num_pages: int, enable_caching: bool, **options: Any) -> None:
         super().__init__(num_pages, enable_caching, **options)
-        self.pins = Pins(self.max_pinned_pages, None, self.index.key_of)
+        self.pins._max_per_salt = None
 
 
 class FreesPins(PagePool):
