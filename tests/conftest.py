@@ -20,6 +20,7 @@ os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
 settings.register_profile(
     "kvproof",
+    derandomize="CI" in os.environ,  # there a test fails by what was changed; elsewhere each run draws other examples
     deadline=None,
     database=None,
     max_examples=50,

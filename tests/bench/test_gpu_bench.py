@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from . import gpu_report, gpu_workloads
+from . import gpu_report, gpu_timing, gpu_workloads
 from .gpu_peers import PEERS, uneven
 from .gpu_report import Device
 from .gpu_timing import copy_rate, matrix_rate, seconds_a_turn
@@ -76,22 +76,41 @@ def test_a_batch_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert capsys.readouterr().out.startswith(f"{name} | 1.0 | ")
 
 
-def test_turns_are_timed_by_their_difference() -> None:
-    """A function that takes as long as it has turns."""
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Makes each program take a millisecond more than the one before it; returns what a turn takes by that.
+
+    The first program has 4 turns; 0.02 seconds at its pace are 80 turns more.
+    """
+    taken = []
+
+    def median_seconds(function: Any, arrays: Any, _: int) -> float:
+        taken.append(jax.jit(function)(*arrays))
+        return 1e-3 * len(taken)
+
+    monkeypatch.setattr(gpu_timing, "_median_seconds", median_seconds)
+    return 1e-3 / 80
+
+
+def test_turns_are_timed_by_their_difference(seconds: float) -> None:
+    """No clock is asked: on a busy machine many turns may take no longer than few."""
+    made = []
 
     def make(turns: int) -> Any:
-        def run(array: jax.Array) -> jax.Array:
-            out: jax.Array = jax.lax.fori_loop(0, turns, lambda _, x: jnp.sin(x), array)
-            return out
+        made.append(turns)
+        return jnp.sin
 
-        return run
-
-    assert 1e-6 < seconds_a_turn(make, [jnp.ones(10_000)], more_seconds=0.01, runs=3) < 0.1
+    assert seconds_a_turn(make, [jnp.ones(10)]) == pytest.approx(seconds)
+    assert made == [4, 84]
 
 
-def test_rates_are_measured() -> None:
-    assert copy_rate(cpu(), 2**20) > 0
-    assert matrix_rate(cpu(), 64) > 0
+def test_a_program_is_timed() -> None:
+    assert gpu_timing._median_seconds(jnp.sin, [jnp.ones(10)], 3) > 0
+
+
+@pytest.mark.parametrize(("rate", "size", "work"), [(copy_rate, 2**20, 2**21), (matrix_rate, 64, 4 * 64**3)])
+def test_rates_are_measured(rate: Any, size: int, work: int, seconds: float) -> None:
+    assert rate(cpu(), size) == pytest.approx(work / seconds)
 
 
 def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

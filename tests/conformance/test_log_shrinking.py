@@ -7,7 +7,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -207,13 +206,16 @@ def test_an_interrupted_search_tells_what_it_found(engine: Path) -> None:
     small = engine / "small.log"
     assert main(["replay", str(engine / "engine.log")]) == 1
     command = [*KVPROOF, "shrink", "engine.log", "-o", "small.log", "--seconds", "1000"]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    running = subprocess.Popen(
-        command, cwd=engine, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(8)
+    ours, its = os.openpty()  # to a terminal it says how far it is
+    running = subprocess.Popen(command, cwd=engine, stdout=subprocess.PIPE, stderr=its, text=True)
+    os.close(its)
+    errors = ""
+    while not re.search(r"operations left after [1-9]\d", errors):
+        errors += os.read(ours, 1000).decode()
     running.send_signal(signal.SIGINT)
-    said, errors = running.communicate(timeout=60)
+    said, _ = running.communicate(timeout=600)
+    errors += os.read(ours, 1000).decode()
+    os.close(ours)
     assert running.returncode == 1, errors
     assert "interrupted; this is what was found up to there" in errors
     assert re.match(r"[\d,]+ operations, \d+ of them left after [\d,]+ tries\ndeviates from ", said)

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from kvproof.conformance import load_backend
+from kvproof import fast
+from kvproof.conformance.backends import Backend
 from kvproof.conformance.deviation import attempt
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.raising import IN_THE_CALL, Interrupted, frames, interruptible
@@ -140,13 +143,20 @@ def test_an_interrupt_by_a_signal_is_no_outcome_of_a_call() -> None:
 
 
 def test_a_machine_that_is_interrupted_tells_what_it_found() -> None:
-    backend = load_backend("kvproof.fast")
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    class Interrupting(fast.PagePool):
+        calls = 0
+
+        def free_pages(self, ordered_pages: Any) -> None:
+            super().free_pages(ordered_pages)
+            Interrupting.calls += 1
+            if Interrupting.calls == 100:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    backend = Backend("interrupting", SimpleNamespace(PagePool=Interrupting))
     with pytest.raises(Interrupted) as ended:
         run_machine(MACHINES["pool"], backend, 0, examples=100_000)
     (report,) = ended.value.reports
-    assert report.steps > 0
+    assert report.steps > 50
     assert (report.note, report.ended) == ("interrupted", False)
 
 
