@@ -16,14 +16,14 @@ from .worlds import World, worlds
 __all__ = ["Batch"]
 
 _TELLING = {"enable_events": True, "counter_sampling": 1}
-_OPTIONS: tuple[dict[str, Any], ...] = ({}, {"unhashed_first": True}, _TELLING, _TELLING)
+_OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {"unhashed_first": True}, _TELLING)
 
 _MIXED = worlds(MIXED, counts=(1, 2, 3), room=(1, 3), ample=True, eagle=True, options=_OPTIONS)
 
 _USUAL = worlds(("full",), counts=(1, 1, 1, 2), room=(2, 4), ample=True, options=({}, {}, _TELLING))
 """What most engines have, and backends therefore have a path of its own for: full attention, no keys asked for."""
 
-_LONG = worlds(("full", "full", "window"), room=(3, 3), options=({}, {}, _TELLING), lists=(30, 48))
+_LONG = worlds(("full", "window"), room=(3, 3), options=({}, {}, {}, _TELLING), lists=(30, 48))
 """Lists of dozens of pages, which outgrow the room that a backend gives each of them, several in one step."""
 
 _WORLDS = st.sampled_from((_USUAL, _USUAL, _MIXED, _MIXED, _LONG)).flatmap(lambda worlds: worlds)

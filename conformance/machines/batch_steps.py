@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from hypothesis import strategies as st
+
 from ..properties import step
 from ..spelling import NUMBERS, Spelling
 from .base import Field, Nothing, Side
@@ -192,6 +194,16 @@ class BatchSteps(GroupSteps):
             any("delay_cache_pages" in extra for extra in extras),
             one_of(data, [True, False]),
         )
+
+    @step("MAN-3", "MAN-4", "MAN-5", when=lambda self: self.names_of(live=True), weight=2)
+    def come_back(self, data: Drawing) -> None:
+        """A request ends that steps have served, and a part of its text comes again: it hits what they published."""
+        name = one_of(data, self.names_of(live=True))
+        case = self.cases[name]
+        self.free_request(name, None)
+        length = data.draw(st.integers(1, len(case.tokens)))
+        self.bring(name, case.tokens[:length], case.request.extra_keys)
+        self.look_up(name)
 
     def lookahead(self, data: Drawing, extras: list[dict[str, Any]]) -> list[int]:
         """The look-ahead of each request of a step; now and then, more often for long lists, all that there can be."""
