@@ -36,7 +36,10 @@ there is printed and written.
 
 With --backend the operations are made on that backend beside the specification. Without it there are only the answers
 that were recorded: an operation is then left out only where the specification gives every other one the very result
-that the log has, so that less can go, and there is no backend for which --emit could write a test.
+that the log has. Most calls that take or free pages stay, as without one of them later calls would give other pages,
+and what the engine would have answered then nobody knows. Nor can the log tell which call is the cause: it may be any
+since the last recorded state that is right. Where there is one, those calls are printed (the more often states_every
+has states recorded, the fewer). There is no backend for which --emit could write a test.
 """
 
 _EPILOG = """\
@@ -93,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         if shrunk.interrupted:
             print("kvproof shrink: interrupted; this is what was found up to there", file=sys.stderr)
         calls = list(_calls(shrunk, args.show_tokens))
-        for line in _lines(shrunk, calls):
+        for line in _lines(shrunk, list(shrunk.suspects) or calls):
             print(visible(line))
         if args.output is not None:
             write_log(args.output, shrunk.entries(), shrunk.shows_tokens)
@@ -117,7 +120,12 @@ def _progress(left: int, tries: int) -> None:
 
 
 def _lines(shrunk: Shrunk, calls: list[str]) -> Iterator[str]:
-    """What is left, for a reader; of many calls the last ones."""
+    """What is left, for a reader; of many calls the last ones.
+
+    Args:
+        shrunk: what is left.
+        calls: the calls that are shown: those that are left, or those of which one went wrong.
+    """
     last = shrunk.last
     difference, played = last.difference, last.played
     yield f"{shrunk.operations:,} operations, {len(played)} of them left after {shrunk.tries:,} tries"
@@ -127,8 +135,11 @@ def _lines(shrunk: Shrunk, calls: list[str]) -> Iterator[str]:
     yield f"  observed: {difference.observed}"
     raised = last.answers[-1][1].raised
     yield from [f"  raised in {frame}" for frame in raised]
+    heading = "calls"
+    if shrunk.right_after is not None:
+        heading = f"the state after operation {shrunk.right_after:,} is right, one of the calls since then is not"
     left_out = len(calls) - _MOST_CALLS
-    yield "  calls:" if left_out <= 0 else f"  calls, {left_out:,} before these (-o writes all as a log):"
+    yield f"  {heading}:" if left_out <= 0 else f"  {heading}; {left_out:,} before these:"
     yield from (f"    {call}" for call in calls[-_MOST_CALLS:])
 
 
@@ -153,6 +164,8 @@ def _json(shrunk: Shrunk, calls: list[str]) -> dict[str, object]:
         "left": len(shrunk.last.played),
         "tries": shrunk.tries,
         "seconds": round(shrunk.seconds, 3),
+        "right_after": shrunk.right_after,
+        "suspects": list(shrunk.suspects),
         "clause": difference.clause,
         "sentence": CLAUSES[difference.clause].sentence,
         "expected": difference.expected,

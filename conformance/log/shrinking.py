@@ -23,6 +23,7 @@ from ..backends import Backend
 from ..raising import Ending, Interrupted, frames
 from ..redaction import Redaction
 from .adapting import Adapter, prepared
+from .call_lines import call_line
 from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
 from .entries import Entry, Grown, NewRequest, Operation, Shown
 from .format import LogError
@@ -72,6 +73,9 @@ class Shrunk:
         tries: how many were made.
         seconds: how long that took.
         shows_tokens: whether the log's token ids are the engine's own.
+        right_after: without a backend, the number of the last operation after which the log has a whole state of the
+            object that deviates, which is right; None if it has none.
+        suspects: the calls of the log since then, one of which went wrong, each on one line.
         interrupted: whether somebody ended the search; then this is what was found up to there.
     """
 
@@ -80,6 +84,8 @@ class Shrunk:
     tries: int
     seconds: float
     shows_tokens: bool
+    right_after: int | None = None
+    suspects: tuple[str, ...] = ()
     interrupted: bool = False
 
     def entries(self) -> list[Entry]:
@@ -121,6 +127,7 @@ class _Shrinker:
     def __init__(self, backend: Backend | None) -> None:
         self.backend = backend
         self.refused: set[int] = set()
+        self.right: dict[int, int] = {}
         self.wanted = Difference("", "", "")
         self.tries = 0
 
@@ -207,7 +214,18 @@ class _Shrinker:
         state = side.state(side.things[entry.target].whole, player.ids, "device rows" in entry.fields)
         last = player.sides[0].things[played[-1].target]
         difference = compare_states(state, entry.fields, (call_of(last.name, played[-1].method), answers[-1][0]))
-        return None if difference is None else (difference, difference.expected.partition(" = ")[0])
+        if difference is None:
+            self.right[entry.target] = played[-1].number
+            return None
+        return difference, difference.expected.partition(" = ")[0]
+
+    def suspects(self, found: Try) -> tuple[int | None, tuple[str, ...]]:
+        """See `Shrunk.right_after` and `Shrunk.suspects`; asked when the log itself was played."""
+        things, requests = found.player.sides[0].things, found.player.requests
+        target = found.entries[-1].target if isinstance(found.entries[-1], Shown) else found.played[-1].target
+        right = self.right.get(things[target].whole)
+        since = [operation for operation in found.played if right is not None and operation.number > right]
+        return right, tuple(call_line(operation, things, requests) for operation in since)
 
     def attempt(self, entries: Sequence[Entry]) -> Try | None:
         """Plays a selection; returns it cut to where it deviates by the clause, None if it does not count."""
@@ -254,6 +272,7 @@ def shrink(
         held = "its recorded results are right" if backend is None else f"{backend.name} does all of it right"
         raise LogError(f"{path}: nothing to shrink: {held}")
     shrinker.wanted = best.difference
+    right_after, suspects = shrinker.suspects(best)
     if backend is None:  # states on the way are those of the whole log: only the one that deviates is kept
         last = best.entries[-1]
         best.entries = [entry for entry in best.entries if not isinstance(entry, Shown) or entry is last]
@@ -279,7 +298,8 @@ def shrink(
             best = shrinker.attempt(smaller(best.entries)) or best
     except Interrupted:
         interrupted = True
-    return Shrunk(best, total, shrinker.tries, time.monotonic() - started, reader.shows_tokens, interrupted)
+    seconds = time.monotonic() - started
+    return Shrunk(best, total, shrinker.tries, seconds, reader.shows_tokens, right_after, suspects, interrupted)
 
 
 def _first(shrinker: _Shrinker, entries: list[Entry]) -> Try | None:

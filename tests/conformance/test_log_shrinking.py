@@ -201,6 +201,19 @@ def test_a_leak_in_an_engines_log_becomes_short(engine: Path) -> None:
     assert len(done.stdout.splitlines()) < 60
 
 
+def test_without_a_backend_the_calls_are_told_of_which_one_went_wrong(
+    engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A state is recorded after every 50 calls: the leak is in the calls since the last one that is right."""
+    assert main(["shrink", str(engine / "engine.log"), "--seconds", "1", "--json", str(engine / "right.json")]) == 1
+    found = json.loads((engine / "right.json").read_text())
+    assert 0 < len(found["suspects"]) == found["operations"] - found["right_after"] <= 50
+    assert any(call.startswith("manager.free('r30'") for call in found["suspects"])
+    said = capsys.readouterr().out
+    assert f"the state after operation {found['right_after']:,} is right, one of the calls since then is not:" in said
+    assert said.endswith("".join(f"    {call}\n" for call in found["suspects"]))
+
+
 def test_an_interrupted_search_tells_what_it_found(engine: Path) -> None:
     """Without a backend less can go, and it takes longer; ^C ends the search, and nothing is lost."""
     small = engine / "small.log"
