@@ -84,6 +84,7 @@ class _Shortening:
         self._alone = on(Backend(SPEC.name, SPEC.holder, session.backend.lacks)) if not machine.missing(SPEC) else None
         self._session = session
         self._most, self._seconds, self._end = most, seconds, monotonic() + seconds
+        self._hurries = False
         self.found = found
         self.steps = 0
 
@@ -94,6 +95,9 @@ class _Shortening:
             said = "did not deviate" if again is None else f"deviated from {again.clause}"
             self._session.unrepeated = f"the calls that broke {self.found.clause} {said} when they were made again"
             return
+        # Where a comparison takes what it reads (events), the calls after it end otherwise in a hurry.
+        hurried = self._repeat(self._machine, self.found.trace, hurrying=True)
+        self._hurries = hurried is not None and hurried.clause == self.found.clause
         before = None
         while before != (self.found.size, self.found.trace):
             before = self.found.size, self.found.trace
@@ -232,9 +236,10 @@ class _Shortening:
             raise EnoughError
         if self.steps >= self._most:
             raise EnoughError
-        hurried = len(steps) > _MANY and self._repeat(self._machine, steps, hurrying=True)
-        if len(steps) > _MANY and (not hurried or hurried.clause != self.found.clause):
-            return False
+        if self._hurries and len(steps) > _MANY:
+            hurried = self._repeat(self._machine, steps, hurrying=True)
+            if hurried is None or hurried.clause != self.found.clause:
+                return False
         taken = self._repeat(self._machine, steps)
         if taken is None or taken.clause != self.found.clause:
             self._note(taken)
