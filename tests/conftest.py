@@ -1,8 +1,10 @@
 """Settings that all tests share."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import venv
 from pathlib import Path
 
@@ -17,6 +19,10 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+
+# Tests interrupt themselves and their processes. A shell that starts them in the background has SIGINT ignored.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "kvproof",
