@@ -40,8 +40,8 @@ def kv_cache_update(
 
     In place where ``kv_pages`` is donated to the jitted function that calls this, but for bfloat16 and float8 on
     CPU, which must be stored as bits for that (`storage_dtype`). O(T * H * (D + Dv)). On TPU, XLA rewrites all pages
-    of 8-bit numbers whose slots don't fill tiles, such as v2's with 5 heads: O(P), and `explain` names the reason. Layout
-    v3 avoids it, as do 2 heads or a multiple of 4 in v2.
+    of 8-bit numbers whose slots don't fill tiles, such as v2's with 5 heads: O(P), and `explain` names the reason.
+    Layout v3 avoids it, as do 2 heads or a multiple of 4 in v2.
 
     Args:
         kv_pages: `[P, page, 2H, Dp]` (v2) or `[P, page, groups, packing, Dp]` (v3), or ScaledPages of either.
