@@ -215,7 +215,7 @@ class CacheCoordinator(Uncopied):
         pool, publisher, live = self.page_pool, self.publisher, self.live
         held = list(map(len, hits))
         wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
-        free = pool.get_num_free_pages()
+        free = pool.free_order.num_free
         if total + sum(held) > free and total + sum(pool.counts.num_free(own[own != 0]) for own in hits) > free:
             return None
         found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
@@ -253,7 +253,7 @@ class CacheCoordinator(Uncopied):
         held = [group.num_pages[slot] for group in self.groups]
         wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
         if wanted:
-            if total > self.page_pool.get_num_free_pages():
+            if total > self.page_pool.free_order.num_free:
                 return None
             for group, end, count in wanted:  # before the first page is taken: a MemoryError may occur here
                 if end > group.num_limits[slot]:

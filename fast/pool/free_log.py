@@ -104,7 +104,7 @@ class FreeLog:
 
     def put(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages behind the last, in order. O(pages) amortised."""
-        count, tail = len(pages), self.tail
+        count, tail = pages.size, self.tail
         if tail + count > self.capacity:
             self._pack()
             tail = self.tail
@@ -119,7 +119,7 @@ class FreeLog:
         The places that they would get behind the last are noted and read again: a page that is listed twice has the
         later of two, and positions mean nothing until a page is put back.
         """
-        count = len(pages)
+        count = pages.size
         if self.tail + count > self.capacity:
             self._pack()
         places = np.arange(self.tail, self.tail + count, dtype=np.int32)
@@ -131,14 +131,14 @@ class FreeLog:
         if not self.are_distinct(pages):
             return False
         tail = self.tail
-        self.tail = tail + len(pages)
+        self.tail = tail + pages.size
         self._log[tail : self.tail] = pages
-        self.num_free += len(pages)
+        self.num_free += pages.size
         return True
 
     def put_front(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages before the first, in order. O(pages) amortised."""
-        count = len(pages)
+        count = pages.size
         if self.head < count:
             self._pack()
         head = self.head - count
@@ -150,7 +150,7 @@ class FreeLog:
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Removes distinct free pages from any places. O(pages)."""
         self._log[self._position[pages].astype(np.int64)] = 0  # numpy indexes by int32 at half the speed
-        self.num_free -= len(pages)
+        self.num_free -= pages.size
 
     def remove_one(self, page: int) -> None:
         """Removes one free page from any place. O(1)."""

@@ -454,7 +454,7 @@ class PagePool(Uncopied):
         self._leave_queue(self.counts.add(pages))
 
     def _leave_queue(self, free: NDArray[np.int64]) -> None:
-        if len(free):
+        if free.size:
             self.free_order.remove(free)
             self.log.ages.reused(free, self.log.clock)
 

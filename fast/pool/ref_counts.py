@@ -56,7 +56,7 @@ class RefCounts:
         counts = self.of[pages]
         num_held = np.count_nonzero(counts)
         self.of[pages] = counts + 1
-        if num_held == len(pages):
+        if num_held == pages.size:
             return pages[:0]
         return pages[counts == 0] if num_held else pages
 

@@ -141,7 +141,7 @@ def _serve_many(
             growth.group.make_room_for(growth.slots, growth.ends)
     total = sum([growth.total for growth in growths])
     _, where, computed, promised, slots, *_ = step
-    if total <= coordinator.page_pool.get_num_free_pages() and coordinator.takes_in_bulk():
+    if total <= coordinator.page_pool.free_order.num_free and coordinator.takes_in_bulk():
         if coordinator.gives_back:
             _give_back_all(coordinator, takers, growths)
         new = _take_all(coordinator, takers, growths, total)

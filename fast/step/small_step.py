@@ -178,7 +178,7 @@ def _read_takes(coordinator: CacheCoordinator, step: WholeStep) -> tuple[list[Ta
         needs = list(map(min, needs, bounds)) if needs else bounds
     if len(groups) > 1:
         takes.sort()
-    return (takes, needs) if len(takes) <= coordinator.page_pool.get_num_free_pages() else None
+    return (takes, needs) if len(takes) <= coordinator.page_pool.free_order.num_free else None
 
 
 def _read_fills(
