@@ -16,6 +16,7 @@ from kvproof.conformance import runner, session, shortening
 from kvproof.conformance.backends import Backend
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES, Machine
+from kvproof.conformance.machines.base import Field
 from kvproof.conformance.machines.draws import Drawing
 from kvproof.conformance.profiles import PROFILES
 from kvproof.conformance.properties import start, step
@@ -251,3 +252,35 @@ def test_making_shorter_is_bounded_by_steps() -> None:
     none, few = (run_machine(MACHINES["pool"], broken, 1, shrinking=share) for share in (0.0, 1.0))
     assert few.deviations[0].num_calls <= none.deviations[0].num_calls
     assert runner.SHRINKING <= 5
+
+
+def test_what_a_comparison_takes_is_taken_while_a_counterexample_is_made_shorter() -> None:
+    """Events that are read are gone; where they were not read, as in a hurry, other calls deviate."""
+
+    class Taking(Machine):
+        name = "taking"
+        examples = 40
+
+        @start()
+        def construct(self) -> None:
+            """Nothing waits."""
+            self.calls.append("nothing()")
+            self.waiting: list[int] = []
+            self.threes = 0
+            self.watch(Field("events", "R1", lambda _: self.waiting.clear()))
+
+        @step("R1")
+        def take(self, data: Drawing) -> None:
+            """An event, which the next comparison takes: the sixth 3 is wrong, if none waits beside it."""
+            drawn = data.draw(st.integers(0, 3))
+            self.calls.append(f"take({drawn})")
+            self.waiting.append(drawn)
+            self.threes += drawn == 3
+            if self.threes > 5 and self.waiting == [3] and self.backend.names.offers("faulty"):
+                self.differ("R1", "an event", str(drawn))
+            self.compare_states({})
+
+    faulty = Backend("faulty", SimpleNamespace(faulty=True))
+    none, found = (run_machine(Taking, faulty, 1, shrinking=share) for share in (0.0, 3.0))
+    assert none.deviations[0].num_calls > 15
+    assert found.deviations[0].num_calls == 1 + 6
