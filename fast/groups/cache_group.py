@@ -47,7 +47,7 @@ class CacheGroup(PageLists):
 
     __slots__ = (
         "_columns",
-        "_hit_end",
+        "_last_hits",
         "given_back",
         "group_id",
         "hit_ends",
@@ -76,8 +76,8 @@ class CacheGroup(PageLists):
         self.is_plain = True
         self.tails: list[GrowingTail] = []
         self.hit_ends: dict[int, set[int]] = {}
-        self._hit_end: dict[int, int] = {}
-        """The last page that each request hit, by slot; only of those that hit any."""
+        self._last_hits: list[int] = []
+        """The last page that each live request hit when it was admitted, by slot; 0 if it hit none."""
         self._columns: NDArray[np.int64] = np.zeros((4, 0), np.int64)
         super().__init__()
 
@@ -85,6 +85,7 @@ class CacheGroup(PageLists):
         """Makes room for ``capacity`` requests. After a MemoryError it can be called again."""
         self.tails += [GrowingTail(self, slot) for slot in range(len(self.tails), capacity)]
         self.segments += [PLAIN] * (capacity - len(self.segments))
+        self._last_hits += [0] * (capacity - len(self._last_hits))
         super().resize(capacity)
         columns = np.zeros((4, capacity), np.int64)
         columns[:, : self._columns.shape[1]] = self._columns
@@ -101,7 +102,7 @@ class CacheGroup(PageLists):
                 held = pages.nonzero()[0]
                 first = held.item(0) if held.size else count
             self.open_list(slot, pages, first)
-            self._hit_end[slot] = page = pages.item(count - 1)
+            page = self._last_hits[slot] = self.cell[self.num_origins[slot] + count - 1]
             if page in self.hit_ends:
                 self.hit_ends[page].add(slot)
             else:
@@ -116,13 +117,13 @@ class CacheGroup(PageLists):
         """Empties the list of a request that leaves, and forgets its tail and its hit."""
         if self.num_tail_runs[slot]:
             self.tails[slot].leave()
-        if slot in self._hit_end:
-            page = self._hit_end[slot]
-            del self._hit_end[slot]
-            slots = self.hit_ends[page]
-            slots.remove(slot)
-            if not slots:
+        page = self._last_hits[slot]
+        if page:
+            self._last_hits[slot] = 0
+            if self.hit_ends[page] == {slot}:
                 del self.hit_ends[page]
+            else:
+                self.hit_ends[page].remove(slot)
         self.close_list(slot)
 
     def held(self, slot: int) -> NDArray[np.int64]:
@@ -163,7 +164,8 @@ class CacheGroup(PageLists):
         """
         self.check_lists()
         hits = sorted((slot, page) for page, slots in self.hit_ends.items() for slot in slots)
-        assert hits == sorted(self._hit_end.items()), f"MAN-4: last hits {hits}, by slot {self._hit_end}"
+        noted = [(slot, page) for slot, page in enumerate(self._last_hits) if page]
+        assert hits == noted, f"MAN-4: slots by last hits {self.hit_ends}, last hits by slots {self._last_hits}"
         assert all(self.hit_ends.values()), f"MAN-4: nobody's last hit: {self.hit_ends}"
         for tail in self.tails:
             tail.check()

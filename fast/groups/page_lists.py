@@ -221,7 +221,8 @@ class PageLists:
         if first:
             self.num_origins[slot] += first
             self.num_limits[slot] -= first
-        self.save_memory()
+        if self.num_cells < self._fewest_cells:
+            self.save_memory()
 
     # -- Looking ----------------------------------------------------------------------------------
 

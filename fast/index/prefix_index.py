@@ -410,7 +410,8 @@ class PrefixIndex:
     def evict(self, pages: NDArray[np.int64]) -> int:
         """Removes the cached ones of distinct pages; returns how many there were. O(pages), and the cost of joining.
 
-        Pages that are the end of a run are removed together, where there are no branches, holes or duplicates.
+        Pages that are the end of a run, the last one first, are removed together where the run has no branches, holes
+        or duplicates; others one by one.
         """
         numbers = self._run_of[pages]
         num_cached = int(np.count_nonzero(numbers))
@@ -452,20 +453,8 @@ class PrefixIndex:
             own = numbers[start : start + count] == number
             if np.count_nonzero(own) < count:
                 count = int(own.argmin())
-            some = pages[start : start + count]
-            # as many distinct pages as there are places from the lowest on: exactly the run's tail, in any order
-            if is_whole:
-                is_tail = int(self._depth_of[some].min()) == run.end - count
-            else:  # lone pages may be among them
-                is_tail = backwards[4 * (left - count) : 4 * left] == run.pages[-count:].tobytes()
-                is_tail = is_tail and run.is_plain_end(count)
-            if is_tail and count < len(run.pages):
-                run.cut(count)
-            elif is_tail:
-                run = self._remove(run)
-            else:
-                for page in some.tolist():
-                    self._evict_page(run, page)
+            for page in pages[start : start + count].tolist():
+                self._evict_page(run, page)
             changed[run] = None
             start += count
         for run in changed:
@@ -511,17 +500,18 @@ class PrefixIndex:
         """
         if self._runs[run.number] is not run:
             return  # the run was removed or joined since
-        while run.parent is not None and not run.pages[-1]:
+        while run.parent is not None:
             dead = run.num_dead()
-            if dead < len(run.pages):
-                run.holes -= dead
-                run.cut(dead)
+            if dead == len(run.pages):
+                run = self._remove(run)
+                continue
+            run.holes -= dead
+            run.cut(dead)
+            if run.children is None or run.end not in run.children:
                 break
-            run = self._remove(run)
+            run = self._join(run, *run.take_newest(run.end))  # which may end in holes of its own
         if run.parent is None:
             return
-        while run.children is not None and run.start + len(run.pages) in run.children:
-            run = self._join(run, *run.take_newest(run.end))
         if len(run.pages) == 1 and not run.num_attached and not run.extra:
             self._add_lone(self._remove(run), run.start, run.key, run.pages[0])
 

@@ -143,13 +143,6 @@ class Run:
             end -= 1
         return len(pages) - end
 
-    def is_plain_end(self, count: int) -> bool:
-        """True if there are no holes or duplicates, and no branch among or behind the last ``count`` pages."""
-        if self.holes or self.duplicates:
-            return False
-        places = range(self.end - count + 1, self.end + 1)
-        return all(not branches or branches.keys().isdisjoint(places) for branches in (self.children, self.others))
-
     def parts_again(self, tokens: TokenBytes, offset: int, most: int) -> bool:
         """True if ``most`` pages of ``tokens`` from byte ``offset`` on leave the run where the last look-up did.
 

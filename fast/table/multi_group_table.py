@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations.group_tables import GroupTables
 
 from ..reading.arguments import id_array, listed, materialised
-from .page_table import Ids, PageTable, cdiv
-from .table_lag import FEW
+from .page_table import FEW, Ids, PageTable, cdiv
 
 __all__ = ["MultiGroupPageTable"]
 

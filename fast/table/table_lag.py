@@ -1,19 +1,13 @@
 """The entries of a page table in which the device lags behind the host: those that a commit sends.
 
 Two numbers are kept for each row: how many leading entries the device has already, and how many entries of the device's
-row may differ from 0. Appending, by far the most frequent change, writes neither. While few rows changed since the last
-commit their numbers are kept as well, so that a step in which some rows of many grow reads no other.
+row may differ from 0. Appending, by far the most frequent change, writes neither.
 """
-
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FEW", "DeviceLag"]
-
-# Up to this number rows, and entries of a row, are handled one by one; above it array operations are faster.
-FEW = 24
+__all__ = ["DeviceLag"]
 
 # A row with more entries to send than this is copied by itself; below it one gather for several rows is faster.
 _LONG = 128
@@ -30,85 +24,40 @@ class DeviceLag:
         synced: the number of leading entries that are equal on host and device, `i32[max_num_reqs]`. Entries that
             differ are in [synced, max(counts, device_counts)).
         device_counts: the column from which on the device's row is 0, `i32[max_num_reqs]`.
-        num_tracked: rows [0, num_tracked) are tracked: only those in `changed` can differ from the device.
-        changed: the tracked rows that may differ from the device; rows from num_tracked on may be among them.
     """
 
     def __init__(self, host: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         self._host, self._counts = host, counts
         self.synced = np.zeros(len(counts), np.int32)
         self.device_counts = np.zeros(len(counts), np.int32)
-        self.num_tracked = len(counts)
-        self.changed: set[int] = set()
-        # For single entries: half the time of numpy.
-        self._cell, self._count = host.reshape(-1).data, counts.data
-        self._synced, self._device_count = self.synced.data, self.device_counts.data
-
-    def appended(self, rows: Iterable[int]) -> None:
-        """Records that pages were appended to a few rows. O(rows)."""
-        self.changed.update(rows)
-
-    def appended_to_many(self) -> None:
-        """Records that pages may have been appended to any rows. O(1)."""
-        self.num_tracked = 0
 
     def replaced(self, row_idx: int) -> None:
         """Records that the pages of a row were replaced. O(1)."""
-        self._synced[row_idx] = 0
-        self.changed.add(row_idx)
+        self.synced[row_idx] = 0
 
     def clear(self) -> None:
         """Records that host and device are empty. O(rows)."""
         self.synced[:] = 0
         self.device_counts[:] = 0
-        self.num_tracked = len(self.synced)
-        self.changed.clear()
 
     # -- For a commit -----------------------------------------------------------------------------
 
     def dirty_cells(self, num_rows: int) -> NDArray[np.int32] | None:
         """The entries of the first rows that differ from the device (TAB-5); None if there are none.
 
-        O(rows that changed + entries) if few rows changed, else O(num_rows + entries).
+        O(num_rows + entries), in array operations.
 
         Returns:
             `i32[3, n]`: row, column and value of each entry, each entry once.
         """
-        if num_rows <= self.num_tracked and len(self.changed) <= FEW:
-            few = self._few_cells(num_rows)
-            if few is not None:
-                return np.array(few, np.int32) if few[0] else None
         synced = self.synced[:num_rows]
         lengths = np.maximum(self._counts[:num_rows], self.device_counts[:num_rows]) - synced
         rows = lengths.nonzero()[0]
         return self._cells(rows, synced[rows], lengths[rows]) if rows.size else None
 
     def mark_sent(self, num_rows: int) -> None:
-        """Records that the device has the first rows as they are. O(rows that changed), O(num_rows) if many did."""
-        if num_rows <= self.num_tracked and len(self.changed) <= FEW:
-            for row in [row for row in self.changed if row < num_rows]:
-                self._synced[row] = self._device_count[row] = self._count[row]
-                self.changed.remove(row)
-        else:
-            self.synced[:num_rows] = self.device_counts[:num_rows] = self._counts[:num_rows]
-            self.num_tracked = num_rows
-            self.changed.clear()
-
-    def _few_cells(self, num_rows: int) -> tuple[list[int], list[int], list[int]] | None:
-        """Rows, columns and values of the entries that differ in few rows; None if one row has many."""
-        rows: list[int] = []
-        columns: list[int] = []
-        values: list[int] = []
-        width = self._host.shape[1]
-        for row in self.changed:
-            if row < num_rows:
-                begin, end = self._synced[row], max(self._count[row], self._device_count[row])
-                if end - begin > FEW:
-                    return None
-                rows += [row] * (end - begin)
-                columns += range(begin, end)
-                values += self._cell[row * width + begin : row * width + end]
-        return rows, columns, values
+        """Records that the device has the first rows as they are. O(num_rows)."""
+        self.synced[:num_rows] = self.device_counts[:num_rows] = self._counts[:num_rows]
 
     def _cells(
         self, rows: NDArray[np.int64], columns: NDArray[np.int32], lengths: NDArray[np.int32]

@@ -41,9 +41,9 @@ BOUNDS = {
     "e: look up 2,048 pages, the tokens in a list": (32, 515),
     "e2: look up, admit, free 2,048 pages": (123, 2461),
     "f: look up, admit, free 128 pages, 32 of them new": (188, 3925),
-    "g: 256 rows get a page each, arrays": (33, 393),
-    "g: 256 rows get a page each, nested lists": (46, 508),
-    "g: commit these 256 cells": (15, 304),
+    "g: 256 rows get a page each, arrays": (31, 374),
+    "g: 256 rows get a page each, nested lists": (45, 497),
+    "g: commit these 256 cells": (14, 285),
 }
 """Calls and instructions of each row."""
 

@@ -233,6 +233,24 @@ def test_pool_7_the_smaller_run_is_gone_through(first: bool) -> None:
     assert index.num_runs == 1 + len(branches)
 
 
+def test_pool_7_a_branch_that_ends_in_holes_is_joined_without_them() -> None:
+    """One call evicts the ends of a run and of the branch that is joined to it, the latter in any order."""
+    index = PrefixIndex(20)
+    tree, plain = index.tree(0, 1), extra_segments((), 1)
+
+    def publish(values: list[int], pages: list[int]) -> None:
+        index.publish(tree, token_view("tokens", values), plain, np.array(pages))
+
+    publish([0] * 6, [1, 2, 3, 4, 5, 6])
+    publish([0] * 4 + [1, 1, 1], [0, 0, 0, 0, 7, 8, 9])
+    publish([0] * 4 + [1, 2], [0, 0, 0, 0, 0, 10])
+    index.evict(np.array([6, 5, 8, 9]))
+    index.check()
+    hit = index.match(tree, token_view("tokens", [0] * 4 + [1, 2]), plain, 6)
+    assert hit.tolist() == [1, 2, 3, 4, 7, 10]
+    assert index.num_runs == 1
+
+
 def test_pool_7_branches_under_other_extra_keys_are_never_joined() -> None:
     index = PrefixIndex(20)
     tree = index.tree(0, 1)
