@@ -102,11 +102,12 @@ class CacheGroup(PageLists):
                 held = pages.nonzero()[0]
                 first = held.item(0) if held.size else count
             self.open_list(slot, pages, first)
-            page = self._last_hits[slot] = self.cell[self.num_origins[slot] + count - 1]
-            if page in self.hit_ends:
-                self.hit_ends[page].add(slot)
-            else:
-                self.hit_ends[page] = {slot}
+            if first < count:  # else a window of one token, which needs no page of a hit
+                page = self._last_hits[slot] = self.cell[self.num_origins[slot] + count - 1]
+                if page in self.hit_ends:
+                    self.hit_ends[page].add(slot)
+                else:
+                    self.hit_ends[page] = {slot}
         self.num_published[slot] = self.num_hits[slot] = count
         self.num_given_back[slot] = first
         self.segments[slot] = segments

@@ -159,7 +159,7 @@ def test_the_coordinator_fits_the_groups(package: ModuleType) -> None:
     assert kind([full], caching=False) == kind([]) == "CacheCoordinatorNoPrefixCache"
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("seed", range(4))
 def test_man_4_whoever_goes_names_all_who_hold_what_it_withdraws(seed: int, window: int | None) -> None:
     """Those who hit its pages last, those who hit what these published behind them, and nobody else."""
