@@ -1,4 +1,4 @@
-"""Decode on a TPU: attention of sequences with one query token each, over the v3 cache.
+"""Decode on a TPU: attention of sequences with one query token each.
 
 `decode_kernel` says how it works; here its arguments are arranged. `unsupported` says which shapes it takes; the
 general kernel (`prefill`) does the others.
@@ -36,7 +36,7 @@ Interpret = bool | pltpu.InterpretParams
 
 def decode(
     queries: jax.Array,  # bf16[B, Hq, D]
-    kv_pages: Any,  # [P, page, groups, packing, 128], or ScaledPages of it
+    kv_pages: Any,  # [P, page, *row], or ScaledPages of it
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     num_rows: jax.Array,  # i32[1]
@@ -52,7 +52,7 @@ def decode(
 
     Args:
         queries: `bf16[B, Hq, D]`: row i is the query of sequence i.
-        kv_pages: `[P, page, groups, packing, 128]`, bfloat16, float8 or int8, or ScaledPages of that.
+        kv_pages: `[P, page, *row]`, bfloat16, float8 or int8, or ScaledPages of that.
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`; of a sequence's row only the pages that it reads, which must exist.
         num_rows: `i32[1]`: how many of the leading rows are decoded, at most B and S. The other rows of all arguments
@@ -73,8 +73,7 @@ def decode(
         vectors.append(_paired_sinks(sinks, work))
         specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
     cache = list(kv_pages) if work.scaled else [kv_pages]
-    slot = (work.stride, work.layout.packing, LANES)
-    scratch = [pltpu.VMEM((work.tokens, *slot), cache[0].dtype)] * work.blocks.buffers
+    scratch = [pltpu.VMEM((work.tokens, *work.slot_shape), cache[0].dtype)] * work.blocks.buffers
     if work.scaled:
         scratch += [pltpu.VMEM((work.tokens, cache[1].shape[2]), jnp.float32)] * work.blocks.buffers
     state = (work.pairs, work.query_rows, LANES)

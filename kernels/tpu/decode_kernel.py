@@ -1,4 +1,4 @@
-"""The decode kernel: one query token a sequence over the v3 cache, few enough bundles to be bound by HBM.
+"""The decode kernel: one query token a sequence, few enough bundles to be bound by HBM.
 
 Blocks    A sequence's live tokens are cut into blocks; the blocks of all sequences of a grid step form one flat list. A
           block's pages are copied from HBM one by one, its bytes waited for once. The code is unrolled over the
@@ -33,7 +33,7 @@ from ..layout import LANES
 from ..score_units import exponent_unit, scores_of
 from .decode_plan import DecodePlan
 from .decode_walk import Place, Ref, Work, first_place, live_range, next_place, start_block, wait_block
-from .words import combined_row, live_words, load_words
+from .words import combined_row, live_words, load_words, token_of
 
 __all__ = ["decode_kernel"]
 
@@ -181,7 +181,8 @@ def score_block(work: Work, size: int, place: Place, buffer: int) -> Scored:
     first, end = live_range(work, place)
 
     def live(rows: int) -> jax.Array:
-        token = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
+        place_in_row = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
+        token = token_of(place_in_row, size, work.plan.packing, work.plan.in_v3)
         return token < end if work.skipped is None else (token < end) & (token >= first)
 
     scales = None
@@ -201,7 +202,7 @@ def add_block(work: Work, size: int, place: Place, buffer: int, scored: Scored) 
     """Adds a block's values, weighed by its scores, and writes the output as it then is."""
     first, end = live_range(work, place)
     weights = [softmax(work, place, pair, scored) for pair in range(work.plan.pairs)]
-    live = live_words(None if work.skipped is None else first, end, size, work.plan.layout.packing)
+    live = live_words(None if work.skipped is None else first, end, size, work.plan.packing, work.plan.in_v3)
     for pair, (fading, weight) in enumerate(weights):
         weigh(work, size, buffer, place, pair, fading, weight, live)
     for pair in range(work.plan.pairs):
@@ -303,9 +304,9 @@ def pair_rows(work: Work, size: int, buffer: int, rows: Sequence[int], live: jax
         live: what `live_words` gives, or None.
     """
     plan = work.plan
-    packing = plan.layout.packing
+    packing = plan.packing
     words = {
-        group: load_words(work.buffers[buffer], group, size, plan.emulated)
+        group: load_words(work.buffers[buffer], group, packing, size, plan.emulated)
         for group in {row // packing for row in rows}
     }
     parts = [

@@ -1,5 +1,6 @@
 """What follows from the shapes of a decode call, and which calls the decode kernel takes."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..layout import LANES, CacheLayout
 from ..options import AttentionOptions
 from ..storage import ScaledPages, page_values
 from .block_sizes import DecodeBlocks, decode_blocks, device_kind, selects_16_bits
+from .prefill_geometry import fills_tiles
 
 __all__ = ["DecodePlan", "plan", "unsupported"]
 
@@ -22,6 +24,9 @@ _TABLE_WORDS = 40 * 2**10
 _STEP_ROWS = 256
 """Sequences of a grid step at most: so many hide what it costs to begin one."""
 
+
+_TILE_ROWS = 8
+"""Rows of a tile of VMEM."""
 
 _KV_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 """The caches whose numbers the matrix unit multiplies with bfloat16 as they are, or widens on their way in."""
@@ -82,9 +87,27 @@ class DecodePlan:
         return 2 * self.group
 
     @property
-    def stride(self) -> int:
-        """Rows of words from a token to the next in VMEM: odd, so that the rows of one group lie in all banks."""
-        return self.layout.groups | 1
+    def packing(self) -> int:
+        """Numbers of the cache that share a word."""
+        return _packing(self.kv_dtype)
+
+    @property
+    def word_rows(self) -> int:
+        """Rows of words of a slot."""
+        return self.layout.combined_rows // self.packing
+
+    @property
+    def in_v3(self) -> bool:
+        """Whether the layout is v3."""
+        return self.layout.version == "v3"
+
+    @property
+    def slot_shape(self) -> tuple[int, ...]:
+        """A slot in VMEM: an odd number of word rows (v3) or of tiles (v2), so that loads find rows in all banks."""
+        if self.in_v3:
+            return (self.word_rows | 1, self.packing, LANES)
+        rows = self.layout.combined_rows
+        return (rows if rows < _TILE_ROWS else _TILE_ROWS * (rows // _TILE_ROWS | 1), LANES)
 
     @property
     def tokens(self) -> int:
@@ -104,16 +127,21 @@ class DecodePlan:
     @property
     def vmem_bytes(self) -> int:
         """What the kernel needs, and some room for what the compiler spills."""
-        block = self.tokens * (self.stride + int(self.scaled)) * 4 * LANES
+        numbers = math.prod(self.slot_shape)
+        block = self.tokens * (numbers // self.packing + int(self.scaled) * LANES) * 4
         lines = self.pairs * -(-self.query_rows // 8) * 8
         queries = self.rows * lines * 3 * LANES * 2
         return self.blocks.buffers * block + 2 * queries + lines * 4 * LANES * 4 + 12 * 2**20
 
 
+def _packing(kv_dtype: Any) -> int:
+    return 4 // int(jnp.dtype(kv_dtype).itemsize)
+
+
 def unsupported(
     options: AttentionOptions,
     queries: jax.Array,  # [B, Hq, D]
-    kv_pages: Any,  # [P, page, groups, packing, Dp], or ScaledPages of it
+    kv_pages: Any,  # [P, page, *row], or ScaledPages of it
     page_table: jax.Array,  # i32[S, pages_per_seq]
 ) -> str | None:
     """Why the decode kernel doesn't take these arrays, or None when it does. O(1).
@@ -121,18 +149,20 @@ def unsupported(
     Args:
         options: the options of the call.
         queries: `[B, Hq, D]`, or anything with its shape and dtype.
-        kv_pages: `[P, page, groups, packing, Dp]`, or anything with its shape and dtype; or ScaledPages of that.
+        kv_pages: `[P, page, *row]`, or anything with its shape and dtype; or ScaledPages of that.
         page_table: `i32[S, pages_per_seq]`.
     """
     layout = options.layout
-    if layout.version != "v3":
-        return f"the layout {layout.version}: halves of a word aren't key and value of one head"
     if jnp.dtype(options.kv_dtype).name not in _KV_DTYPES:
         return f"a cache of {jnp.dtype(options.kv_dtype)}: bfloat16, float8 and int8 are taken"
     if queries.dtype != jnp.dtype(jnp.bfloat16):
         return f"queries of {queries.dtype}: bfloat16 ones are taken"
     if layout.storage_head_dim != LANES:
         return f"a storage head size of {layout.storage_head_dim}: rows of 128 are taken"
+    if not fills_tiles(layout, _packing(options.kv_dtype)):
+        return f"{layout.combined_rows} rows in a v2 slot fill no tiles"
+    if isinstance(kv_pages, ScaledPages) and layout.version == "v2":
+        return "ScaledPages of v2: the tokens of a block are read in another order than their scales"
     page_size, pages_per_seq = page_values(kv_pages).shape[1], page_table.shape[1]
     if page_size & (page_size - 1):
         return f"a page size of {page_size}: a block has a power of two tokens"
@@ -143,7 +173,7 @@ def unsupported(
 
 def plan(
     queries: jax.Array,  # [B, Hq, D]
-    kv_pages: Any,  # [P, page, groups, packing, Dp], or ScaledPages of it
+    kv_pages: Any,  # [P, page, *row], or ScaledPages of it
     page_table: jax.Array,  # i32[S, pages_per_seq]
     options: AttentionOptions,
     has_sinks: bool,
@@ -154,7 +184,7 @@ def plan(
 
     Args:
         queries: `[B, Hq, D]`.
-        kv_pages: `[P, page, groups, packing, Dp]`, or ScaledPages of that.
+        kv_pages: `[P, page, *row]`, or ScaledPages of that.
         page_table: `i32[S, pages_per_seq]`.
         options: the options of the call.
         has_sinks: whether there are sinks.
@@ -165,9 +195,9 @@ def plan(
     page_size, pages_per_seq = page_values(kv_pages).shape[1], page_table.shape[1]
     group = queries.shape[1] // layout.num_kv_heads
     if blocks is None:
-        blocks = decode_blocks(
-            device_kind(), jnp.dtype(options.kv_dtype).name, layout.groups, layout.storage_head_dim, page_size
-        )
+        word_rows = layout.combined_rows // _packing(options.kv_dtype)
+        kv_dtype = jnp.dtype(options.kv_dtype).name
+        blocks = decode_blocks(device_kind(), kv_dtype, word_rows, layout.storage_head_dim, page_size)
     row_bytes = -(-layout.num_kv_heads // 2) * -(-2 * group // 8) * 8 * 2 * LANES * 2
     most = max(2, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq)) - 1
     steps = -(-queries.shape[0] // most)

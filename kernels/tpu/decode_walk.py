@@ -34,7 +34,7 @@ class Work(NamedTuple):
         pages: the cache, in HBM.
         scales: its scales, `f32[P, page, 2H]`, in HBM, or None.
         output: `[rows, pairs, 2G, 128]`.
-        buffers: of `[tokens, stride, packing, 128]`.
+        buffers: of `[tokens, *slot]`.
         scale_buffers: of `f32[tokens, 2H]`; empty where there are no scales.
         largest: `f32[pairs, 2G, 128]`: the largest score of a row so far, the same in all lanes.
         sums: `f32[pairs, 2G, 128]`: sums of weights, one per lane.
@@ -121,7 +121,7 @@ def start_block(work: Work, place: Place, buffer: int, size: int) -> None:
 
     def start_page(page: jax.Array | int, page_id: jax.Array) -> None:
         slots = pl.ds(page * plan.page_size, plan.page_size)
-        target = work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]
+        target = slots_in(work, buffer, slots)
         pltpu.make_async_copy(work.pages.at[page_id], target, work.arrived.at[buffer]).start()
         if work.scales is not None:
             target = work.scale_buffers[buffer].at[slots]
@@ -144,7 +144,7 @@ def wait_block(work: Work, place: Place, buffer: int) -> None:
     """Waits until all pages of a block have arrived: one wait, for the bytes of all; one more for their scales'."""
     plan = work.plan
     slots = pl.ds(0, live_pages(plan, place) * plan.page_size)
-    arriving = [work.buffers[buffer].at[slots, pl.ds(0, plan.layout.groups)]]
+    arriving = [slots_in(work, buffer, slots)]
     if work.scales is not None:
         arriving.append(work.scale_buffers[buffer].at[slots])
 
@@ -153,6 +153,12 @@ def wait_block(work: Work, place: Place, buffer: int) -> None:
         for part in arriving:
             arrival: Any = pltpu.make_async_copy(part, part, work.arrived.at[buffer])
             arrival.wait()
+
+
+def slots_in(work: Work, buffer: int, slots: Any) -> Ref:
+    """Some slots of a buffer, without the rows that only space them."""
+    layout, block = work.plan.layout, work.buffers[buffer]
+    return block.at[slots, pl.ds(0, layout.row_shape[0])]
 
 
 def live_pages(plan: DecodePlan, place: Place) -> jax.Array:

@@ -171,10 +171,8 @@ class Geometry:
 
     @property
     def fills_tiles(self) -> bool:
-        """Whether the rows of a slot fill tiles of VMEM: what v2 needs for copies and for rows to be found."""
-        rows = self.layout.combined_rows
-        small = rows < _SUBLANES and rows.bit_count() == 1 and rows % self.packing == 0
-        return self.layout.version == "v3" or small or rows % _SUBLANES == 0
+        """Whether the rows of a slot fill tiles of VMEM: see `fills_tiles`."""
+        return fills_tiles(self.layout, self.packing)
 
     @property
     def vmem_bytes(self) -> int:
@@ -185,6 +183,18 @@ class Geometry:
         row = 4 * LANES * (2 * tiles // self.query_packing + tiles + 4)  # queries twice, state, sinks twice
         block = 4 * 4 * self.rows * max(self.columns, LANES)
         return self.columns * (NUM_BUFFERS * slot + words) + self.heads * self.rows * row + block
+
+
+def fills_tiles(layout: CacheLayout, packing: int) -> bool:
+    """Whether the rows of a slot fill tiles of VMEM: what v2 needs for copies and for rows to be found. O(1).
+
+    Args:
+        layout: how the slots are laid out.
+        packing: numbers that share a word.
+    """
+    rows = layout.combined_rows
+    small = rows < _SUBLANES and rows.bit_count() == 1 and rows % packing == 0
+    return layout.version == "v3" or small or rows % _SUBLANES == 0
 
 
 def plan(

@@ -1,10 +1,15 @@
-"""Keys and values out of 32-bit words: what a v3 cache looks like in VMEM, and the way out of it.
+"""Keys and values out of 32-bit words: what a cache looks like in VMEM, and the way out of it.
 
 A row of 128 words holds as many combined rows of one token as numbers share a word: two of 16 bits, four of 8, the
 first in the lowest bits. The matrix unit wants rows of *tokens*, as many of them in a word. So the words of every
 second (fourth) token are loaded apart and merged, bytes first, then halves: at most three operations for each register
 and stage, no move across lanes or sublanes, and the tokens come out in their order. Numbers of 8 bits stay such: the
 matrix unit widens them where they come in.
+
+A load with a stride takes one operation where its 8 rows lie in different ones of 32 banks of memory (so the compiler's
+schedules say), else up to 8. The tiles of v2 allow of no such stride between every second token. There each half, or
+quarter, of a block's tokens is loaded as a whole, so that the first token of all comes out beside the first of the next
+half: a softmax takes tokens in any order, if keys and values share it. `token_of` says which stands where.
 
 TPU interpret mode knows no memory of words and no packing: each function here has a form for it (``emulated``), and
 nothing else of the kernel differs between the two.
@@ -21,11 +26,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import LANES
 
-__all__ = ["Words", "combined_row", "live_words", "load_words"]
+__all__ = ["Words", "combined_row", "live_words", "load_words", "token_of"]
 
 Ref = Any
 Words = tuple[jax.Array, ...]
-"""``u32[tokens / n, 128]`` for each of the n numbers in a word: of the tokens i, i + n, i + 2n and so on."""
+"""``u32[tokens / n, 128]`` for each of the n numbers in a word: in v3 of the tokens i, i + n, i + 2n and so on, in v2
+of the i-th part of them."""
 
 _pack: Callable[..., jax.Array] = pltpu.pack_elementwise
 _bitcast: Callable[..., jax.Array] = pltpu.bitcast
@@ -36,23 +42,34 @@ _EVEN_BYTES = 0x00FF00FF
 _ODD_BYTES = 0xFF00FF00
 
 
-def load_words(block: Ref, group: int, tokens: int, emulated: bool) -> Words:
+def load_words(block: Ref, group: int, packing: int, tokens: int, emulated: bool) -> Words:
     """The words of one group of a block's first tokens: a load with a stride for each 8 rows.
 
     Args:
-        block: `[block tokens, stride, packing, 128]` in VMEM, numbers of 16 or 8 bits. An odd stride spreads the rows
-            of one group over all banks of the memory.
+        block: `[block tokens, stride, packing, 128]` in VMEM, numbers of 16 or 8 bits (v3), the stride odd. Or
+            `[block tokens, rows, 128]` (v2), the rows an odd number of tiles.
         group: which row of words of each token.
+        packing: numbers that share a word.
         tokens: how many; a multiple of packing.
         emulated: whether this is interpreted.
     """
-    _, stride, packing, _ = block.shape
+    part, in_v3 = tokens // packing, len(block.shape) == 4
     if emulated:
-        rows = block[:tokens, group]
+        rows = block[:tokens, group] if in_v3 else block[:tokens, pl.ds(group * packing, packing)]
         words = lax.bitcast_convert_type(jnp.swapaxes(rows, 1, 2), jnp.uint32)
-        return tuple(words[first::packing] for first in range(packing))
-    view = block.bitcast(jnp.uint32).reshape(block.shape[0] * stride, LANES)
-    return tuple(view[pl.ds(group + first * stride, tokens // packing, packing * stride)] for first in range(packing))
+        return tuple(words[at::packing] if in_v3 else words[at * part : (at + 1) * part] for at in range(packing))
+    if in_v3:
+        stride = block.shape[1]
+        view = block.bitcast(jnp.uint32).reshape(block.shape[0] * stride, LANES)
+        return tuple(view[pl.ds(group + at * stride, part, packing * stride)] for at in range(packing))
+    stride = block.shape[1] // packing
+    view = block.reshape(block.shape[0] * block.shape[1], LANES).bitcast(jnp.uint32)
+    return tuple(view[pl.ds(group + at * part * stride, part, stride)] for at in range(packing))
+
+
+def token_of(place: jax.Array, tokens: int, packing: int, in_v3: bool) -> jax.Array:
+    """Which token stands in each place of a `combined_row` of so many tokens: `i32[...]`, the shape of the places."""
+    return place if in_v3 else (place & (packing - 1)) * (tokens // packing) + (place >> (packing.bit_length() - 1))
 
 
 def combined_row(words: Words, row: int, dtype: Any, live: jax.Array | None, select: bool, emulated: bool) -> jax.Array:
@@ -78,20 +95,22 @@ def combined_row(words: Words, row: int, dtype: Any, live: jax.Array | None, sel
     return _rows_of(merged if live is None else merged & live, dtype, emulated)
 
 
-def live_words(first: jax.Array | None, end: jax.Array, tokens: int, packing: int) -> jax.Array:
-    """Ones where first <= token < end: `u32[tokens / packing, 128]`, the first token of a row in its lowest bits.
+def live_words(first: jax.Array | None, end: jax.Array, tokens: int, packing: int, in_v3: bool) -> jax.Array:
+    """Ones where first <= token < end, for `combined_row`: `u32[tokens / packing, 128]`.
 
     Args:
         first: `i32[]`; None: from 0 on.
         end: `i32[]`.
         tokens: how many.
         packing: tokens that share a word.
+        in_v3: whether they are in their order.
     """
-    token = packing * lax.broadcasted_iota(jnp.int32, (tokens // packing, LANES), 0)
-    words = jnp.zeros(token.shape, jnp.uint32)
+    row = lax.broadcasted_iota(jnp.int32, (tokens // packing, LANES), 0)
+    words = jnp.zeros(row.shape, jnp.uint32)
     bits = 32 // packing
     for at in range(packing):
-        inside = token + at < end if first is None else (token + at >= first) & (token + at < end)
+        token = token_of(packing * row + at, tokens, packing, in_v3)
+        inside = token < end if first is None else (token >= first) & (token < end)
         words = words | jnp.where(inside, jnp.uint32(((1 << bits) - 1) << (bits * at)), jnp.uint32(0))
     return words
 

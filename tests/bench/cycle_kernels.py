@@ -68,8 +68,9 @@ def _lengths(num_seqs: int, page: int) -> tuple[Any, Any, Any, Any]:
     return kv_lens, table, starts, count
 
 
-def _options(kv_dtype: Any = DTYPE, **masks: Any) -> AttentionOptions:
-    layout = CacheLayout("v3", NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, 4 // jnp.dtype(kv_dtype).itemsize)
+def _options(kv_dtype: Any = DTYPE, version: str = "v3", **masks: Any) -> AttentionOptions:
+    packing = 4 // jnp.dtype(kv_dtype).itemsize if version == "v3" else 1
+    layout = CacheLayout(version, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, packing)
     return AttentionOptions(layout, jnp.dtype(kv_dtype), HEAD_DIM**-0.5, **masks)
 
 
@@ -81,9 +82,9 @@ KEY_NUMBERS = 2 * NUM_KV_HEADS * HEAD_DIM
 KEY_BYTES = KEY_NUMBERS * 2
 
 
-def compile_decode(device: str, page: int, kv_dtype: Any = DTYPE, scaled: bool = False, **masks: Any) -> Turn:
-    """Our decode kernel, over the v3 cache."""
-    options = _options(kv_dtype, **masks)
+def compile_decode(device: str, page: int, kv_dtype: Any = DTYPE, scaled: bool = False, **options_: Any) -> Turn:
+    """Our decode kernel."""
+    options = _options(kv_dtype, **options_)
     pages = _pages(page, options)
     if scaled:
         scales: Any = aot.shape((NUM_PAGES, page, 2 * NUM_KV_HEADS), jnp.float32)
@@ -175,6 +176,8 @@ KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode-int8": partial(compile_decode, kv_dtype=jnp.int8),
     "decode-scaled-e4m3": partial(compile_decode, kv_dtype=jnp.float8_e4m3fn, scaled=True),
     "decode-scaled-int8": partial(compile_decode, kv_dtype=jnp.int8, scaled=True),
+    "decode-v2": partial(compile_decode, version="v2"),
+    "decode-v2-e4m3": partial(compile_decode, version="v2", kv_dtype=jnp.float8_e4m3fn),
     "decode-window-cap": partial(compile_decode, window=1024, soft_cap=30.0),
     "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
     "prefill": compile_prefill,

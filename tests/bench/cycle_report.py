@@ -31,6 +31,8 @@ KERNELS = (
     "decode-int8",
     "decode-scaled-e4m3",
     "decode-scaled-int8",
+    "decode-v2",
+    "decode-v2-e4m3",
     "decode-window-cap",
     "decode-jax",
     "prefill",

@@ -86,8 +86,8 @@ class Choice:
     @property
     def kernels(self) -> int:
         """How many kernels it takes: the update's, the one for decoding and the general one, each where it fits."""
-        decodes = self.version == "v3" and self.dtypes != "float32" and self.head_dim <= 128
-        return int(self.fills_tiles) * (1 + int(self.fused)) + int(decodes)
+        decodes = self.dtypes != "float32" and self.head_dim <= 128
+        return int(self.fills_tiles) * (1 + int(self.fused) + int(decodes))
 
     @property
     def falls(self) -> tuple[str, ...]:

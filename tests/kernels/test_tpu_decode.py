@@ -41,6 +41,7 @@ def batch_of(
     mask: Mask = FULL,
     kv_dtype: Any = HALF,
     scaled: bool = False,
+    version: str = "v3",
 ) -> Batch:
     """One query token a sequence, in pages of fixed number, so that lengths share a compiled kernel."""
     return make_batch(
@@ -54,6 +55,7 @@ def batch_of(
         dtype=HALF,
         kv_dtype=kv_dtype,
         scaled_pages=scaled,
+        version=version,
         pages_per_seq=-(-600 // page),
         num_pages=-(-1500 // page) + 8,
         mask=mask,
@@ -77,13 +79,14 @@ class Kernel:
         value_scale: float = 1.0,
         kv_dtype: Any = HALF,
         scaled: bool = False,
+        version: str = "v3",
     ) -> None:
         kv_dtype = jnp.dtype(kv_dtype)
-        self.shape = (q_heads, kv_heads, dim, page, mask, kv_dtype, scaled)
+        self.shape = (q_heads, kv_heads, dim, page, mask, kv_dtype, scaled, version)
         self.scales: dict[str, Any] = {"scale": 0.7 * dim**-0.5, "v_scale": value_scale, "soft_cap": soft_cap}
         self.sinks = np.linspace(-3, 4, q_heads, dtype=np.float32) if sinks else None
         options = AttentionOptions(
-            layout=CacheLayout("v3", kv_heads, dim, dim, 4 // kv_dtype.itemsize),
+            layout=CacheLayout(version, kv_heads, dim, dim, 4 // kv_dtype.itemsize if version == "v3" else 1),
             kv_dtype=kv_dtype,
             score_scale=self.scales["scale"],
             window=mask.window,
@@ -174,6 +177,17 @@ def test_caches_of_8_bits(kv_dtype: Any, heads: tuple[int, int], dim: int, mask:
 
 
 @pytest.mark.parametrize(
+    ("kv_dtype", "heads", "dim", "mask"),
+    [(HALF, (8, 8), 128, Mask(window=150)), (HALF, (3, 1), 64, FULL), (jnp.float8_e4m3fn, (8, 4), 96, FULL)],
+    ids=["two tiles a slot", "part of a tile", "e4m3"],
+)
+def test_v2_in_an_order_of_its_own(kv_dtype: Any, heads: tuple[int, int], dim: int, mask: Mask) -> None:
+    """ATT-1, CACHE-2: tokens whose words are merged stand far apart; masks follow them."""
+    kernel = Kernel(*heads, dim, 32, mask=mask, kv_dtype=kv_dtype, version="v2", blocks=TWO_SIZES)
+    kernel.check((0, 1, 129, 151, 333, 64))
+
+
+@pytest.mark.parametrize(
     ("kv_dtype", "heads", "mask", "sinks"),
     [(jnp.int8, (6, 3), Mask(window=150), True), (jnp.float8_e4m3fn, (8, 2), FULL, False)],
     ids=["int8", "e4m3"],
@@ -202,7 +216,7 @@ def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None]) -> None:
 def test_a_missing_mask_of_values_shows(plant: Callable[[Any, str, Any], None]) -> None:
     """The poison is poison: values of dead tokens that aren't zeroed are NaN in the output."""
 
-    def all_live(_first: Any, _end: Any, tokens: int, packing: int) -> jax.Array:
+    def all_live(_first: Any, _end: Any, tokens: int, packing: int, _in_v3: bool) -> jax.Array:
         return jnp.full((tokens // packing, 128), 2**32 - 1, jnp.uint32)
 
     plant(decode_kernel, "live_words", all_live)
@@ -222,8 +236,8 @@ def test_words_come_apart_alike_in_both_forms(dtype: Any, select: bool) -> None:
 
     def kernel(block: Any, numbers: Any, *outputs: Any) -> None:
         loaded = tuple(block[first::packing] for first in range(packing))
-        live = words.live_words(jnp.int32(3), jnp.int32(50), tokens, packing)
-        interpreted = words.load_words(numbers, 0, tokens, True)
+        live = words.live_words(jnp.int32(3), jnp.int32(50), tokens, packing, in_v3=True)
+        interpreted = words.load_words(numbers, 0, packing, tokens, True)
         at = iter(outputs)
         for row in upper:
             next(at)[...] = words.combined_row(loaded, row, dtype, None, select, emulated=False)
@@ -254,10 +268,13 @@ def test_what_is_not_supported_is_said() -> None:
         version: str = "v3",
         dtype: Any = HALF,
         q_dtype: Any = HALF,
+        scaled: bool = False,
     ) -> str | None:
         layout = CacheLayout(version, heads, dim, dim, 4 // jnp.dtype(dtype).itemsize if version == "v3" else 1)
-        pages = shape((4, page, *layout.row_shape), dtype)
+        pages: Any = shape((4, page, *layout.row_shape), dtype)
         assert layout_of(pages, dim, dim, heads) == layout
+        if scaled:
+            pages = ScaledPages(pages, jnp.zeros((4, page, 2 * heads)))
         options = AttentionOptions(layout=layout, kv_dtype=jnp.dtype(dtype), score_scale=1.0)
         return unsupported(options, shape((3, 2 * heads, dim), q_dtype), pages, shape((3, width), jnp.int32))
 
@@ -265,7 +282,10 @@ def test_what_is_not_supported_is_said() -> None:
     assert [reason(dim=dim) for dim in (64, 80, 128)] == [None] * 3
     assert [reason(dim=64, heads=heads) for heads in (1, 3)] == [None] * 2
     assert [reason(dtype=dtype) for dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8)] == [None] * 3
-    assert "v2" in str(reason(version="v2"))
+    assert [reason(version="v2", heads=heads) for heads in (1, 2, 4, 8, 12)] == [None] * 5
+    assert "6 rows in a v2 slot" in str(reason(version="v2", heads=3))
+    assert reason(dtype=jnp.int8, scaled=True) is None
+    assert "ScaledPages of v2" in str(reason(dtype=jnp.int8, scaled=True, version="v2", heads=4))
     assert "page size of 33" in str(reason(page=33))
     assert "a cache of float32" in str(reason(dtype=jnp.float32))
     assert "queries of float32" in str(reason(q_dtype=jnp.float32))
