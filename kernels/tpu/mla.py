@@ -205,7 +205,7 @@ def _call(
         ),
         out_shape=kernel_output(out.shape, out.dtype),
         input_output_aliases={6: 0},
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True, vmem_limit_bytes=VMEM_BYTES),
         name="mla_decode" if blocks.tokens == 1 else "mla_attention",
         interpret=interpret,
     )
