@@ -266,13 +266,20 @@ def other_programs() -> Iterator[Program]:
         name = f"update-{version}-{heads}-{cache}"
         yield Program(name, generations[at], kv_cache_update, (pages, *new, slots), 0, 1)
 
-    def update_slices(pages: Any, keys: Any, values: Any, slices: Any, count: Any) -> Any:
-        return kv_cache_update(pages, keys, values, slices, num_slices=count)
+    def write_and_read(pages: Any, keys: Any, values: Any, slices: Any, count: Any, queries: Any, *lengths: Any) -> Any:
+        pages = kv_cache_update(pages, keys, values, slices, num_slices=count)
+        return pages, ragged_paged_attention(queries, pages, *lengths)
 
-    pages = aot.shape((NUM_PAGES, 16, *_row("v3", 8, 128, half)), half)
+    byte = jnp.dtype(jnp.int8)
+    numbers: Any = aot.shape((NUM_PAGES, 16, *_row("v3", 8, 128, byte)), byte)
+    scales: Any = aot.shape((NUM_PAGES, 16, 16), jnp.dtype(jnp.float32))
     new = (aot.shape((NUM_TOKENS, 8, 128), half),) * 2
     slices = (aot.shape((3, 8), I32), aot.shape((1,), I32))
-    yield Program("slices", "v6e", update_slices, (pages, *new, *slices), 0, 1)
+    query = aot.shape((NUM_TOKENS, 32, 128), half)
+    given = (ScaledPages(numbers, scales), *new, *slices, query, *_lengths())
+    fall = "ScaledPages: a kernel applies the scale of each slot and head only where it decodes, over v3"
+    yield Program("slices-scaled", "v6e", write_and_read, given, 0, 2, (fall,))
+    pages = aot.shape((NUM_PAGES, 16, *_row("v3", 8, 128, half)), half)
     tree = {"pages": pages, "states": aot.shape((NUM_PAGES, 4, 64, 128), jnp.dtype(jnp.float32))}
     ids = (aot.shape((8,), I32),) * 2
     yield Program("copy_pages", "7x", copy_pages, (tree, *ids), 0, 2)
@@ -281,13 +288,6 @@ def other_programs() -> Iterator[Program]:
     for generation, dtype_name in (("v5p", "bfloat16"), ("7x", "float32")):
         usual = {name: values[0] for name, values in FACTORS.items()} | {"generation": generation, "dtypes": dtype_name}
         yield attention(Choice(**usual), full=True)
-
-    numbers: Any = aot.shape((NUM_PAGES, 16, *_row("v3", 8, 128, jnp.dtype(jnp.int8))), jnp.dtype(jnp.int8))
-    scales: Any = aot.shape((NUM_PAGES, 16, 16), jnp.dtype(jnp.float32))
-    query = aot.shape((NUM_TOKENS, 32, 128), half)
-    fall = "ScaledPages: a kernel applies the scale of each slot and head only where it decodes, over v3"
-    given = (query, ScaledPages(numbers, scales), *_lengths())
-    yield Program("scaled", "v6e", ragged_paged_attention, given, None, 1, (fall,))
 
     latents = aot.shape((NUM_PAGES, 32, 640), half)
     rows = (aot.shape((NUM_TOKENS, 512), half), aot.shape((NUM_TOKENS, 64), half))
