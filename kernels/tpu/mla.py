@@ -37,8 +37,9 @@ __all__ = ["attend", "unsupported"]
 
 Interpret = bool | pltpu.InterpretParams
 
-BLOCK = 512
-"""Keys of a block, where pages and tables allow: 0.6 MiB of a cache with 640 bfloat16 numbers a token."""
+BLOCK = 1024
+"""Keys of a block, where pages and tables allow: 1.3 MiB of a cache with 640 bfloat16 numbers a token. Bundles for 128
+keys on v6e: 322, of 512 keys 453; a sequence of at most 512 tokens takes 2,579 in all instead of 1,812."""
 
 _shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
@@ -69,7 +70,7 @@ def unsupported(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Arr
         return f"{queries.dtype=}: float32 and bfloat16 only"
     if page % tile:
         return f"page_size={page} must be a multiple of {tile} for {latent_pages.dtype}: pages are whole tiles"
-    if lcm(page, LANES) > 2 * BLOCK:
+    if lcm(page, LANES) > BLOCK:
         return f"page_size={page}: a block would have {lcm(page, LANES)} keys"
     num_seqs, pages_per_seq = page_table.shape
     lengths, table = _shape((num_seqs + 1,), jnp.int32), _shape((num_seqs * pages_per_seq,), jnp.int32)
