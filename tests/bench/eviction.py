@@ -61,8 +61,10 @@ class Eviction:
     def __init__(self, num_pages: int, candidate: Candidate) -> None:
         self.num_pages, self.candidate = num_pages, candidate
         self.clock = 0
-        """Pages taken so far."""
-        self.front: list[tuple[int, dict[int, None]]] = [(0, dict.fromkeys(range(num_pages)))]
+        """Pages evicted so far; what is taken without a hash does not count, as it pushes nothing out."""
+        self.empty: dict[int, None] = dict.fromkeys(range(num_pages))
+        """Free pages without a hash when they were freed: they go before all others."""
+        self.front: list[tuple[int, dict[int, None]]] = []
         """Batches of pages to be taken at once, with the clock when they were freed: the last batch goes first."""
         self.once: dict[int, int] = {}
         """Free pages in the order of their frees, with the clock at that time."""
@@ -73,7 +75,7 @@ class Eviction:
         """Cached pages that were hit, or whose content was."""
         self.ghosts: dict[int, int] = {}
         """Marks of evicted pages, by their remainder modulo the number of slots; a later one takes a slot over."""
-        self.keeps_from = num_pages
+        self.keeps_from = 1
         """A candidate that keeps does so from this clock on; until then it lets the pool fill."""
 
     @property
@@ -84,7 +86,7 @@ class Eviction:
     @property
     def num_free(self) -> int:
         """How many pages are free."""
-        return sum(len(batch) for _, batch in self.front) + len(self.once) + len(self.again)
+        return len(self.empty) + sum(len(batch) for _, batch in self.front) + len(self.once) + len(self.again)
 
     def follow(self, candidate: Candidate) -> None:
         """Goes on by another rule. One that keeps lets the pool fill first with what is asked for now."""
@@ -93,6 +95,8 @@ class Eviction:
         self.candidate = candidate
 
     def _next(self) -> int:
+        if self.empty:
+            return next(iter(self.empty))
         turnovers = self.candidate.turnovers
         once, again = next(iter(self.once), None), next(iter(self.again), None)
         if turnovers is None:  # nobody has asked for these for long: they are not part of what comes round
@@ -117,9 +121,9 @@ class Eviction:
         """Takes the next page; its content is evicted and becomes a ghost."""
         page = self._next()
         self._leave(page)
-        self.clock += 1
         mark = self.mark_of.pop(page, None)
         if mark is not None:
+            self.clock += 1
             self.ghosts[mark % self.num_slots] = mark
             self.reused.discard(page)
         return page
@@ -151,6 +155,7 @@ class Eviction:
             in_use: those that others hold: they don't become free.
         """
         batch, behind = dict[int, None](), False
+        keeps = self.candidate.turnovers is None and self.clock >= self.keeps_from
         for page in pages:
             behind = page in self.mark_of and (behind or page in self.reused)
             if behind:
@@ -159,7 +164,9 @@ class Eviction:
                 continue
             if behind:
                 self.again[page] = self.clock
-            elif page in self.mark_of and not (self.candidate.turnovers is None and self.clock >= self.keeps_from):
+            elif page not in self.mark_of:
+                self.empty[page] = None
+            elif not keeps:
                 self.once[page] = self.clock
             else:
                 batch[page] = None
@@ -167,6 +174,7 @@ class Eviction:
             self.front.append((self.clock, batch))
 
     def _leave(self, page: int) -> None:
+        self.empty.pop(page, None)
         self.once.pop(page, None)
         self.again.pop(page, None)
         for place, (_, batch) in enumerate(self.front):
