@@ -74,7 +74,7 @@ def unsupported(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Arr
         return f"page_size={page}: a block would have {lcm(page, LANES)} keys"
     num_seqs, pages_per_seq = page_table.shape
     lengths, table = _shape((num_seqs + 1,), jnp.int32), _shape((num_seqs * pages_per_seq,), jnp.int32)
-    needed = vmem_bytes(mixed_blocks(queries, latent_pages, page_table, BLOCK), queries, latent_pages)
+    needed = vmem_bytes(fitting_blocks(queries, latent_pages, page_table, BLOCK), queries, latent_pages)
     if needed > VMEM_BYTES - SPILLED_BYTES:
         return f"the blocks take {needed} bytes of VMEM, more than {VMEM_BYTES - SPILLED_BYTES}"
     return too_many_scalars(lengths, lengths, table)
@@ -111,7 +111,7 @@ def attend(
         `[T, Hq, R]`, the dtype of the queries; zeros in rows of no sequence, and in rows with nothing to read.
     """
     num_tokens, num_heads, latent_dim = queries.shape
-    mixed = mixed_blocks(queries, latent_pages, page_table, block)
+    mixed = fitting_blocks(queries, latent_pages, page_table, block)
     decoding, latent, heads = replace(mixed, tokens=1), mixed.latent, mixed.heads
     width = latent_pages.shape[2]
     if 0 in (num_tokens, page_table.size):
@@ -135,6 +135,14 @@ def attend(
     out = call(jnp.stack([jnp.zeros_like(single), single, holes]), *shared, out, blocks=decoding)
     out = call(jnp.stack([single, seqs, holes]), *shared, out, blocks=mixed)
     return out[:, :num_heads, :latent_dim]
+
+
+def fitting_blocks(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array, block: int) -> Blocks:
+    """The `mixed_blocks` of about ``block`` keys, or of half as many where those don't fit into VMEM. O(1)."""
+    blocks = mixed_blocks(queries, latent_pages, page_table, block)
+    if vmem_bytes(blocks, queries, latent_pages) <= VMEM_BYTES - SPILLED_BYTES:
+        return blocks
+    return mixed_blocks(queries, latent_pages, page_table, block // 2)
 
 
 def mixed_blocks(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array, block: int) -> Blocks:
