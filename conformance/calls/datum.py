@@ -239,10 +239,14 @@ def _without(value: Any, given: set[int]) -> Any:
 
 
 def larger(call: Call, most: int) -> Iterator[Call]:
-    """The same call with a larger number: whichever calls are refused behind it may be left out."""
+    """The same call with a larger number, or a list whose last entry stands in it once more."""
     for name, value in call.arguments.items():
         if isinstance(value, int | np.integer) and type(value) is not bool:
             yield from (call.given(**{name: more}) for more in range(int(value) + 1, most))
+        elif isinstance(value, Spelled) and value.values:
+            yield call.given(**{name: replace(value, values=(*value.values, value.values[-1]))})
+        elif type(value) is list and value:
+            yield call.given(**{name: [*value, value[-1]]})
 
 
 def simpler(value: Any) -> Iterator[Any]:

@@ -1,10 +1,11 @@
 """What the machines and the small worlds of the page pool share: the two pools, and what is known of them."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from kvproof.spec.declarations import ExtraKey, Request
+from kvproof.spec.declarations import ExtraKey, HashFunction, Request
 from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
 
 from ..calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
@@ -22,6 +23,15 @@ __all__ = ["PoolMachine"]
 
 _WRONG_DIGEST = b"no key"
 """The digest of a key that is no page's."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _chain(
+    hash_function: HashFunction, root: bytes, tokens: tuple[int, ...], extra_keys: tuple[ExtraKey, ...], page_size: int
+) -> tuple[PageHash, ...]:
+    """The keys of a request's pages."""
+    request = Request("r", tokens, extra_keys)
+    return tuple(hash_request_tokens(hash_function, page_size, request, none_hash=root))
 
 
 class PoolMachine(Calling):
@@ -161,8 +171,7 @@ class PoolMachine(Calling):
 
     def _spec_key(self, key: Key) -> PageHash:
         pool, prompt = self.spec.pool, key.prompt
-        request = Request("r", prompt.tokens, prompt.extra_keys)
-        keys = hash_request_tokens(pool.hash_function, key.page_size, request, none_hash=pool.none_hash)
+        keys = _chain(pool.hash_function, pool.none_hash, prompt.tokens, prompt.extra_keys, key.page_size)
         if not key.place < len(keys):
             raise GoneError(str(key))
         found = keys[key.place]
