@@ -332,21 +332,16 @@ class PrefixIndex:
             if run.tail is not None:
                 run.tail.leave()
 
-    def lengthen(self, numbers: NDArray[np.int64], pages: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-        """Records that pages were added to the tails of runs. O(pages).
+    def lengthen(self, numbers: Any, pages: Any, places: Any) -> None:
+        """Records that pages were added to the tails of runs, or one page to one. O(pages).
 
         Args:
-            numbers: the runs' numbers, `i64[m]`.
-            pages: the pages, `i64[m]`.
-            places: their places in the requests, `i64[m]`.
+            numbers: the runs' numbers, `i64[m]` or an int.
+            pages: the pages, `i64[m]` or an int.
+            places: their places in the requests, `i64[m]` or an int.
         """
         self._run_of[pages] = numbers
         self._depth_of[pages] = places
-
-    def lengthen_one(self, number: int, page: int, place: int) -> None:
-        """`lengthen` for one page."""
-        self.run_cell[page] = number
-        self._depth_cell[page] = place
 
     def _occupy(self, run: Run, inner: int, pages: NDArray[np.int64]) -> None:
         """Adds pages at places where the run has their content already: into holes, or as duplicates."""
@@ -357,8 +352,7 @@ class PrefixIndex:
                 run.pages[place] = page
                 run.holes -= 1
             else:
-                if run.duplicates is None:
-                    run.duplicates = {}
+                run.duplicates = run.duplicates or {}
                 run.duplicates.setdefault(run.start + place, OrderedDict())[page] = None
                 run.num_attached += 1
             self.run_cell[page] = run.number
@@ -380,32 +374,15 @@ class PrefixIndex:
 
     def evict_one(self, page: int) -> None:
         """Removes a cached page. O(1), and the cost of joining."""
-        cell = self.run_cell
-        run = self._runs[cell[page]]
-        cell[page] = 0
-        key = self._lone.pop(page, None) if self._lone else None
-        if key is not None:
-            branches: Any = run.others if run.extra else run.children
-            siblings = branches[self._depth_cell[page]]
-            if len(siblings) > 1:  # `Run.detach` inlined; the run keeps a branch there
-                del siblings[key]
-                run.num_attached -= 1
-            else:
-                run.detach(self._depth_cell[page], b"", key)
-                self._tidy(run)
-            return
-        if run.tail is not None:
+        run = self._runs[self.run_cell[page]]
+        self.run_cell[page] = 0
+        if run.tail is not None and page not in self._lone:
             run.tail.leave()
-        pages = run.pages
-        if run.num_attached or run.holes or len(pages) < 3 or pages[-1] != page:
-            self._evict_page(run, page)
-            self._tidy(run)
-        else:  # `Run.cut` of one page: without its call a twelfth of what taking an evicting page costs is saved
-            tokens: Any = run.tokens
-            pages.pop()
-            del tokens[-run.tree.page_bytes :]
-            if run.digests:
-                del run.digests[len(pages) :]
+        if not run.num_attached and not run.holes and len(run.pages) > 2 and run.pages[-1] == page:
+            run.cut(1)
+            return
+        self._evict_page(run, page)
+        self._tidy(run)
 
     def evict(self, pages: NDArray[np.int64]) -> int:
         """Removes the cached ones of distinct pages; returns how many there were. O(pages), and the cost of joining.

@@ -205,7 +205,7 @@ def publish_next_pages(
         if tail_runs[slot]:
             tails[slot].tokens += tokens
             published[slot] = first + 1
-            index.lengthen_one(tail_runs[slot], page, first)
+            index.lengthen(tail_runs[slot], page, first)
             if not page % sampling:
                 pool.note_keys((page,), None)
             continue

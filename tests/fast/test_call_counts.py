@@ -27,7 +27,7 @@ SLACK = 1.1
 
 BOUNDS = {
     "a: take one page, free it": (9, 210),
-    "a2: take one page, evicting": (10, 204),
+    "a2: take one page, evicting": (10, 209),
     "b: take 1,000 pages, free them": (39, 518),
     "b2: take 1,000 pages, evicting": (46, 958),
     "c: step of 256 requests, 16 fill a page, 16 take one": (213, 6028),
