@@ -37,7 +37,7 @@ _MANY = 12
 """More steps than these are first taken in a hurry."""
 
 _FEW = 8
-"""In so many steps every two calls are changed together."""
+"""The number of steps up to which every two calls are changed together."""
 
 Steps = tuple[TracedStep | Call, ...]
 

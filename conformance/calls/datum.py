@@ -120,7 +120,7 @@ class Call:
 
 
 class Holder(Protocol):
-    """Whatever has things by name and the results of calls: one of the two sides that are compared."""
+    """One of the two sides that are compared: it has objects by name, and the results of calls."""
 
     def thing(self, ref: Ref) -> Any:
         """The thing that a `Ref` names; raises `GoneError` if there is none."""

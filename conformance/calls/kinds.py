@@ -22,7 +22,7 @@ HASHES = ("hashed pages", "cached map")
 """Fields of the state that say what a page is cached for."""
 
 NEGATIVE = (-1, *NO_INTS)
-"""What is no number of anything, the likeliest mistake first."""
+"""Values that are not a count, the likeliest mistake first."""
 
 
 def recorded(declared: type) -> tuple[str, ...]:
@@ -39,6 +39,7 @@ PAGES_FOUND = Kind("pages", plain=lambda pages, side: None if pages is None else
 
 
 def spelled(source: Source, known: Any, values: Sequence[Any], options: Sequence[Spelling] = OBJECTS) -> Spelled:
+    """A list of values, in one of the types in which a list can be given."""
     return Spelled(source.spelling(options, known.takes_iterables), tuple(values))
 
 
@@ -57,7 +58,7 @@ def wrong_groups(source: Source, known: Any, good: list[Ref], faults: Sequence[A
 
 
 def number(least: int = 0, most: int = 3, faults: Sequence[Any] = NEGATIVE) -> Kind:
-    """An int of ``least`` to ``most``; a negative one and what is no int are wrong."""
+    """An int from ``least`` to ``most``; its faults are negative numbers and values of other types."""
     return Kind(
         good=lambda source, _: source.whole(least, most),
         fault=lambda source, *_: source.likely(faults[:1], faults[1:]),

@@ -1,4 +1,4 @@
-"""Where decisions come from: whatever draws a call asks one of these, so that any driver can draw every call."""
+"""The source of decisions: code that draws a call asks one of these, so that any driver can draw every call."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar

@@ -14,16 +14,16 @@ from kvproof.spec.declarations import (
 __all__ = ["BAD_TIMES", "EXTRA_KEYS", "NO_INTS", "NO_LISTS", "PRIORITIES", "STRANGER"]
 
 NO_INTS: tuple[Any, ...] = (True, 1.0, "1", None)
-"""What is no int (R1)."""
+"""Values that are not ints (R1)."""
 
 NO_LISTS: tuple[Any, ...] = (None, 1, "12")
-"""What is no list of pages or ids (R1)."""
+"""Values that are not lists of pages or ids (R1)."""
 
 STRANGER = "no page"
-"""What is no page and no key."""
+"""Values that are neither a page nor a key."""
 
 BAD_TIMES: tuple[Any, ...] = (float("nan"), float("inf"), "1", True)
-"""What is no time (R1)."""
+"""Values that are not times (R1)."""
 
 PRIORITIES = (1, 1, 2, -1, 0, -(2**31), 2**31 - 1)
 """Priorities that are drawn."""

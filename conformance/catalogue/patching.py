@@ -59,7 +59,7 @@ def with_part(fast: ModuleType, part: str, **members: Any) -> SimpleNamespace:
 
 
 def with_coordinator(fast: ModuleType, **members: Any) -> SimpleNamespace:
-    """A backend whose manager's coordinator, of whatever kind, has some members replaced."""
+    """A backend whose manager's coordinator, of any kind, has some members replaced."""
     return with_part(fast, "coordinator", **members)
 
 

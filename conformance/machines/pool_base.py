@@ -209,5 +209,5 @@ class PoolMachine(Calling):
         for place in range(given["num_cached_pages"], given["num_full_pages"]):
             key = Key(given["request"], given["page_size"], place)
             found = self._spec_key(key)
-            if found in self.spec.keys:  # the null page shows nobody's
+            if found in self.spec.keys:  # the null page shows no key
                 self.key_of.setdefault(found, key)

@@ -70,7 +70,7 @@ class PoolPins(Pool):
 
     @step("PIN-1", when=lambda self: self.pinned)
     def free_what_is_pinned(self, source: Drawing) -> Calls:
-        """Frees a pinned page more often than it is held: a pin is nobody's to free."""
+        """Frees a pinned page more often than it is held: `free_pages` does not remove a pin."""
         page = source.one_of(self.pinned)
         mentions = [self.ref(page)] * (self.count(page) + 1)
         yield self.call_of("free_pages", self.target_of(POOL, source), ordered_pages=mentions)
