@@ -1,6 +1,8 @@
 """What interpreted kernels of all platforms have in common: the options of a call, and what is kept of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 from .layout import layout_of
 from .options import AttentionOptions
 
-__all__ = ["TO_COMPILE", "Run", "options_of_call"]
+__all__ = ["TO_COMPILE", "Run", "options_of_call", "order_forgotten"]
 
 TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """What is run once is not worth being optimised."""
@@ -24,6 +26,20 @@ class Run(NamedTuple):
 
     output: Any
     minds: str
+
+
+@contextmanager
+def order_forgotten() -> Iterator[None]:
+    """Within, a kernel that raises does so alone: those that run after it do not wait for it.
+
+    The interpreter's steps are ordered effects, and JAX starts each program by waiting for the last one. Where that one
+    raised after it was dispatched, it is kept, and every later interpreted kernel of the thread raises its error.
+    """
+    try:
+        yield
+    except BaseException:
+        import_module("jax._src.dispatch").runtime_tokens.clear()
+        raise
 
 
 def options_of_call(

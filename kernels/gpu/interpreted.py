@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interpreted_calls import TO_COMPILE, Run, options_of_call
+from ..interpreted_calls import TO_COMPILE, Run, options_of_call, order_forgotten
 from ..layout import layout_of, pack_rows
 from ..options import AttentionOptions
 from . import attention as attention_kernels
@@ -156,7 +156,7 @@ def reports() -> Iterator[io.StringIO]:
     """Catches what the interpreter prints of the kernels that run meanwhile, and clears its memory afterwards."""
     said = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(said), order_forgotten():
             yield said
     finally:
         # a kernel that raised leaves the imitated memory behind

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from ..interpreted_calls import TO_COMPILE, Run, options_of_call
+from ..interpreted_calls import TO_COMPILE, Run, options_of_call, order_forgotten
 from ..layout import layout_of, pack_rows
 from ..options import AttentionOptions
 from . import attention as attention_kernels
@@ -148,7 +148,7 @@ def reports() -> Iterator[io.StringIO]:
     log, handler = logging.getLogger(_LOG), logging.StreamHandler(said)
     log.addHandler(handler)
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(said), order_forgotten():
             yield said
     finally:
         log.removeHandler(handler)

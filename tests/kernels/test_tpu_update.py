@@ -141,3 +141,15 @@ def test_a_slot_past_the_last_is_found(plant: Callable[[Any, str, Any], None]) -
     run = Interpreted(lambda params: partial(update.update, interpret=params))
     with pytest.raises(jax.errors.JaxRuntimeError, match="Out-of-bounds"):
         run(pages, rows, np.array([NUM_SLOTS], np.int32))
+
+
+def test_a_kernel_that_raised_late_is_not_waited_for(plant: Callable[[Any, str, Any], None]) -> None:
+    """A kernel that raises after its call returned, for its pages were not there yet, leaves the next one alone."""
+    plant(update, "is_slot", lambda slot, _: slot >= 0)
+    run = Interpreted(lambda params: partial(update.update, interpret=params), MODES[:1])
+    rows, pages = np.zeros((1, 4, 128), np.float32), np.zeros((NUM_PAGES, PAGE_SIZE, 4, 128), np.float32)
+    run(pages, rows, np.array([0], np.int32))  # compiled, so that the next call doesn't outlast what it waits for
+    slow = jax.jit(lambda numbers: 0 * (numbers @ numbers @ numbers @ numbers).sum())(np.ones((2000, 2000), np.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Out-of-bounds"):
+        run(pages + slow, rows, np.array([NUM_SLOTS], np.int32))
+    assert run(pages, rows, np.array([NUM_SLOTS - 1], np.int32))[MODES[0]].clean
