@@ -126,8 +126,8 @@ class _Shortening:
     def _leave_out_pairs(self) -> None:
         """Of a sequence that is short leaves out two calls that make sense together only, wherever they stand.
 
-        Or one, and another call becomes simpler, or the last one's numbers larger by what it did; or two things change
-        places, so that the first of some is the one that matters.
+        Or one, and another call becomes simpler, or its lists longer by what it did, or the last one's numbers larger;
+        or two things change places, so that the first of some is the one that matters.
         """
         trace = self.found.trace
         last = trace[-1]
@@ -140,7 +140,7 @@ class _Shortening:
             (*left[:place], less, *left[place + 1 :])
             for left in ((*trace[:one], *trace[one + 1 :]) for one in places)
             for place in range(1, len(left) - 1)
-            for less in self._simpler_calls(left[place])
+            for less in chain(self._simpler_calls(left[place]), _longer(left[place]))
         )
         things = sorted({ref for call in trace for ref in refs(call) if isinstance(ref.of, int)}, key=str)
         exchanged = (exchange(trace, *both) for both in combinations(things, 2))
@@ -310,6 +310,11 @@ def make_again(machine: type[Machine], session: Session) -> None:
             if before != now:
                 session.unrepeated = f"{before}, and when all calls were made again: {now}"
                 return
+
+
+def _longer(call: TracedStep | Call) -> Iterator[Call]:
+    """Calls with a longer list; none of a step of another kind."""
+    return larger(call, 0) if isinstance(call, Call) else iter(())
 
 
 def _rank(found: Deviation) -> tuple[Any, ...]:

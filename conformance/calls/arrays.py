@@ -6,8 +6,9 @@ it is about, and its values are not drawn by kinds yet.
 
 from typing import Any
 
-from .kinds import NONE, PLAIN
+from .kinds import NONE, PLAIN, number
 from .method import Kind, Method, Table
+from .values import NO_INTS
 
 __all__ = ["ATTENTION", "CACHE", "SCHEDULER", "VIEW"]
 
@@ -91,6 +92,13 @@ ATTENTION = Table(
         _row("size_pool", "budget_bytes group_page_bytes", "CACHE-1"),
         _row("export_prefix", "manager request caches model", "SWAP-2", _DOCUMENT),
         _row("import_prefix", "manager request caches model exported", "SWAP-2"),
+        Method(
+            *("cdiv", {"a": number(0, 7, NO_INTS), "b": number(1, 3, (0, -1, *NO_INTS))}, PLAIN, "R1"),
+            optional=True,
+            weight=1,
+            spoils=1,
+            logged=False,
+        ),
         _row("events_to_json", "events", "MAN-12", _DOCUMENT),
         _row("events_from_json", "json_str", "SEC-3"),
     ),
@@ -99,9 +107,7 @@ ATTENTION = Table(
         "per_device_hbm_budget_bytes": "asks the devices",
         "sha256": "a hash function that is handed over",
     }
-    | dict.fromkeys(
-        ("align_to_multiple", "cdiv", "previous_power_of_2", "get_dtype_packing"), "arithmetic, held by doctests"
-    )
+    | dict.fromkeys(("align_to_multiple", "previous_power_of_2", "get_dtype_packing"), "arithmetic, held by doctests")
     | dict.fromkeys(("get_num_slices_per_kv_cache_update_page", "get_page_size_bytes"), "arithmetic of sizes"),
 )
 

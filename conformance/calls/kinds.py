@@ -1,7 +1,10 @@
 """Kinds of arguments and results that several interfaces share."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ..spelling import OBJECTS, Spelling
 from .datum import Ref, Spelled
@@ -11,8 +14,19 @@ from .source import Source
 from .values import NO_INTS
 
 __all__ = [
-    *("COUNTS", "HASHES", "NONE", "PLAIN", "PAGES_GIVEN", "PAGES_FOUND", "PAGE_GIVEN", "IDS_GIVEN", "NEGATIVE"),
-    *("grouped", "number", "recorded", "spelled", "wrong_groups"),
+    *(
+        "ARRAY",
+        "COUNTS",
+        "HASHES",
+        "NONE",
+        "PLAIN",
+        "PAGES_GIVEN",
+        "PAGES_FOUND",
+        "PAGE_GIVEN",
+        "IDS_GIVEN",
+        "NEGATIVE",
+    ),
+    *("grouped", "number", "numbers_of", "recorded", "spelled", "wrong_groups"),
 ]
 
 COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
@@ -30,7 +44,20 @@ def recorded(declared: type) -> tuple[str, ...]:
     return tuple(name for name in declared.__annotations__ if name not in ("hash_seed", "hash_function"))
 
 
+@functools.cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return str(dtype)  # it is put together each time that it is asked for: a fifteenth of a small world's time
+
+
+def numbers_of(array: Any) -> tuple[str, Any]:
+    """An array's type and its values, read so that the array caches nothing and nothing keeps its buffer alive."""
+    replicated = getattr(array, "is_fully_replicated", False)
+    values = np.array(array.addressable_data(0) if replicated else array)
+    return _name_of(values.dtype), values.tolist()
+
+
 PLAIN = Kind()
+ARRAY = Kind("array", plain=lambda array, _: numbers_of(array))
 NONE = Kind("none")
 PAGES_GIVEN = Kind("pages", plain=page_list)
 PAGE_GIVEN = Kind("page", plain=lambda page, _: int(page.page_id))

@@ -1,23 +1,19 @@
 """Small worlds of page tables: two rows of few entries, on the host and on the device, of one group or two."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
-import numpy as np
-
-from ..levels import LEVELS
-from ..machines.base import Both, Side
+from ..calls.datum import Call, Ref
+from ..calls.table import TABLE
+from ..machines.calling import Calls
 from ..machines.table_base import TableMachine
-from ..machines.table_steps import ROWS
 from ..properties import step
-from .ways import PASSING_OVER, Way
+from .ways import PASSING_OVER, Move, Way
 from .world import SmallWorld
 
 __all__ = ["TableShape", "TableWorld"]
-
-_MOVED = {"host rows": "TAB-3", "pages in a row": "TAB-3"}
 
 _EXCHANGED = str.maketrans("12", "21")
 """The ids that rows name have one digit; each changes places with the other."""
@@ -53,26 +49,15 @@ class TableWorld(SmallWorld, TableMachine):
     """
 
     shape: ClassVar[TableShape]
-    capability = "tables"
-    levels = frozenset(LEVELS)
 
     @step()
     def begin(self) -> None:
         """Empty tables."""
         rows, entries = self.shape.rows, self.shape.entries
-
-        def make(side: Side) -> tuple[Any, list[Any]]:
-            if not self.shape.several:
-                made = side.names.get("PageTable")(rows, entries[0], 4)
-                return made, [made]
-            made = side.names.get("MultiGroupPageTable")(rows, entries[0], 4, self._page_sizes())
-            return made, list(made.page_tables)
-
-        line = f"{entries[0]}, 4"
         if self.shape.several:
-            self.build_tables(f"table = MultiGroupPageTable({rows}, {line}, {self._page_sizes()})", make)
+            self.build_tables("MultiGroupPageTable", rows, entries[0], 4, self._page_sizes())
         else:
-            self.build_tables(f"table = PageTable({rows}, {line})", make)
+            self.build_tables("PageTable", rows, entries[0], 4)
 
     def _page_sizes(self) -> list[int]:
         """Page sizes by which the longest request has so many pages in each group."""
@@ -100,187 +85,129 @@ class TableWorld(SmallWorld, TableMachine):
 
     # -- Moves ----------------------------------------------------------------------------------------------
 
-    def moves(self) -> list[Way]:
+    def moves(self) -> list[Move]:
         """Everything that changes a row, on the host or on the device."""
         rows, page_ids, counts = range(self.shape.rows), self._page_ids(), self.counts
         replaced = list(self._lists(page_ids, self.shape.entries))
-        ways = []
+        calls = []
         for row in rows:
-            room = [entries - used[row] for entries, used in zip(self.shape.entries, counts, strict=True)]
-            added = [pages for pages in self._lists(page_ids, room) if any(_flat(pages))]
-            ways += [Way("fill", ("append_row", pages, row)) for pages in added]
-            ways += [Way("fill", ("add_row", pages, row)) for pages in replaced]
-            if any(used[row] for used in counts):
-                ways += [Way("empty_row", (row,))] if self.offers("table", "clear_row") else []
+            added = [pages for pages in self._lists(page_ids, self.rooms(row)) if any(_flat(pages))]
+            calls += [self._fill("append_row", pages, row) for pages in added]
+            calls += [self._fill("add_row", pages, row) for pages in replaced]
+            if any(used[row] for used in counts) and self.can_call(TABLE["clear_row"]):
+                calls.append(self._on_table("clear_row", row_idx=row))
         for one, other in product(rows, rows):
             if one != other:
-                ways.append(Way("exchange", ("move_row", one, other)))
+                calls.append(self._exchange("move_row", one, other))
             if one < other:
-                ways.append(Way("exchange", ("swap_row", one, other)))
-        ways += [Way("append_batch", batch) for batch in self._batches(page_ids, counts)]
-        ways += [Way("commit", (count,)) for count in range(1, self.shape.rows + 1)]
-        ways.append(Way("clear"))
-        return [*ways, *(Way("hold_over", (way,)) for way in self._held_over())]
+                calls.append(self._exchange("swap_row", one, other))
+        calls += [self._append(*batch) for batch in self._batches(page_ids)]
+        calls += [self._commit(count) for count in range(1, self.shape.rows + 1)]
+        calls.append(self._on_table("clear"))
+        held_over = self._commit(self.shape.rows), self._exchange("swap_row", 0, self.shape.rows - 1), calls[-1]
+        return [*calls, *(Way("hold_over", (call,)) for call in held_over)]
 
-    def _lists(self, page_ids: tuple[int, ...], room: Any) -> Iterator[Pages]:
+    def _lists(self, page_ids: tuple[int, ...], room: Sequence[int]) -> Iterator[Pages]:
         """Page lists of no page, one or two that differ, for each group as far as there is room."""
         for ids in ((), *((page,) for page in page_ids), page_ids[::-1]):
             lists = [list(ids[:most]) for most in room]
             if all(len(pages) == min(len(ids), most) for pages, most in zip(lists, room, strict=True)):
-                yield lists if self.shape.several else lists[0]
+                yield self._of_groups(lists)
 
-    def _batches(self, page_ids: tuple[int, ...], counts: list[list[int]]) -> Iterator[tuple[Pages, list[int]]]:
-        one: Pages = [[page_ids[0]]] * len(self.shape.entries) if self.shape.several else [page_ids[0]]
-        none: Pages = [[] for _ in self.shape.entries] if self.shape.several else []
+    def _of_groups(self, lists: list[list[int]]) -> Pages:
+        return lists if self.shape.several else lists[0]
+
+    def _batches(self, page_ids: tuple[int, ...]) -> Iterator[tuple[Pages, list[int]]]:
+        """Batches that append one page to each group of some rows, if there is room."""
+        one = self._of_groups([[page_ids[0]]] * len(self.shape.entries))
         last = self.shape.rows - 1
-        for lists, rows in (([one, one], [last, 0]), ([one, one], [0, 0]), ([none, one], [0, last])):
-            if self._fits(lists, rows, counts):
+        for lists, rows in (([one, one], [last, 0]), ([one, one], [0, 0]), ([self._none(), one], [0, last])):
+            added = [row for pages, row in zip(lists, rows, strict=True) if any(_flat(pages))]
+            if all(min(self.rooms(row)) >= added.count(row) for row in added):
                 yield lists, rows
 
-    def _fits(self, lists: Pages, rows: list[int], counts: list[list[int]]) -> bool:
-        """Whether a batch that appends one page to each group of some rows finds room."""
-        added = [
-            sum(row == other and bool(_flat(pages)) for pages, other in zip(lists, rows, strict=True))
-            for row in range(self.shape.rows)
-        ]
-        return all(
-            entries - used[row] >= added[row]
-            for entries, used in zip(self.shape.entries, counts, strict=True)
-            for row in range(self.shape.rows)
-        )
+    # -- Calls ----------------------------------------------------------------------------------------------
 
-    def _held_over(self) -> Iterator[Way]:
-        yield Way("commit", (self.shape.rows,))
-        yield Way("exchange", ("swap_row", 0, self.shape.rows - 1))
-        yield Way("clear")
+    def _none(self) -> Pages:
+        return self._of_groups([[] for _ in self.shape.entries])
 
-    def change(self, line: str, act: Callable[[Any], Any], clause: str, charge: Any = None) -> Both:
-        """Makes a call that may change the host's rows; TAB-8 is looked at where it is made for the first time."""
-        if self._care is PASSING_OVER:
-            return self.call(line, act, clause)
-        return super().change(line, act, clause, charge)
+    def _on_table(self, name: str, **arguments: Any) -> Call:
+        return self.call_of(name, Ref("table"), **arguments)
 
-    @step("TAB-2")
-    def fill(self, method: str, pages: Pages, row: int) -> None:
-        """Adds pages to a row, or replaces it (TAB-2)."""
-        self.change(
-            f"table.{method}({pages}, {row})", lambda side: getattr(side.table, method)(pages, row), "TAB-2", ROWS
-        )
+    def _fill(self, name: str, pages: Pages, row: int) -> Call:
+        return self._on_table(name, page_ids=pages, row_idx=row)
 
-    @step("TAB-2")
-    def append_batch(self, lists: Pages, rows: list[int]) -> None:
-        """Adds pages to several rows, or to one twice (TAB-2)."""
-        self.change(
-            f"table.append_rows_batch({lists}, {rows})",
-            lambda side: side.table.append_rows_batch(lists, rows),
-            "TAB-2",
-            ROWS,
-        )
+    def _append(self, lists: Pages, rows: list[int]) -> Call:
+        name = "page_ids_per_req" if self.shape.several else "page_ids"
+        return self._on_table("append_rows_batch", **{name: lists, "req_indices": rows})
 
-    @step("TAB-2", "TAB-3")
-    def exchange(self, method: str, one: int, other: int) -> None:
-        """Copies a row over another, or exchanges two (TAB-3)."""
-        self.change(
-            f"table.{method}({one}, {other})", lambda side: getattr(side.table, method)(one, other), "TAB-3", _MOVED
-        )
+    def _exchange(self, name: str, one: int, other: int) -> Call:
+        return self._on_table(name, src=one, tgt=other)
 
-    @step("TAB-2")
-    def empty_row(self, row: int) -> None:
-        """Empties a row (TAB-1)."""
-        self.change(f"table.clear_row({row})", lambda side: side.table.clear_row(row), "TAB-1")
+    def _commit(self, count: int) -> Call:
+        return self._on_table("commit", num_reqs=count)
 
-    @step("TAB-2")
-    def commit(self, count: int) -> None:
-        """Commits the first rows (TAB-4)."""
-        self.commit_rows(count)
-
-    @step()
-    def clear(self) -> None:
-        """Empties every row, on the host and on the device (TAB-6)."""
-        self.clear_all()
+    def versions(self) -> list[int] | None:
+        """See `TableMachine.versions`; they are looked at where a call is made for the first time."""
+        return None if self._care is PASSING_OVER else super().versions()
 
     @step("TAB-3")
-    def hold_over(self, way: Way) -> None:
+    def hold_over(self, call: Call) -> Calls:
         """Makes a call while somebody holds a handle of the device's rows (TAB-4)."""
-        self.take_handles()
-        getattr(self, way.name)(*way.arguments)
+        for group in range(len(self.shape.entries)):
+            yield self.call_of("get_device_tensor", Ref("tables", (group,)))
+        yield call
 
     # -- Looks ----------------------------------------------------------------------------------------------
 
-    def looks(self) -> list[Way]:
+    def looks(self) -> list[Call]:
         """Where tokens go; calls that change nothing; calls that are refused as a whole.
 
         Refusals that depend on nothing but the table's shape are asked for while the device's rows are empty.
         """
-        rows, groups = self.shape.rows, range(len(self.shape.entries))
-        none: Pages = [[] for _ in groups] if self.shape.several else []
-        ways = [Way("commit", (0,)), Way("exchange", ("swap_row", 0, 0))]
-        for row in range(rows):
-            full = [[1] * self.room(group, row) for group in groups]
+        calls = [self._commit(0), self._exchange("swap_row", 0, 0)]
+        for row in range(self.shape.rows):
+            full = [[1] * room for room in self.rooms(row)]
             full[-1].append(1)
-            too_many = full if self.shape.several else full[0]
-            ways.append(Way("fill", ("append_row", too_many, row)))
-            ways.append(Way("append_batch", ([self._half(row), self._half(row)], [row, row])))
-            other = [[1] if self.room(group, 1 - row) else [] for group in groups]
-            ways.append(Way("append_batch", ([other if self.shape.several else other[0], too_many], [1 - row, row])))
+            calls.append(self._fill("append_row", self._of_groups(full), row))
+            calls.append(self._append([self._half(row), self._half(row)], [row, row]))
+            other = self._of_groups([[1][:room] for room in self.rooms(1 - row)])
+            calls.append(self._append([other, self._of_groups(full)], [1 - row, row]))
         if not any(table.get_device_tensor().any() for table in self.spec.tables):
-            ways += self._beyond(none)
-        return ways if self.shape.several else [*ways, *self._where_tokens_go()]
+            calls += self._beyond()
+        return calls if self.shape.several else [*calls, *self._where_tokens_go()]
 
-    def _beyond(self, none: Pages) -> Iterator[Way]:
-        rows, entries = self.shape.rows, self.shape.entries
-        large = [[1] * entry for entry in entries]
+    def _beyond(self) -> Iterator[Call]:
+        rows, none = self.shape.rows, self._none()
+        large = [[1] * entry for entry in self.shape.entries]
         large[-1].append(1)
-        yield Way("fill", ("add_row", large if self.shape.several else large[0], 0))
-        yield Way("append_batch", ([none, none], [0, rows]))
+        yield self._fill("add_row", self._of_groups(large), 0)
+        yield self._append([none, none], [0, rows])
         for row in (-1, rows):
-            yield from (Way("fill", (method, none, row)) for method in ("append_row", "add_row"))
-            yield from (Way("exchange", (method, 0, row)) for method in ("move_row", "swap_row"))
-            yield Way("commit", (row if row < 0 else rows + 1,))
-            if self.offers("table", "clear_row"):
-                yield Way("empty_row", (row,))
+            yield from (self._fill(name, none, row) for name in ("append_row", "add_row"))
+            yield from (self._exchange(name, 0, row) for name in ("move_row", "swap_row"))
+            yield self._commit(row if row < 0 else rows + 1)
+            if self.can_call(TABLE["clear_row"]):
+                yield self._on_table("clear_row", row_idx=row)
 
     def _half(self, row: int) -> Pages:
         """Pages that a row has room for once, and not twice."""
-        lists = [[1] * (self.room(group, row) // 2) for group in range(len(self.shape.entries))]
-        lists[-1] = [1] * (self.room(len(lists) - 1, row) // 2 + 1)
-        return lists if self.shape.several else lists[0]
+        lists = [[1] * (room // 2) for room in self.rooms(row)]
+        lists[-1] = [1] * (self.rooms(row)[-1] // 2 + 1)
+        return self._of_groups(lists)
 
-    def _where_tokens_go(self) -> Iterator[Way]:
+    def _where_tokens_go(self) -> Iterator[Call]:
         counts = self.counts[0]
         rows = [row for row in range(self.shape.rows) if counts[row]]
-        if self.offers("table", "slot_mapping"):
+        if self.can_call(TABLE["slot_mapping"]):
             tokens = [(row, counts[row] * 2 - 1) for row in rows] + [(row, 0) for row in rows]
-            yield Way("map_to", ([row for row, _ in tokens], [place for _, place in tokens], 2))
-            yield Way("map_to", ([0], [counts[0]], 1))
-        if self.offers("table", "update_slices"):
-            yield Way("slice_into", (rows, [counts[row] - 1 for row in rows], [1] * len(rows), 1))
-            yield Way("slice_into", ([0], [1], [2 * counts[0]], 2))
-
-    @step("TAB-7")
-    def map_to(self, rows: list[int], places: list[int], size: int) -> None:
-        """The slot of each token of a step (TAB-7)."""
-        self.read(
-            f"table.slot_mapping({rows}, {places}, {size})",
-            lambda side: side.table.slot_mapping(rows, places, size),
-            "TAB-7",
-            _array,
-        )
-
-    @step("TAB-7")
-    def slice_into(self, rows: list[int], starts: list[int], lengths: list[int], size: int) -> None:
-        """The runs of slots that a step fills (TAB-7)."""
-        self.read(
-            f"table.update_slices({rows}, {starts}, {lengths}, {size})",
-            lambda side: side.table.update_slices(rows, starts, lengths, size),
-            "TAB-7",
-            _array,
-        )
-
-
-def _array(array: Any, _: Side) -> tuple[str, Any]:
-    values = np.asarray(array)
-    return str(values.dtype), values.tolist()
+            for mapped, size in ((tokens, 2), ([(0, counts[0])], 1)):
+                named, places = [row for row, _ in mapped], [place for _, place in mapped]
+                yield self._on_table("slot_mapping", req_indices=named, positions=places, page_size=size)
+        if self.can_call(TABLE["update_slices"]):
+            for runs, size in (([(row, counts[row] - 1, 1) for row in rows], 1), ([(0, 1, 2 * counts[0])], 2)):
+                named, starts, lengths = ([run[place] for run in runs] for place in range(3))
+                yield self._on_table("update_slices", req_indices=named, starts=starts, lengths=lengths, page_size=size)
 
 
 def _flat(pages: Pages) -> list[Any]:

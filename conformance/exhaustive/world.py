@@ -85,9 +85,11 @@ class SmallWorld(Machine):
         if isinstance(way, Call):
             act: Callable[[], Any] = functools.partial(self.make_call, way)
         else:
-            method = steps_of(type(self))[way.name].method
-            drawn = dict(zip(_parameters(method), way.arguments, strict=True))
-            act = functools.partial(method, self, **drawn)
+            found = steps_of(type(self))[way.name]
+            drawn = dict(zip(_parameters(found.method), way.arguments, strict=True))
+            act = functools.partial(found.method, self, **drawn)
+            if found.plays:
+                act, drawn = functools.partial(self.play, act()), None
         if care is not PASSING_OVER:
             self.run_step(way.name, act, drawn)
             return

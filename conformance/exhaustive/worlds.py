@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..calls.table import TABLE, TABLES
 from ..machines.worlds import Group, World
 from .managers import ManagerShape, ManagerWorld
 from .pools import PoolShape, PoolWorld
@@ -97,6 +98,7 @@ def _table(
         f"small-{name}",
         examples,
         shape=shape,
+        tables=(TABLES, TABLE) if several else TableWorld.tables,
         needs=("MultiGroupPageTable" if several else "PageTable",),
     )
 

@@ -11,7 +11,6 @@ from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
 from .kernels import GpuKernels, Kernels
 from .manager import Manager
-from .multi_table import MultiTable
 from .pins import Pins
 from .pool import Pool
 from .pool_pins import PoolPins
@@ -25,7 +24,7 @@ from .shards import Shards
 from .sizing import Sizing
 from .snapshots import Snapshots
 from .swap import Swap
-from .table import Table
+from .table import MultiTable, Table
 from .views import Sharded, Views
 
 __all__ = ["EVERY_MACHINE", "EXHAUSTIVE", "MACHINES", "ON_REQUEST", "TOGETHER", "Machine"]

@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ..calls.kinds import numbers_of
 from ..properties import step
 from ..spelling import NUMBERS, Spelling
 from .base import Field, Nothing, Side
@@ -12,7 +13,6 @@ from .draws import Drawing, one_of, rarely, some
 from .groups import GroupSteps
 from .manager_admission import IDS
 from .operations import operation
-from .table_base import rows_of
 
 __all__ = ["BatchSteps", "Step"]
 
@@ -50,7 +50,7 @@ def batch_result(batch: Any, _: Side) -> object:
 
 
 def _rows(side: Any) -> object:
-    return [rows_of(table.get_cpu_tensor()) for table in side.table.page_tables]
+    return [numbers_of(table.get_cpu_tensor()) for table in side.table.page_tables]
 
 
 class BatchSteps(GroupSteps):

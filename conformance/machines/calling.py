@@ -37,10 +37,12 @@ class Calling(Machine):
     Attributes:
         tables: the interfaces that it calls.
         strangers: what a report says of things that are none of what is called, by the names that sides have them by.
+        held_as: the names by which sides have the objects of interfaces, by the interfaces' names, where not by these.
     """
 
     tables: ClassVar[tuple[Table, ...]] = ()
     strangers: ClassVar[Mapping[int | str, str]] = {}
+    held_as: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class Calling(Machine):
                 row.labels,
                 functools.partial(_is_possible, row=row),
                 row.weight,
-                says=_sentence(cls.tables[0], row),
+                says=_sentence(cls.row_of(row.name)[0], row),
             )
             for row in cls.rows()
             if row.weight
@@ -94,8 +96,11 @@ class Calling(Machine):
         raise NotImplementedError
 
     def can_call(self, row: Method) -> bool:
-        """Whether the backend has a method, where it may do without it."""
-        return not row.optional or self.offers(self.row_of(row.name)[0].name, row.name)
+        """Whether the backend has a method or a function, where it may do without it."""
+        table, _ = self.row_of(row.name)
+        if not table.owner:
+            return not row.optional or self.session.backend.offers(row.name)
+        return not row.optional or self.offers(self.held_as.get(table.name, table.name), row.name)
 
     # -- Drawing --------------------------------------------------------------------------------------------
 
@@ -115,7 +120,8 @@ class Calling(Machine):
         return Call(call.target, call.method, call.arguments, call.number, name)
 
     def _target(self, row: Method, source: Drawing) -> Ref | None:
-        return None if row.form == "build" else self.target_of(self.row_of(row.name)[0], source)
+        table, _ = self.row_of(row.name)
+        return None if row.form == "build" or not table.owner else self.target_of(table, source)
 
     def spoilable(self) -> list[Method]:
         """The rows of which a call with one fault can be drawn, each as often as it shall be."""
@@ -144,7 +150,7 @@ class Calling(Machine):
 
         def act(side: Side) -> Any:
             try:
-                return perform(side, call, row)
+                return self.perform(side, call, row)
             except REFUSALS:
                 if side is self.spec:
                     if self._repeats and not call.refused:
@@ -164,6 +170,10 @@ class Calling(Machine):
             self.spec.results[call.number], self.backend.results[call.number] = both.spec, both.backend
             self.learn(call, both)
         return both
+
+    def perform(self, side: Side, call: Call, row: Method) -> Any:
+        """Makes a call on one side; see `kvproof.conformance.calls.method.perform`."""
+        return perform(side, call, row)
 
     def repeat_call(self, call: Call) -> None:
         """Makes a call that was drawn before, if the specification does not refuse it now and did not then.
@@ -195,8 +205,8 @@ class Calling(Machine):
         """A call as a report shows it."""
         target = "" if call.target is None else f"{self.show_target(call.target)}."
         texts = {name: written(value, self.show) for name, value in call.arguments.items()}
-        if row.form == "set":
-            return f"{target}{call.method} = {', '.join(texts.values())}"
+        if row.form in ("get", "set"):
+            return " = ".join([f"{target}{call.method}", *texts.values()])
         leading, named = bound(tuple(row.arguments), texts, row.by_name)
         return f"{target}{call.method}({', '.join([*leading, *(f'{name}={text}' for name, text in named.items())])})"
 
@@ -223,7 +233,8 @@ def _shown(thing: Any) -> str:
 
 def _sentence(table: Table, row: Method) -> str:
     """What a method does, in the words of the specification."""
-    return (inspect.getdoc(getattr(getattr(kvproof.spec, table.owner), row.name)) or "").split("\n")[0]
+    owner = getattr(kvproof.spec, table.owner) if table.owner else kvproof.spec
+    return (inspect.getdoc(getattr(owner, row.name)) or "").split("\n")[0]
 
 
 def _one_call(machine: Calling, source: Drawing, *, row: Method) -> Iterator[Call]:

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import jax
 import jax.monitoring
-from hypothesis import strategies as st
 
-from ..levels import LEVELS
+from ..calls.datum import Call, Ref
+from ..calls.method import Method
 from ..properties import start, step
-from .base import Side
+from .base import Both
+from .calling import Calls
 from .draws import Drawing
 from .table_base import TableMachine
 
@@ -41,11 +41,13 @@ class Programs(TableMachine):
     """Commits with any number of rows and of dirty entries, with no program compiled before."""
 
     name = "programs"
-    levels = frozenset(LEVELS)
-    capability = "tables"
-    needs = ("PageTable",)
-    always = TableMachine.always | {"TAB-2"}
+    always = TableMachine.always | {"TAB-2", "TAB-5"}
     examples, num_steps = 6, 16
+
+    @classmethod
+    def rows(cls) -> list[Method]:
+        """See `Calling.rows`: none is drawn alone."""
+        return []
 
     @start()
     def construct(self) -> None:
@@ -53,28 +55,22 @@ class Programs(TableMachine):
         forget: Callable[[], None] = jax.clear_caches
         forget()
         self.compiled = 0
-
-        def make(side: Side) -> tuple[Any, list[Any]]:
-            table = side.names.get("PageTable")(_ROWS, _ENTRIES, 8)
-            return table, [table]
-
-        self.build_tables(f"table = PageTable({_ROWS}, {_ENTRIES}, 8)", make)
-
-    def set_row(self, pages: list[int], row: int) -> None:
-        """Replaces a row."""
-        self.change(f"table.add_row({pages}, {row})", lambda side: side.table.add_row(pages, row), "TAB-2")
+        self.build_tables("PageTable", _ROWS, _ENTRIES, 8)
 
     @step("TAB-5")
-    def commit(self, data: Drawing) -> None:
+    def commit(self, source: Drawing) -> Calls:
         """Changes some entries and commits some rows: at most 4 programs, whatever their numbers."""
-        lengths = data.draw(st.lists(st.integers(0, _ENTRIES), max_size=_ROWS))
-        for row, length in enumerate(lengths):
-            pages = [row + 1] * length
-            self.set_row(pages, row)
-        count = data.draw(st.integers(0, _ROWS))
+        table = Ref("table")
+        for row in range(source.integer(0, _ROWS)):
+            yield self.call_of("add_row", table, page_ids=[row + 1] * source.integer(0, _ENTRIES), row_idx=row)
+        yield self.call_of("commit", table, num_reqs=source.integer(0, _ROWS))
+
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: programs that a commit compiles are counted (TAB-5)."""
         with _compilations() as seen:
-            self.commit_rows(count)
-        self.compiled += len(seen)
+            both = super().make_call(call)
+        self.compiled += len(seen) if call.method == "commit" else 0
         self.compared("TAB-5")
         if self.compiled > _MOST:
             self.differ("TAB-5", f"at most {_MOST} programs", f"{self.compiled} programs compiled by the commits")
+        return both

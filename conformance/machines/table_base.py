@@ -1,119 +1,108 @@
-"""What the table machines share: what page tables show, on the host and on the device, and how versions grow."""
+"""What the machines and the small worlds of page tables share: what tables show, and how their versions grow."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
-from hypothesis import strategies as st
 
+from ..calls.arrays import ATTENTION
+from ..calls.datum import Call, Ref
+from ..calls.kinds import numbers_of
+from ..calls.method import Method, Table
+from ..calls.readings import changeable_tables
+from ..calls.table import TABLE, TABLES
 from ..deviation import attempt
-from .base import Both, Field, Machine, Side, same
-from .draws import NO_INTS, NO_LISTS, Drawing, likely, whole
+from ..levels import LEVELS
+from .base import Both, Field, Side
+from .calling import Calling
+from .draws import Drawing
 
-__all__ = ["BAD_ROWS", "PAGE_IDS", "TableMachine", "bad_page_lists", "page_ids"]
-
-PAGE_IDS = (1, 2, 3, 4, 0, 2**31 - 1)
-"""Page ids that are drawn; an int32 holds no larger one."""
-
-BAD_ROWS = (-1, *NO_INTS)
-"""What is no row of any table."""
+__all__ = ["TableMachine"]
 
 Rows = tuple[str, list[list[int]]]
 """A table's element type and its rows."""
 
 
-def page_ids(data: Drawing, most: int) -> list[int]:
-    """Draws a page list that fits into ``most`` entries."""
-    return data.draw(st.lists(st.sampled_from(PAGE_IDS), max_size=max(min(most, 3), 0)))
-
-
-def bad_page_lists(good: list[int]) -> list[Any]:
-    """What is no list of page ids, good ids standing before the bad one."""
-    return [
-        *([*good, wrong] for wrong in (-1, 2**31, *NO_INTS)),
-        *NO_LISTS,
-        np.array([1.0]),
-        np.array([[1]]),
-        np.array([True]),
-    ]
-
-
-def rows_of(array: Any) -> Rows:
-    """A table's values, read so that the array caches nothing and nothing keeps its buffer alive."""
-    replicated = getattr(array, "is_fully_replicated", False)
-    values = np.array(array.addressable_data(0) if replicated else array)
-    return _name_of(values.dtype), values.tolist()
-
-
-@functools.cache
-def _name_of(dtype: np.dtype[Any]) -> str:
-    return str(dtype)  # it is put together anew each time: a fifteenth of a small world's time
-
-
 def _host(side: Any) -> list[Rows]:
-    return [rows_of(table.get_cpu_tensor()) for table in side.tables]
+    return [numbers_of(table.get_cpu_tensor()) for table in side.tables]
 
 
 def _counts(side: Any) -> list[list[int]]:
     return [np.asarray(table.num_pages_per_row).tolist() for table in side.tables]
 
 
-def _device(side: Any) -> list[Rows]:
-    return [rows_of(table.get_device_tensor()) for table in side.tables]
-
-
-def _changeable(side: Any) -> list[int]:
-    """The tables whose host rows can be changed from outside."""
-    return [group for group, table in enumerate(side.tables) if table.get_cpu_tensor().flags.writeable]
-
-
 def _broken_handles(side: Any) -> list[str]:
     """Device handles that show other values than when they were taken, or that raise too early."""
     wrong = []
     for place, (handle, values, epoch) in enumerate(side.handles):
-        outcome = attempt(functools.partial(rows_of, handle))
-        if outcome.error is not None and epoch == side.epoch[0]:
+        outcome = attempt(functools.partial(numbers_of, handle))
+        if outcome.error is not None and epoch == side.epoch:
             wrong.append(f"handle {place} is invalid before the next commit: {outcome}")
         if outcome.error is None and outcome.value != values:
             wrong.append(f"handle {place} shows {outcome.value[1]}, it was {values[1]}")
     return wrong
 
 
-class TableMachine(Machine):
-    """Tables side by side. A side has its ``tables``, device ``handles``, and the ``epoch`` of commits."""
+class TableMachine(Calling):
+    """Two page tables side by side, or the tables of several groups.
 
+    A side has its ``table``, the ``tables`` of its groups, device ``handles``, and the ``epoch`` of commits.
+    """
+
+    tables: ClassVar[tuple[Table, ...]] = (TABLE, ATTENTION)
+    held_as: ClassVar[Mapping[str, str]] = {"tables": "table"}
+    levels = frozenset(LEVELS)
+    capability = "tables"
+    needs: ClassVar[tuple[str, ...]] = ("PageTable",)
     always = frozenset({"R1", "TAB-1", "TAB-4", "TAB-6", "TAB-8"})
 
     looking = True
+    several = False
+    max_tokens = 4
 
-    def build_tables(self, line: str, make: Callable[[Side], tuple[Any, list[Any]]], looking: bool = True) -> None:
+    def build_tables(self, name: str, *arguments: Any, looking: bool = True) -> None:
         """Builds both sides' tables.
 
         Args:
+            name: their class.
+            arguments: what it is given.
             looking: whether the device is looked at after every call, or only when a step does so. A look can
                 hide what it looks for: it waits until the device has all that is on its way.
-            line: how a report shows the call.
-            make: makes a side's object and the list of its tables.
         """
-        self.looking = looking
+        self.looking, self.several, self.max_tokens = looking, name == TABLES.owner, arguments[2]
 
         def act(side: Side) -> dict[str, Any]:
-            made, tables = make(side)
-            return {"table": made, "tables": tables, "handles": [], "epoch": [0]}
+            table = side.names.get(name)(*arguments)
+            tables = list(table.page_tables) if self.several else [table]
+            return {"table": table, "tables": tables, "handles": [], "epoch": 0}
 
-        self.build(line, "TAB-1", act)
+        self.build(f"table = {name}({', '.join(map(repr, arguments))})", "TAB-1", act)
         self.watch(
             Field("pages in a row", "TAB-1", _counts),
-            Field("host rows", "TAB-1", _host, blame=self.blame_padding),
-            *(() if self.lacks("views") else (Field("tables that can be changed from outside", "TAB-6", _changeable),)),
-            Field("device rows", "TAB-4", lambda side: _device(side) if self.looking else "not looked at", aside=True),
-            Field(
-                "broken device handles", "TAB-4", lambda side: _broken_handles(side) if self.looking else [], aside=True
+            Field("host rows", "TAB-1", _host, blame=self._blame_padding),
+            *(
+                ()
+                if self.lacks("views")
+                else (
+                    Field(
+                        "tables that can be changed from outside", "TAB-6", lambda side: changeable_tables(side.tables)
+                    ),
+                )
             ),
+            Field("device rows", "TAB-4", self._looked_at(self._device, "not looked at"), aside=True),
+            Field("broken device handles", "TAB-4", self._looked_at(_broken_handles, []), aside=True),
         )
 
-    def blame_padding(self, expected: list[Rows], observed: list[Rows]) -> str:
+    def _looked_at(self, read: Callable[[Any], object], otherwise: object) -> Callable[[Any], object]:
+        """Reads the device, if it is looked at now."""
+        return lambda side: read(side) if self.looking else otherwise
+
+    @staticmethod
+    def _device(side: Any) -> list[Rows]:
+        return [numbers_of(table.get_device_tensor()) for table in side.tables]
+
+    def _blame_padding(self, expected: list[Rows], observed: list[Rows]) -> str:
         """Whether host rows are wrong only past their counts, or in their type (TAB-1); else who called is to blame."""
         for counts, (dtype, rows), (other_dtype, others) in zip(_counts(self.spec), expected, observed, strict=True):
             if dtype != other_dtype or len(rows) != len(others):
@@ -134,81 +123,61 @@ class TableMachine(Machine):
         """How many rows there are."""
         return len(self.counts[0])
 
-    def room(self, group: int, row: int) -> int:
-        """How many pages fit into a row beside those it names."""
-        return int(self.spec.tables[group].max_num_pages_per_req) - self.counts[group][row]
+    @property
+    def widths(self) -> list[int]:
+        """How many pages fit into a row of each group."""
+        return [int(table.max_num_pages_per_req) for table in self.spec.tables]
 
-    def some_row(self, data: Drawing) -> Any:
-        """Draws a row."""
-        return whole(data, 0, self.num_rows - 1)
+    def rooms(self, row: int) -> list[int]:
+        """How many pages fit into a row of each group beside those it names."""
+        return [width - counts[row] for width, counts in zip(self.widths, self.counts, strict=True)]
 
-    def bad_row(self, data: Drawing) -> Any:
-        """Draws what is no row."""
-        return likely(data, [self.num_rows, -1], BAD_ROWS)
+    def target_of(self, table: Table, source: Drawing) -> Ref:
+        """See `Calling.target_of`: the table, or that of one of its groups."""
+        if self.several and table is TABLE:
+            return Ref("tables", (source.integer(0, len(self.widths) - 1),))
+        return Ref("table")
 
     # -- Calls --------------------------------------------------------------------------------------------
 
-    def change(self, line: str, act: Callable[[Any], Any], clause: str, charge: Any = None) -> Both:
-        """Makes a call that may change the host's rows, and holds it against TAB-8."""
-        return self._versioned(line, act, clause, charge, stays=False)
+    def perform(self, side: Side, call: Call, row: Method) -> Any:
+        """See `Calling.perform`: a handle taken before a commit may raise from now on."""
+        result = super().perform(side, call, row)
+        if call.method in ("commit", "clear"):
+            side.put({"epoch": side.epoch + 1})
+        return result
 
-    def read(self, line: str, act: Callable[[Any], Any], clause: str, normal: Any = same, charge: Any = None) -> Both:
-        """Makes a call that leaves the host's rows and their version (TAB-8)."""
-        return self._versioned(line, act, clause, charge, stays=True, normal=normal)
-
-    def _versioned(
-        self, line: str, act: Callable[[Any], Any], clause: str, charge: Any, stays: bool, normal: Any = same
-    ) -> Both:
-        versions = self._versions()
-        host = _host(self.spec), self.counts
-        both = self.call(line, act, clause, normal, charge)
-        if versions is None:
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: it is held against TAB-8 as well."""
+        before, shown, looking = self.versions(), self._versioned(), self.looking
+        self.looking = looking or call.method == "get_device_tensor"
+        both = super().make_call(call)
+        self.looking = looking
+        if before is None:
             return both
-        now = self._versions() or []
+        after = self.versions() or []
         self.compared("TAB-8")
-        if both.refused or stays:
-            if now != versions:
-                self.differ("TAB-8", f"cpu_version = {versions} as before", f"cpu_version = {now}")
-            return both
-        for group, (old, new) in enumerate(zip(versions, now, strict=True)):
-            changed = (host[0][group], host[1][group]) != (_host(self.spec)[group], self.counts[group])
-            if new < old or (changed and new == old):
+        changes = not both.refused and "host rows" in self.row_of(call.method)[1].charges
+        if not changes and after != before:
+            self.differ("TAB-8", f"cpu_version = {before} as before", f"cpu_version = {after}")
+        for group, (old, new, was, now) in enumerate(zip(before, after, shown, self._versioned(), strict=True)):
+            if new < old or (new == old and was != now):
                 self.differ("TAB-8", f"cpu_version of table {group} above {old}", f"cpu_version = {new}")
         return both
 
-    def _versions(self) -> list[int] | None:
+    def _versioned(self) -> list[tuple[Rows, list[int]]]:
+        """The host rows and counts of each table."""
+        return list(zip(_host(self.spec), self.counts, strict=True))
+
+    def versions(self) -> list[int] | None:
+        """The versions of the backend's host rows; None if they are not shown."""
         tables = self.backend.tables
         return [table.cpu_version for table in tables] if all(hasattr(t, "cpu_version") for t in tables) else None
 
-    def commit_rows(self, count: Any) -> None:
-        """Commits; a handle taken before may raise from now on."""
-
-        def act(side: Side) -> None:
-            side.table.commit(count)
-            side.epoch[0] += 1
-
-        self.read(f"table.commit({count!r})", act, "TAB-4")
-
-    def clear_all(self) -> None:
-        """Clears; on the device too, so that a handle taken before may raise from now on."""
-
-        def act(side: Side) -> None:
-            side.table.clear()
-            side.epoch[0] += 1
-
-        self.change("table.clear()", act, "TAB-6", "TAB-6")
-
-    def look(self) -> None:
-        """Looks at the device, in an example that does not look after every call."""
-        before, self.looking = self.looking, True
-        self.read("table.get_device_tensor()", _device, "TAB-4", charge="TAB-4")
-        self.looking = before
-
-    def take_handles(self) -> None:
-        """Takes the device's tables in hand, to see what they show later."""
-        self.calls.append("handle = table.get_device_tensor()")
+    def learn(self, call: Call, _: Both) -> None:
+        """See `Calling.learn`: keeps the last handles of the device, to see what they show later; no other result."""
         for side in (self.spec, self.backend):
-            for table in side.tables:
-                handle = table.get_device_tensor()
-                side.handles.append((handle, rows_of(handle), side.epoch[0]))
-            del side.handles[: -2 * len(side.tables)]
+            result = side.results.pop(call.number)
+            if call.method == "get_device_tensor":
+                side.handles.append((result, numbers_of(result), side.epoch))
+                del side.handles[: -2 * len(side.tables)]

@@ -51,7 +51,7 @@ def interface(table: Table) -> set[str]:
 @pytest.mark.parametrize("table", [*OF_SPEC, SCHEDULER], ids=lambda table: table.name)
 def test_no_method_of_the_interface_is_missing(table: Table) -> None:
     described = {row.name for row in table} | table.inner.keys()
-    assert described - {table.owner} == interface(table)
+    assert {name for name in described - {table.owner} if not name.startswith("__")} == interface(table)
     assert table.owner in described, "how it is constructed"
 
 
