@@ -28,6 +28,7 @@ examples:
   kvproof check                                    the fast backend against every clause, in a minute or two
   kvproof check --backend my_cache.pool            a backend of your own
   kvproof check --clauses POOL-5,R1 --seed 7       two clauses, with the draws of an earlier run
+  kvproof try calls.py --backend my_cache.pool     a few calls written by hand, and the verdict on each
   kvproof clauses                                  what the clauses say, where they are written, what checks them
   kvproof replay --synthetic                       a made-up request trace through a backend
   kvproof serve-check                              a model served through a backend, against dense attention
@@ -37,6 +38,7 @@ exit status: 0 no deviation; 1 the backend deviates; 2 could not run
 
 _COMMANDS = {
     "check": "hold a backend against the specification",
+    "try": "make a few calls that you wrote down on a backend, and see the verdict on each",
     "clauses": "list the clauses, where each is implemented and what checks it",
     "replay": "serve a request trace through a backend, or find the first wrong step of an operation log",
     "shrink": "make an operation log that deviates short",

@@ -14,6 +14,8 @@ from kvproof.spec import CLAUSES
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
+PARTS = re.findall(r"```py\n(.*?)```", README.read_text(), re.DOTALL)
+
 CONSOLES = [
     line.removeprefix("$ ")
     for block in re.findall(r"```console\n(.*?)```", README.read_text(), re.DOTALL)
@@ -64,7 +66,7 @@ def test_a_model_is_served_as_the_readme_says() -> None:
 
 
 def test_the_swap_of_easydels_manager_is_the_demonstrations() -> None:
-    (shown,) = re.findall(r"```py\n(.*?)```", README.read_text(), re.DOTALL)
+    (shown,) = (block for block in PARTS if not block.startswith("# "))
     assert shown in (README.parent / "tests" / "demonstrations" / "easydel_glue.py").read_text()
 
 
@@ -99,6 +101,17 @@ def test_the_wrong_pool_is_caught_as_the_readme_says(installed: Path, folder: Pa
     done = _console("kvproof check --backend my_engine:backend", installed, folder, "--profile", "quick")
     assert done.returncode == 1, done.stderr
     assert "POOL-3 broken" in done.stdout
+
+
+def test_calls_written_by_hand_are_judged_as_the_readme_says(installed: Path, folder: Path) -> None:
+    (calls,) = (block for block in PARTS if block.startswith("# calls.py"))
+    (folder / "calls.py").write_text(calls)
+    done = _console("kvproof try calls.py --backend my_engine:backend", installed, folder)
+    assert done.returncode == 1, done.stderr
+    assert "line 4: pool.free_pages(pages)\n" in done.stdout
+    assert "after it, free pages" in done.stdout
+    assert "deviates       POOL-3" in done.stdout
+    assert done.stdout.endswith("1 deviates; 1 not made\n")
 
 
 def test_pytest_holds_the_wrong_pool_as_the_readme_says(installed: Path, folder: Path) -> None:

@@ -26,6 +26,7 @@ signatures of the specification: a new public method without a row fails there.
   whoever does not know that, such as a log. A wrong state after a refusal is charged to R1. Labels beside the fields'
   own, ``clause`` and those of ``charges`` stand in ``refuses``, so that a machine declares what it compares by.
 * *Reads the state*: `readings`, for machines and for emitted tests alike.
+* *Writes into files*: `documents`, as JSON, and reads again; ``kvproof try`` takes calls so, or as Python.
 * *Prints*: `written`; a machine shows pages by their ids. Salts stand in every text by their fingerprints (SEC-2).
 * *Makes shorter*: `kvproof.conformance.shortening`, on the calls themselves. A call that is left out takes its mentions
   with it: each `Ref` says what it names otherwise (a page by its id), `fitting` drops what is not allowed any more, and

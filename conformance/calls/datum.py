@@ -31,7 +31,8 @@ class Ref:
 
     Attributes:
         of: the number of the call that gave it, or the name by which a side has it.
-        path: the way from there to the thing: entries by their keys, attributes by ``.name``.
+        path: the way from there to the thing: entries by their keys, attributes by ``.name``, the first entries of a
+            list by ``:count``.
         otherwise: what it names where that call was left out, such as the page by its id.
     """
 
@@ -44,7 +45,7 @@ class Ref:
         return Ref(self.of, (*self.path, *path), self.otherwise and self.otherwise.to(*path))
 
     def __str__(self) -> str:
-        steps = (step if isinstance(step, str) else f"[{step}]" for step in self.path)
+        steps = (step if isinstance(step, str) and step[0] == "." else f"[{step}]" for step in self.path)
         return (f"r{self.of}" if isinstance(self.of, int) else self.of) + "".join(steps)
 
 

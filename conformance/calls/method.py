@@ -136,6 +136,11 @@ class Method:
         """The label that a wrong result of a call is charged to."""
         return self.clause if self.where is None else self.where(known, given)
 
+    @cached_property
+    def charges_by_field(self) -> dict[str, str]:
+        """The labels of wrong fields of the state after a call; ``clause`` where a label depends on the call."""
+        return {shows: label if isinstance(label, str) else self.clause for shows, label in self.charges.items()}
+
     def charged(self, known: Any, given: Given) -> dict[str, str]:
         """The labels of wrong fields of the state after a call."""
         return {

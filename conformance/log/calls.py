@@ -42,10 +42,10 @@ class LoggedCall:
         """Whether it only reads."""
         return self.row.reads
 
-    @cached_property
+    @property
     def charge(self) -> Mapping[str, str]:
-        """Labels for differences of the state after it, by field; the clause where a label depends on the call."""
-        return {shows: label if isinstance(label, str) else self.clause for shows, label in self.row.charges.items()}
+        """See `Method.charges_by_field`."""
+        return self.row.charges_by_field
 
 
 def _of_form(form: str) -> dict[str, dict[str, LoggedCall]]:

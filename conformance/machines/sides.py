@@ -48,8 +48,11 @@ class Side:
         try:
             found = self.results[ref.of] if isinstance(ref.of, int) else getattr(self, ref.of)
             for step in ref.path:
-                found = getattr(found, step[1:]) if isinstance(step, str) else found[step]
-        except LookupError as error:
+                if isinstance(step, int):
+                    found = found[step]
+                else:
+                    found = found[: int(step[1:])] if step[0] == ":" else getattr(found, step[1:])
+        except (LookupError, AttributeError) as error:
             if ref.otherwise is not None:
                 return self.thing(ref.otherwise)
             raise GoneError(str(ref)) from error

@@ -1,0 +1,484 @@
+"""Makes the calls of a file on a backend and on the specification, and judges each by its row."""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import kvproof.spec
+from kvproof.spec.clauses import CLAUSES, clause_of_message
+
+from ..backends import Backend
+from ..calls.datum import Call, GoneError, Key, Prompt, resolve
+from ..calls.method import Method, perform
+from ..calls.pool import POOL
+from ..calls.queue import PAGE, QUEUE
+from ..calls.readings import READINGS, readable
+from ..contrast import contrast, shown
+from ..deviation import REFUSALS, Outcome, attempt
+from ..levels import Level
+from ..log.values import KeyNumbers, result
+from ..machines.base import SPEC
+from ..machines.pool_state import page_views
+from ..machines.sides import Side, equal
+from ..raising import frames
+from ..spelling import request_as
+from .rows import REQUEST, FileError, Rows
+from .script import Entry
+
+__all__ = ["Said", "Trial"]
+
+_ATOMIC = {"TAB-2"}
+"""Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
+
+_POOL = {
+    "ref_cnt": "POOL-5",
+    "null page": "POOL-1",
+    "not in the queue exactly while at 0": "POOL-2",
+    "free pages": "POOL-3",
+    "numbers of free pages": "POOL-2",
+    "hashed pages": "POOL-7",
+    "cached map": "POOL-7",
+    "cached under another key than its own": "POOL-8",
+    "keys": "HASH-1",
+    "usage": "POOL-10",
+    "number of pinned pages": "PIN-1",
+    "priorities": "PIN-2",
+}
+_TABLES = {"pages in a row": "TAB-1", "host rows": "TAB-1", "device rows": "TAB-4"}
+
+FIELDS: Mapping[str, Mapping[str, str]] = {
+    "PagePool": _POOL,
+    "CacheManager": {**_POOL, "usage of the manager": "POOL-10", "pages of requests": "MAN-2", "slots": "MAN-11"},
+    "ShardedCacheManager": {
+        "usage of the manager": "POOL-10",
+        "pages of requests": "MAN-2",
+        "shards of requests": "POOL-12",
+    },
+    "FreeCachePageQueue": {"queue": "POOL-3", "num_free_pages": "POOL-2"},
+    "PageTable": _TABLES,
+    "MultiGroupPageTable": _TABLES,
+}
+"""What objects of each class show, with the label that a difference is charged to unless the call says otherwise."""
+
+_NEED = {
+    **dict.fromkeys(("not in the queue exactly while at 0", "free pages", "numbers of free pages"), "queue"),
+    **dict.fromkeys(("cached under another key than its own", "keys"), "keys"),
+    **dict.fromkeys(("number of pinned pages", "priorities"), "pins"),
+}
+"""The capability without which a backend does not show a field."""
+
+_SAFE = frozenset(
+    {
+        *("null page", "not in the queue exactly while at 0", "cached under another key than its own"),
+        *("numbers of free pages", "usage", "usage of the manager", "num_free_pages", "pages in a row"),
+        "number of pinned pages",
+    }
+)
+"""What any eviction order leaves as it is, as long as look-ups have found the same."""
+
+_AS_IN_A_LOG = frozenset({"pages", "groups", "hit", "pin", "plan", "ids", "copies", "events", "counters", "batch"})
+"""Kinds of results that are of a backend's own classes, and are compared as a log writes them."""
+
+_SEED = b"kvproof"
+"""The seed of keys, where a file names none: each side would draw its own, and no two keys were the same."""
+
+_ROOT = kvproof.spec.init_none_hash(_SEED)
+"""The root of keys that are hashed by themselves."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of one call.
+
+    Attributes:
+        entry: the call.
+        expected: what the specification said.
+        observed: what the backend said.
+        verdict: ``conforms``, ``deviates`` or ``undecided``; "" for what only the engine does.
+        clause: the label of the clause that it is about, or that it breaks.
+        differences: what differs of the state after it: by field what it must be and what it is.
+        raised: where the backend raised, if that is how it deviates.
+    """
+
+    entry: Entry
+    expected: str
+    observed: str
+    verdict: str
+    clause: str
+    differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    raised: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, ready for JSON."""
+        return {
+            "place": self.entry.place,
+            "call": self.entry.text,
+            "expected": self.expected,
+            "observed": self.observed,
+            "verdict": self.verdict,
+            "clause": self.clause,
+            "sentence": CLAUSES[self.clause].sentence if self.clause else "",
+            "differences": {
+                name: {"expected": right, "observed": seen} for name, (right, seen) in self.differences.items()
+            },
+            "raised": list(self.raised),
+        }
+
+
+@dataclass
+class _Built:
+    """An object that a call constructed on both sides, and what of it the state shows.
+
+    Attributes:
+        owner: its class.
+        parts: for each side what readings are given, by name.
+        fields: the fields that are compared.
+    """
+
+    owner: str
+    parts: tuple[dict[str, Any], dict[str, Any]]
+    fields: tuple[str, ...]
+
+
+class _Known:
+    """What the labels of a pool's rows ask: what its specification shows before a call.
+
+    Args:
+        side: the specification's.
+        built: the pool; None of a page or a queue made by hand.
+    """
+
+    def __init__(self, side: Side, built: _Built | None) -> None:
+        self._side = side
+        self._parts = built.parts[0] if built is not None else {}
+        self.pooled = "pool" in self._parts
+        self.unhashed_first = bool(getattr(self._parts.get("pool"), "unhashed_first", False))
+
+    def ids(self, pages: Any) -> list[int]:
+        """The ids of the pages in an argument."""
+        given = attempt(lambda: [int(page.page_id) for page in resolve(pages, self._side) if hasattr(page, "page_id")])
+        return given.value or []
+
+    def hashed(self, page_id: int) -> bool:
+        """Whether a page has a hash."""
+        page = self._parts.get("pages", {}).get(page_id)
+        return page is not None and page.page_hash is not None
+
+    def ranks_any(self) -> bool:
+        """Whether any page has a priority."""
+        pages = self._parts.get("pages", {})
+        return any(self._parts["pool"].get_priority(page) for page in pages if page)
+
+    def in_order(self) -> str:
+        """The clause that says in which order free pages are taken."""
+        return "PIN-2" if self.ranks_any() else "POOL-3"
+
+
+class _Names(Side):
+    """A side whose public names are there by name, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not self.names.offers(name):
+            raise AttributeError(name)
+        return self.names.get(name)
+
+
+class Trial:
+    """A sequence of calls on a backend and on the specification.
+
+    Args:
+        backend: the backend.
+        level: at ``exact`` the backend must do as the specification does; at ``safe`` page ids, their order and what
+            look-ups find may be others, and any exception is a refusal.
+    """
+
+    def __init__(self, backend: Backend, level: Level) -> None:
+        self.spec, self.backend = _Names(SPEC), _Names(backend)
+        self._rows = Rows()
+        self._level = level
+        self._built: dict[int | str, _Built] = {}
+        self._requests: dict[str, None] = {}
+        self._found_alike = True
+        self._keys = KeyNumbers(), KeyNumbers()
+        for side in (self.spec, self.backend):
+            side.find_key = functools.partial(self._key, side)
+
+    def run(self, entries: Iterable[Entry]) -> Iterator[Said]:
+        """Makes calls in order, up to the first one that deviates.
+
+        Raises:
+            FileError: a call can't be made: it names what there is not.
+        """
+        for entry in entries:
+            try:
+                said = self._make(entry)
+            except FileError as error:
+                raise FileError(f"{entry.place}: {error}") from error
+            yield said
+            if said.verdict == "deviates":
+                return
+
+    # -- Making -----------------------------------------------------------------------------------------------------
+
+    def _make(self, entry: Entry) -> Said:
+        call = self._seeded(entry.call)
+        row = self._rows.row_of(call)
+        if row in REQUEST.rows:
+            self._change(call, row)
+            return Said(entry, "", "", "", "")
+        self._require_offered(call, row)
+        sides: tuple[Side, Side] = (self.spec, self.backend)
+        for side in sides:
+            self._turn_to(side, call)
+        labels = self._labels(call, row)
+        expected, observed = (self._attempt(side, call, row) for side in sides)
+        if expected.error is not None and not _is_refusal(expected.error):
+            raise FileError(f"the specification can't make this call: {expected}") from expected.error
+        if expected.error is None:
+            self.spec.results[call.number], self.backend.results[call.number] = expected.value, observed.value
+            if row.form == "build" and observed.error is None:
+                self._note_built(call)
+        return self._judge(entry, call, row, labels, expected, observed)
+
+    def _attempt(self, side: Side, call: Call, row: Method) -> Outcome:
+        outcome = attempt(lambda: perform(side, call, row))
+        if isinstance(outcome.error, GoneError):
+            whose = "specification" if side is self.spec else "backend"
+            raise FileError(f"{outcome.error}: there is no such thing on the side of the {whose}") from outcome.error
+        return outcome
+
+    def _seeded(self, call: Call) -> Call:
+        """A call with the seed of keys, or their root, where both sides take one and the file names none."""
+        if call.target is not None:
+            return call
+        missing = {
+            name: value
+            for name, value in (("hash_seed", _SEED), ("none_hash", _ROOT))
+            if name not in call.arguments
+            and all(
+                side.names.offers(call.method) and side.names.accepts(call.method, name)
+                for side in (self.spec, self.backend)
+            )
+        }
+        return call.given(**missing)
+
+    def _require_offered(self, call: Call, row: Method) -> None:
+        if call.target is None and not self.backend.names.offers(call.method):
+            raise FileError(f"the backend {self.backend.names.name} does not offer {call.method}")
+        if call.target is not None:
+            target = call.target
+            owner = attempt(lambda: self.backend.thing(target))
+            if owner.error is None and not hasattr(owner.value, row.name):
+                raise FileError(f"the backend's {type(owner.value).__name__} does not offer {row.name}")
+
+    def _change(self, call: Call, row: Method) -> None:
+        """What an engine does with a request of its own: both sides have the same one."""
+        if row.form == "build":
+            prompt = call.arguments["prompt"]
+            if not isinstance(prompt, Prompt):
+                raise FileError(f"prompt={prompt!r:.60} must be a request")
+            made = request_as(prompt.how, prompt.request_id, prompt.tokens, prompt.extra_keys)
+            self.spec.results[call.number] = self.backend.results[call.number] = made
+            self._requests[prompt.request_id] = None
+            return
+        outcome = self._attempt(self.spec, call, row)
+        if outcome.error is not None:
+            raise FileError(f"the request can't do this: {outcome}") from outcome.error
+
+    def _turn_to(self, side: Side, call: Call) -> None:
+        """Notes the pages of the pool that a call is about: lists of pages are compared with its views."""
+        built = self._built.get(call.target.of) if call.target is not None else None
+        if built is not None and "pages" in built.parts[0]:
+            side.put({"pages": built.parts[side is not self.spec]["pages"]})
+
+    def _note_built(self, call: Call) -> None:
+        owner = call.method
+        if owner not in FIELDS:
+            return
+        parts = tuple(self._parts(owner, side.results[call.number], side) for side in (self.spec, self.backend))
+        lacks = self.backend.names.lacks
+        fields = tuple(
+            name
+            for name in FIELDS[owner]
+            if _NEED.get(name) not in lacks
+            and (self._level == "exact" or name in _SAFE)
+            and (_NEED.get(name) != "pins" or call.arguments.get("max_pinned_pages"))
+        )
+        self._built[call.number] = _Built(owner, (parts[0], parts[1]), fields)
+        for side, own in zip((self.spec, self.backend), parts, strict=True):
+            side.put({name: own[name] for name in ("pages", "pool") if name in own})
+
+    def _parts(self, owner: str, it: Any, side: Side) -> dict[str, Any]:
+        """What readings of an object are given, by name."""
+        parts: dict[str, Any] = {"names": self._requests}
+        if owner in ("CacheManager", "PagePool"):
+            pool = it.page_pool if owner == "CacheManager" else it
+            parts |= {"pool": pool, "pages": page_views(pool, "queue" not in side.names.lacks)}
+        if owner in ("CacheManager", "ShardedCacheManager"):
+            parts["manager"] = it
+        if owner == "FreeCachePageQueue":
+            parts["queue"] = it
+        if owner.endswith("Table"):
+            parts["tables"] = list(it.page_tables) if owner == "MultiGroupPageTable" else [it]
+        return parts
+
+    def _key(self, side: Side, key: Key) -> Any:
+        """A side's own key of a page of a request."""
+        prompt, pool = key.prompt, side.pool
+        request = request_as(prompt.how, prompt.request_id, prompt.tokens, prompt.extra_keys)
+        hashed = side.names.get("hash_request_tokens")
+        own = list(hashed(pool.hash_function, key.page_size, request, none_hash=pool.none_hash))[key.place]
+        return own if key.group is None else side.names.get("PageHashWithGroupId")(own, key.group)
+
+    # -- Judging ----------------------------------------------------------------------------------------------------
+
+    def _labels(self, call: Call, row: Method) -> tuple[str, dict[str, str]]:
+        """The label of a wrong result of a call, and those of wrong fields of the state after it."""
+        if not any(row in table.rows for table in (POOL, PAGE, QUEUE)):
+            return row.clause, row.charges_by_field
+        root = call.target.of if call.target is not None else None
+        known = _Known(self.spec, self._built.get(root) if root in self._built else self._pool_of(call))
+        return row.label(known, call.arguments), row.charged(known, call.arguments)
+
+    def _pool_of(self, call: Call) -> _Built | None:
+        """The pool that a page is one of, if it is any's."""
+        target = call.target
+        page = attempt(lambda: self.spec.thing(target)) if target is not None else Outcome()
+        pools = (built for built in self._built.values() if "pool" in built.parts[0])
+        return next((built for built in pools if page.value in built.parts[0]["pages"].values()), None)
+
+    def _judge(
+        self,
+        entry: Entry,
+        call: Call,
+        row: Method,
+        labels: tuple[str, dict[str, str]],
+        expected: Outcome,
+        observed: Outcome,
+    ) -> Said:
+        clause, charges = labels
+        if expected.error is not None:
+            return self._judge_refusal(entry, expected, observed)
+        right = self._plain(row, expected.value, self.spec)
+        if observed.error is not None:
+            raised = frames(observed.error)
+            return Said(entry, shown(right), str(observed), "deviates", clause, raised=raised)
+        outcome = attempt(lambda: self._plain(row, observed.value, self.backend))
+        if outcome.error is not None:
+            seen = f"a result that cannot be read: {shown(outcome)}"
+            return Said(entry, shown(right), seen, "deviates", clause)
+        if not self._agrees(call, row, right, outcome.value):
+            return Said(entry, *contrast(right, outcome.value), "deviates", clause)
+        texts = shown(right), shown(outcome.value)
+        if not self._found_alike:
+            return Said(entry, *texts, "undecided", clause)
+        broken, differences = self._states(charges, charges.get(""))
+        return Said(entry, *texts, "deviates" if differences else "conforms", broken or clause, differences)
+
+    def _judge_refusal(self, entry: Entry, expected: Outcome, observed: Outcome) -> Said:
+        clause = clause_of_message(str(expected.error))
+        if observed.error is None:
+            return Said(entry, str(expected), f"no refusal, but {shown(readable(observed.value))}", "deviates", clause)
+        kind = next(kind for kind in REFUSALS if isinstance(expected.error, kind))
+        if self._level == "exact" and not isinstance(observed.error, kind):
+            raised = frames(observed.error)
+            return Said(entry, str(expected), str(observed), "deviates", "R1", raised=raised)
+        charged = clause if clause in _ATOMIC else "R1"
+        _, differences = self._states({}, charged) if self._found_alike else ("", {})
+        verdict = ("deviates", charged) if differences else ("conforms", clause)
+        return Said(entry, str(expected), str(observed), *verdict, differences)
+
+    def _plain(self, row: Method, value: Any, side: Side) -> Any:
+        """What of a result is compared: at level safe how many pages there are, in place of which."""
+        if row.form == "build":
+            return row.name
+        plain = row.result.plain(value, side)
+        if plain is value and row.result.log in _AS_IN_A_LOG:
+            plain = result(row.result.log, value, self._keys[side is self.spec])
+        plain = readable(plain)
+        return plain if self._level == "exact" else _sizes(row.result.log, plain)
+
+    def _agrees(self, call: Call, row: Method, right: Any, seen: Any) -> bool:
+        if row.result.log == "array":
+            return _near(right, seen, self._largest(call))
+        if self._level == "safe" and row.result.log == "hit" and not equal(right, seen):
+            self._found_alike = False  # what another eviction order keeps is found, and what follows differs
+            return True
+        return equal(right, seen)
+
+    def _largest(self, call: Call) -> float:
+        """The largest number among a call's arrays: ATT-6 bounds errors by it."""
+        arrays = [np.asarray(value) for value in call.arguments.values() if isinstance(value, np.ndarray)]
+        return max((float(np.abs(own).max()) for own in arrays if own.size and own.dtype.kind == "f"), default=0.0)
+
+    def _states(self, charges: Mapping[str, str], rest: str | None) -> tuple[str, dict[str, tuple[str, str]]]:
+        """What differs between the states of both sides.
+
+        Args:
+            charges: labels of fields, where not the fields' own.
+            rest: the label of all other fields; None for the fields' own.
+
+        Returns:
+            The label of the first difference, "" if there is none; and the fields that differ.
+        """
+        Side.moment += 1
+        clause, differences = "", {}
+        for number, built in self._built.items():
+            for name in built.fields:
+                right, seen = (attempt(functools.partial(_read, name, own)) for own in built.parts)
+                if right.error is not None:
+                    continue  # of a request that the manager does not know
+                if seen.error is None and equal(right.value, seen.value):
+                    continue
+                clause = clause or charges.get(name) or rest or FIELDS[built.owner][name]
+                shown_as = f"r{number}: {name}" if len(self._built) > 1 else name
+                differences[shown_as] = contrast(right.value, seen if seen.error else seen.value)
+        return clause, differences
+
+
+def _read(name: str, parts: Mapping[str, Any]) -> Any:
+    looks = [each.look(*(parts[own] for own in each.given)) for each in READINGS[name]]
+    return looks[0] if len(looks) == 1 else looks
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the specification raised an error on purpose: one of the three kinds, with a clause's label."""
+    message = str(error)
+    return isinstance(error, REFUSALS) and message.endswith(f"[{clause_of_message(message)}]")
+
+
+def _sizes(kind: str, plain: Any) -> Any:
+    """A result without the ids of pages: how many there are."""
+    if plain is None or kind not in ("pages", "groups", "page", "batch", "plan", "pin", "copies", "events", "array"):
+        return plain
+    return _counts(plain)
+
+
+def _counts(plain: Any) -> Any:
+    if isinstance(plain, Sequence) and not isinstance(plain, str):
+        lists = [_counts(entry) for entry in plain if isinstance(entry, Sequence) and not isinstance(entry, str)]
+        return lists or len(plain)
+    return "a page" if type(plain) is int else plain
+
+
+def _near(right: Any, seen: Any, largest: float) -> bool:
+    """Whether two results are the same, real numbers to within the rounding of 16-bit floats (ATT-6).
+
+    Args:
+        right: the specification's, as plain values.
+        seen: the backend's.
+        largest: the largest number among what was given.
+    """
+    if isinstance(right, dict) and isinstance(seen, dict):
+        return right.keys() == seen.keys() and all(_near(right[name], seen[name], largest) for name in right)
+    outcome = attempt(lambda: (np.asarray(right), np.asarray(seen)))  # lists of lists of unlike lengths are no arrays
+    if outcome.error is not None or any(own.dtype.kind not in "fiub" for own in outcome.value):
+        return equal(right, seen)
+    left, other = outcome.value
+    if left.shape != other.shape or left.dtype.kind != "f":
+        return equal(right, seen)
+    bound = 2.0**-8 * (np.abs(left) + max(largest, float(np.abs(left).max(initial=0))))
+    return bool((np.abs(left - other) <= bound).all())
