@@ -58,7 +58,8 @@ class Method:
         clause: the label that a wrong result is charged to.
         charges: labels for differences of the state after it, by field, where not the field's own.
         where: the label of a wrong result, where it depends on the call; ``clause`` for whoever does not know that.
-        refuses: the labels by which it refuses, beside R1, and those that ``where`` and ``charges`` may give.
+        refuses: the labels by which it refuses, beside R1, and those that ``where``, ``charges`` or ``blame`` gives.
+        blame: the label of a wrong result, where it depends on what both sides gave.
         form: whether it is called, or an attribute that is read or set, or a class that is constructed.
         reads: whether it only reads.
         last: whether no later call uses its result: then it is compared only where one of its clauses is looked at.
@@ -80,6 +81,7 @@ class Method:
     charges: Mapping[str, Label] = field(default_factory=dict)
     where: Callable[[Any, Given], str] | None = None
     refuses: tuple[str, ...] = ()
+    blame: Callable[[Any, Any], str] | None = None
     form: str = "call"
     reads: bool = False
     last: bool = False

@@ -164,6 +164,8 @@ class Calling(Machine):
             row.label(self, call.arguments),
             row.result.plain,
             row.charged(self, call.arguments),
+            row.blame,
+            row.refuses if row.blame else (),
             alone=row.last,
         )
         if not both.refused:
