@@ -147,6 +147,8 @@ class Publisher:
             if page and pool.index.publish_next(page, after, first, tokens, segments[0].extra):
                 if keys is not None or not page % pool.counter_sampling:
                     pool.note_keys((page,), keys)
+                if pool.policy is not None:
+                    pool.note_next_content(page, after, first, bytes(tokens), segments[0].extra)
                 return
         pages = group.pages_between(slot, start, end)
         if start < first:
@@ -156,6 +158,7 @@ class Publisher:
             pages[[place not in frozen for place in range(start, end)]] = 0
         pool.index.publish(group.tree, tokens, segments, pages, start, after)
         pool.note_keys(pages, keys)
+        pool.note_contents(group.tree, pages, tokens, segments, start, after)
 
 
 def _frozen_places(page_size: int, computed: int, promised: int) -> list[int]:

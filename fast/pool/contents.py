@@ -18,6 +18,7 @@ from ..index.prefix_index import PrefixIndex
 from ..index.runs import Run, RunTree
 from ..reading.extra_keys import ExtraSegment, extra_segments
 from .hashing import PageHash, PageHashWithGroupId, page_digest, token_tuple
+from .marks import Marks
 
 __all__ = ["SavedContents", "cached_state"]
 
@@ -116,6 +117,14 @@ class SavedContents:
             keys.append(PageHash(digest, token_tuple(tokens), segment.extra_keys))
         for group, page, place in self._entries.tolist():
             yield page, PageHashWithGroupId(keys[place], group)
+
+    def marks(self, marks: Marks) -> Iterator[tuple[int, int]]:
+        """The cached pages and the marks of their contents (EVICT-1)."""
+        sums: list[int] = []
+        for before, depth, tokens, segment in self._known:
+            sums.append(marks.next(sums[before] if before >= 0 else 0, depth, tokens, segment.extra))
+        for group, page, place in self._entries.tolist():
+            yield page, (marks.root(group) + sums[place]) % 2**63
 
 
 # -- Reading --------------------------------------------------------------------------------------

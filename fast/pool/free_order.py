@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.eviction import SavedEviction
 
 from ..reading.arguments import integer, real, refusal
+from .eviction import ReuseOrder
 from .free_log import FreeLog
 
 __all__ = ["FreeOrder"]
@@ -32,6 +34,7 @@ class FreeOrder:
         num_pages: pages of the pool; at first all but the null page are free, in the order of their ids.
         run_cell: 0 for each page that is not cached; a page that is freed without a hash loses its priority.
         front_room: True if pages will also be put in front (POOL-13); it costs 8 bytes a page.
+        policy: the order of the free pages of priority 0 (EVICT-1); None: the least recently freed first.
 
     Attributes:
         now: the last time passed to `advance`; None before the first.
@@ -46,6 +49,7 @@ class FreeOrder:
         "_levels",
         "_log",
         "_num_in_levels",
+        "_policy",
         "_priority_cell",
         "_priority_of",
         "_run_cell",
@@ -54,9 +58,12 @@ class FreeOrder:
         "num_prioritised",
     )
 
-    def __init__(self, num_pages: int, run_cell: "array[int]", front_room: bool = False) -> None:
+    def __init__(
+        self, num_pages: int, run_cell: "array[int]", front_room: bool = False, policy: ReuseOrder | None = None
+    ) -> None:
         self._front_room = front_room
-        self._log = FreeLog(num_pages, front_room)
+        self._policy = policy
+        self._log = FreeLog(num_pages, front_room) if policy is None else policy
         self._run_cell = run_cell
         self._run_of: NDArray[np.uint32] = np.frombuffer(run_cell, np.uint32)
         self._priority_cell = array("i")
@@ -147,6 +154,8 @@ class FreeOrder:
         page = next(iter(self._levels[lowest]))
         self._leave(page)
         self._note(page, 0, None)
+        if self._policy is not None:
+            self._policy.evicted_one(page)
         return page
 
     def take(self, count: int) -> NDArray[np.int64]:
@@ -219,9 +228,10 @@ class FreeOrder:
         if not self._levels:
             return self._log.order()
         priorities = sorted(self._levels)
-        low = [page for priority in priorities if priority < 0 for page in self._levels[priority]]
-        high = [page for priority in priorities if priority > 0 for page in self._levels[priority]]
-        return np.concatenate([np.array(low, np.int64), self._log.order(), np.array(high, np.int64)])
+        low = np.array([page for priority in priorities if priority < 0 for page in self._levels[priority]], np.int64)
+        high = np.array([page for priority in priorities if priority > 0 for page in self._levels[priority]], np.int64)
+        middle = self._log.order() if self._policy is None else self._policy.order(low)
+        return np.concatenate([low, middle, high])
 
     def _enter(self, page: int) -> None:
         priority = self._priority_cell[page]
@@ -263,12 +273,20 @@ class FreeOrder:
         priorities = [[page, self._priority_cell[page], self._end_of.get(page)] for page in ranked]
         return {"now": self.now, "free": self.order().tolist(), "priorities": priorities}
 
-    def restore(self, parts: Mapping[str, Part], counts: NDArray[np.int64]) -> None:
+    def restore(
+        self,
+        parts: Mapping[str, Part],
+        counts: NDArray[np.int64],
+        saved: SavedEviction | None = None,
+        evictions: int = 0,
+    ) -> None:
         """Sets the state of an order in which no page has a priority.
 
         Args:
             parts: the snapshot's.
             counts: the pages' reference counts, `i64[num_pages]`.
+            saved: what the snapshot has of the policy, if there is one.
+            evictions: the number of pages evicted so far.
 
         Raises:
             ValueError: a part is damaged or doesn't fit the counts (MAN-14).
@@ -276,15 +294,22 @@ class FreeOrder:
         free = parts["free"].integers(1, len(counts))
         if sorted(free.tolist()) != (1 + (counts[1:] == 0).nonzero()[0]).tolist():
             raise parts["free"].damaged("must name once each page that nobody holds, and no other")
-        self._log = FreeLog(len(counts), self._front_room)
-        self._log.take(self._log.num_free)
-        self._log.put(free)
         self.now = parts["now"].optional_time()
         of_page = _read_priorities(parts["priorities"], len(counts), self.now)
+        if self._policy is None or saved is None:
+            self._log = FreeLog(len(counts), self._front_room)
+            self._log.take(self._log.num_free)
+            self._log.put(free)
+        else:
+            self._policy.restore(saved, evictions)
         for page in [*free.tolist(), *counts.nonzero()[0].tolist()] if of_page else ():
             if page in of_page:
-                self.set(page, *of_page[page], not counts[page])
-        if (self.order() != free).any():
+                # the queues of a policy have no page of another priority
+                self.set(page, *of_page[page], self._policy is None and not counts[page])
+                if self._policy is not None and not counts[page]:
+                    self._enter(page)
+        order = self.order()
+        if len(order) != len(free) or (order != free).any():
             raise parts["free"].damaged("must name pages of a low priority first")
 
     def check(self) -> None:

@@ -21,19 +21,31 @@ from kvproof.spec.declarations import (
     takes_options,
 )
 from kvproof.spec.declarations.codec import Part
+from kvproof.spec.declarations.eviction import (
+    CANDIDATES,
+    REUSE,
+    EvictionCounters,
+    eviction_of,
+    eviction_to_json,
+    read_policy,
+)
+from kvproof.spec.declarations.json_kinds import counters_of
 from kvproof.spec.declarations.keys import read_page_hash
 from kvproof.spec.declarations.snapshots import POOL_ARGUMENTS
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..index.prefix_index import PrefixIndex
+from ..index.runs import RunTree
 from ..reading.arguments import attribute, flag, id_array, index, integer, listed, refusal
-from ..reading.extra_keys import extra_segments
-from ..reading.tokens import token_view
+from ..reading.extra_keys import ExtraSegment, extra_segments
+from ..reading.tokens import TokenBytes, token_view
 from .cached_map import CachedMap
 from .contents import SavedContents, cached_state
+from .eviction import ReuseOrder
 from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, init_none_hash
+from .marks import Marks
 from .page_keys import PageKeys
 from .pages import CachePage, PageList, PageView, page_list, read_groups, read_pages
 from .pins import Pins
@@ -56,6 +68,9 @@ class PagePool(Uncopied):
     Attributes:
         counts: the reference count of each page (POOL-5).
         free_order: the free pages in eviction order, and priorities (POOL-3, PIN-2).
+        eviction: the name of the eviction policy (EVICT-1).
+        policy: what an eviction policy knows of the pages' contents; None with ``lru``, which knows nothing.
+        marks: computes the marks by which a policy knows contents.
         index: the cached pages, found by their tokens (POOL-7).
         keys: the keys of cached pages (HASH-3).
         pins: the pins of each page (PIN-1).
@@ -80,7 +95,13 @@ class PagePool(Uncopied):
         root = init_none_hash(options["hash_seed"], options["hash_function"])
         self.index = PrefixIndex(self.num_pages)
         self._run_cell = self.index.run_cell
-        self.free_order = FreeOrder(self.num_pages, self._run_cell, front_room=self.unhashed_first)
+        self.eviction = read_policy(options["eviction"])
+        self.policy: ReuseOrder | None = None
+        if self.eviction != "lru":
+            first = 0 if self.eviction == "adaptive" else CANDIDATES.index(REUSE)
+            self.policy = ReuseOrder(self.num_pages, self._run_cell, self.eviction, first)
+        self.marks = Marks(root)
+        self.free_order = FreeOrder(self.num_pages, self._run_cell, self.unhashed_first, self.policy)
         self.log = PoolLog(self.num_pages, self.enable_events, self.counter_sampling)
         self.keys = PageKeys(self.index, self.log, options["hash_function"], root)
         self.pins = Pins(self.num_pages, self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index)
@@ -166,6 +187,11 @@ class PagePool(Uncopied):
         """The counters of the pool: evictions, lifetimes and reuse gaps (MAN-12)."""
         return self.log.counters()
 
+    @property
+    def eviction_counters(self) -> EvictionCounters:
+        """What the eviction policy has seen (EVICT-1)."""
+        return EvictionCounters() if self.policy is None else self.policy.counters()
+
     # -- Allocating and freeing -------------------------------------------------------------------
 
     def get_new_pages(self, num_pages: int) -> PageList:
@@ -201,7 +227,7 @@ class PagePool(Uncopied):
         empty = free[~self.index.cached(free)]
         if len(empty):
             raise refusal(ValueError, "POOL-6", f"pages: page {empty[0]} is free and has no hash")
-        self._leave_queue(self.counts.add_mentioned(ids))
+        self._hold_mentioned(ids)
 
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
         """Lowers the count of each page once per mention; a page at 0 goes to the back (POOL-3, POOL-5).
@@ -212,7 +238,7 @@ class PagePool(Uncopied):
         Raises:
             ValueError: a page is mentioned more often than it has references other than pins; nothing changes.
         """
-        appends = not self.unhashed_first and not self.pins.num_pinned
+        appends = not self.unhashed_first and not self.pins.num_pinned and self.policy is None
         if appends and type(ordered_pages) is PageList and ordered_pages.pool is self:
             page = ordered_pages.held
             if type(page) is int and self.counts.cell[page] == 1:
@@ -250,7 +276,7 @@ class PagePool(Uncopied):
         if len(uncached):
             raise refusal(ValueError, "PIN-1", f"pages: page {uncached[0]} is not cached")
         self.pins.add(ids)
-        self._leave_queue(self.counts.add_mentioned(ids))
+        self._hold_mentioned(ids)
 
     def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Takes one pin of each page per mention; pages at 0 are freed in the order given (PIN-1).
@@ -369,6 +395,7 @@ class PagePool(Uncopied):
         keys = self.keys.ahead(tree, tokens, segments)
         self.index.publish(tree, tokens, segments, entered)
         self.note_keys(entered, keys)
+        self.note_contents(tree, entered, tokens, segments)
 
     def _require_cacheable(self, pages: NDArray[np.int64]) -> None:
         """Refuses pages that are free, cached or pinned, or named twice (POOL-8, PIN-1)."""
@@ -421,6 +448,9 @@ class PagePool(Uncopied):
 
     def _clear(self) -> None:
         """Drops every hash."""
+        if self.policy is not None:
+            cached = self.index.cached(np.arange(self.num_pages)).nonzero()[0]
+            self.policy.forgotten(cached, self.counts.of[cached] == 0)
         self.index.reset()
         self.keys.clear()
         self.log.cleared()
@@ -429,8 +459,13 @@ class PagePool(Uncopied):
 
     @property
     def appends_only(self) -> bool:
-        """True if freed pages always go to the back of the queue: none goes to the front, none has a priority."""
-        return not self.unhashed_first and not self.free_order.num_prioritised
+        """True if freed pages always go to the back of the queue: there are neither priorities nor a policy."""
+        return not self.unhashed_first and not self.free_order.num_prioritised and self.policy is None
+
+    @property
+    def publishes_in_order(self) -> bool:
+        """True if pages of several groups are to be published request by request: for events, or for a policy."""
+        return self.keys.kept or self.policy is not None
 
     def take_one(self) -> int:
         """`PagePool.get_new_pages` of one page; at least one must be free. Returns its id."""
@@ -451,7 +486,17 @@ class PagePool(Uncopied):
 
     def hold(self, pages: NDArray[np.int64]) -> None:
         """`touch` for distinct pages that are in use or cached. O(pages)."""
+        if self.policy is not None:
+            self.policy.hit(pages, self.counts.of[pages] == 0)
         self._leave_queue(self.counts.add(pages))
+
+    def _hold_mentioned(self, pages: NDArray[np.int64]) -> None:
+        """`hold` for pages that may be mentioned more than once."""
+        if self.policy is not None:
+            is_first = np.zeros(len(pages), bool)
+            is_first[np.unique(pages, return_index=True)[1]] = True
+            self.policy.hit(pages, is_first & (self.counts.of[pages] == 0))
+        self._leave_queue(self.counts.add_mentioned(pages))
 
     def _leave_queue(self, free: NDArray[np.int64]) -> None:
         if free.size:
@@ -463,7 +508,10 @@ class PagePool(Uncopied):
 
         Those at 0 are freed in the order given.
         """
-        self._put_back(self.counts.remove(pages, mentions))
+        freed = self.counts.remove(pages, mentions)
+        if self.policy is not None:
+            self.policy.released(pages, freed)
+        self._put_back(freed)
 
     def _put_back(self, pages: NDArray[np.int64]) -> None:
         self.log.ages.freed(pages, self.log.clock)
@@ -488,6 +536,38 @@ class PagePool(Uncopied):
         if keys is not None:
             self.keys.add(ids.tolist(), keys)
 
+    def note_contents(
+        self,
+        tree: RunTree,
+        pages: NDArray[np.int64],
+        tokens: TokenBytes,
+        segments: Sequence[ExtraSegment],
+        start: int = 0,
+        after: int = 0,
+    ) -> None:
+        """Tells the eviction policy, if it watches contents, of pages that were just published (EVICT-1).
+
+        Arguments are those of `PrefixIndex.publish`. O(tokens).
+        """
+        if self.policy is None:
+            return
+        before = self.policy.mark_cell[after] if after else self.marks.root(tree.group_id)
+        page_size = tree.page_bytes // 4
+        if len(pages) == 1 and len(segments) == 1:
+            if pages[0]:
+                mark = self.marks.next(before, start, bytes(tokens), segments[0].extra)
+                self.policy.published_one(pages.item(0), mark)
+            return
+        marks = self.marks.chain(before, page_size, tokens[: len(pages) * tree.page_bytes], segments, start)
+        held = pages != 0
+        self.policy.published(pages[held], marks[held])
+
+    def note_next_content(self, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
+        """`note_contents` for one page behind the cached page ``after``; there is a policy. O(tokens)."""
+        policy = self.policy
+        assert policy is not None, "it watches contents"
+        policy.published_one(page, self.marks.next(policy.mark_cell[after], place, tokens, extra))
+
     def _evict_one(self, page: int) -> None:
         """`_evict` for one cached page."""
         if self.keys.kept:
@@ -509,6 +589,9 @@ class PagePool(Uncopied):
         """Removes the hashes of the cached ones of distinct pages, which are not being allocated."""
         if self.keys.kept:
             self.keys.remove(pages)
+        if self.policy is not None:
+            cached = pages[self.index.cached(pages)]
+            self.policy.forgotten(cached, self.counts.of[cached] == 0)
         self.index.evict(pages)
         self.log.ages.forgotten(pages)
 
@@ -535,6 +618,8 @@ class PagePool(Uncopied):
         """
         cached = cached_state(self.index, self.keys.alike())
         made = {name: getattr(self, name) for name in POOL_ARGUMENTS} | {"none_hash": self.none_hash.hex()}
+        if self.policy is not None:
+            made["eviction"] = eviction_to_json(self.eviction, self.policy.saved())
         return made | self.free_order.state() | cached | self.log.state(self.counts.of == 0)
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
@@ -552,6 +637,9 @@ class PagePool(Uncopied):
         if len(saved) and not self.enable_caching:
             raise parts["cached"].damaged("must be empty with caching off")
         saved.publish(self.index)
+        self.marks = Marks(self.none_hash)
+        for page, mark in saved.marks(self.marks) if self.policy is not None else ():
+            self.policy.mark_cell[page] = mark
         self.keys.restore(saved.keys(self.hash_function, self.none_hash))
 
     def restore_held(self, parts: Mapping[str, Part], held: NDArray[np.int64], pinned: NDArray[np.int64]) -> None:
@@ -564,7 +652,8 @@ class PagePool(Uncopied):
         """
         self.counts.of[:] = held + pinned
         self.pins.restore(pinned, self.index.cached(np.arange(self.num_pages)))
-        self.free_order.restore(parts, held + pinned)
+        saved = eviction_of(parts["eviction"], self.num_pages) if "eviction" in parts else None
+        self.free_order.restore(parts, held + pinned, saved, counters_of(parts["counters"]).evictions)
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
@@ -587,6 +676,8 @@ class PagePool(Uncopied):
             assert not self._run_cell[0], "POOL-1: the null page is cached"
             self.counts.check(free, pins)
             self.pins.check(is_cached)
+            if self.policy is not None:
+                self.policy.check_contents(self.counts.of, self.log.evictions)
         except AssertionError as error:
             order, counts = self.free_order.order().tolist(), self.counts.of.tolist()
             raise AssertionError(f"{error}\nfree: {order}\ncounts: {counts}\npins: {pins.tolist()}") from None

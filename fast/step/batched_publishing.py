@@ -95,7 +95,7 @@ def read_filled(
         promised: these and their new tokens, `i64[n]`.
     """
     groups = coordinator.publishing
-    if coordinator.page_pool.keys.kept and len(groups) > 1:  # events are ordered request by request
+    if coordinator.page_pool.publishes_in_order and len(groups) > 1:
         return Filled([], _entries(coordinator, slots, computed, promised))
     pages: list[NextPages] = []
     for group in groups:
@@ -170,7 +170,7 @@ def _entries(
 def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
     """Publishes the pages read, in order."""
     pool = coordinator.page_pool
-    for group, _, slots, first, _, tokens, extra, keys in filled.next_pages:
+    for group, _, slots, first, after, tokens, extra, keys in filled.next_pages:
         pages = group.cells[group.origins[slots] + first].astype(np.int64)
         numbers = group.tail_runs[slots]
         if np.count_nonzero(numbers) == len(numbers):  # of different runs: their order makes no difference
@@ -180,6 +180,9 @@ def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
             group.published[slots] = first + 1
             pool.index.lengthen(numbers, pages, first)
             pool.note_keys(pages, None)
+            if pool.policy is not None:
+                for entry in zip(pages.tolist(), after, first.tolist(), tokens, extra, strict=True):
+                    pool.note_next_content(*entry)
         else:
             entries = zip(slots.tolist(), pages.tolist(), first.tolist(), tokens, extra, strict=True)
             publish_next_pages(coordinator, group, entries, keys)
@@ -201,6 +204,7 @@ def publish_next_pages(
     pool, index = coordinator.page_pool, coordinator.page_pool.index
     sampling = pool.counter_sampling
     published, tail_runs, tails = group.num_published, group.num_tail_runs, group.tails
+    watches, cell, origins = pool.policy is not None, group.cell, group.num_origins
     for number, (slot, page, first, tokens, extra) in enumerate(pages):
         if tail_runs[slot]:
             tails[slot].tokens += tokens
@@ -208,12 +212,16 @@ def publish_next_pages(
             index.lengthen(tail_runs[slot], page, first)
             if not page % sampling:
                 pool.note_keys((page,), None)
+            if watches:
+                pool.note_next_content(page, cell[origins[slot] + first - 1], first, tokens, extra)
             continue
-        after, key = group.cell[group.num_origins[slot] + first - 1], keys[number] if keys else None
+        after, key = cell[origins[slot] + first - 1], keys[number] if keys else None
         if index.publish_next(page, after, first, tokens, extra):
             published[slot] = first + 1
             if keys or not page % sampling:
                 pool.note_keys((page,), key)
+            if watches:
+                pool.note_next_content(page, after, first, tokens, extra)
         else:
             coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, key))
         coordinator.publisher.begin_tail(group, slot)

@@ -132,11 +132,11 @@ def read_small_step(coordinator: CacheCoordinator, step: WholeStep, doing: NDArr
 
     Returns:
         The step's pages. None if a request needs or fills more than one page or fills the page that it takes; if pages
-        are freed, are too few, hold states or may have lost their hashes (MAN-4); or if keys of several groups are
-        kept, as events are then ordered request by request.
+        are freed, are too few, hold states or may have lost their hashes (MAN-4); or if pages of several groups are to
+        be published request by request.
     """
     pool, groups = coordinator.page_pool, coordinator.groups
-    if not coordinator.keeps_all or (pool.keys.kept and len(groups) > 1):
+    if not coordinator.keeps_all or (pool.publishes_in_order and len(groups) > 1):
         return None
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []

@@ -4,6 +4,7 @@ Nothing here decides which page goes where. ``kvproof.fast`` imports these modul
 """
 
 from .events import NUM_BUCKETS, CacheCleared, CacheCounters, CacheEvent, PageCopy, PageRemoved, PageStored
+from .eviction import EvictionCounters, EvictionPolicy
 from .extra_keys import (
     CacheSalt,
     ExtraKey,
@@ -41,6 +42,8 @@ __all__ = [
     "ChunkedLocalAttentionSpec",
     "EngineRequest",
     "EngineRequestStatus",
+    "EvictionCounters",
+    "EvictionPolicy",
     "ExtraKey",
     "FullAttentionSpec",
     "HashFunction",

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict, TypeVar, cast, get_args, get_type_hints
 
+from .eviction import EvictionPolicy
 from .extra_keys import HashFunction, sha256
 
 __all__ = ["AttentionOptions", "ManagerOptions", "PoolOptions", "defaults_of", "pool_options", "takes_options"]
@@ -27,6 +28,8 @@ class PoolOptions(TypedDict, total=False):
             computes its digest.
         counter_sampling: the histograms of `counters` count the pages whose id is a multiple of this, at least 1
             (MAN-12).
+        eviction: the order in which free pages are evicted (EVICT-1): ``lru``, the least recently freed first;
+            ``reuse``, what was hit later than what was not; ``adaptive``, the rule of several that hits most.
         max_pinned_pages: the most pages that can be pinned at once, on each shard (PIN-1).
         max_pinned_pages_per_salt: the most of them that carry the same cache salt, and the most that carry none;
             None: no bound but ``max_pinned_pages`` (PIN-1).
@@ -37,6 +40,7 @@ class PoolOptions(TypedDict, total=False):
     unhashed_first: Annotated[bool, False]
     enable_events: Annotated[bool, False]
     counter_sampling: Annotated[int, 64]
+    eviction: Annotated[EvictionPolicy, "lru"]
     max_pinned_pages: Annotated[int, 0]
     max_pinned_pages_per_salt: Annotated[int | None, None]
 

@@ -3,12 +3,15 @@
 ::
 
     kvproof         "manager snapshot"
-    version         2
+    version         2; 3 where eviction is not lru
     num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
     max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     the arguments of the manager
     none_hash       the root of its keys, hexadecimal as all bytes
     groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
     now             the time of the last `advance_time`, or null
+    eviction        in version 3 only: {policy, regrets, keeps_from, empty, queues, candidate, scores, asked, holders,
+                    shadows}, see `SavedEviction`; queues: {front: [[clock, [page]]], once: [[page, clock]], again:
+                    [[page, clock]], reused: [page], ghosts: [[slot, tag]]}; shadows: [[clock, queues of marks]]
     free            [page], in eviction order
     priorities      [[page, priority, expires_at]] of the pages that have one, by page
     contents        [[place of the content before in this list or -1, [token], extra keys]]
@@ -40,6 +43,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .codec import Part, plain
+from .eviction import POLICIES
 from .json_kinds import group_of
 from .reading import refusal
 from .requests import EngineRequest
@@ -48,6 +52,7 @@ __all__ = ["POOL_ARGUMENTS", "arguments_of", "parts_of", "request_named", "requi
 
 _HEADER = "manager snapshot"
 _VERSION = 2
+_VERSION_WITH_EVICTION = 3
 
 _KEYS = (
     *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
@@ -66,8 +71,14 @@ POOL_ARGUMENTS = (
 
 def snapshot_with(state: Mapping[str, Any]) -> dict[str, Any]:
     """The snapshot of a state: its header, and then every part, in the order above."""
-    whole = {"kvproof": _HEADER, "version": _VERSION, **state}
-    return {name: whole[name] for name in _KEYS}
+    version = _VERSION_WITH_EVICTION if "eviction" in state else _VERSION
+    whole = {"kvproof": _HEADER, "version": version, **state}
+    return {name: whole[name] for name in _keys_of(version)}
+
+
+def _keys_of(version: int) -> tuple[str, ...]:
+    """The keys of a snapshot of a version."""
+    return _KEYS if version == _VERSION else (*_KEYS, "eviction")
 
 
 def parts_of(snapshot: object) -> dict[str, Part]:
@@ -79,12 +90,14 @@ def parts_of(snapshot: object) -> dict[str, Part]:
     """
     if not isinstance(snapshot, Mapping):
         raise refusal(TypeError, "R1", f"snapshot must be a mapping, not {type(snapshot).__name__}")
-    for name, expected in (("kvproof", _HEADER), ("version", _VERSION)):
+    wanted = _VERSION_WITH_EVICTION if "eviction" in snapshot else _VERSION
+    for name, expected in (("kvproof", _HEADER), ("version", wanted)):
         part = Part(f"snapshot: {name}", snapshot.get(name), "SEC-3")
         if type(part.value) is not type(expected) or part.value != expected:
             raise part.damaged(f"must be {expected!r}")
     whole = Part("snapshot: the object", snapshot, "SEC-3")
-    parts = {name: Part(f"snapshot: {name}", part.value) for name, part in whole.members(_KEYS).items()}
+    members = whole.members(_keys_of(wanted))
+    parts = {name: Part(f"snapshot: {name}", part.value) for name, part in members.items()}
     lists = [parts["free"]]
     for request in parts["requests"].items():
         lists += [group.member("pages") for group in request.member("groups").items()]
@@ -104,9 +117,13 @@ def arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
     per_salt = parts["max_pinned_pages_per_salt"]
     counts = ("num_pages", "max_model_len", "counter_sampling", "max_pinned_pages", "num_host_pages")
     flags = ("enable_caching", "use_eagle", "unhashed_first", "enable_events")
+    policy = parts["eviction"].member("policy") if "eviction" in parts else None
+    if policy is not None and policy.value not in POLICIES[1:]:
+        raise policy.damaged(f"must be one of {', '.join(map(repr, POLICIES[1:]))}")
     return {
         **{name: parts[name].integer() for name in counts},
         **{name: parts[name].flag() for name in flags},
+        "eviction": "lru" if policy is None else policy.value,
         "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
         "kv_cache_groups": [group_of(part) for part in parts["groups"].items()],
     }

@@ -15,7 +15,7 @@ __all__ = ["cached_state", "restore_cached"]
 
 def cached_state(cached_map: CachedMap, keys: PageKeys) -> dict[str, Any]:
     """What a snapshot has of the cached pages: ``contents``, with all that comes before them, and ``cached``."""
-    content_of_id = {content_id: content for content, content_id in keys.contents.items()}
+    content_of_id = keys.content_of_id
     contents: list[list[Any]] = []
     cached: list[list[int]] = []
     place_of: dict[int, int] = {}

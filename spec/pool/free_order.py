@@ -1,11 +1,12 @@
 """POOL-3, PIN-2: the order in which free pages are evicted: by priority, lowest first, then least recently freed."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..declarations.codec import Part
+from ..declarations.eviction import SavedEviction
+from .eviction import LruQueue
 
 __all__ = ["FreeOrder"]
 
@@ -15,60 +16,71 @@ class FreeOrder:
 
     Args:
         num_pages: pages of the pool; at first all but the null page are free, in the order of their ids.
+        queue: the free pages of priority 0, of a policy (EVICT-1).
 
     Attributes:
         now: the time of the last `advance`; None before the first.
+        queue: the free pages of priority 0.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, queue: LruQueue) -> None:
         self.now: float | None = None
+        self.queue = queue
         self._num_pages = num_pages
-        self._free = OrderedDict.fromkeys(range(1, num_pages))
+        self._levels: dict[int, OrderedDict[int, None]] = {}
+        """The free pages of each priority but 0, in the order in which they joined; no level is empty."""
         self._priority: dict[int, tuple[int, float | None]] = {}
         """Priority and expiry time (None: never) of each page whose priority is not 0, by page id."""
 
     @property
     def num_free(self) -> int:
         """How many pages are free."""
-        return len(self._free)
+        return len(self.queue) + sum(map(len, self._levels.values()))
 
-    def order(self) -> Iterator[int]:
+    def order(self) -> list[int]:
         """The free pages, the one to evict first in front."""
-        return iter(self._free)
+        low, high = self._ranked(lambda priority: priority < 0), self._ranked(lambda priority: priority > 0)
+        return [*low, *self.queue.order(low), *high]
+
+    def _ranked(self, wanted: Callable[[int], bool]) -> list[int]:
+        return [page for priority in sorted(filter(wanted, self._levels)) for page in self._levels[priority]]
+
+    def __contains__(self, page: int) -> bool:
+        return page in self.queue or page in self._levels.get(self.priority(page), ())
 
     def take(self, count: int) -> list[int]:
         """Takes the first ``count`` pages, whose priorities end (PIN-2)."""
-        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for page in taken:
-            self._priority.pop(page, None)
+        taken: list[int] = []
+        for _ in range(count):
+            lowest = min([*self._levels, *([0] if len(self.queue) else [])])
+            taken.append(next(iter(self._levels[lowest])) if lowest else self.queue.take())
+            if lowest:
+                self.remove(taken[-1])
+            self._priority.pop(taken[-1], None)
+            self.queue.evicted(taken[-1])
         return taken
 
     def remove(self, page: int) -> None:
         """Takes one page out of the middle."""
-        del self._free[page]
+        priority = self.priority(page)
+        if priority == 0:
+            self.queue.remove(page)
+            return
+        del self._levels[priority][page]
+        if not self._levels[priority]:
+            del self._levels[priority]
 
     def put(self, pages: Iterable[int]) -> None:
-        """Puts each page behind the free pages of its priority, in order."""
-        for page in pages:
-            self._insert(self._num_below(self.priority(page) + 1), [page])
+        """Puts each page behind the free pages of its priority, in order; those of priority 0 where the policy says."""
+        given = list(pages)
+        self.queue.put([page for page in given if self.priority(page) == 0])
+        for page in given:
+            if self.priority(page) != 0:
+                self._levels.setdefault(self.priority(page), OrderedDict())[page] = None
 
     def put_front(self, pages: Iterable[int]) -> None:
         """Puts pages before all free pages of priority 0, in order (POOL-13)."""
-        self._insert(self._num_below(0), pages)
-
-    def _insert(self, place: int, pages: Iterable[int]) -> None:
-        """Puts pages behind the first ``place`` free pages, in order."""
-        behind = list(islice(reversed(self._free), self.num_free - place))
-        self._free.update(OrderedDict.fromkeys(pages))
-        for page in reversed(behind):
-            self._free.move_to_end(page)
-
-    def _num_below(self, priority: int) -> int:
-        """How many free pages have a lower priority; O(pages whose priority is not 0)."""
-        priorities = [value for page, (value, _) in self._priority.items() if page in self._free]
-        if priority <= 0:  # a page that has no entry is of priority 0, which is not lower
-            return sum(value < priority for value in priorities)
-        return self.num_free - sum(value >= priority for value in priorities)
+        self.queue.put_front(pages)
 
     # -- Priorities (PIN-2) -----------------------------------------------------------------------
 
@@ -78,12 +90,13 @@ class FreeOrder:
 
     def set_priority(self, page: int, priority: int, end: float | None) -> None:
         """Sets a page's priority and expiry time; a free page whose priority changes goes behind those of the new."""
-        before = self.priority(page)
+        moves = priority != self.priority(page) and page in self
+        if moves:
+            self.remove(page)
         self._priority.pop(page, None)
         if priority != 0:
             self._priority[page] = (priority, end)
-        if priority != before and page in self._free:
-            self.remove(page)
+        if moves:
             self.put([page])
 
     def advance(self, time: float) -> None:
@@ -98,10 +111,15 @@ class FreeOrder:
     def state(self) -> dict[str, Any]:
         """What a snapshot has of the free pages, the priorities and the time."""
         priorities = [[page, *given] for page, given in sorted(self._priority.items())]
-        return {"now": self.now, "free": list(self._free), "priorities": priorities}
+        return {"now": self.now, "free": self.order(), "priorities": priorities}
 
-    def restore(self, parts: Mapping[str, Part]) -> None:
+    def restore(self, parts: Mapping[str, Part], saved: SavedEviction | None, evictions: int) -> None:
         """Sets the state; `check` verifies that it fits the rest.
+
+        Args:
+            parts: the snapshot's.
+            saved: what it has of the policy.
+            evictions: the number of pages evicted so far.
 
         Raises:
             ValueError: a part is damaged (MAN-14).
@@ -109,25 +127,29 @@ class FreeOrder:
         free = [part.integer(1, self._num_pages) for part in parts["free"].items()]
         if len(set(free)) < len(free):
             raise parts["free"].damaged("names a page twice")
-        self._free = OrderedDict.fromkeys(free)
         self.now = parts["now"].optional_time()
         for part in parts["priorities"].items():
             page, priority, end = part.items(3)
             entry = priority.integer(-(2**31), 2**31), end.optional_time()
             self._priority[page.integer(1, self._num_pages)] = entry
+        self.queue.restore([own for own in free if self.priority(own) == 0], saved, evictions)
+        for own in free:
+            if self.priority(own) != 0:
+                self._levels.setdefault(self.priority(own), OrderedDict())[own] = None
 
     def check(self, counts: Sequence[int]) -> None:
-        """Verifies that the queue holds the pages with a count of 0, in the order of their priorities."""
-        assert 0 not in self._free, "POOL-1: the null page is in the queue"
+        """Verifies that the pages with a count of 0 are free, each where its priority says."""
+        assert 0 not in self, "POOL-1: the null page is in the queue"
         for page, count in enumerate(counts[1:], 1):
-            assert (page in self._free) == (count == 0), f"POOL-2: page {page}"
+            assert (page in self) == (count == 0), f"POOL-2: page {page}"
         assert self.num_free == counts[1:].count(0), "POOL-2: free pages and queue differ"
         for page, (priority, end) in self._priority.items():
             assert 0 < page < self._num_pages, f"PIN-2: page {page} has a priority"
             assert priority != 0, f"PIN-2: page {page} is noted for the priority that all have"
             assert end is None or self.now is None or end > self.now, f"PIN-2: the priority of page {page} has ended"
-        priorities = [self.priority(page) for page in self._free]
-        assert priorities == sorted(priorities), "PIN-2: a page stands before one of a lower priority"
+        for priority, level in self._levels.items():
+            assert level, f"PIN-2: an empty level of priority {priority}"
+            assert all(self.priority(page) == priority for page in level), f"PIN-2: pages of another priority: {level}"
 
     def __repr__(self) -> str:
-        return f"free: {list(self._free)}, priorities at {self.now}: {self._priority}"
+        return f"free: {self.order()}, priorities at {self.now}: {self._priority}"

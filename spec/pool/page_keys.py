@@ -21,16 +21,22 @@ class PageKeys:
 
     Attributes:
         contents: every content that has an id; the id is its place among them.
+        content_of_id: the contents in the order of their ids.
     """
 
     def __init__(self, hash_function: HashFunction, none_hash: bytes) -> None:
         self.hash_function = hash_function
         self.none_hash = none_hash
         self.contents: dict[Content, int] = {}
+        self.content_of_id: list[Content] = []
 
     def content_id(self, parent: int | None, tokens: Sequence[int], extra_keys: tuple[Any, ...] | None) -> int:
         """The id of a full page's content: equal ids if and only if the contents are equal (R2)."""
-        return self.contents.setdefault((parent, tuple(tokens), extra_keys), len(self.contents))
+        content = parent, tuple(tokens), extra_keys
+        if content not in self.contents:
+            self.contents[content] = len(self.content_of_id)
+            self.content_of_id.append(content)
+        return self.contents[content]
 
     def following(
         self, before: tuple[PageHash, int] | None, tokens: Sequence[int], extra_keys: tuple[Any, ...] | None

@@ -17,22 +17,29 @@ from ..declarations import (
     takes_options,
 )
 from ..declarations.codec import Part
+from ..declarations.eviction import EvictionCounters, EvictionPolicy, eviction_of, eviction_to_json, read_policy
+from ..declarations.json_kinds import counters_of
 from ..declarations.keys import read_page_hash
 from ..declarations.snapshots import POOL_ARGUMENTS
 from ..declarations.uncopied import Uncopied
 from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
 from .cached_map import CachedMap
 from .contents import cached_state, restore_cached
+from .eviction import LruQueue, ReuseQueue
 from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, init_none_hash, request_extra_keys
+from .marks import Marks
 from .page_keys import PageKeys
 from .pages import CachePage, PageList, PageView
 from .pins import Pins
 from .pool_log import PoolLog
 from .ref_counts import RefCounts
+from .shadows import AdaptiveQueue
 
 __all__ = ["PagePool"]
+
+_QUEUES: dict[EvictionPolicy, type[LruQueue]] = {"lru": LruQueue, "reuse": ReuseQueue, "adaptive": AdaptiveQueue}
 
 
 class PagePool(Uncopied):
@@ -51,6 +58,7 @@ class PagePool(Uncopied):
         free_order: the free pages in eviction order, and priorities (POOL-3, PIN-2).
         index: the cached pages by their keys (POOL-7).
         keys: computes keys and content ids (HASH-3, R2).
+        marks: computes the marks by which an eviction policy knows contents (EVICT-1).
         pins: the pins of each page (PIN-1).
         log: events and counters (MAN-12).
         pages: every page, the null page first.
@@ -68,9 +76,11 @@ class PagePool(Uncopied):
         self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
         per_salt = options["max_pinned_pages_per_salt"]
         self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
-        self.free_order = FreeOrder(self.num_pages)
+        self.eviction = read_policy(options["eviction"])
+        self.free_order = FreeOrder(self.num_pages, _QUEUES[self.eviction](self.num_pages))
         self.index = CachedMap()
         self.keys = PageKeys(options["hash_function"], init_none_hash(options["hash_seed"], options["hash_function"]))
+        self.marks = Marks(self.keys)
         self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
         self.log = PoolLog(self.enable_events, self.counter_sampling)
         self.counts = RefCounts(self.num_pages, self.pins)
@@ -151,6 +161,11 @@ class PagePool(Uncopied):
         """
         return self.log.counters()
 
+    @property
+    def eviction_counters(self) -> EvictionCounters:
+        """What the eviction policy has seen (EVICT-1)."""
+        return self.free_order.queue.counters()
+
     # -- Allocating and freeing -------------------------------------------------------------------
 
     def get_new_pages(self, num_pages: int) -> PageList:
@@ -171,7 +186,7 @@ class PagePool(Uncopied):
         pages = self.free_order.take(num_pages)
         for page in pages:
             self.log.allocated(page, page in self.index.key_of)
-            self._forget(page)
+            self._forget(page, is_evicted=True)
             self.counts.of[page] = 1
         return self._listed(pages)
 
@@ -389,6 +404,8 @@ class PagePool(Uncopied):
             if page != 0:
                 self.index.add(page, PageHashWithGroupId(key, group_id), content)
                 self.log.stored(page)
+                if self.free_order.queue.watches:
+                    self.free_order.queue.published(page, self.marks.of(content, group_id))
                 self.log.emit(PageStored(group_id, page, key.hash_value, parent, key.token_ids, key.extra_keys))
             parent = key.hash_value
 
@@ -450,13 +467,20 @@ class PagePool(Uncopied):
 
     def _hold(self, pages: Iterable[int]) -> None:
         """Raises the count of each page once per mention, and takes free ones out of the queue (POOL-6)."""
-        for page in self.counts.add(pages):
-            self.free_order.remove(page)
-            self.log.reused(page)
+        for page in pages:
+            was_free = bool(self.counts.add([page]))
+            if page in self.index.key_of:
+                self.free_order.queue.hit(page, was_free)
+            if was_free:
+                self.free_order.remove(page)
+                self.log.reused(page)
 
     def _release(self, pages: Iterable[int]) -> None:
         """Lowers the count of each page once per mention; those at 0 join the queue (POOL-3, POOL-5, POOL-13)."""
-        freed = self.counts.remove(pages)
+        mentioned = list(pages)
+        freed = self.counts.remove(mentioned)
+        last_mentions = list(dict.fromkeys(reversed(mentioned)))[::-1]
+        self.free_order.queue.released(last_mentions, freed)
         for page in freed:
             self.log.freed(page)
         unhashed = [page for page in freed if page not in self.index.key_of]
@@ -467,16 +491,19 @@ class PagePool(Uncopied):
             freed = [page for page in freed if page in self.index.key_of]
         self.free_order.put(freed)
 
-    def _forget(self, page: int, emit: bool = True) -> None:
+    def _forget(self, page: int, emit: bool = True, is_evicted: bool = False) -> None:
         """Drops a page's hash; a page without one is skipped.
 
         Args:
             page: the page.
             emit: whether a `PageRemoved` event is emitted.
+            is_evicted: whether it was taken, which its queue knows.
         """
         if page in self.index.key_of:
             key = self.index.remove(page)
             self.log.forgotten(page)
+            if not is_evicted:
+                self.free_order.queue.forgotten(page, self.counts.of[page] == 0)
             if emit:
                 self.log.emit(PageRemoved(key.group_id, page, key.get_hash_value()))
 
@@ -485,6 +512,8 @@ class PagePool(Uncopied):
     def state(self) -> dict[str, Any]:
         """What a snapshot has of the pool; reference counts and pins follow from their holders."""
         made = {name: getattr(self, name) for name in POOL_ARGUMENTS} | {"none_hash": self.none_hash.hex()}
+        saved = self.free_order.queue.saved()
+        made |= {} if saved is None else {"eviction": eviction_to_json(self.eviction, saved)}
         return made | self.free_order.state() | cached_state(self.index, self.keys) | self.log.state()
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
@@ -501,6 +530,8 @@ class PagePool(Uncopied):
         if len(parts["cached"]) and not self.enable_caching:
             raise parts["cached"].damaged("names pages with caching off")
         restore_cached(self.index, self.keys, parts["contents"], parts["cached"], self.num_pages, sizes)
+        for page, content in self.index.content_of.items() if self.free_order.queue.watches else ():
+            self.free_order.queue.restored(page, self.marks.of(content, self.index.key_of[page].group_id))
 
     def restore_held(self, parts: Mapping[str, Part], held: Sequence[CachePage], pinned: Sequence[CachePage]) -> None:
         """Sets counts, pins, the free queue, priorities and the time of a pool without pages in use.
@@ -512,7 +543,8 @@ class PagePool(Uncopied):
         """
         self.pins.restore(page.page_id for page in pinned if not page.is_null)
         self.counts.add(page.page_id for page in (*held, *pinned) if not page.is_null)
-        self.free_order.restore(parts)
+        saved = eviction_of(parts["eviction"], self.num_pages) if "eviction" in parts else None
+        self.free_order.restore(parts, saved, counters_of(parts["counters"]).evictions)
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
@@ -528,6 +560,7 @@ class PagePool(Uncopied):
             assert self.counts.of[0] == 0, "POOL-1: the null page is held"
             self.free_order.check(self.counts.of)
             self.index.check()
+            self.free_order.queue.check(self.index.key_of.keys(), self.counts.of, self.counters.evictions)
             self.pins.check(self.counts.of)
             self.log.check(self.index.key_of.keys(), self.counts.of)
         except AssertionError as error:

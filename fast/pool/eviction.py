@@ -1,0 +1,504 @@
+"""EVICT-1: the free pages of priority 0 in the order of a policy that watches contents, and what it knows of them.
+
+It takes the place of the `FreeLog` in `FreeOrder`, and is told what happens to contents by the pool. What it knows of a
+page stands in columns: its mark, the clock at which it became free, which queue it waits in. Pages are taken and
+put back in array operations: a stretch of pages that one queue gives without another one's turn is a slice of it.
+"""
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations.eviction import (
+    CANDIDATES,
+    STALE_TURNOVERS,
+    EvictionCounters,
+    EvictionPolicy,
+    QueuesState,
+    SavedEviction,
+    num_ghost_slots,
+)
+
+from .page_log import BatchLog, PageLog
+from .shadows import Shadows
+
+__all__ = ["ReuseOrder"]
+
+_NOWHERE, _EMPTY, _ONCE, _AGAIN, _FRONT = range(5)
+_LOW = 2**32 - 1
+_FEW = 6
+"""The most pages that are taken one by one: more cost less in array operations (measured)."""
+
+
+class ReuseOrder:
+    """The free pages of priority 0, and the contents of all cached pages (EVICT-1). It trusts its caller.
+
+    Args:
+        num_pages: pages of the pool; at first ``1 .. num_pages - 1`` are free, by id.
+        run_cell: 0 for each page that is not cached.
+        policy: ``reuse`` or ``adaptive``.
+        candidate: the place in `CANDIDATES` of the rule in force at first.
+
+    Attributes:
+        num_free: the number of free pages.
+        clock: the number of pages evicted so far; what is taken without a hash does not count.
+        mark_of: the mark of each cached page, `i64[num_pages]`.
+        mark_cell: the same memory, for scalar access.
+        policy: see above.
+        shadows: the shadow pools of ``adaptive``; None with ``reuse``.
+    """
+
+    __slots__ = (
+        "_again",
+        "_candidate",
+        "_empty",
+        "_freed_at",
+        "_freed_cell",
+        "_front",
+        "_ghost_cell",
+        "_ghosts",
+        "_is_reused",
+        "_keeps_from",
+        "_num_slots",
+        "_once",
+        "_place_cell",
+        "_queues",
+        "_regrets",
+        "_reused_cell",
+        "_run_cell",
+        "_run_of",
+        "_size",
+        "_turnovers",
+        "_where",
+        "_where_cell",
+        "clock",
+        "mark_cell",
+        "mark_of",
+        "num_free",
+        "policy",
+        "shadows",
+    )
+
+    def __init__(self, num_pages: int, run_cell: "array[int]", policy: EvictionPolicy, candidate: int) -> None:
+        self.policy = policy
+        self._size = num_pages - 1
+        self._run_cell = run_cell
+        self._run_of: NDArray[np.uint32] = np.frombuffer(run_cell, np.uint32)
+        self._num_slots = num_ghost_slots(self._size)
+        self.mark_of: NDArray[np.int64] = np.zeros(num_pages, np.int64)
+        self._freed_at: NDArray[np.int64] = np.zeros(num_pages, np.int64)
+        self._is_reused: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
+        self._where: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
+        self._ghosts: NDArray[np.uint32] = np.zeros(self._num_slots, np.uint32)
+        """The tag in each slot: one more than the upper bits of a mark, 0 where there is none."""
+        self.mark_cell, self._freed_cell = self.mark_of.data, self._freed_at.data
+        self._reused_cell, self._where_cell = self._is_reused.data, self._where.data
+        self._ghost_cell = self._ghosts.data
+        self._place_cell = array("i", bytes(4 * num_pages))
+        self.shadows = Shadows(self._size) if policy == "adaptive" else None
+        self.clock = self._regrets = 0
+        self._candidate, self._keeps_from = candidate, 1
+        self._turnovers = CANDIDATES[candidate].turnovers
+        self._clear_queues()
+        self._empty.put(np.arange(1, num_pages))
+        self._where[1:] = _EMPTY
+        self.num_free = self._size
+
+    def _clear_queues(self) -> None:
+        self._empty, self._once, self._again = (PageLog(self._place_cell) for _ in range(3))
+        self._front = BatchLog(self._place_cell)
+        self._queues = (self._empty, self._empty, self._once, self._again, self._front)
+        """The queue of each number in ``_where``; the first number is no queue's."""
+
+    # -- Taking -----------------------------------------------------------------------------------
+
+    def take_one(self) -> int:
+        """Takes the next page; at least one must be free. O(1) amortised."""
+        self.num_free -= 1
+        if self._empty.num:
+            page = self._empty.take_one()
+        elif self._front.num or self._turnovers is None:
+            page = self._chunk(1).item()
+        else:
+            once, again = self._once, self._again
+            queue = once
+            if not once.num:
+                queue = again
+            elif again.num:
+                freed_at = self._freed_cell
+                if freed_at[again.first()] + self._turnovers * self._size < freed_at[once.first()]:
+                    queue = again
+            page = queue.take_one()
+        self._where_cell[page] = _NOWHERE
+        self.evicted_one(page)
+        return page
+
+    def evicted_one(self, page: int) -> None:
+        """A free page, of this order or of another priority, is taken: its content, if it has one, becomes a ghost."""
+        if self._run_cell[page]:
+            mark = self.mark_cell[page]
+            self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] = (mark >> 32) + 1
+            self._reused_cell[page] = 0
+            self.clock += 1
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Takes the next ``count`` pages, `i64[count]`; at least ``count`` must be free. O(count) amortised."""
+        if count <= _FEW:
+            return np.array([self.take_one() for _ in range(count)], np.int64)
+        self.num_free -= count
+        parts: list[NDArray[np.int64]] = []
+        num_empty = min(count, self._empty.num)
+        if num_empty:
+            parts.append(self._empty.peek(num_empty))
+            self._empty.drop_first(num_empty)
+            self._where[parts[0]] = _NOWHERE
+        left = count - num_empty
+        while left:
+            pages = self._chunk(left)
+            self._where[pages] = _NOWHERE
+            self._evicted(pages)
+            parts.append(pages)
+            left -= len(pages)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _evicted(self, pages: NDArray[np.int64]) -> None:
+        """`evicted_one` for pages in order."""
+        cached = pages[self._run_of[pages] != 0] if np.count_nonzero(self._run_of[pages]) < len(pages) else pages
+        slots, tags = self._ghost(self.mark_of[cached])
+        self._ghosts[slots] = tags
+        self._is_reused[cached] = 0
+        self.clock += len(cached)
+
+    def _ghost(self, marks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """The slots and the tags of marks."""
+        slots = (marks & _LOW) * self._num_slots >> 32
+        return slots, ((marks >> 32) + 1).astype(np.uint32)
+
+    def _chunk(self, most: int) -> NDArray[np.int64]:
+        """The next pages, at least one and at most ``most``, that one queue gives before it is another's turn."""
+        once, again, front = self._once, self._again, self._front
+        if self._turnovers is None:
+            return self._keeping_chunk(most)
+        if front.num:
+            return front.take_of(front.latest(), most)
+        queue, count = once, most
+        if not once.num:
+            queue = again
+        elif again.num:
+            longer, freed_at = self._turnovers * self._size, self._freed_cell
+            first_once, first_again = freed_at[once.first()], freed_at[again.first()] + longer
+            if first_again < first_once:
+                queue = again
+                times = self._freed_at[again.peek(min(most, again.num))]
+                count = int(np.searchsorted(times, first_once - longer))
+            else:
+                times = self._freed_at[once.peek(min(most, once.num))]
+                count = int(np.searchsorted(times, first_again, side="right"))
+        return _first(queue, min(count, queue.num))
+
+    def _keeping_chunk(self, most: int) -> NDArray[np.int64]:
+        """`_chunk` by a candidate that keeps.
+
+        Each page that is evicted may make another queue's first page stale, which then goes before: no more pages are
+        taken at once than may be taken before that.
+        """
+        once, again, front, freed_at = self._once, self._again, self._front, self._freed_cell
+        stale = self.clock - STALE_TURNOVERS * self._size
+        before = most
+        if front.num:
+            batch = front.oldest()
+            if batch[2] < stale:
+                return front.take_of(batch, most)
+            before = min(before, batch[2] - stale + 1)
+        for queue in (once, again):
+            if queue.num:
+                time = freed_at[queue.first()]
+                if time < stale:
+                    times = self._freed_at[queue.peek(min(before, queue.num))]
+                    return _first(queue, int(np.searchsorted(times, stale)))
+                before = min(before, time - stale + 1)
+        if front.num:
+            return front.take_of(front.latest(), before)
+        queue = once if once.num else again
+        return _first(queue, min(before, queue.num))
+
+    # -- Coming and going -------------------------------------------------------------------------
+
+    def put_one(self, page: int) -> None:
+        """`put` for one page. O(1) amortised."""
+        self.num_free += 1
+        if not self._run_cell[page]:
+            self._where_cell[page] = _EMPTY
+            self._empty.put_one(page)
+            return
+        self._freed_cell[page] = self.clock
+        if self._reused_cell[page]:
+            self._where_cell[page] = _AGAIN
+            self._again.put_one(page)
+        elif self._turnovers is None and self.clock >= self._keeps_from:
+            self._where_cell[page] = _FRONT
+            self._front.put_batch(np.array((page,)), self.clock)
+        else:
+            self._where_cell[page] = _ONCE
+            self._once.put_one(page)
+
+    def put(self, pages: NDArray[np.int64]) -> None:
+        """Puts distinct pages that became free at once, in order. O(pages) amortised."""
+        count = len(pages)
+        self.num_free += count
+        is_cached = self._run_of[pages] != 0
+        if np.count_nonzero(is_cached) < count:
+            empty, pages = pages[~is_cached], pages[is_cached]
+            self._where[empty] = _EMPTY
+            self._empty.put(empty)
+            if not len(pages):
+                return
+        self._freed_at[pages] = self.clock
+        is_reused = self._is_reused[pages] != 0
+        num_reused = np.count_nonzero(is_reused)
+        if num_reused:
+            again = pages if num_reused == len(pages) else pages[is_reused]
+            self._where[again] = _AGAIN
+            self._again.put(again)
+            pages = pages[~is_reused]
+        if not len(pages):
+            return
+        if self._turnovers is None and self.clock >= self._keeps_from:
+            self._where[pages] = _FRONT
+            self._front.put_batch(pages, self.clock)
+        else:
+            self._where[pages] = _ONCE
+            self._once.put(pages)
+
+    def are_distinct(self, pages: NDArray[np.int64]) -> bool:
+        """True if no page is listed twice. O(pages log pages)."""
+        return len(np.unique(pages)) == len(pages)
+
+    def put_distinct(self, pages: NDArray[np.int64]) -> bool:
+        """`put`, unless a page is listed twice; True if it was done. O(pages log pages)."""
+        if not self.are_distinct(pages):
+            return False
+        self.put(pages)
+        return True
+
+    def put_front(self, pages: NDArray[np.int64]) -> None:
+        """Puts distinct pages without a hash before the first, in order (POOL-13). O(pages without a hash)."""
+        self._where[pages] = _EMPTY
+        self._empty.put_front(pages)
+        self.num_free += len(pages)
+
+    def remove(self, pages: NDArray[np.int64]) -> None:
+        """Removes distinct free pages from any places. O(pages)."""
+        where = self._where[pages]
+        for number in (_AGAIN, _ONCE, _FRONT, _EMPTY):
+            own = where == number
+            num_own = np.count_nonzero(own)
+            if num_own:
+                self._queues[number].remove(pages if num_own == len(pages) else pages[own])
+        self._where[pages] = _NOWHERE
+        self.num_free -= len(pages)
+
+    def remove_one(self, page: int) -> None:
+        """Removes one free page from any place. O(1)."""
+        self._queues[self._where_cell[page]].remove_one(page)
+        self._where_cell[page] = _NOWHERE
+        self.num_free -= 1
+
+    def order(self, before: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """The free pages in the order in which they would be taken now, `i64[num_free]`. O(pages and ghosts).
+
+        Args:
+            before: the pages of lower priorities, which would be taken before; None: there are none.
+        """
+        trial = ReuseOrder(self._size + 1, self._run_cell, "reuse", self._candidate)
+        saved = self.saved()
+        saved.queues.ghosts = []
+        num_before = 0 if before is None else int(np.count_nonzero(self._run_of[before]))
+        trial.restore(saved, self.clock + num_before)
+        trial.mark_of[:] = self.mark_of
+        return trial.take(trial.num_free)
+
+    # -- What happens to contents ------------------------------------------------------------------
+
+    def published(self, pages: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
+        """Distinct pages in use got hashes, in this order. O(pages).
+
+        Args:
+            pages: the pages.
+            marks: the marks of their contents, `i64[len(pages)]`.
+        """
+        self.mark_of[pages] = marks
+        slots, tags = self._ghost(marks)
+        is_ghost = self._ghosts[slots] == tags
+        self._regrets += int(np.count_nonzero(is_ghost))
+        is_reused = is_ghost & CANDIDATES[self._candidate].uses_ghosts
+        if self.shadows is not None:
+            for place in self.shadows.sampled(marks):
+                candidate = self.shadows.asked(marks.item(place), True, self._candidate)
+                if candidate != self._candidate:  # pages before this one went by the rule before
+                    self._follow(candidate)
+                    is_reused[place:] = is_ghost[place:] & CANDIDATES[candidate].uses_ghosts
+        self._is_reused[pages] = is_reused
+
+    def published_one(self, page: int, mark: int) -> None:
+        """`published` for one page. O(1)."""
+        self.mark_cell[page] = mark
+        if self.shadows is not None and mark < self.shadows.bound:
+            candidate = self.shadows.asked(mark, True, self._candidate)
+            if candidate != self._candidate:
+                self._follow(candidate)
+        is_ghost = self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] == (mark >> 32) + 1
+        self._regrets += is_ghost
+        self._reused_cell[page] = is_ghost and CANDIDATES[self._candidate].uses_ghosts
+
+    def _follow(self, candidate: int) -> None:
+        """Goes on by another rule. One that keeps lets the pool fill first with what is asked for now."""
+        turnovers = CANDIDATES[candidate].turnovers
+        if turnovers is None and self._turnovers is not None:
+            self._keeps_from = self.clock + self._size
+        self._candidate, self._turnovers = candidate, turnovers
+
+    def hit(self, pages: NDArray[np.int64], was_free: NDArray[np.bool_]) -> None:
+        """Pages got references, in this order; those without a hash are no hits. O(pages).
+
+        Args:
+            pages: the pages, once for each reference.
+            was_free: True for the first mention of a page that had no reference, `bool[len(pages)]`.
+        """
+        is_cached = self._run_of[pages] != 0
+        if np.count_nonzero(is_cached) < len(pages):
+            pages, was_free = pages[is_cached], was_free[is_cached]
+        self._is_reused[pages] = 1
+        if self.shadows is not None:
+            marks = self.mark_of[pages]
+            for place in self.shadows.sampled(marks):
+                candidate = self.shadows.asked(marks.item(place), was_free.item(place), self._candidate)
+                if candidate != self._candidate:
+                    self._follow(candidate)
+
+    def released(self, pages: NDArray[np.int64], freed: NDArray[np.int64]) -> None:
+        """Distinct pages lost references, in this order; ``freed`` are those left without any, in order. O(pages)."""
+        if self.shadows is not None:
+            marks = self.mark_of[freed[self._run_of[freed] != 0]]
+            places = self.shadows.sampled(marks)
+            if places:
+                self.shadows.left(marks[places].tolist())
+        is_reused = self._is_reused[pages] != 0
+        if not np.count_nonzero(is_reused):
+            return
+        first = is_reused.argmax()
+        needed, is_cached = pages[first:], self._run_of[pages[first:]] != 0
+        if np.count_nonzero(is_cached) < len(needed):  # a page without a hash is needed by none
+            places = np.arange(len(needed))
+            last_reused = np.maximum.accumulate(np.where(is_reused[first:], places, -1))
+            last_bare = np.maximum.accumulate(np.where(is_cached, -1, places))
+            needed = needed[last_reused > last_bare]
+        self._is_reused[needed] = 1
+
+    def forgotten(self, pages: NDArray[np.int64], is_free: NDArray[np.bool_]) -> None:
+        """Distinct cached pages are about to lose their hashes in another way than by eviction. O(pages).
+
+        Args:
+            pages: the pages.
+            is_free: True for those that are free, `bool[len(pages)]`; they keep their places.
+        """
+        self._is_reused[pages] = 0
+        if self.shadows is not None:
+            marks = self.mark_of[pages]
+            for place in self.shadows.sampled(marks):
+                self.shadows.forgotten(marks.item(place), is_free.item(place))
+
+    def counters(self) -> EvictionCounters:
+        """What the policy has seen."""
+        scores = () if self.shadows is None else tuple(self.shadows.scores)
+        return EvictionCounters(self._regrets, self._candidate, scores)
+
+    # -- Snapshots (MAN-14) and check -------------------------------------------------------------
+
+    def saved(self) -> SavedEviction:
+        """What a snapshot has of the policy. O(pages and ghosts)."""
+        once, again = (self._with_times(queue) for queue in (self._once, self._again))
+        slots = self._ghosts.nonzero()[0]
+        ghosts = list(zip(slots.tolist(), self._ghosts[slots].tolist(), strict=True))
+        reused: list[int] = self._is_reused.nonzero()[0].tolist()
+        queues = QueuesState(self._front.in_batches(), once, again, reused, ghosts)
+        empty: list[int] = self._empty.order().tolist()
+        saved = SavedEviction(self._regrets, self._keeps_from, empty, queues, self._candidate)
+        if self.shadows is not None:
+            self.shadows.save(saved)
+        return saved
+
+    def _with_times(self, queue: PageLog) -> list[tuple[int, int]]:
+        pages = queue.order()
+        return list(zip(pages.tolist(), self._freed_at[pages].tolist(), strict=True))
+
+    def restore(self, saved: SavedEviction, clock: int) -> None:
+        """Sets the state, but for the marks; `check` verifies that it fits the rest.
+
+        Args:
+            saved: what `saved` gave.
+            clock: the number of evicted pages.
+        """
+        self.clock, self._regrets, self._keeps_from = clock, saved.regrets, saved.keeps_from
+        self._candidate, self._turnovers = saved.candidate, CANDIDATES[saved.candidate].turnovers
+        self._clear_queues()
+        self._where[:] = _NOWHERE
+        self._is_reused[:] = 0
+        self._is_reused[saved.queues.reused] = 1
+        for slot, tag in saved.queues.ghosts:
+            self._ghosts[slot] = tag
+        entries = [(_EMPTY, page, 0) for page in saved.empty]
+        entries += [(_ONCE, *entry) for entry in saved.queues.once] + [(_AGAIN, *entry) for entry in saved.queues.again]
+        for number, page, time in entries:
+            self._where_cell[page], self._freed_cell[page] = number, time
+            self._queues[number].put_one(page)
+        for time, batch in saved.queues.front:
+            pages = np.array(batch, np.int64)
+            self._where[pages], self._freed_at[pages] = _FRONT, time
+            self._front.put_batch(pages, time)
+        self.num_free = sum(queue.num for queue in self._queues[1:])
+        if self.shadows is not None:
+            self.shadows.restore(saved)
+
+    def check(self) -> None:
+        """Verifies every redundancy of queues, columns and ghosts. O(pages and ghosts).
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        free = np.zeros(len(self._where), np.int64)
+        for number, queue in list(enumerate(self._queues))[1:]:
+            queue.check()
+            own = queue.order()
+            free[own] += 1
+            assert (self._where[own] == number).all(), f"EVICT-1: queue {number} and where pages wait: {own.tolist()}"
+        assert (free <= 1).all(), "POOL-2: a page is free twice"
+        assert ((self._where != _NOWHERE) == (free == 1)).all(), "POOL-2: where pages wait"
+        assert self.num_free == free.sum(), f"POOL-2: {self.num_free} free pages, counted {free.sum()}"
+        is_cached, is_reused = self._run_of != 0, self._is_reused != 0
+        assert not (is_reused & ~is_cached).any(), "EVICT-1: a page without a hash counts as reused"
+        assert not (is_cached & (self._where == _EMPTY)).any(), "EVICT-1: a cached page is among those without a hash"
+        waits = is_cached & (self._where != _NOWHERE)
+        assert (is_reused == (self._where == _AGAIN))[waits].all(), "EVICT-1: a page is in another's queue"
+        for queue in (self._once, self._again):
+            times = self._freed_at[queue.order()]
+            assert (np.diff(times) >= 0).all(), f"EVICT-1: {times.tolist()}"
+            assert (times <= self.clock).all(), f"EVICT-1: pages freed at {times.tolist()}, after {self.clock}"
+        batches = [time for time, _ in self._front.in_batches()]
+        assert batches == sorted(batches), f"EVICT-1: batches of {batches}"
+        assert all(time <= self.clock for time in batches), f"EVICT-1: batches of {batches}, after {self.clock}"
+
+    def check_contents(self, counts: NDArray[np.int32], evictions: int) -> None:
+        """Verifies what depends on the pool's counts and evictions, and the shadow pools. O(pages)."""
+        assert self.clock == evictions, f"EVICT-1: {self.clock} at {evictions} evictions"
+        assert (self.mark_of >= 0).all(), "EVICT-1: a mark below 0"
+        if self.shadows is not None:
+            self.shadows.check(self.mark_of[(self._run_of != 0) & (counts > 0)])
+
+
+def _first(queue: PageLog, count: int) -> NDArray[np.int64]:
+    """Takes the first ``count`` pages of a queue."""
+    pages = queue.peek(count)
+    queue.drop_first(count)
+    return pages

@@ -1,0 +1,282 @@
+"""EVICT-1: the shadow pools of ``adaptive``: each candidate of `CANDIDATES` on a sample of the pool's contents."""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations.eviction import (
+    CANDIDATES,
+    HALVED_AFTER,
+    SHADOW_PAGES,
+    STALE_TURNOVERS,
+    Candidate,
+    QueuesState,
+    SavedEviction,
+    num_ghost_slots,
+)
+
+__all__ = ["Shadows"]
+
+_LOW = 2**32 - 1
+_MISSING: OrderedDict[int, int] = OrderedDict()
+_ALL = 2**63
+
+
+class _Shadow:
+    """A small pool of contents, by one candidate.
+
+    Args:
+        size: the number of contents that it has room for.
+        candidate: the rule.
+
+    Attributes:
+        at: each content in it, with the queue in which it waits; None for one in use.
+        clock: the number of contents evicted so far.
+    """
+
+    __slots__ = ("_again", "_front", "_ghosts", "_num_slots", "_once", "_reused", "_size", "_turnovers", "_uses_ghosts")
+    __slots__ += ("at", "clock")
+
+    def __init__(self, size: int, candidate: Candidate) -> None:
+        self._size = size
+        self._turnovers, self._uses_ghosts = candidate
+        self._num_slots = num_ghost_slots(size)
+        self.clock = 0
+        self.at: dict[int, OrderedDict[int, int] | None] = {}
+        self._once: OrderedDict[int, int] = OrderedDict()
+        self._again: OrderedDict[int, int] = OrderedDict()
+        self._front: deque[OrderedDict[int, int]] = deque()
+        """Batches of contents, each with its clock; those that lost all are passed over when they come to an end."""
+        self._reused: set[int] = set()
+        self._ghosts: dict[int, int] = {}
+
+    def asked(self, mark: int, num_held: int) -> bool:
+        """A content was asked for, and is in use now; returns True if it was there. O(1) amortised.
+
+        Args:
+            mark: the content.
+            num_held: the number of contents in use, this one among them.
+        """
+        queue = self.at.get(mark, _MISSING)
+        if queue is not _MISSING:
+            self._reused.add(mark)
+            if queue is not None:
+                del queue[mark]
+                self.at[mark] = None
+            return True
+        if self._size <= len(self.at) >= num_held:  # full, and not all are in use
+            self._evict()
+        self.at[mark] = None
+        if self._uses_ghosts and self._ghosts.get((mark & _LOW) * self._num_slots >> 32) == (mark >> 32) + 1:
+            self._reused.add(mark)
+        return False
+
+    def left(self, marks: Sequence[int], num_held: int) -> None:
+        """Contents are in use no more, in this order; ``num_held`` still are. O(contents) amortised."""
+        at, clock, reused = self.at, self.clock, self._reused
+        rest = self._once
+        if self._turnovers is None and clock >= 1:
+            rest = OrderedDict()
+        behind = False
+        for mark in marks:
+            if behind or mark in reused:
+                behind = True
+                reused.add(mark)
+                queue = self._again
+            else:
+                queue = rest
+            queue[mark] = clock
+            at[mark] = queue
+        if rest is not self._once and rest:
+            self._front.append(rest)
+        while self._size < len(at) > num_held:
+            self._evict()
+
+    def _evict(self) -> None:
+        queue = self._next()
+        mark, _ = queue.popitem(last=False)
+        del self.at[mark]
+        self.clock += 1
+        self._ghosts[(mark & _LOW) * self._num_slots >> 32] = (mark >> 32) + 1
+        self._reused.discard(mark)
+
+    def _next(self) -> OrderedDict[int, int]:
+        """The queue whose first content is evicted next."""
+        once, again, front, turnovers = self._once, self._again, self._front, self._turnovers
+        if turnovers is not None:
+            if not again:
+                return once
+            if once and _time(again) + turnovers * self._size >= _time(once):
+                return once
+            return again
+        stale = self.clock - STALE_TURNOVERS * self._size
+        while front and not front[0]:
+            front.popleft()
+        if front and _time(front[0]) < stale:
+            return front[0]
+        if once and _time(once) < stale:
+            return once
+        if again and _time(again) < stale:
+            return again
+        while front and not front[-1]:
+            front.pop()
+        if front:
+            return front[-1]
+        return once or again
+
+    def lost(self, mark: int) -> None:
+        """A content is not to be found any more. O(1)."""
+        queue = self.at.pop(mark, _MISSING)
+        if queue is not None:
+            queue.pop(mark, None)
+        self._reused.discard(mark)
+
+    def state(self) -> QueuesState:
+        """What a snapshot has of it."""
+        front = [(_time(batch), list(batch)) for batch in self._front if batch]
+        queues = list(self._once.items()), list(self._again.items())
+        return QueuesState(front, *queues, sorted(self._reused), sorted(self._ghosts.items()))
+
+    def restore(self, queues: QueuesState, clock: int, held: Sequence[int]) -> None:
+        """Sets the state of a snapshot; ``held`` are the contents in use."""
+        self.clock = clock
+        self._front = deque(OrderedDict.fromkeys(batch, time) for time, batch in queues.front)
+        self._once, self._again = OrderedDict(queues.once), OrderedDict(queues.again)
+        self._reused, self._ghosts = set(queues.reused), dict(queues.ghosts)
+        self.at = dict.fromkeys(held)
+        for queue in (*self._front, self._once, self._again):
+            self.at.update(dict.fromkeys(queue, queue))
+
+    def check(self, held: frozenset[int]) -> None:
+        """Verifies that queues, contents and clocks agree; ``held`` are the contents in use."""
+        queues = [*self._front, self._once, self._again]
+        free = {mark: queue for queue in queues for mark in queue}
+        assert len(free) == sum(map(len, queues)), "EVICT-1: a content waits twice in a shadow pool"
+        assert {mark for mark, queue in self.at.items() if queue is None} == held, "EVICT-1: a shadow pool's holders"
+        assert all(self.at.get(mark) is queue for mark, queue in free.items()), "EVICT-1: a shadow pool's queues"
+        assert len(self.at) == len(free) + len(held), "EVICT-1: contents of a shadow pool"
+        assert len(self.at) <= max(self._size, len(held)), "EVICT-1: a shadow pool is too full"
+        assert self._reused <= self.at.keys(), "EVICT-1: a content that is gone counts as reused"
+        for queue in queues:
+            times = list(queue.values())
+            assert times == sorted(times), f"EVICT-1: a shadow pool's queue, {times}"
+            assert not times or times[-1] <= self.clock, f"EVICT-1: {times} after {self.clock} in a shadow pool"
+            waits = {mark in self._reused for mark in queue}
+            assert waits <= {queue is self._again}, "EVICT-1: a content is in another's queue"
+        times = [_time(batch) for batch in self._front if batch]
+        assert times == sorted(times), f"EVICT-1: a shadow pool's batches, {times}"
+        assert all(0 <= slot < self._num_slots for slot in self._ghosts), "EVICT-1: a ghost in no slot"
+
+
+def _time(queue: OrderedDict[int, int]) -> int:
+    """The clock of the first content of a queue."""
+    return queue[next(iter(queue))]
+
+
+class Shadows:
+    """A shadow pool for each candidate.
+
+    Args:
+        num_pages: pages of the pool, the null page not counted.
+
+    Attributes:
+        bound: contents whose marks are below it are sampled.
+        scores: the hits of each shadow pool, halved after every `HALVED_AFTER` contents.
+    """
+
+    __slots__ = ("_asked", "_holders", "_shadows", "bound", "scores")
+
+    def __init__(self, num_pages: int) -> None:
+        self.bound = min(-(-(SHADOW_PAGES << 31) // num_pages) << 32, _ALL)
+        self._shadows = [_Shadow(min(num_pages, SHADOW_PAGES), candidate) for candidate in CANDIDATES]
+        self.scores = [0] * len(CANDIDATES)
+        self._asked = 0
+        self._holders: dict[int, int] = {}
+        """The number of pages in use that hold each of the sampled contents."""
+
+    def sampled(self, marks: NDArray[np.int64]) -> list[int]:
+        """The places of the marks of sampled contents. O(marks)."""
+        if self.bound == _ALL:
+            return list(range(len(marks)))
+        places: list[int] = (marks < self.bound).nonzero()[0].tolist()
+        return places
+
+    def asked(self, mark: int, is_new_holder: bool, now: int) -> int:
+        """A sampled content was asked for. O(1) amortised.
+
+        Args:
+            mark: the content.
+            is_new_holder: True if a page holds it now that was not in use with it before.
+            now: the place of the candidate in force.
+
+        Returns:
+            The place of the candidate to follow.
+        """
+        if is_new_holder:
+            self._holders[mark] = self._holders.get(mark, 0) + 1
+        scores, num_held = self.scores, len(self._holders)
+        for place, shadow in enumerate(self._shadows):
+            if shadow.asked(mark, num_held):
+                scores[place] += 1
+        self._asked += 1
+        if not self._asked % HALVED_AFTER:
+            self.scores = scores = [score // 2 for score in scores]
+        most, own = max(scores), scores[now]
+        if 50 * most <= 51 * own:
+            return now
+        best, ahead = scores.index(most), most - own
+        return best if (ahead > 1 if best == 0 else ahead * ahead > 4 * most) else now
+
+    def left(self, marks: Sequence[int]) -> None:
+        """Pages that hold sampled contents became free, in this order."""
+        gone = [mark for mark in marks if self._holds_no_more(mark)]
+        if gone:
+            for shadow in self._shadows:
+                shadow.left(gone, len(self._holders))
+
+    def forgotten(self, mark: int, is_free: bool) -> None:
+        """A page lost its hash, and the sampled content with it."""
+        if mark not in self._holders if is_free else self._holds_no_more(mark):
+            for shadow in self._shadows:
+                shadow.lost(mark)
+
+    def _holds_no_more(self, mark: int) -> bool:
+        """One page in use holds a content no more; returns True if none does now."""
+        holders = self._holders
+        if holders[mark] > 1:
+            holders[mark] -= 1
+            return False
+        del holders[mark]
+        return True
+
+    # -- Snapshots (MAN-14) and check -------------------------------------------------------------
+
+    def save(self, saved: SavedEviction) -> None:
+        """Writes the state into what a snapshot has of the policy."""
+        saved.scores, saved.asked, saved.holders = list(self.scores), self._asked, sorted(self._holders.items())
+        saved.shadows = [(shadow.clock, shadow.state()) for shadow in self._shadows]
+
+    def restore(self, saved: SavedEviction) -> None:
+        """Sets the state; `check` verifies that it fits the rest."""
+        self.scores, self._asked, self._holders = list(saved.scores), saved.asked, dict(saved.holders)
+        for shadow, (clock, queues) in zip(self._shadows, saved.shadows, strict=True):
+            shadow.restore(queues, clock, list(self._holders))
+
+    def check(self, marks: NDArray[np.int64]) -> None:
+        """Verifies every redundancy.
+
+        Args:
+            marks: those of the cached pages in use, `i64[n]`.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        held, counts = np.unique(marks[self.sampled(marks)], return_counts=True)
+        holders = dict(zip(held.tolist(), counts.tolist(), strict=True))
+        assert self._holders == holders, f"EVICT-1: holders {self._holders} of sampled contents, counted {holders}"
+        for shadow in self._shadows:
+            shadow.check(frozenset(holders))
+            assert all(mark < self.bound for mark in shadow.at), "EVICT-1: a content outside of the sample"
+        assert all(0 <= score <= self._asked for score in self.scores), f"EVICT-1: {self.scores} of {self._asked}"

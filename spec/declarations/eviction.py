@@ -1,0 +1,219 @@
+"""EVICT-1: the policies by which free pages are evicted: their names, their constants, and their part of a snapshot."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from .codec import BEYOND, Part
+from .reading import refusal, shown
+
+__all__ = [
+    "CANDIDATES",
+    "HALVED_AFTER",
+    "POLICIES",
+    "REUSE",
+    "SHADOW_PAGES",
+    "STALE_TURNOVERS",
+    "Batch",
+    "Candidate",
+    "EvictionCounters",
+    "EvictionPolicy",
+    "QueuesState",
+    "SavedEviction",
+    "eviction_of",
+    "eviction_to_json",
+    "num_ghost_slots",
+    "read_policy",
+]
+
+EvictionPolicy = Literal["lru", "reuse", "adaptive"]
+POLICIES: tuple[EvictionPolicy, ...] = ("lru", "reuse", "adaptive")
+
+SHADOW_PAGES = 1_024
+"""The most pages of a shadow pool: a larger pool samples its contents, so that each shadow sees as much pressure."""
+
+HALVED_AFTER = 4_096
+"""Scores of shadow pools are halved after this number of sampled contents were asked for."""
+
+STALE_TURNOVERS = 8
+"""A candidate that keeps lets go of pages that were free for more than this number of pool turnovers."""
+
+
+class Candidate(NamedTuple):
+    """A rule for the page that is taken next.
+
+    Attributes:
+        turnovers: how many pool turnovers longer a reused page stays than another; None: the rule keeps what is there,
+            and lets new pages take each other's places.
+        uses_ghosts: whether a content that was evicted lately counts as reused when it is published again.
+    """
+
+    turnovers: int | None
+    uses_ghosts: bool
+
+
+CANDIDATES = (
+    Candidate(0, True),
+    Candidate(1, True),
+    Candidate(4, True),
+    Candidate(None, False),
+    Candidate(None, True),
+)
+"""The rules that ``adaptive`` chooses among. The first is LRU: by it reused pages stay no longer than others."""
+
+REUSE = CANDIDATES[2]
+"""The rule of ``reuse``."""
+
+
+@dataclass(frozen=True)
+class EvictionCounters:
+    """What a pool's eviction policy has seen since the pool was made; all is 0 with ``lru``, which watches nothing.
+
+    Attributes:
+        regrets: number of pages that were published with a content that had been evicted lately.
+        candidate: the place in `CANDIDATES` of the rule in force.
+        scores: hits of each candidate's shadow pool, halved after every `HALVED_AFTER` contents; empty unless
+            ``adaptive``.
+    """
+
+    regrets: int = 0
+    candidate: int = 0
+    scores: tuple[int, ...] = ()
+
+
+def read_policy(policy: object) -> EvictionPolicy:
+    """Reads the name of a policy.
+
+    Raises:
+        TypeError: it is no str.
+        ValueError: it is none of `POLICIES`.
+    """
+    if not isinstance(policy, str):
+        raise refusal(TypeError, "EVICT-1", f"eviction={shown(policy)} must be a str")
+    for known in POLICIES:
+        if policy == known:
+            return known
+    raise refusal(ValueError, "EVICT-1", f"eviction={policy!r} must be one of {', '.join(map(repr, POLICIES))}")
+
+
+def num_ghost_slots(num_pages: int) -> int:
+    """The number of ghosts that a pool has room for: a mark stays for one and a half turnovers in the mean."""
+    return min(num_pages + num_pages // 2, 2**31 - 1)
+
+
+# -- Snapshots (MAN-14) ---------------------------------------------------------------------------
+
+Batch = tuple[int, list[int]]
+"""Pages or marks that became free together, with the clock at that time."""
+
+
+@dataclass
+class QueuesState:
+    """The free pages of a pool, or the free marks of a shadow pool, each with the clock at which it became free.
+
+    Attributes:
+        front: batches to be taken at once, the last one first.
+        once: those that were not hit.
+        again: those that were.
+        reused: the cached ones that were hit or are of a content that was, ascending.
+        ghosts: [slot, tag] of contents that were evicted, by slot.
+    """
+
+    front: list[Batch] = field(default_factory=list)
+    once: list[tuple[int, int]] = field(default_factory=list)
+    again: list[tuple[int, int]] = field(default_factory=list)
+    reused: list[int] = field(default_factory=list)
+    ghosts: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class SavedEviction:
+    """What a snapshot has of a policy other than ``lru``.
+
+    Attributes:
+        regrets: see `EvictionCounters`.
+        keeps_from: the clock from which on a candidate that keeps does so.
+        empty: the free pages that had no hash when they were freed, in this order.
+        queues: the other free pages.
+        candidate: the place in `CANDIDATES` of the rule in force.
+        scores: see `EvictionCounters`; empty, as all below, unless the policy is ``adaptive``.
+        asked: number of sampled contents that were asked for.
+        holders: [mark, number of pages in use] of the sampled contents in use, by mark.
+        shadows: the clock and the queues of each candidate's shadow pool.
+    """
+
+    regrets: int
+    keeps_from: int
+    empty: list[int]
+    queues: QueuesState
+    candidate: int = CANDIDATES.index(REUSE)
+    scores: list[int] = field(default_factory=list)
+    asked: int = 0
+    holders: list[tuple[int, int]] = field(default_factory=list)
+    shadows: list[tuple[int, QueuesState]] = field(default_factory=list)
+
+
+def _queues_to_json(queues: QueuesState) -> dict[str, Any]:
+    return {
+        "front": [[clock, list(batch)] for clock, batch in queues.front],
+        "once": [list(entry) for entry in queues.once],
+        "again": [list(entry) for entry in queues.again],
+        "reused": list(queues.reused),
+        "ghosts": [list(entry) for entry in queues.ghosts],
+    }
+
+
+def _queues_of(part: Part, size: int, least: int = 0, below: int = BEYOND) -> QueuesState:
+    """Reads queues of a pool of a size, or of a shadow pool; entries lie in [least, below)."""
+    parts = part.members(("front", "once", "again", "reused", "ghosts"))
+
+    def pairs(name: str) -> list[tuple[int, int]]:
+        found = (item.items(2) for item in parts[name].items())
+        return [(entry.integer(least, below), clock.integer()) for entry, clock in found]
+
+    batches = (item.items(2) for item in parts["front"].items())
+    front = [(clock.integer(), [own.integer(least, below) for own in batch.items()]) for clock, batch in batches]
+    pairs_of_ghosts = (item.items(2) for item in parts["ghosts"].items())
+    num_slots = num_ghost_slots(size)
+    ghosts = [(slot.integer(below=num_slots), tag.integer(1, 2**31 + 1)) for slot, tag in pairs_of_ghosts]
+    reused = [own.integer(least, below) for own in parts["reused"].items()]
+    return QueuesState(front, pairs("once"), pairs("again"), reused, ghosts)
+
+
+_MEMBERS = ("policy", "regrets", "keeps_from", "empty", "queues", "candidate", "scores", "asked", "holders", "shadows")
+
+
+def eviction_to_json(policy: EvictionPolicy, saved: SavedEviction) -> dict[str, Any]:
+    """The part of a snapshot."""
+    shadows = [[clock, _queues_to_json(queues)] for clock, queues in saved.shadows]
+    holders = [list(entry) for entry in saved.holders]
+    return {**vars(saved), "policy": policy, "queues": _queues_to_json(saved.queues), "holders": holders} | {
+        "shadows": shadows
+    }
+
+
+def eviction_of(part: Part, num_pages: int) -> SavedEviction:
+    """Reads the part of a snapshot, but for the name of the policy.
+
+    Args:
+        part: the part.
+        num_pages: pages of the pool.
+
+    Raises:
+        ValueError: it is damaged (MAN-14).
+    """
+    parts = part.members(_MEMBERS)
+    lengths = len(CANDIDATES) if parts["policy"].value == "adaptive" else 0
+    size = min(num_pages - 1, SHADOW_PAGES)
+    holders = (item.items(2) for item in parts["holders"].items())
+    shadows = (item.items(2) for item in parts["shadows"].items(lengths))
+    return SavedEviction(
+        parts["regrets"].integer(),
+        parts["keeps_from"].integer(),
+        [page.integer(1, num_pages) for page in parts["empty"].items()],
+        _queues_of(parts["queues"], num_pages - 1, 1, num_pages),
+        parts["candidate"].integer(below=len(CANDIDATES)),
+        [score.integer() for score in parts["scores"].items(lengths)],
+        parts["asked"].integer(),
+        [(mark.integer(), number.integer(1)) for mark, number in holders],
+        [(clock.integer(), _queues_of(queues, size)) for clock, queues in shadows],
+    )

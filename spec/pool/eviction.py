@@ -1,0 +1,384 @@
+"""EVICT-1: the order in which free pages of priority 0 are evicted, by ``lru`` and by ``reuse``.
+
+The pool tells a queue what happens to its pages, one call each. By ``reuse`` free pages wait in four queues. *empty*:
+pages without a hash, which hold nothing. *once*: pages that were not hit. *again*: pages that were hit, or whose
+content was evicted lately and published again. *front*: what is taken at once. A candidate (`Candidate`) says which of
+them goes next. Times are counted in evicted pages; a turnover is as many as the pool has pages.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+
+from ..declarations.eviction import (
+    CANDIDATES,
+    REUSE,
+    STALE_TURNOVERS,
+    Candidate,
+    EvictionCounters,
+    QueuesState,
+    SavedEviction,
+    num_ghost_slots,
+)
+
+__all__ = ["EvictionOrder", "LruQueue", "ReuseQueue"]
+
+
+class LruQueue:
+    """The free pages of priority 0, the one freed first in front. It is the queue of `lru`, which watches no contents.
+
+    Args:
+        num_pages: pages of the pool; all but the null page are free at first.
+    """
+
+    watches = False
+    """Whether the queue wants to be told of contents."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._free = OrderedDict.fromkeys(range(1, num_pages))
+
+    def order(self, before: Iterable[int] = ()) -> list[int]:  # noqa: ARG002 - LRU has no clock
+        """The free pages in the order in which they would be taken now, after the pages ``before``."""
+        return list(self._free)
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._free
+
+    def take(self) -> int:
+        """Takes the next page."""
+        return self._free.popitem(last=False)[0]
+
+    def remove(self, page: int) -> None:
+        """Takes a page out of the middle."""
+        del self._free[page]
+
+    def put(self, pages: Iterable[int]) -> None:
+        """Adds pages that became free at once, in this order."""
+        self._free.update(OrderedDict.fromkeys(pages))
+
+    def put_front(self, pages: Iterable[int]) -> None:
+        """Adds pages without a hash in front of all others, in this order (POOL-13)."""
+        self._free = OrderedDict.fromkeys([*pages, *self._free])
+
+    # -- What happens to contents ------------------------------------------------------------------
+
+    def published(self, page: int, mark: int) -> None:
+        """A page in use got a hash; ``mark`` stands for its content, see `Marks`."""
+
+    def restored(self, page: int, mark: int) -> None:
+        """A page got the hash that it had when a snapshot was taken (MAN-14)."""
+
+    def hit(self, page: int, was_free: bool) -> None:
+        """A cached page got a reference."""
+
+    def released(self, pages: Sequence[int], freed: Collection[int]) -> None:
+        """Pages lost references, in this order; those freed are about to be added to a queue."""
+
+    def forgotten(self, page: int, is_free: bool) -> None:
+        """A page lost its hash in another way than by eviction."""
+
+    def evicted(self, page: int) -> None:
+        """A page was taken from this queue, or from that of another priority; its hash, if it has one, goes."""
+
+    def counters(self) -> EvictionCounters:
+        """What the policy has seen."""
+        return EvictionCounters()
+
+    # -- Snapshots (MAN-14) and check --------------------------------------------------------------
+
+    def saved(self) -> SavedEviction | None:
+        """What a snapshot has of the queue; None: the free pages in their order are all."""
+        return None
+
+    def restore(self, free: Sequence[int], saved: SavedEviction | None, clock: int) -> None:  # noqa: ARG002 - as above
+        """Sets the state; `check` verifies that it fits the rest.
+
+        Args:
+            free: the free pages of priority 0, in order.
+            saved: what `saved` gave.
+            clock: the number of evicted pages.
+        """
+        self._free = OrderedDict.fromkeys(free)
+
+    def check(self, cached: Collection[int], counts: Sequence[int], evictions: int) -> None:
+        """Verifies what the queue knows of contents against the pool's cached pages, counts and evictions."""
+
+
+class EvictionOrder:
+    """Free entries in the order in which they are evicted by a candidate, and what is known of the contents.
+
+    The entries are the pages of a pool, or the contents of a shadow pool, which are their own marks.
+
+    Args:
+        size: the number of entries that there is room for, which makes a turnover.
+        candidate: the rule.
+    """
+
+    def __init__(self, size: int, candidate: Candidate) -> None:
+        self.size = size
+        self.candidate = candidate
+        self.clock = 0
+        """Entries evicted so far. Those taken without a hash do not count, as they push nothing out."""
+        self.front: list[tuple[int, dict[int, None]]] = []
+        """Batches of entries to be taken at once, with the clock when they became free: the last batch goes first."""
+        self.once: dict[int, int] = {}
+        """Free entries in the order in which they became free, with the clock at that time."""
+        self.again: dict[int, int] = {}
+        """The same of those that count as reused."""
+        self.mark_of: dict[int, int] = {}
+        """The mark of each cached entry."""
+        self.reused: set[int] = set()
+        """Cached entries that were hit, or whose content was, or that a reused one needs for its hits."""
+        self.ghosts: dict[int, int] = {}
+        """Tags of evicted contents, by the slots that their marks give; a later one takes a slot over."""
+        self.keeps_from = 1
+        """A candidate that keeps does so from this clock on; until then it lets the pool fill."""
+
+    @property
+    def num_free(self) -> int:
+        """The number of free entries."""
+        return sum(len(batch) for _, batch in self.front) + len(self.once) + len(self.again)
+
+    def follow(self, candidate: Candidate) -> None:
+        """Goes on by another rule. One that keeps lets the pool fill first with what is asked for now."""
+        if candidate.turnovers is None and self.candidate.turnovers is not None:
+            self.keeps_from = self.clock + self.size
+        self.candidate = candidate
+
+    def next(self) -> int:
+        """The entry to be taken next."""
+        turnovers = self.candidate.turnovers
+        once, again = next(iter(self.once), None), next(iter(self.again), None)
+        if turnovers is None:  # what nobody asked for during this time is no part of what comes round
+            stale = self.clock - STALE_TURNOVERS * self.size
+            # the oldest batch before again: it may hold what an entry of again is needed by
+            if self.front and self.front[0][0] < stale:
+                return next(iter(self.front[0][1]))
+            if once is not None and self.once[once] < stale:
+                return once
+            if again is not None and self.again[again] < stale:
+                return again
+        if self.front:
+            return next(iter(self.front[-1][1]))
+        if once is None or again is None:
+            entry = once if again is None else again
+            assert entry is not None, "an entry is free"
+            return entry
+        if turnovers is not None and self.again[again] + turnovers * self.size < self.once[once]:
+            return again
+        return once
+
+    def leave(self, entry: int) -> None:
+        """Takes an entry out of its queue, if it is in one."""
+        self.once.pop(entry, None)
+        self.again.pop(entry, None)
+        for place, (_, batch) in enumerate(self.front):
+            if entry in batch:
+                del batch[entry]
+                if not batch:
+                    del self.front[place]
+                return
+
+    def evicted(self, entry: int) -> None:
+        """An entry that was free was taken: its content, if it has one, becomes a ghost."""
+        mark = self.mark_of.pop(entry, None)
+        if mark is not None:
+            self.clock += 1
+            slot, tag = self._ghost(mark)
+            self.ghosts[slot] = tag
+            self.reused.discard(entry)
+
+    def forgotten(self, entry: int) -> None:
+        """A cached entry lost its content in another way; where it is free, it keeps its place."""
+        del self.mark_of[entry]
+        self.reused.discard(entry)
+
+    def published(self, entry: int, mark: int) -> None:
+        """An entry in use got a content."""
+        self.mark_of[entry] = mark
+        if self.candidate.uses_ghosts and self.is_ghost(mark):
+            self.reused.add(entry)
+
+    def is_ghost(self, mark: int) -> bool:
+        """Whether a content was evicted lately."""
+        slot, tag = self._ghost(mark)
+        return self.ghosts.get(slot) == tag
+
+    def _ghost(self, mark: int) -> tuple[int, int]:
+        """The slot and the tag of a mark."""
+        return (mark % 2**32) * num_ghost_slots(self.size) >> 32, (mark >> 32) + 1
+
+    def carry(self, entries: Iterable[int]) -> None:
+        """What a reused entry needs for its hits counts as reused: what follows it here, up to one without a content.
+
+        Args:
+            entries: entries of one request, the last one first.
+        """
+        behind = False
+        for entry in entries:
+            behind = entry in self.mark_of and (behind or entry in self.reused)
+            if behind:
+                self.reused.add(entry)
+
+    def put(self, entries: Iterable[int]) -> None:
+        """Adds entries that became free at once: those with a content."""
+        batch: dict[int, None] = {}
+        keeps = self.candidate.turnovers is None and self.clock >= self.keeps_from
+        for entry in entries:
+            if entry in self.reused:
+                self.again[entry] = self.clock
+            elif keeps:
+                batch[entry] = None
+            else:
+                self.once[entry] = self.clock
+        if batch:
+            self.front.append((self.clock, batch))
+
+    # -- Snapshots (MAN-14) and check --------------------------------------------------------------
+
+    def state(self) -> QueuesState:
+        """What a snapshot has of the queues."""
+        front = [(clock, list(batch)) for clock, batch in self.front]
+        queues = list(self.once.items()), list(self.again.items())
+        return QueuesState(front, *queues, sorted(self.reused), sorted(self.ghosts.items()))
+
+    def restore(self, queues: QueuesState, clock: int) -> None:
+        """Sets the queues of a snapshot; `check` verifies that they fit the rest."""
+        self.clock = clock
+        self.front = [(time, dict.fromkeys(batch)) for time, batch in queues.front]
+        self.once, self.again = dict(queues.once), dict(queues.again)
+        self.reused, self.ghosts = set(queues.reused), dict(queues.ghosts)
+
+    def check(self) -> None:
+        """Verifies that the queues, their clocks and what counts as reused agree."""
+        batches = [list(batch) for _, batch in self.front]
+        free = [entry for own in (*batches, self.once, self.again) for entry in own]
+        assert len(set(free)) == len(free), "EVICT-1: an entry is free twice"
+        assert all(batches), "EVICT-1: an empty batch"
+        for times in ([time for time, _ in self.front], list(self.once.values()), list(self.again.values())):
+            assert times == sorted(times), "EVICT-1: an entry stands before one that became free earlier"
+            assert not times or times[-1] <= self.clock, "EVICT-1: an entry became free ahead of the clock"
+        assert self.reused <= self.mark_of.keys(), "EVICT-1: an entry without a content counts as reused"
+        for entry in free:
+            is_reused, is_again = entry in self.reused, entry in self.again
+            assert is_reused == is_again or entry not in self.mark_of, f"EVICT-1: entry {entry} is in another's queue"
+        for slot, tag in self.ghosts.items():
+            assert 0 <= slot < num_ghost_slots(self.size), f"EVICT-1: no slot {slot}"
+            assert 1 <= tag <= 2**31, f"EVICT-1: no mark has the tag {tag}"
+
+
+class ReuseQueue(LruQueue):
+    """The free pages of priority 0 in the order of ``reuse``: what was hit stays longer than what was not (EVICT-1).
+
+    Args:
+        num_pages: pages of the pool; all but the null page are free at first.
+        candidate: the rule.
+
+    Attributes:
+        pages: the free pages that were cached when they became free, and the contents.
+        regrets: see `EvictionCounters`.
+    """
+
+    watches = True
+
+    def __init__(self, num_pages: int, candidate: Candidate = REUSE) -> None:
+        self.pages = EvictionOrder(num_pages - 1, candidate)
+        self.regrets = 0
+        self._empty = OrderedDict.fromkeys(range(1, num_pages))
+        """Free pages that had no hash when they became free: they go before all others."""
+
+    def order(self, before: Iterable[int] = ()) -> list[int]:
+        """See `LruQueue.order`. O(free pages)."""
+        trial = EvictionOrder(self.pages.size, self.pages.candidate)
+        trial.restore(self.pages.state(), self.pages.clock + sum(page in self.pages.mark_of for page in before))
+        trial.mark_of = dict(self.pages.mark_of)
+        taken = list(self._empty)
+        for _ in range(trial.num_free):
+            taken.append(trial.next())
+            trial.leave(taken[-1])
+            trial.evicted(taken[-1])
+        return taken
+
+    def __len__(self) -> int:
+        return len(self._empty) + self.pages.num_free
+
+    def __contains__(self, page: int) -> bool:
+        own = self.pages
+        waits = page in self._empty or page in own.once or page in own.again
+        return waits or any(page in batch for _, batch in own.front)
+
+    def take(self) -> int:
+        """See `LruQueue.take`."""
+        page = next(iter(self._empty)) if self._empty else self.pages.next()
+        self.remove(page)
+        return page
+
+    def remove(self, page: int) -> None:
+        """See `LruQueue.remove`."""
+        self._empty.pop(page, None)
+        self.pages.leave(page)
+
+    def put(self, pages: Iterable[int]) -> None:
+        """See `LruQueue.put`."""
+        cached = []
+        for page in pages:
+            if page in self.pages.mark_of:
+                cached.append(page)
+            else:
+                self._empty[page] = None
+        self.pages.put(cached)
+
+    def put_front(self, pages: Iterable[int]) -> None:
+        """See `LruQueue.put_front`."""
+        self._empty = OrderedDict.fromkeys([*pages, *self._empty])
+
+    def published(self, page: int, mark: int) -> None:
+        """See `LruQueue.published`."""
+        self.regrets += self.pages.is_ghost(mark)
+        self.pages.published(page, mark)
+
+    def restored(self, page: int, mark: int) -> None:
+        """See `LruQueue.restored`."""
+        self.pages.mark_of[page] = mark
+
+    def hit(self, page: int, was_free: bool) -> None:  # noqa: ARG002 - shadow pools want to know
+        """See `LruQueue.hit`."""
+        self.pages.reused.add(page)
+
+    def released(self, pages: Sequence[int], freed: Collection[int]) -> None:  # noqa: ARG002 - as above
+        """See `LruQueue.released`."""
+        self.pages.carry(pages)
+
+    def forgotten(self, page: int, is_free: bool) -> None:  # noqa: ARG002 - as above
+        """See `LruQueue.forgotten`."""
+        self.pages.forgotten(page)
+
+    def evicted(self, page: int) -> None:
+        """See `LruQueue.evicted`."""
+        self.pages.evicted(page)
+
+    def counters(self) -> EvictionCounters:
+        """See `LruQueue.counters`."""
+        return EvictionCounters(self.regrets, CANDIDATES.index(self.pages.candidate))
+
+    def saved(self) -> SavedEviction | None:
+        """See `LruQueue.saved`."""
+        candidate = CANDIDATES.index(self.pages.candidate)
+        return SavedEviction(self.regrets, self.pages.keeps_from, list(self._empty), self.pages.state(), candidate)
+
+    def restore(self, free: Sequence[int], saved: SavedEviction | None, clock: int) -> None:  # noqa: ARG002
+        """See `LruQueue.restore`; the pages are published before, and ``free`` follows from the rest."""
+        assert saved is not None, "a snapshot with a policy has its state"
+        self.regrets = saved.regrets
+        self._empty = OrderedDict.fromkeys(saved.empty)
+        self.pages.candidate, self.pages.keeps_from = CANDIDATES[saved.candidate], saved.keeps_from
+        self.pages.restore(saved.queues, clock)
+
+    def check(self, cached: Collection[int], counts: Sequence[int], evictions: int) -> None:  # noqa: ARG002
+        """See `LruQueue.check`."""
+        self.pages.check()
+        assert self._empty.keys().isdisjoint(self.pages.mark_of), "EVICT-1: a cached page is among those without a hash"
+        assert self.pages.mark_of.keys() == set(cached), "EVICT-1: contents and hashes differ"
+        assert self.pages.clock == evictions, f"EVICT-1: {self.pages.clock} at {evictions} evictions"
