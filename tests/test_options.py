@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "unhashed_first": True,
     "enable_events": True,
     "counter_sampling": 3,
+    "eviction": "adaptive",
     "max_pinned_pages": 5,
     "max_pinned_pages_per_salt": 2,
     "num_host_pages": 4,

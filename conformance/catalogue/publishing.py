@@ -171,12 +171,13 @@ def one_tier_survives_the_reset(fast: ModuleType) -> SimpleNamespace:
     Here in the map by key, which those have who look up by keys.
     """
 
-    def clear(self: Any) -> None:
+    def reset_prefix_cache(self: Any) -> bool:
         keys = self.keys._map
-        fast.PagePool._clear(self)
+        done: bool = fast.PagePool.reset_prefix_cache(self)
         self.keys._map = keys
+        return done
 
-    return with_pool(fast, _clear=clear)
+    return with_pool(fast, reset_prefix_cache=reset_prefix_cache)
 
 
 # -- What is never found ---------------------------------------------------------------------------

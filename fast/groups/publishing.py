@@ -148,7 +148,7 @@ class Publisher:
                 if keys is not None or not page % pool.counter_sampling:
                     pool.note_keys((page,), keys)
                 if pool.policy is not None:
-                    pool.note_next_content(page, after, first, bytes(tokens), segments[0].extra)
+                    pool.policy.note_next(page, after, first, bytes(tokens), segments[0].extra)
                 return
         pages = group.pages_between(slot, start, end)
         if start < first:
@@ -158,7 +158,8 @@ class Publisher:
             pages[[place not in frozen for place in range(start, end)]] = 0
         pool.index.publish(group.tree, tokens, segments, pages, start, after)
         pool.note_keys(pages, keys)
-        pool.note_contents(group.tree, pages, tokens, segments, start, after)
+        if pool.policy is not None:
+            pool.policy.note_pages(group.tree, pages, tokens, segments, start, after)
 
 
 def _frozen_places(page_size: int, computed: int, promised: int) -> list[int]:

@@ -203,7 +203,8 @@ class Swaps:
                 fresh = flight.fresh[number][: ends[number]]
                 pool.index.publish(group.tree, texts[number], comes.segments[number], fresh)
                 pool.note_keys(fresh, keys[number])
-                pool.note_contents(group.tree, fresh, texts[number], comes.segments[number])
+                if pool.policy is not None:
+                    pool.policy.note_pages(group.tree, fresh, texts[number], comes.segments[number])
 
     def _resume(self, flight: Flight, ends: list[int]) -> None:
         """Makes a request live with its device pages, of which ``ends`` leading places of each group are published."""

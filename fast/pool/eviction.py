@@ -6,12 +6,14 @@ put back in array operations: a stretch of pages that one queue gives without an
 """
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations.eviction import (
     CANDIDATES,
+    REUSE,
     STALE_TURNOVERS,
     EvictionCounters,
     EvictionPolicy,
@@ -20,6 +22,11 @@ from kvproof.spec.declarations.eviction import (
     num_ghost_slots,
 )
 
+from ..index.runs import RunTree
+from ..reading.extra_keys import ExtraSegment
+from ..reading.tokens import TokenBytes
+from .contents import SavedContents
+from .marks import Marks
 from .page_log import BatchLog, PageLog
 from .shadows import Shadows
 
@@ -38,13 +45,14 @@ class ReuseOrder:
         num_pages: pages of the pool; at first ``1 .. num_pages - 1`` are free, by id.
         run_cell: 0 for each page that is not cached.
         policy: ``reuse`` or ``adaptive``.
-        candidate: the place in `CANDIDATES` of the rule in force at first.
+        none_hash: the root of the keys, which seeds the marks.
 
     Attributes:
         num_free: the number of free pages.
         clock: the number of pages evicted so far; what is taken without a hash does not count.
         mark_of: the mark of each cached page, `i64[num_pages]`.
         mark_cell: the same memory, for scalar access.
+        marks: computes the marks.
         policy: see above.
         shadows: the shadow pools of ``adaptive``; None with ``reuse``.
     """
@@ -75,13 +83,15 @@ class ReuseOrder:
         "clock",
         "mark_cell",
         "mark_of",
+        "marks",
         "num_free",
         "policy",
         "shadows",
     )
 
-    def __init__(self, num_pages: int, run_cell: "array[int]", policy: EvictionPolicy, candidate: int) -> None:
+    def __init__(self, num_pages: int, run_cell: "array[int]", policy: EvictionPolicy, none_hash: bytes) -> None:
         self.policy = policy
+        self.marks = Marks(none_hash)
         self._size = num_pages - 1
         self._run_cell = run_cell
         self._run_of: NDArray[np.uint32] = np.frombuffer(run_cell, np.uint32)
@@ -95,11 +105,11 @@ class ReuseOrder:
         self.mark_cell, self._freed_cell = self.mark_of.data, self._freed_at.data
         self._reused_cell, self._where_cell = self._is_reused.data, self._where.data
         self._ghost_cell = self._ghosts.data
-        self._place_cell = array("i", bytes(4 * num_pages))
+        self._place_cell = PageLog.places(num_pages)
         self.shadows = Shadows(self._size) if policy == "adaptive" else None
         self.clock = self._regrets = 0
-        self._candidate, self._keeps_from = candidate, 1
-        self._turnovers = CANDIDATES[candidate].turnovers
+        self._candidate, self._keeps_from = 0 if policy == "adaptive" else CANDIDATES.index(REUSE), 1
+        self._turnovers = CANDIDATES[self._candidate].turnovers
         self._clear_queues()
         self._empty.put(np.arange(1, num_pages))
         self._where[1:] = _EMPTY
@@ -164,7 +174,7 @@ class ReuseOrder:
 
     def _evicted(self, pages: NDArray[np.int64]) -> None:
         """`evicted_one` for pages in order."""
-        cached = pages[self._run_of[pages] != 0] if np.count_nonzero(self._run_of[pages]) < len(pages) else pages
+        cached = self._cached(pages)
         slots, tags = self._ghost(self.mark_of[cached])
         self._ghosts[slots] = tags
         self._is_reused[cached] = 0
@@ -311,7 +321,7 @@ class ReuseOrder:
         Args:
             before: the pages of lower priorities, which would be taken before; None: there are none.
         """
-        trial = ReuseOrder(self._size + 1, self._run_cell, "reuse", self._candidate)
+        trial = ReuseOrder(self._size + 1, self._run_cell, "reuse", b"")
         saved = self.saved()
         saved.queues.ghosts = []
         num_before = 0 if before is None else int(np.count_nonzero(self._run_of[before]))
@@ -320,6 +330,28 @@ class ReuseOrder:
         return trial.take(trial.num_free)
 
     # -- What happens to contents ------------------------------------------------------------------
+
+    def note_pages(
+        self,
+        tree: RunTree,
+        pages: NDArray[np.int64],
+        tokens: TokenBytes,
+        segments: Sequence[ExtraSegment],
+        start: int = 0,
+        after: int = 0,
+    ) -> None:
+        """Notes pages that were just published. Arguments as for `PrefixIndex.publish`. O(tokens)."""
+        before = self.mark_cell[after] if after else self.marks.root(tree.group_id)
+        text = tokens[: len(pages) * tree.page_bytes]
+        marks = self.marks.chain(before, tree.page_bytes // 4, text, segments, start)
+        held = pages.nonzero()[0]
+        if held.size < len(pages):
+            pages, marks = pages[held], marks[held]
+        self.published(pages, marks)
+
+    def note_next(self, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
+        """`note_pages` for one page behind a cached one, with tokens of this page alone. O(tokens)."""
+        self.published_one(page, self.marks.next(self.mark_cell[after], place, tokens, extra))
 
     def published(self, pages: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
         """Distinct pages in use got hashes, in this order. O(pages).
@@ -359,28 +391,35 @@ class ReuseOrder:
             self._keeps_from = self.clock + self._size
         self._candidate, self._turnovers = candidate, turnovers
 
-    def hit(self, pages: NDArray[np.int64], was_free: NDArray[np.bool_]) -> None:
-        """Pages got references, in this order; those without a hash are no hits. O(pages).
+    def hit(self, pages: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
+        """Pages are about to get references, in this order; those without a hash are no hits. O(pages).
 
         Args:
             pages: the pages, once for each reference.
-            was_free: True for the first mention of a page that had no reference, `bool[len(pages)]`.
+            counts: the reference counts of all pages.
         """
-        is_cached = self._run_of[pages] != 0
-        if np.count_nonzero(is_cached) < len(pages):
-            pages, was_free = pages[is_cached], was_free[is_cached]
+        pages = self._cached(pages)
         self._is_reused[pages] = 1
         if self.shadows is not None:
+            held: set[int] = set()
             marks = self.mark_of[pages]
             for place in self.shadows.sampled(marks):
-                candidate = self.shadows.asked(marks.item(place), was_free.item(place), self._candidate)
+                page = pages.item(place)
+                is_new = not counts.item(page) and page not in held
+                held.add(page)
+                candidate = self.shadows.asked(marks.item(place), is_new, self._candidate)
                 if candidate != self._candidate:
                     self._follow(candidate)
+
+    def _cached(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The cached ones of pages."""
+        is_cached = self._run_of[pages] != 0
+        return pages if np.count_nonzero(is_cached) == len(pages) else pages[is_cached]
 
     def released(self, pages: NDArray[np.int64], freed: NDArray[np.int64]) -> None:
         """Distinct pages lost references, in this order; ``freed`` are those left without any, in order. O(pages)."""
         if self.shadows is not None:
-            marks = self.mark_of[freed[self._run_of[freed] != 0]]
+            marks = self.mark_of[self._cached(freed)]
             places = self.shadows.sampled(marks)
             if places:
                 self.shadows.left(marks[places].tolist())
@@ -390,24 +429,25 @@ class ReuseOrder:
         first = is_reused.argmax()
         needed, is_cached = pages[first:], self._run_of[pages[first:]] != 0
         if np.count_nonzero(is_cached) < len(needed):  # a page without a hash is needed by none
-            places = np.arange(len(needed))
-            last_reused = np.maximum.accumulate(np.where(is_reused[first:], places, -1))
-            last_bare = np.maximum.accumulate(np.where(is_cached, -1, places))
+            order = np.arange(len(needed))
+            last_reused = np.maximum.accumulate(np.where(is_reused[first:], order, -1))
+            last_bare = np.maximum.accumulate(np.where(is_cached, -1, order))
             needed = needed[last_reused > last_bare]
         self._is_reused[needed] = 1
 
-    def forgotten(self, pages: NDArray[np.int64], is_free: NDArray[np.bool_]) -> None:
-        """Distinct cached pages are about to lose their hashes in another way than by eviction. O(pages).
+    def forgotten(self, pages: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
+        """Distinct pages are about to lose the hashes that they have, not by eviction; they keep places. O(pages).
 
         Args:
             pages: the pages.
-            is_free: True for those that are free, `bool[len(pages)]`; they keep their places.
+            counts: the reference counts of all pages.
         """
+        pages = self._cached(pages)
         self._is_reused[pages] = 0
         if self.shadows is not None:
             marks = self.mark_of[pages]
             for place in self.shadows.sampled(marks):
-                self.shadows.forgotten(marks.item(place), is_free.item(place))
+                self.shadows.forgotten(marks.item(place), not counts.item(pages.item(place)))
 
     def counters(self) -> EvictionCounters:
         """What the policy has seen."""
@@ -432,6 +472,12 @@ class ReuseOrder:
     def _with_times(self, queue: PageLog) -> list[tuple[int, int]]:
         pages = queue.order()
         return list(zip(pages.tolist(), self._freed_at[pages].tolist(), strict=True))
+
+    def restore_marks(self, none_hash: bytes, contents: SavedContents) -> None:
+        """Computes the marks of the cached pages of a snapshot, and the seed of all others anew. O(cached tokens)."""
+        self.marks = Marks(none_hash)
+        for page, mark in contents.marks(self.marks):
+            self.mark_cell[page] = mark
 
     def restore(self, saved: SavedEviction, clock: int) -> None:
         """Sets the state, but for the marks; `check` verifies that it fits the rest.

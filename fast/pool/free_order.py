@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations.codec import Part
-from kvproof.spec.declarations.eviction import SavedEviction
+from kvproof.spec.declarations.eviction import eviction_of, eviction_to_json
+from kvproof.spec.declarations.json_kinds import counters_of
 
 from ..reading.arguments import integer, real, refusal
 from .eviction import ReuseOrder
@@ -271,22 +272,21 @@ class FreeOrder:
         """What a snapshot has of the free pages, the priorities and the time. O(pages)."""
         ranked: list[int] = self._priority_of.nonzero()[0].tolist()
         priorities = [[page, self._priority_cell[page], self._end_of.get(page)] for page in ranked]
-        return {"now": self.now, "free": self.order().tolist(), "priorities": priorities}
+        state = {"now": self.now, "free": self.order().tolist(), "priorities": priorities}
+        if self._policy is not None:
+            state["eviction"] = eviction_to_json(self._policy.policy, self._policy.saved())
+        return state
 
     def restore(
         self,
         parts: Mapping[str, Part],
         counts: NDArray[np.int64],
-        saved: SavedEviction | None = None,
-        evictions: int = 0,
     ) -> None:
         """Sets the state of an order in which no page has a priority.
 
         Args:
             parts: the snapshot's.
             counts: the pages' reference counts, `i64[num_pages]`.
-            saved: what the snapshot has of the policy, if there is one.
-            evictions: the number of pages evicted so far.
 
         Raises:
             ValueError: a part is damaged or doesn't fit the counts (MAN-14).
@@ -296,12 +296,12 @@ class FreeOrder:
             raise parts["free"].damaged("must name once each page that nobody holds, and no other")
         self.now = parts["now"].optional_time()
         of_page = _read_priorities(parts["priorities"], len(counts), self.now)
-        if self._policy is None or saved is None:
+        if self._policy is None:
             self._log = FreeLog(len(counts), self._front_room)
             self._log.take(self._log.num_free)
             self._log.put(free)
         else:
-            self._policy.restore(saved, evictions)
+            self._policy.restore(eviction_of(parts["eviction"], len(counts)), counters_of(parts["counters"]).evictions)
         for page in [*free.tolist(), *counts.nonzero()[0].tolist()] if of_page else ():
             if page in of_page:
                 # the queues of a policy have no page of another priority

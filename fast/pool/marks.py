@@ -111,4 +111,5 @@ class Marks:
         np.cumsum(sums, out=sums)
         sums += np.uint64(before)
         sums &= np.uint64(_MARK)
-        return sums.view(np.int64)
+        marks: NDArray[np.int64] = sums.view(np.int64)
+        return marks

@@ -36,6 +36,11 @@ class PageLog:
         self._cell = self._log.data
         self.head = self.tail = self.num = 0
 
+    @staticmethod
+    def places(num_pages: int) -> "array[int]":
+        """The column of places of a pool's pages."""
+        return array("i", bytes(4 * num_pages))
+
     def first(self) -> int:
         """The first page; there must be one. O(1) amortised."""
         cell, head = self._cell, self.head
@@ -114,7 +119,8 @@ class PageLog:
     def order(self) -> NDArray[np.int64]:
         """The pages, the first one in front. O(log)."""
         window = self._log[self.head : self.tail]
-        return window[window != 0].astype(np.int64)
+        free: NDArray[np.int64] = window[window != 0].astype(np.int64)
+        return free
 
     def _pack(self, more: int) -> None:
         """Moves the pages to the beginning of a log that has room for ``more``."""

@@ -21,31 +21,21 @@ from kvproof.spec.declarations import (
     takes_options,
 )
 from kvproof.spec.declarations.codec import Part
-from kvproof.spec.declarations.eviction import (
-    CANDIDATES,
-    REUSE,
-    EvictionCounters,
-    eviction_of,
-    eviction_to_json,
-    read_policy,
-)
-from kvproof.spec.declarations.json_kinds import counters_of
+from kvproof.spec.declarations.eviction import EvictionCounters, read_policy
 from kvproof.spec.declarations.keys import read_page_hash
 from kvproof.spec.declarations.snapshots import POOL_ARGUMENTS
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..index.prefix_index import PrefixIndex
-from ..index.runs import RunTree
 from ..reading.arguments import attribute, flag, id_array, index, integer, listed, refusal
-from ..reading.extra_keys import ExtraSegment, extra_segments
-from ..reading.tokens import TokenBytes, token_view
+from ..reading.extra_keys import extra_segments
+from ..reading.tokens import token_view
 from .cached_map import CachedMap
 from .contents import SavedContents, cached_state
 from .eviction import ReuseOrder
 from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
 from .hashing import PageHash, PageHashWithGroupId, init_none_hash
-from .marks import Marks
 from .page_keys import PageKeys
 from .pages import CachePage, PageList, PageView, page_list, read_groups, read_pages
 from .pins import Pins
@@ -70,7 +60,6 @@ class PagePool(Uncopied):
         free_order: the free pages in eviction order, and priorities (POOL-3, PIN-2).
         eviction: the name of the eviction policy (EVICT-1).
         policy: what an eviction policy knows of the pages' contents; None with ``lru``, which knows nothing.
-        marks: computes the marks by which a policy knows contents.
         index: the cached pages, found by their tokens (POOL-7).
         keys: the keys of cached pages (HASH-3).
         pins: the pins of each page (PIN-1).
@@ -96,11 +85,8 @@ class PagePool(Uncopied):
         self.index = PrefixIndex(self.num_pages)
         self._run_cell = self.index.run_cell
         self.eviction = read_policy(options["eviction"])
-        self.policy: ReuseOrder | None = None
-        if self.eviction != "lru":
-            first = 0 if self.eviction == "adaptive" else CANDIDATES.index(REUSE)
-            self.policy = ReuseOrder(self.num_pages, self._run_cell, self.eviction, first)
-        self.marks = Marks(root)
+        watches = self.eviction != "lru"
+        self.policy = ReuseOrder(self.num_pages, self._run_cell, self.eviction, root) if watches else None
         self.free_order = FreeOrder(self.num_pages, self._run_cell, self.unhashed_first, self.policy)
         self.log = PoolLog(self.num_pages, self.enable_events, self.counter_sampling)
         self.keys = PageKeys(self.index, self.log, options["hash_function"], root)
@@ -227,7 +213,7 @@ class PagePool(Uncopied):
         empty = free[~self.index.cached(free)]
         if len(empty):
             raise refusal(ValueError, "POOL-6", f"pages: page {empty[0]} is free and has no hash")
-        self._hold_mentioned(ids)
+        self.hold(ids, are_distinct=False)
 
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
         """Lowers the count of each page once per mention; a page at 0 goes to the back (POOL-3, POOL-5).
@@ -276,7 +262,7 @@ class PagePool(Uncopied):
         if len(uncached):
             raise refusal(ValueError, "PIN-1", f"pages: page {uncached[0]} is not cached")
         self.pins.add(ids)
-        self._hold_mentioned(ids)
+        self.hold(ids, are_distinct=False)
 
     def unpin(self, pages: Iterable[Iterable[CachePage]]) -> None:
         """Takes one pin of each page per mention; pages at 0 are freed in the order given (PIN-1).
@@ -389,34 +375,16 @@ class PagePool(Uncopied):
         tokens = tokens[: end * page_size * 4]
         self.keys.require_own(page_hashes, tokens, segments, page_size)
         new = ids[first:end]
-        self._require_cacheable(new if np.count_nonzero(new) == len(new) else new[new != 0])  # POOL-1
+        held = new if np.count_nonzero(new) == len(new) else new[new != 0]  # POOL-1
+        distinct = not self.counts.num_free(held) and self.free_order.are_distinct(held)
+        self.counts.require_cacheable(held, self.index.cached(held), self.pins.of_each(held), distinct)
         entered = np.concatenate([np.zeros(first, np.int64), new])
         tree = self.index.tree(group, page_size)
         keys = self.keys.ahead(tree, tokens, segments)
         self.index.publish(tree, tokens, segments, entered)
         self.note_keys(entered, keys)
-        self.note_contents(tree, entered, tokens, segments)
-
-    def _require_cacheable(self, pages: NDArray[np.int64]) -> None:
-        """Refuses pages that are free, cached or pinned, or named twice (POOL-8, PIN-1)."""
-        if (
-            np.count_nonzero(self.counts.of[pages]) == len(pages)
-            and not self.index.num_cached(pages)
-            and not self.pins.of_each(pages).any()
-            and self.free_order.are_distinct(pages)
-        ):
-            return
-        seen = set()
-        for page in pages.tolist():  # the message names the first one that is wrong
-            if not self.counts.cell[page]:
-                raise refusal(ValueError, "POOL-8", f"pages: page {page} is free, its content is nobody's")
-            if self._run_cell[page]:
-                raise refusal(ValueError, "POOL-8", f"pages: page {page} has a hash already")
-            if page in seen:
-                raise refusal(ValueError, "POOL-8", f"pages: page {page} is named twice")
-            if self.pins.of(page):
-                raise refusal(ValueError, "PIN-1", f"pages: page {page} is pinned, for content that was withdrawn")
-            seen.add(page)
+        if self.policy is not None:
+            self.policy.note_pages(tree, entered, tokens, segments)
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
         """Drops the hashes of pages, wherever they stand (POOL-11); the null page and unhashed pages are passed over.
@@ -443,17 +411,12 @@ class PagePool(Uncopied):
         """
         if self.free_order.num_free != self.num_pages - 1:
             return False
-        self._clear()
-        return True
-
-    def _clear(self) -> None:
-        """Drops every hash."""
         if self.policy is not None:
-            cached = self.index.cached(np.arange(self.num_pages)).nonzero()[0]
-            self.policy.forgotten(cached, self.counts.of[cached] == 0)
+            self.policy.forgotten(np.arange(self.num_pages), self.counts.of)
         self.index.reset()
         self.keys.clear()
         self.log.cleared()
+        return True
 
     # -- By ids: allocating and holding -----------------------------------------------------------
 
@@ -484,21 +447,11 @@ class PagePool(Uncopied):
         self.log.clock += count
         return pages
 
-    def hold(self, pages: NDArray[np.int64]) -> None:
-        """`touch` for distinct pages that are in use or cached. O(pages)."""
+    def hold(self, pages: NDArray[np.int64], are_distinct: bool = True) -> None:
+        """`touch` for pages that are in use or cached; O(pages) where they are known to be distinct."""
         if self.policy is not None:
-            self.policy.hit(pages, self.counts.of[pages] == 0)
-        self._leave_queue(self.counts.add(pages))
-
-    def _hold_mentioned(self, pages: NDArray[np.int64]) -> None:
-        """`hold` for pages that may be mentioned more than once."""
-        if self.policy is not None:
-            is_first = np.zeros(len(pages), bool)
-            is_first[np.unique(pages, return_index=True)[1]] = True
-            self.policy.hit(pages, is_first & (self.counts.of[pages] == 0))
-        self._leave_queue(self.counts.add_mentioned(pages))
-
-    def _leave_queue(self, free: NDArray[np.int64]) -> None:
+            self.policy.hit(pages, self.counts.of)
+        free = self.counts.add(pages) if are_distinct else self.counts.add_mentioned(pages)
         if free.size:
             self.free_order.remove(free)
             self.log.ages.reused(free, self.log.clock)
@@ -536,38 +489,6 @@ class PagePool(Uncopied):
         if keys is not None:
             self.keys.add(ids.tolist(), keys)
 
-    def note_contents(
-        self,
-        tree: RunTree,
-        pages: NDArray[np.int64],
-        tokens: TokenBytes,
-        segments: Sequence[ExtraSegment],
-        start: int = 0,
-        after: int = 0,
-    ) -> None:
-        """Tells the eviction policy, if it watches contents, of pages that were just published (EVICT-1).
-
-        Arguments are those of `PrefixIndex.publish`. O(tokens).
-        """
-        if self.policy is None:
-            return
-        before = self.policy.mark_cell[after] if after else self.marks.root(tree.group_id)
-        page_size = tree.page_bytes // 4
-        if len(pages) == 1 and len(segments) == 1:
-            if pages[0]:
-                mark = self.marks.next(before, start, bytes(tokens), segments[0].extra)
-                self.policy.published_one(pages.item(0), mark)
-            return
-        marks = self.marks.chain(before, page_size, tokens[: len(pages) * tree.page_bytes], segments, start)
-        held = pages != 0
-        self.policy.published(pages[held], marks[held])
-
-    def note_next_content(self, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
-        """`note_contents` for one page behind the cached page ``after``; there is a policy. O(tokens)."""
-        policy = self.policy
-        assert policy is not None, "it watches contents"
-        policy.published_one(page, self.marks.next(policy.mark_cell[after], place, tokens, extra))
-
     def _evict_one(self, page: int) -> None:
         """`_evict` for one cached page."""
         if self.keys.kept:
@@ -590,8 +511,7 @@ class PagePool(Uncopied):
         if self.keys.kept:
             self.keys.remove(pages)
         if self.policy is not None:
-            cached = pages[self.index.cached(pages)]
-            self.policy.forgotten(cached, self.counts.of[cached] == 0)
+            self.policy.forgotten(pages, self.counts.of)
         self.index.evict(pages)
         self.log.ages.forgotten(pages)
 
@@ -618,8 +538,6 @@ class PagePool(Uncopied):
         """
         cached = cached_state(self.index, self.keys.alike())
         made = {name: getattr(self, name) for name in POOL_ARGUMENTS} | {"none_hash": self.none_hash.hex()}
-        if self.policy is not None:
-            made["eviction"] = eviction_to_json(self.eviction, self.policy.saved())
         return made | self.free_order.state() | cached | self.log.state(self.counts.of == 0)
 
     def restore_cached(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
@@ -637,9 +555,8 @@ class PagePool(Uncopied):
         if len(saved) and not self.enable_caching:
             raise parts["cached"].damaged("must be empty with caching off")
         saved.publish(self.index)
-        self.marks = Marks(self.none_hash)
-        for page, mark in saved.marks(self.marks) if self.policy is not None else ():
-            self.policy.mark_cell[page] = mark
+        if self.policy is not None:
+            self.policy.restore_marks(self.none_hash, saved)
         self.keys.restore(saved.keys(self.hash_function, self.none_hash))
 
     def restore_held(self, parts: Mapping[str, Part], held: NDArray[np.int64], pinned: NDArray[np.int64]) -> None:
@@ -652,8 +569,7 @@ class PagePool(Uncopied):
         """
         self.counts.of[:] = held + pinned
         self.pins.restore(pinned, self.index.cached(np.arange(self.num_pages)))
-        saved = eviction_of(parts["eviction"], self.num_pages) if "eviction" in parts else None
-        self.free_order.restore(parts, held + pinned, saved, counters_of(parts["counters"]).evictions)
+        self.free_order.restore(parts, held + pinned)
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""

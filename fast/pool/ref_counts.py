@@ -96,6 +96,31 @@ class RefCounts:
                 f"held {held[worst]} times",
             )
 
+    def require_cacheable(
+        self, pages: NDArray[np.int64], is_cached: NDArray[np.bool_], pins: NDArray[np.int64], are_distinct: bool
+    ) -> None:
+        """Refuses pages that are free, cached or pinned, or named twice (POOL-8, PIN-1).
+
+        Args:
+            pages: the pages.
+            is_cached: True for each of them that is cached.
+            pins: the number of pins of each.
+            are_distinct: True if none is free, and none named twice.
+        """
+        if are_distinct and not is_cached.any() and not pins.any():
+            return
+        seen = set()
+        for page, has_hash, num_pins in zip(pages.tolist(), is_cached.tolist(), pins.tolist(), strict=True):
+            if not self.cell[page]:  # the message names the first one that is wrong
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} is free, its content is nobody's")
+            if has_hash:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} has a hash already")
+            if page in seen:
+                raise refusal(ValueError, "POOL-8", f"pages: page {page} is named twice")
+            if num_pins:
+                raise refusal(ValueError, "PIN-1", f"pages: page {page} is pinned, for content that was withdrawn")
+            seen.add(page)
+
     def check(self, is_free: NDArray[np.bool_], pins: NDArray[np.int64]) -> None:
         """Verifies that exactly the free pages have no references, and that pins are references.
 

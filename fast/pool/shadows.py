@@ -36,8 +36,19 @@ class _Shadow:
         clock: the number of contents evicted so far.
     """
 
-    __slots__ = ("_again", "_front", "_ghosts", "_num_slots", "_once", "_reused", "_size", "_turnovers", "_uses_ghosts")
-    __slots__ += ("at", "clock")
+    __slots__ = (
+        "_again",
+        "_front",
+        "_ghosts",
+        "_num_slots",
+        "_once",
+        "_reused",
+        "_size",
+        "_turnovers",
+        "_uses_ghosts",
+        "at",
+        "clock",
+    )
 
     def __init__(self, size: int, candidate: Candidate) -> None:
         self._size = size

@@ -182,7 +182,7 @@ def publish_filled(coordinator: CacheCoordinator, filled: Filled) -> None:
             pool.note_keys(pages, None)
             if pool.policy is not None:
                 for entry in zip(pages.tolist(), after, first.tolist(), tokens, extra, strict=True):
-                    pool.note_next_content(*entry)
+                    pool.policy.note_next(*entry)
         else:
             entries = zip(slots.tolist(), pages.tolist(), first.tolist(), tokens, extra, strict=True)
             publish_next_pages(coordinator, group, entries, keys)
@@ -204,7 +204,7 @@ def publish_next_pages(
     pool, index = coordinator.page_pool, coordinator.page_pool.index
     sampling = pool.counter_sampling
     published, tail_runs, tails = group.num_published, group.num_tail_runs, group.tails
-    watches, cell, origins = pool.policy is not None, group.cell, group.num_origins
+    policy, cell, origins = pool.policy, group.cell, group.num_origins
     for number, (slot, page, first, tokens, extra) in enumerate(pages):
         if tail_runs[slot]:
             tails[slot].tokens += tokens
@@ -212,16 +212,16 @@ def publish_next_pages(
             index.lengthen(tail_runs[slot], page, first)
             if not page % sampling:
                 pool.note_keys((page,), None)
-            if watches:
-                pool.note_next_content(page, cell[origins[slot] + first - 1], first, tokens, extra)
+            if policy is not None:
+                policy.note_next(page, cell[origins[slot] + first - 1], first, tokens, extra)
             continue
         after, key = cell[origins[slot] + first - 1], keys[number] if keys else None
         if index.publish_next(page, after, first, tokens, extra):
             published[slot] = first + 1
             if keys or not page % sampling:
                 pool.note_keys((page,), key)
-            if watches:
-                pool.note_next_content(page, after, first, tokens, extra)
+            if policy is not None:
+                policy.note_next(page, after, first, tokens, extra)
         else:
             coordinator.publisher.publish(slot, (group, first, after, first + 1, tokens, key))
         coordinator.publisher.begin_tail(group, slot)

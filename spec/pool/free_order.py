@@ -140,6 +140,9 @@ class FreeOrder:
     def check(self, counts: Sequence[int]) -> None:
         """Verifies that the pages with a count of 0 are free, each where its priority says."""
         assert 0 not in self, "POOL-1: the null page is in the queue"
+        for priority, level in self._levels.items():
+            assert level, f"PIN-2: an empty level of priority {priority}"
+            assert all(self.priority(page) == priority for page in level), f"PIN-2: pages of another priority: {level}"
         for page, count in enumerate(counts[1:], 1):
             assert (page in self) == (count == 0), f"POOL-2: page {page}"
         assert self.num_free == counts[1:].count(0), "POOL-2: free pages and queue differ"
@@ -147,9 +150,6 @@ class FreeOrder:
             assert 0 < page < self._num_pages, f"PIN-2: page {page} has a priority"
             assert priority != 0, f"PIN-2: page {page} is noted for the priority that all have"
             assert end is None or self.now is None or end > self.now, f"PIN-2: the priority of page {page} has ended"
-        for priority, level in self._levels.items():
-            assert level, f"PIN-2: an empty level of priority {priority}"
-            assert all(self.priority(page) == priority for page in level), f"PIN-2: pages of another priority: {level}"
 
     def __repr__(self) -> str:
         return f"free: {self.order()}, priorities at {self.now}: {self._priority}"

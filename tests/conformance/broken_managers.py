@@ -391,8 +391,11 @@ class FreesPins(PagePool):
 
 
 class _Unranked(FreeOrder):
-    def _num_below(self, priority: int) -> int:
-        return self.num_free if priority > 0 else 0
+    def put(self, pages: Iterable[int]) -> None:
+        self.queue.put(pages)
+
+    def remove(self, page: int) -> None:
+        self.queue.remove(page)
 
     def set_priority(self, page: int, priority: int, end: float | None) -> None:
         self._priority[page] = (priority, end)

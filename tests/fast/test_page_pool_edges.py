@@ -382,7 +382,7 @@ def test_pool_3_single_pages_where_the_log_ends_and_where_it_has_gaps(seed: int)
     source = random.Random(seed)
     right, ours = spec.PagePool(8, True, hash_seed=b"s"), fast.PagePool(8, True, hash_seed=b"s")
     pools: tuple[Any, Any] = right, ours
-    log = ours.free_order._log
+    log: Any = ours.free_order._log
     log.capacity = 2 * ours.num_pages  # it is packed every few steps
     held: tuple[list[Any], list[Any]] = [], []
     met = set()

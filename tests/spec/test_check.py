@@ -25,11 +25,11 @@ def _key(pool: Any, page_id: int, group_id: int = 0) -> Any:
 
 
 POOL: dict[str, tuple[Callable[[Any], object], str]] = {
-    "a held page in the queue": (lambda pool: pool.free_order._free.update({3: None}), "POOL-2"),
+    "a held page in the queue": (lambda pool: pool.free_order.queue._free.update({3: None}), "POOL-2"),
     "a free page with a count": (lambda pool: pool.counts.of.__setitem__(5, 1), "POOL-2"),
     "a held page without a count": (lambda pool: pool.counts.of.__setitem__(3, 0), "POOL-2"),
-    "a page lost from the queue": (lambda pool: pool.free_order._free.popitem(), "POOL-2"),
-    "the null page in the queue": (lambda pool: pool.free_order._free.update({0: None}), "POOL-1"),
+    "a page lost from the queue": (lambda pool: pool.free_order.queue._free.popitem(), "POOL-2"),
+    "the null page in the queue": (lambda pool: pool.free_order.queue._free.update({0: None}), "POOL-1"),
     "the null page held": (lambda pool: pool.counts.of.__setitem__(0, 1), "POOL-1"),
     "the null page cached": (lambda pool: pool.index.key_of.update({0: _key(pool, 1)}), "POOL-1"),
     "a hash that is not in the map": (lambda pool: pool.index.key_of.update({3: _key(pool, 1)}), "POOL-7"),

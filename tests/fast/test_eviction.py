@@ -1,0 +1,163 @@
+"""EVICT-1: fast's pools and managers evict by each policy what the specification's do, and remember the same of it."""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvproof import fast, spec
+from kvproof.fast.pool.marks import Marks
+from kvproof.fast.pool.page_log import BatchLog, PageLog
+from kvproof.fast.reading.extra_keys import extra_segments
+from kvproof.spec.pool.marks import Marks as SpecMarks
+from kvproof.spec.pool.page_keys import PageKeys
+
+from ..bench.eviction import families
+from ..strategies import PlainRequest
+from .pool_lockstep import EXTRAS, PoolLockstep
+
+POLICIES = ["reuse", "adaptive"]
+FAMILIES = families(seed=0)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32),
+    num_pages=st.sampled_from([2, 3, 9, 60]),
+    weak=st.booleans(),
+    ranks=st.booleans(),
+    eviction=st.sampled_from(POLICIES),
+    unhashed_first=st.booleans(),
+    enable_events=st.booleans(),
+)
+def test_pools_in_lockstep(seed: int, num_pages: int, weak: bool, ranks: bool, **options: Any) -> None:
+    lockstep = PoolLockstep(seed, num_pages, 1.0, weak, **options)
+    if ranks:
+        lockstep.moves += lockstep.pins_and_priorities
+    lockstep.run(30)
+    _alike([side.pool for side in lockstep.sides])
+
+
+def _alike(pools: Sequence[Any]) -> None:
+    """The pools know the same of the contents, and check() holds."""
+    for pool in pools:
+        pool.check()
+    assert pools[0].state() == pools[1].state()
+    assert pools[0].eviction_counters == pools[1].eviction_counters
+
+
+def _served(pool: Any, chains: Sequence[Sequence[int]], live: int) -> list[tuple[int, list[int]]]:
+    """Of each request the number of pages that it hit, and the pages that it took; a page holds one token."""
+    running: deque[list[Any]] = deque()
+    told = []
+    for chain in chains:
+        request = PlainRequest("r", list(chain))
+        keys = spec.hash_request_tokens(spec.sha256, 1, request, none_hash=pool.none_hash)
+        while len(running) >= live:
+            pool.free_pages(running.popleft()[::-1])
+        while True:
+            found: list[Any] = []
+            while len(found) < len(keys) and (page := pool.get_cached_page(keys[len(found)], [0])) is not None:
+                found += page
+            free_hits = sum(page.ref_cnt == 0 for page in found)
+            if len(chain) - len(found) <= pool.get_num_free_pages() - free_hits or not running:
+                break
+            pool.free_pages(running.popleft()[::-1])
+        pool.touch([found])
+        new = list(pool.get_new_pages(len(chain) - len(found)))
+        pool.cache_full_pages(request, found + new, [], len(found), len(chain), 1, 0)
+        running.append(found + new)
+        told.append((len(found), [page.page_id for page in new]))
+    for pages in running:
+        pool.free_pages(pages[::-1])
+    return told
+
+
+def test_pools_evict_alike() -> None:
+    """Long enough that candidates change, pages become stale, and shadow pools have ghosts of their own."""
+    followed: Counter[int] = Counter()
+    for name, num_pages, number in [("loop of many", 60, 240), ("chats, long gaps", 60, 160), ("zipf 1.2", 60, 100)]:
+        chains = [chain for chain in FAMILIES[name] if len(chain) <= num_pages][:number]
+        pools = [package.PagePool(num_pages + 1, True, eviction="adaptive", hash_seed=b"s") for package in (spec, fast)]
+        for start in range(0, number, 20):
+            first, second = (_served(pool, chains[start : start + 20], 2) for pool in pools)
+            assert first == second
+            _alike(pools)
+            followed[pools[0].eviction_counters.candidate] += 1
+    assert len(followed) >= 3, f"only the candidates {followed} were followed"
+
+
+@given(
+    tokens=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=24),
+    extra=st.sampled_from(EXTRAS),
+    size=st.integers(1, 5),
+    group=st.integers(0, 3),
+    start=st.integers(0, 4),
+)
+def test_marks_are_those_of_the_specification(
+    tokens: list[int], extra: tuple[Any, ...], size: int, group: int, start: int
+) -> None:
+    keys = PageKeys(spec.sha256, b"a root of the keys")
+    count = len(tokens) // size
+    chain = keys.extend_chain([], tokens, extra, size, count)
+    expected = [SpecMarks(keys).of(content, group) for _, content in chain]
+    marks, segments = Marks(keys.none_hash), extra_segments(extra, size)
+    text = np.array(tokens[: count * size], np.int32).tobytes()
+    assert marks.chain(marks.root(group), size, text, segments, 0).tolist() == expected
+    if start < count:  # behind a page that has its mark already
+        before = expected[start - 1] if start else marks.root(group)
+        assert marks.chain(before, size, text[4 * start * size :], segments, start).tolist() == expected[start:]
+        segment = next(segment for segment in segments if start < segment.end)
+        page = text[4 * start * size : 4 * (start + 1) * size]
+        assert marks.next(before, start, page, segment.extra) == expected[start]
+
+
+# -- The queues -------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_a_log_of_batches_is_a_stack_of_queues(data: st.DataObject) -> None:
+    num_pages = 90
+    cell = PageLog.places(num_pages)
+    log, other = BatchLog(cell), PageLog(cell)
+    batches: list[tuple[int, list[int]]] = []
+    once: list[int] = []
+    free = list(range(1, num_pages))
+    for clock in range(data.draw(st.integers(1, 25))):
+        act = data.draw(st.sampled_from(["batch", "batch", "once", "latest", "oldest", "remove", "first"]))
+        count = data.draw(st.integers(1, 12))
+        if act in ("batch", "once") and len(free) >= count:
+            pages, free = free[:count], free[count:]
+            if act == "batch":
+                log.put_batch(np.array(pages), clock)
+                batches.append((clock, pages))
+            else:
+                other.put(np.array(pages))
+                once += pages
+        elif act in ("latest", "oldest") and batches:
+            place = -1 if act == "latest" else 0
+            batch = log.latest() if act == "latest" else log.oldest()
+            assert batch[2] == batches[place][0]
+            taken = [log.take_one_of(batch)] if count == 1 else log.take_of(batch, count).tolist()
+            assert taken == batches[place][1][:count]
+            del batches[place][1][:count]
+            free += taken
+        elif act == "remove" and batches:
+            gone = [page for page in batches[count % len(batches)][1] if page % 2]
+            log.remove(np.array(gone, np.int64))
+            for _, pages in batches:
+                pages[:] = [page for page in pages if page not in gone]
+            free += gone
+        elif act == "first" and once:
+            count = min(count, len(once))
+            assert other.peek(count).tolist() == once[:count]
+            other.drop_first(count)
+            free, once = free + once[:count], once[count:]
+        batches = [batch for batch in batches if batch[1]]
+        assert log.in_batches() == batches
+        assert other.order().tolist() == once
+        log.check()
+        other.check()
