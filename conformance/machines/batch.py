@@ -16,7 +16,10 @@ from .worlds import World, worlds
 __all__ = ["Batch"]
 
 _TELLING = {"enable_events": True, "counter_sampling": 1}
-_OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {"unhashed_first": True}, _TELLING)
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    *({}, {}, {"unhashed_first": True}, _TELLING),
+    {"eviction": "adaptive"},
+)
 
 _MIXED = worlds(MIXED, counts=(1, 2, 3), room=(1, 3), ample=True, eagle=True, options=_OPTIONS)
 

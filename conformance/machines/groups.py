@@ -19,7 +19,10 @@ __all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "State", "Window"
 MIXED = ("full", "window", "chunk", "full", "window", "chunk", "aligned", "aligned", "mla") * 4 + ("state",)
 """The kinds of groups that are mixed: a state of mode none is seldom among them, as nothing is hit then."""
 
-_OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"unhashed_first": True}, {"hash_function": weak})
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    *({}, {}, {}, {}, {"unhashed_first": True}, {"hash_function": weak}),
+    {"eviction": "adaptive"},
+)
 
 _MOST_STEPS = 4
 

@@ -9,7 +9,10 @@ from .worlds import World, worlds
 
 __all__ = ["Manager"]
 
-_OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {"unhashed_first": True}, {"hash_function": weak})
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    *({}, {}, {}, {"unhashed_first": True}, {"hash_function": weak}),
+    *({"eviction": "reuse"}, {"eviction": "adaptive"}),
+)
 
 
 class Manager(ManagerSteps):

@@ -15,7 +15,7 @@ from .hash import weak
 from .manager_blame import Case, ManagerBlame
 from .manager_fields import event_fields, follow, pin_fields
 from .operations import operation
-from .pool_state import page_views, pool_fields, pool_options
+from .pool_state import order_clause, page_views, pool_fields, pool_options
 from .worlds import World
 
 __all__ = ["COUNTS", "HASHES", "ManagerMachine"]
@@ -41,7 +41,7 @@ class ManagerMachine(ManagerBlame):
     first: tuple[int, ...] = ()
     always = frozenset(
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
-        | {"HASH-3", "MAN-1", "MAN-2", "MAN-6"}
+        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6"}
     )
     options: dict[str, Any]
 
@@ -86,7 +86,7 @@ class ManagerMachine(ManagerBlame):
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         fields = [
             replace(shows, blame=self.blame_published, also=self.of_states) if shows.name in HASHES else shows
-            for shows in pool_fields("hash_seed" in self.options, weakly, lacks)
+            for shows in pool_fields("hash_seed" in self.options, weakly, lacks, order_clause(self.options))
         ]
         also = ("MAN-2", *self.of_states, *self.own("MAN-8"))
         usage = Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9), aside=True)

@@ -25,10 +25,12 @@ class Pool(PoolMachine):
         num_pages=st.integers(3, 9),
         caching=st.sampled_from([True, True, True, True, True, False]),
         unhashed_first=st.booleans(),
+        eviction=st.sampled_from([None, None, None, "reuse", "adaptive"]),
     )
-    def construct(self, num_pages: int, caching: bool, unhashed_first: bool) -> None:
-        """A fresh pool: its free pages stand in the order of their ids."""
-        self.build_pool(num_pages, caching, **({"unhashed_first": True} if unhashed_first else {}))
+    def construct(self, num_pages: int, caching: bool, unhashed_first: bool, eviction: str | None) -> None:
+        """A fresh pool of one policy or another: its free pages stand in the order of their ids."""
+        wanted: dict[str, Any] = {"unhashed_first": True} if unhashed_first else {}
+        self.build_pool(num_pages, caching, **wanted, **({"eviction": eviction} if eviction else {}))
 
     @step("POOL-5", "POOL-9", "POOL-11", "POOL-13")
     def forget(self, source: Drawing) -> Calls:

@@ -17,7 +17,7 @@ from .base import Both, Side
 from .calling import Calling
 from .draws import Drawing
 from .manager_fields import pin_fields
-from .pool_state import page_views, pool_fields, pool_options
+from .pool_state import order_clause, page_views, pool_fields, pool_options
 
 __all__ = ["PoolMachine"]
 
@@ -51,7 +51,20 @@ class PoolMachine(Calling):
     strangers: ClassVar[Mapping[int | str, str]] = {"other": "a page of another pool"}
     needs: ClassVar[tuple[str, ...]] = ("PagePool",)
     always = frozenset(
-        {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2", "HASH-3"}
+        {
+            "R1",
+            "POOL-1",
+            "POOL-2",
+            "POOL-3",
+            "POOL-5",
+            "POOL-7",
+            "POOL-8",
+            "POOL-10",
+            "HASH-1",
+            "HASH-2",
+            "HASH-3",
+            "EVICT-1",
+        }
     )
 
     extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (7 * len(EXTRA_KEYS)) + EXTRA_KEYS
@@ -59,6 +72,7 @@ class PoolMachine(Calling):
     seeded = False
     unhashed_first = False
     caching = True
+    order = "POOL-3"
 
     def build_pool(self, num_pages: int, caching: bool, **wanted: Any) -> None:
         """Builds both pools, with those options that the backend's constructor knows."""
@@ -82,7 +96,8 @@ class PoolMachine(Calling):
             side.find_key = lambda key, side=side: self._own_key(side, key)
         self.check("POOL-3", "pages of a fresh pool", list(range(num_pages)), lambda: sorted(self.backend.pages))
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
-        fields = pool_fields(self.seeded, weak=False, lacks=lacks)
+        self.order = order_clause(options)
+        fields = pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order)
         self.watch(*fields, *(pin_fields() if "max_pinned_pages" in options else ()))
 
     def target_of(self, table: Table, source: Drawing) -> Ref:
@@ -108,7 +123,7 @@ class PoolMachine(Calling):
 
     def in_order(self) -> str:
         """The clause that says in which order free pages are taken."""
-        return "POOL-3"
+        return self.order
 
     def mentions(self) -> list[int]:
         """The held pages, each as often as it is held."""

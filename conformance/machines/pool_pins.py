@@ -43,7 +43,7 @@ class PoolPins(Pool):
 
     def in_order(self) -> str:
         """See `PoolMachine.in_order`."""
-        return "PIN-2" if self.ranks_any() else "POOL-3"
+        return "PIN-2" if self.ranks_any() else super().in_order()
 
     @property
     def pinned(self) -> list[int]:

@@ -8,7 +8,7 @@ from ..calls.readings import page_ids
 from .base import SPEC, Field
 from .sides import once
 
-__all__ = ["page_views", "pool_fields", "pool_options", "refines"]
+__all__ = ["order_clause", "page_views", "pool_fields", "pool_options", "refines"]
 
 Groups = list[tuple[int, list[int]]]
 """The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
@@ -32,17 +32,23 @@ def page_views(pool: Any, queue: bool = True) -> dict[int, Any]:
     }
 
 
-def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = ()) -> tuple[Field, ...]:
+def order_clause(options: Mapping[str, Any]) -> str:
+    """The clause that says in which order free pages are taken by pools with some options."""
+    return "POOL-3" if options.get("eviction", "lru") == "lru" else "EVICT-1"
+
+
+def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = (), order: str = "POOL-3") -> tuple[Field, ...]:
     """What a pool shows. A side has its ``pool`` and the ``pages`` of it by id.
 
     Args:
         seeded: whether both pools were given the same seed, so that their keys are the same.
         weak: whether the hash function may collide. Then a backend that tells more keys apart is right too.
         lacks: the capabilities that the backend lacks: it need not show its queue, nor what keys are made of.
+        order: the clause that says in which order free pages are taken, see `order_clause`.
     """
     queue = (
         Field("not in the queue exactly while at 0", "POOL-2", _misplaced),
-        Field("free pages", "POOL-3", lambda side: page_ids(side.pool.free_page_queue.get_all_free_pages())),
+        Field("free pages", order, lambda side: page_ids(side.pool.free_page_queue.get_all_free_pages())),
         Field("numbers of free pages", "POOL-2", _numbers),
     )
     number = Field("number of free pages", "POOL-2", lambda side: int(side.pool.get_num_free_pages()))

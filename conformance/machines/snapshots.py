@@ -24,6 +24,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     _PINS | {"enable_events": True, "counter_sampling": 1},
     {"max_pinned_pages": 4, "max_pinned_pages_per_salt": 2, "unhashed_first": True},
     _PINS | {"hash_function": weak},
+    _PINS | {"eviction": "adaptive"},
 )
 
 

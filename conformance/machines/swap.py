@@ -22,6 +22,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"num_host_pages": 40, "enable_events": True, "counter_sampling": 1},
     {"num_host_pages": 40, "enable_events": True, "counter_sampling": 1, "unhashed_first": True},
     {"num_host_pages": 12},
+    {"num_host_pages": 40, "eviction": "adaptive"},
     {"num_host_pages": 4},
     {"num_host_pages": 0},
 )
