@@ -96,7 +96,9 @@ def slots_of_tokens(
     num_pages: int,
     page_size: int,
 ) -> jax.Array:
-    """The slot of every query token, through the page table (TAB-7). O(T log S).
+    """The slot of every query token, through the page table (TAB-7). O(T * S), in comparisons side by side.
+
+    Without a loop, so that XLA finds the slots once for all layers of a step.
 
     Args:
         batch: the lengths; the last ``q_len`` tokens of a sequence are the query's.
@@ -110,7 +112,7 @@ def slots_of_tokens(
         names no page: never clipped to another.
     """
     token = jnp.arange(num_tokens, dtype=jnp.int32)
-    sequence = jnp.searchsorted(batch.starts[1:], token, side="right").astype(jnp.int32)
+    sequence = jnp.searchsorted(batch.starts[1:], token, side="right", method="compare_all").astype(jnp.int32)
     owned = sequence < page_table.shape[0]
     sequence = jnp.minimum(sequence, page_table.shape[0] - 1)
     position = batch.kv_lens[sequence] - batch.starts[sequence + 1] + token

@@ -1,6 +1,7 @@
 """Ragged paged attention on a TPU: the entries of the kernels."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from ..ragged import clean_table, misses_pages
 from ..storage import ScaledPages, page_values
 from ..xla import attention as xla
 from . import decode
-from .prefill import Interpret, prefill
+from .prefill import Interpret, prefill_by, schedule_of
 from .prefill_schedule import leading_decode_rows
 
 __all__ = ["attend", "attend_scaled"]
@@ -54,29 +55,24 @@ def attend(
     num_tokens, num_heads, _ = queries.shape
     if 0 in (num_tokens, *page_table.shape):
         return jnp.zeros((num_tokens, num_heads, options.layout.v_head_dim), queries.dtype)
-    reason = decode.unsupported(options, queries, kv_pages, page_table)
-    decodes = taken("paged_decode", reason, warn=False)
     table = clean_table(page_table, kv_pages.shape[0])
-    decoded = jnp.int32(0)
-    if decodes:
-        decoded = _decoded(kv_pages, kv_lens, table, cu_q_lens, num_seqs, options)
-    out = prefill(
-        queries,
-        kv_pages,
-        kv_lens,
-        table,
-        cu_q_lens,
-        num_seqs,
-        sinks,
-        decoded,
-        options=options,
-        interpret=interpret,
-    )
-    token = jnp.arange(num_tokens, dtype=jnp.int32)[:, None, None]
-    out = jnp.where(token < cu_q_lens[num_seqs[0]], out, jnp.zeros_like(out))
-    if not decodes:
-        return out
-    return _with_decoded(out, decoded, queries, (kv_pages, kv_lens, table), sinks, options, interpret)
+
+    def others(decoded: jax.Array) -> Callable[[], jax.Array]:
+        batch = (kv_lens, table, cu_q_lens, num_seqs)
+        schedule = schedule_of(queries, kv_pages, *batch, decoded, options=options)
+
+        def attended() -> jax.Array:
+            out = prefill_by(schedule, queries, kv_pages, table, sinks, options=options, interpret=interpret)
+            token = jnp.arange(num_tokens, dtype=jnp.int32)[:, None, None]
+            return jnp.where(token < cu_q_lens[num_seqs[0]], out, jnp.zeros_like(out))
+
+        return attended
+
+    reason = decode.unsupported(options, queries, kv_pages, page_table)
+    if not taken("paged_decode", reason, warn=False):
+        return others(jnp.int32(0))()
+    cache = (kv_pages, kv_lens, table)
+    return _decoded_first(queries, cache, cu_q_lens, num_seqs, sinks, others, options, interpret)
 
 
 def attend_scaled(
@@ -108,50 +104,53 @@ def attend_scaled(
         `[T, Hq, Dv]`, as `attend`.
     """
     num_tokens, num_heads, _ = queries.shape
-    nothing = jnp.zeros((num_tokens, num_heads, options.layout.v_head_dim), queries.dtype)
     if 0 in (num_tokens, *page_table.shape):
-        return nothing
+        return jnp.zeros((num_tokens, num_heads, options.layout.v_head_dim), queries.dtype)
     table = clean_table(page_table, kv_pages.values.shape[0])
-    decoded = _decoded(kv_pages, kv_lens, table, cu_q_lens, num_seqs, options)
-    others = jnp.where(jnp.arange(kv_lens.shape[0], dtype=jnp.int32) < decoded, 0, kv_lens)
 
-    def by_xla() -> jax.Array:
-        return xla.attend(queries, kv_pages, others, table, cu_q_lens, num_seqs, sinks, options=options)
+    def others(decoded: jax.Array) -> Callable[[], jax.Array]:
+        lens = jnp.where(jnp.arange(kv_lens.shape[0], dtype=jnp.int32) < decoded, 0, kv_lens)
+        return partial(xla.attend, queries, kv_pages, lens, table, cu_q_lens, num_seqs, sinks, options=options)
 
-    out = jax.lax.cond(decoded < num_seqs[0], by_xla, lambda: nothing)
-    return _with_decoded(out, decoded, queries, (kv_pages, kv_lens, table), sinks, options, interpret)
-
-
-def _decoded(
-    kv_pages: Any,
-    kv_lens: jax.Array,
-    table: jax.Array,
-    cu_q_lens: jax.Array,
-    num_seqs: jax.Array,
-    options: AttentionOptions,
-) -> jax.Array:
-    """How many of the leading sequences the decode kernel takes, `i32[]`."""
-    page_size = page_values(kv_pages).shape[1]
-    missing = misses_pages(table, first_key(kv_lens - 1, options), kv_lens, page_size)
-    return leading_decode_rows(cu_q_lens, num_seqs, missing)
+    cache = (kv_pages, kv_lens, table)
+    return _decoded_first(queries, cache, cu_q_lens, num_seqs, sinks, others, options, interpret)
 
 
-def _with_decoded(
-    out: jax.Array,
-    decoded: jax.Array,
+def _decoded_first(
     queries: jax.Array,
     cache: tuple[Any, jax.Array, jax.Array],
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
     sinks: jax.Array | None,
+    others: Callable[[jax.Array], Callable[[], jax.Array]],
     options: AttentionOptions,
     interpret: Interpret,
 ) -> jax.Array:
-    """The output of all queries, that of the leading ``decoded`` sequences from the decode kernel.
+    """The output of all queries: of the leading sequences that decode by their kernel, of the others by another.
 
-    The cache is the pages, the lengths and the clean table.
+    Args:
+        queries: `[T, Hq, D]`.
+        cache: the pages, `kv_lens` and the clean table.
+        cu_q_lens: `i32[S + 1]`.
+        num_seqs: `i32[1]`.
+        sinks: `f32[Hq]` or None.
+        others: takes how many sequences are decoded and returns what attends to those after them. That runs only in
+            steps with such sequences; what is computed before is common to the layers of a step.
+        options: the options.
+        interpret: what `pallas_call` takes.
     """
-    rows = min(queries.shape[0], cache[1].shape[0])
+    kv_pages, kv_lens, table = cache
+    missing = misses_pages(table, first_key(kv_lens - 1, options), kv_lens, page_values(kv_pages).shape[1])
+    decoded = leading_decode_rows(cu_q_lens, num_seqs, missing)
+    rows = min(queries.shape[0], kv_lens.shape[0])
     run: Callable[..., jax.Array] = decode.decode
     single = run(queries[:rows], *cache, decoded[None], sinks, options=options, interpret=interpret)
     single = jnp.pad(single, ((0, queries.shape[0] - rows), (0, 0), (0, 0)))
-    token = jnp.arange(queries.shape[0], dtype=jnp.int32)[:, None, None]
-    return jnp.where(token < decoded, single, out)
+
+    attended = others(decoded)
+
+    def mixed() -> jax.Array:
+        token = jnp.arange(queries.shape[0], dtype=jnp.int32)[:, None, None]
+        return jnp.where(token < decoded, single, attended())
+
+    return jax.lax.cond(decoded < num_seqs[0], mixed, lambda: single)

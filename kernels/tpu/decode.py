@@ -122,50 +122,46 @@ def _schedule(
     first_page = first // work.page_size
     skipped = first - first_page * work.page_size
     live = lens - first_page * work.page_size
-    items = _by_step(jnp.where(decoded, jnp.maximum(-(-live // work.tokens), 1), 0), work)
-    rounds = -(-jnp.sum(items, axis=1, dtype=jnp.int32) // work.blocks.buffers)
-    table = _by_step(page_table[:taken], work).reshape(work.steps, 1, -1)
+    items = _filled(jnp.where(decoded, jnp.maximum(-(-live // work.tokens), 1), 0), work)
+    rounds = -(-jnp.sum(items.reshape(work.steps, work.rows), axis=1, dtype=jnp.int32) // work.blocks.buffers)
+    table = _filled(page_table[:taken], work).reshape(work.steps, 1, -1)
     table = jnp.pad(table, ((0, 0), (0, 0), (0, work.table_words - table.shape[2])))
     of_sequences = [live, first_page, skipped] if work.windowed else [live]
-    return [rounds, *(_by_step(numbers, work).reshape(-1) for numbers in of_sequences)], table
+    of_steps = [_filled(numbers, work).reshape(work.steps, work.rows) for numbers in of_sequences]
+    return [rounds, *(jnp.pad(numbers, ((0, 0), (0, 1))).reshape(-1) for numbers in of_steps)], table
 
 
-def _by_step(rows: jax.Array, work: DecodePlan) -> jax.Array:
-    """Rows cut into grid steps, each with a spare row, zero: `[n, ...]` as `[steps, rows, ...]`."""
-    used, rest = work.rows - 1, [(0, 0)] * (rows.ndim - 1)
-    padded = jnp.pad(rows, [(0, work.steps * used - rows.shape[0]), *rest])
-    return jnp.pad(padded.reshape(work.steps, used, *rows.shape[1:]), [(0, 0), (0, 1), *rest])
-
-
-def _heads(rows: jax.Array, work: DecodePlan) -> jax.Array:
-    """Query heads by pair: `[..., Hq, n]` as `[..., pairs, 2, G, n]`, a missing head zero."""
-    heads = rows.reshape(*rows.shape[:-2], work.layout.num_kv_heads, work.group, rows.shape[-1])
-    missing = 2 * work.pairs - work.layout.num_kv_heads
-    heads = jnp.pad(heads, [(0, 0)] * (heads.ndim - 3) + [(0, missing), (0, 0), (0, 0)])
-    return heads.reshape(*rows.shape[:-2], work.pairs, 2, work.group, rows.shape[-1])
+def _filled(rows: jax.Array, work: DecodePlan) -> jax.Array:
+    """Rows for all grid steps, those that are missing zero: `[n, ...]` as `[steps * rows, ...]`."""
+    missing = work.steps * work.rows - rows.shape[0]
+    return jnp.pad(rows, [(0, missing), *[(0, 0)] * (rows.ndim - 1)])
 
 
 def _paired(queries: jax.Array, work: DecodePlan) -> jax.Array:
-    """The queries as block-diagonal matrices: `[B, Hq, D]` as `[steps * rows, pairs, 2G, 256]`."""
-    wide = jnp.pad(queries, ((0, 0), (0, 0), (0, LANES - queries.shape[2])))
-    heads = _heads(_by_step(wide, work).reshape(work.steps * work.rows, *wide.shape[1:]), work)
-    nothing = jnp.zeros_like(heads[..., 0, :, :])
-    left = jnp.concatenate([heads[..., 0, :, :], nothing], axis=-1)
-    right = jnp.concatenate([nothing, heads[..., 1, :, :]], axis=-1)
-    return jnp.concatenate([left, right], axis=-2)
+    """The queries as block-diagonal matrices: `[B, Hq, D]` as `[steps * rows, pairs, 2G, 256]`.
+
+    Head by head, so that XLA makes one operation of it: each head's numbers stand in its own half of 256.
+    """
+    num_heads, dim = queries.shape[1:]
+    heads = work.pairs * work.query_rows
+    wide = jnp.pad(_filled(queries, work), ((0, 0), (0, heads - num_heads), (0, LANES - dim)))
+    is_right = (jnp.arange(heads, dtype=jnp.int32) // work.group % 2 == 1)[None, :, None]
+    nothing = jnp.zeros_like(wide)
+    halves = [jnp.where(is_right, nothing, wide), jnp.where(is_right, wide, nothing)]
+    return jnp.concatenate(halves, axis=-1).reshape(-1, work.pairs, work.query_rows, 2 * LANES)
 
 
 def _paired_sinks(sinks: jax.Array, work: DecodePlan) -> jax.Array:
     """The sinks as scores, in all lanes: `f32[Hq]` as `f32[pairs, 2G, 128]`."""
-    heads = _heads(sinks_as_scores(sinks, work)[:, None], work)
-    return jnp.broadcast_to(heads.reshape(work.pairs, work.query_rows, 1), (work.pairs, work.query_rows, LANES))
+    scores = jnp.pad(sinks_as_scores(sinks, work), (0, work.pairs * work.query_rows - sinks.shape[0]))
+    shape = (work.pairs, work.query_rows, 1)
+    return jnp.broadcast_to(scores.reshape(shape), (*shape[:2], LANES))
 
 
 def _unpaired(output: jax.Array, queries: jax.Array, work: DecodePlan) -> jax.Array:
     """The kernel's output as `[B, Hq, Dv]`."""
     num_queries, num_heads, _ = queries.shape
-    used = output.reshape(work.steps, work.rows, -1)[:, :-1]
-    heads = used.reshape(work.steps * (work.rows - 1), 2 * work.pairs * work.group, LANES)
+    heads = output.reshape(work.steps * work.rows, work.pairs * work.query_rows, LANES)
     first = value_column(work.layout)
     return heads[:num_queries, :num_heads, first : first + work.layout.v_head_dim]
 

@@ -24,7 +24,6 @@ _TABLE_WORDS = 40 * 2**10
 _STEP_ROWS = 256
 """Sequences of a grid step at most: so many hide what it costs to begin one."""
 
-
 _TILE_ROWS = 8
 """Rows of a tile of VMEM."""
 
@@ -47,7 +46,7 @@ class DecodePlan:
         pages_per_seq: pages in a row of the table.
         group: query heads of a KV head.
         steps: grid steps.
-        rows: rows of a grid step: its sequences, and a spare row for what is done past the last.
+        rows: rows of a grid step: its sequences.
         blocks: tokens of a block, buffers, short blocks.
         score_scale: what products of stored queries and keys are multiplied by.
         value_scale: what stored values are multiplied by.
@@ -121,8 +120,8 @@ class DecodePlan:
 
     @property
     def table_words(self) -> int:
-        """Entries of the page table of a grid step: a block's more than its rows have, for the last row's reads."""
-        return self.rows * self.pages_per_seq + self.pages_per_block
+        """Entries of the page table of a grid step, and those that are read past the last row's end: two blocks'."""
+        return self.rows * self.pages_per_seq + 2 * self.pages_per_block
 
     @property
     def vmem_bytes(self) -> int:
@@ -199,7 +198,7 @@ def plan(
         kv_dtype = jnp.dtype(options.kv_dtype).name
         blocks = decode_blocks(device_kind(), kv_dtype, word_rows, layout.storage_head_dim, page_size)
     row_bytes = -(-layout.num_kv_heads // 2) * -(-2 * group // 8) * 8 * 2 * LANES * 2
-    most = max(2, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq)) - 1
+    most = max(1, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq))
     steps = -(-queries.shape[0] // most)
     return DecodePlan(
         layout=layout,
@@ -210,7 +209,7 @@ def plan(
         pages_per_seq=pages_per_seq,
         group=group,
         steps=steps,
-        rows=-(-queries.shape[0] // steps) + 1,
+        rows=-(-queries.shape[0] // steps),
         blocks=blocks,
         score_scale=options.score_scale,
         value_scale=options.value_scale,

@@ -25,9 +25,9 @@ class Work(NamedTuple):
 
     Attributes:
         plan: the static numbers.
-        live: `i32[steps * rows]`: tokens of each sequence from the first page that is read on; 0: none.
-        first_page: `i32[steps * rows]`, or None: where in its row of the table a sequence is read from.
-        skipped: `i32[steps * rows]`, or None: tokens of the first page that are masked.
+        live: `i32[steps * (rows + 1)]`: tokens of each sequence from the first page that is read on; 0: none.
+        first_page: `i32[steps * (rows + 1)]`, or None: where in its row of the table a sequence is read from.
+        skipped: `i32[steps * (rows + 1)]`, or None: tokens of the first page that are masked.
         table: `i32[table_words]`: the page table's rows of this grid step.
         queries: `[rows, pairs, 2G, 256]`.
         sinks: `f32[pairs, 2G, 128]`, as scores (`score_units`), or None.
@@ -61,7 +61,7 @@ class Work(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A block of a sequence; past the last sequence stands the spare row, an empty one, for ever.
+    """A block of a sequence; past the last block of the last sequence stands an empty one of it, for ever.
 
     Attributes:
         row: which sequence of the grid step.
@@ -81,20 +81,20 @@ def first_place(work: Work) -> Place:
 
 
 def next_place(work: Work, place: Place) -> Place:
-    """The block after one: the sequence's next, or the next sequence's first."""
+    """The block after one: the sequence's next, or the next sequence's first; an empty one after the last of all."""
     left = place.live - work.plan.tokens
-    row = jnp.minimum(place.row + 1, work.plan.rows - 1)
-    ends = left <= 0
+    ends, last = left <= 0, work.plan.rows - 1
     return Place(
-        row=jnp.where(ends, row, place.row),
-        block=jnp.where(ends, 0, place.block + 1),
-        live=jnp.where(ends, work.live[sequence(work, row)], left),
+        row=jnp.where(ends, jnp.minimum(place.row + 1, last), place.row),
+        # Not 0 past the end, where the output would begin again.
+        block=jnp.where(ends, (place.row == last).astype(jnp.int32), place.block + 1),
+        live=jnp.where(ends, work.live[sequence(work, place.row) + 1], left),
     )
 
 
 def sequence(work: Work, row: jax.Array) -> jax.Array:
-    """Where a row of this grid step stands among those of all."""
-    return pl.program_id(0) * work.plan.rows + row
+    """Where a row of this grid step stands in the arrays of numbers; those of a step end with a spare one."""
+    return pl.program_id(0) * (work.plan.rows + 1) + row
 
 
 def live_range(work: Work, place: Place) -> tuple[jax.Array, jax.Array]:

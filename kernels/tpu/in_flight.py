@@ -21,6 +21,7 @@ def copy_all(
     count: int | jax.Array,  # i32[]
     live: Callable[[jax.Array], jax.Array],
     copy: Callable[[jax.Array], Any],
+    after: Callable[[jax.Array], jax.Array] = lambda i: i + 1,
 ) -> None:
     """Makes copies that touch nothing in common, at most `IN_FLIGHT` at once; all have ended when it returns.
 
@@ -28,26 +29,31 @@ def copy_all(
 
     Args:
         count: how many there may be, `i32[]`.
-        live: whether the i-th is to be made, `bool[]`; the same at each call.
-        copy: the descriptor of the i-th, asked for only where it is to be made.
+        live: whether the copy at an index is to be made, `bool[]`; the same at each call.
+        copy: the descriptor of the copy at an index, asked for only where it is to be made.
+        after: the index after one; the first is 0.
     """
 
-    def step(i: jax.Array, _: None) -> None:
-        pl.when(i >= IN_FLIGHT)(lambda: wait(i - IN_FLIGHT, live, copy))
-        start(i, live, copy)
+    def step(number: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        newest, oldest = at
+        is_full = number >= IN_FLIGHT
+        pl.when(is_full)(lambda: wait(oldest, live, copy))
+        start(newest, live, copy)
+        return after(newest), jnp.where(is_full, after(oldest), oldest)
 
-    def finish(i: jax.Array, _: None) -> None:
-        wait(i, live, copy)
+    def finish(_: jax.Array, oldest: jax.Array) -> jax.Array:
+        wait(oldest, live, copy)
+        return after(oldest)
 
-    lax.fori_loop(0, count, step, None)
-    lax.fori_loop(jnp.maximum(count - IN_FLIGHT, 0), count, finish, None)
+    _, oldest = lax.fori_loop(0, count, step, (jnp.int32(0), jnp.int32(0)))
+    lax.fori_loop(jnp.maximum(count - IN_FLIGHT, 0), count, finish, oldest)
 
 
 def start(i: jax.Array, live: Callable[[jax.Array], jax.Array], copy: Callable[[jax.Array], Any]) -> None:
-    """Starts the i-th copy if it is to be made."""
+    """Starts the copy at an index if it is to be made."""
     pl.when(live(i))(lambda: copy(i).start())
 
 
 def wait(i: jax.Array, live: Callable[[jax.Array], jax.Array], copy: Callable[[jax.Array], Any]) -> None:
-    """Waits for as many bytes as the i-th copy moves, if it was made."""
+    """Waits for as many bytes as the copy at an index moves, if it was made."""
     pl.when(live(i))(lambda: copy(i).wait())

@@ -18,9 +18,9 @@ from .prefill_fold import LOWEST
 from .prefill_geometry import NUM_BUFFERS, VMEM_BYTES, Blocks, Geometry, plan
 from .prefill_kernel import attend_blocks
 from .prefill_memory import Kernel, Refs
-from .prefill_schedule import make_schedule
+from .prefill_schedule import Schedule, make_schedule
 
-__all__ = ["prefill"]
+__all__ = ["prefill", "prefill_by", "schedule_of"]
 
 Interpret = bool | pltpu.InterpretParams
 
@@ -60,20 +60,55 @@ def prefill(
     Returns:
         `[T, Hq, Dv]`, of the queries' dtype; tokens of no sequence, and of those left out, hold anything.
     """
-    num_tokens = queries.shape[0]
+    batch = (kv_lens, page_table, cu_q_lens, num_seqs)
+    schedule = schedule_of(queries, kv_pages, *batch, skipped, options=options, blocks=blocks)
+    return prefill_by(
+        schedule, queries, kv_pages, page_table, sinks, options=options, interpret=interpret, blocks=blocks
+    )
+
+
+def schedule_of(
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: jax.Array,  # [P, page, ...]
+    kv_lens: jax.Array,  # i32[S]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    cu_q_lens: jax.Array,  # i32[S + 1]
+    num_seqs: jax.Array,  # i32[1]
+    skipped: jax.Array,  # i32[]
+    *,
+    options: AttentionOptions,
+    blocks: Blocks | None = None,
+) -> Schedule:
+    """The schedule of a `prefill` with these arguments; it depends on shapes and lengths alone."""
     geometry = plan(queries, kv_pages, page_table, options, blocks)
-    schedule = make_schedule(
+    return make_schedule(
         kv_lens,
         page_table,
         cu_q_lens,
         num_seqs,
         skipped,
-        num_tokens=num_tokens,
+        num_tokens=queries.shape[0],
         page_size=geometry.page_size,
         block_queries=geometry.blocks.queries,
         block_keys=geometry.block_keys,
         options=options,
     )
+
+
+def prefill_by(
+    schedule: Schedule,
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: jax.Array,  # [P, page, ...]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+    sinks: jax.Array | None,  # f32[Hq]
+    *,
+    options: AttentionOptions,
+    interpret: Interpret = False,
+    blocks: Blocks | None = None,
+) -> jax.Array:
+    """What `prefill` does, by a schedule that `schedule_of` made of the same arguments."""
+    num_tokens = queries.shape[0]
+    geometry = plan(queries, kv_pages, page_table, options, blocks)
     inputs = [blocked_queries(queries, geometry), kv_pages]
     if sinks is not None:
         inputs.append(blocked_sinks(sinks, geometry, options))

@@ -1,8 +1,8 @@
 """Keys and values written into their slots by copies from HBM to HBM, in place.
 
 The vector unit sees none of it: a row that is packed like a slot (`layout.pack_rows`) is moved as it lies, which also
-zeroes the slot's padding. The scalar unit reads where each row goes and starts one copy for a row, or one for a run
-of rows that stay within a page; `in_flight.IN_FLIGHT` of them are under way at once.
+zeroes the slot's padding. XLA finds the runs of rows that go to slots side by side in a page, once for all layers of a
+step; the scalar unit starts one copy for each of them, and `in_flight.IN_FLIGHT` are under way at once.
 
 Slots that are not whole tiles can't be copied so. `scatter` has XLA write them: with the numbers as they are, for XLA
 on TPU takes a bitcast of the cache for a copy of it, where XLA on CPU needs one.
@@ -51,7 +51,7 @@ def unsupported(kv_pages: jax.Array, mapping: jax.Array) -> str | None:
     whole = rows % _SUBLANES == 0 or (rows.bit_count() == 1 and rows * itemsize >= _WORD_BYTES)
     if not whole:
         return f"slots of {rows} rows of {kv_pages.dtype} don't fill tiles"
-    return too_many_scalars(mapping)
+    return too_many_scalars(mapping, *[mapping] * (mapping.ndim == 1))  # slots have lengths of runs beside them
 
 
 def scatter(
@@ -78,7 +78,7 @@ def update(
     *,
     interpret: Interpret = False,
 ) -> jax.Array:
-    """Writes each row into a slot of its own (CACHE-3). O(T) copies.
+    """Writes each row into a slot of its own (CACHE-3). A copy for each run of rows with slots side by side in a page.
 
     Args:
         kv_pages: `[P, page, *row]`, the row of at least two axes.
@@ -90,7 +90,28 @@ def update(
     Returns:
         `[P, page, *row]`: the pages; all other slots as they were, bit for bit.
     """
-    return _call(_rows_kernel, rows.shape[0], kv_pages, rows, (slots,), interpret)
+    scalars = (slots, *runs_of_slots(slots, kv_pages.shape))
+    return _call(_rows_kernel, rows.shape[0], kv_pages, rows, scalars, interpret)
+
+
+def runs_of_slots(slots: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """The runs that slots make: side by side in a page, or none of them existing. O(T).
+
+    Args:
+        slots: `i32[T]`, any numbers.
+        shape: of the pages, `[P, page, ...]`.
+
+    Returns:
+        For each token how far it is to the first token of the next run, `i32[T]`; how many runs there are, `i32[1]`.
+    """
+    token = jnp.arange(slots.shape[0], dtype=jnp.int32)
+    before = jnp.concatenate([slots[:1], slots[:-1]])
+    exists, existed = is_slot(slots, shape), is_slot(before, shape)
+    joins = jnp.where(exists, existed & (slots == before + 1) & (slots % shape[1] != 0), ~existed)
+    begins = (token == 0) | ~joins
+    at_or_after = lax.cummin(jnp.where(begins, token, slots.shape[0]), axis=0, reverse=True)
+    following = jnp.append(at_or_after[1:], jnp.int32(slots.shape[0]))
+    return following - token, jnp.sum(begins, dtype=jnp.int32)[None]
 
 
 def update_slices(
@@ -138,22 +159,27 @@ def _call(
         ),
         out_shape=kernel_output(kv_pages.shape, kv_pages.dtype),
         input_output_aliases={len(scalars) + 1: 0},
+        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
         name="kv_update",
         interpret=interpret,
     )
     return call(*scalars, rows, kv_pages)
 
 
-def _rows_kernel(slots: Ref, rows: Ref, _: Ref, kv_pages: Ref, semaphore: Ref) -> None:
-    """One copy for each row that has a slot."""
+def _rows_kernel(slots: Ref, lengths: Ref, num_runs: Ref, rows: Ref, _: Ref, kv_pages: Ref, semaphore: Ref) -> None:
+    """One copy for each run of rows that have slots."""
 
     def live(token: jax.Array) -> jax.Array:
         return is_slot(slots[token], kv_pages.shape)
 
     def copy(token: jax.Array) -> Any:
-        return run_copy(rows, kv_pages, semaphore, slots[token], token, 1)
+        return run_copy(rows, kv_pages, semaphore, slots[token], token, lengths[token])
 
-    copy_all(slots.shape[0], live, copy)
+    def after(token: jax.Array) -> jax.Array:
+        # Behind the last run there is no token to ask for the length of another.
+        return jnp.minimum(token + lengths[token], slots.shape[0] - 1)
+
+    copy_all(num_runs[0], live, copy, after)
 
 
 def _slices_kernel(num_slices: Ref, slices: Ref, rows: Ref, _: Ref, kv_pages: Ref, semaphore: Ref) -> None:

@@ -44,6 +44,25 @@ def test_rows_go_to_their_slots(version: str, seed: int, share: float) -> None:
     check(compiled(update.update)(*drawn), expected)
 
 
+found_runs: Callable[..., Any] = jax.jit(partial(update.runs_of_slots, shape=(3, 4, 2, 128)))
+
+
+@given(slots=st.lists(st.one_of(st.integers(-2, 14), st.sampled_from([-(2**31), 2**31 - 1])), min_size=9, max_size=9))
+def test_runs_of_slots_are_as_long_as_they_can_be(slots: list[int]) -> None:
+    """CACHE-3: a run ends where a page does, where slots don't follow each other, and where one doesn't exist."""
+    lengths, count = found_runs(np.array(slots, np.int32))
+    ends, found = list(range(1, len(slots))), [len(slots)]
+    for at in reversed(ends):
+        before, slot = slots[at - 1], slots[at]
+        if 0 <= slot < 12:
+            joined = slot == before + 1 and slot % 4 != 0
+        else:
+            joined = not 0 <= before < 12
+        found.insert(0, found[0] if joined else at)
+    assert lengths.tolist() == [end - at for at, end in enumerate(found)]
+    assert int(count[0]) == len(set(found))
+
+
 @pytest.mark.parametrize("row", [(10, 128), (128,)])
 def test_slots_that_fill_no_tiles_are_written_by_xla(row: tuple[int, ...]) -> None:
     """CACHE-3: the same slots, written by other means."""

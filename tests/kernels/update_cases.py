@@ -48,13 +48,15 @@ class Updates:
     def by_slots(
         self, rng: np.random.Generator, row: tuple[int, ...], dtype: np.dtype[Any], share: float
     ) -> tuple[tuple[Array, ...], Array]:
-        """Pages, rows and slots, of which about ``share`` exist, and the pages after."""
+        """Pages, rows and slots, of which about ``share`` exist, many in runs, and the pages after."""
         pages, rows = self.arrays(rng, row, dtype)
         most = 2**31
         none = [-1, -self.page_size, -most, self.num_slots, self.num_slots + self.page_size - 1, most - 1]
         slots = rng.choice(np.array(none), self.num_rows).astype(np.int32)
         named = np.flatnonzero(rng.random(self.num_rows) < share)
-        slots[named] = rng.permutation(self.num_slots)[: len(named)]
+        cuts = np.flatnonzero(rng.random(self.num_slots) < rng.choice([0.1, 0.5, 1.0]))
+        runs = np.split(np.arange(self.num_slots), cuts)
+        slots[named] = np.concatenate([runs[at] for at in rng.permutation(len(runs))])[: len(named)]
         expected = pages.reshape(self.num_slots, *row).copy()
         expected[slots[named]] = rows[named]
         return (pages, rows, slots), expected.reshape(pages.shape)
