@@ -153,4 +153,5 @@ def _decoded_first(
         token = jnp.arange(queries.shape[0], dtype=jnp.int32)[:, None, None]
         return jnp.where(token < decoded, single, attended())
 
-    return jax.lax.cond(decoded < num_seqs[0], mixed, lambda: single)
+    out: jax.Array = jax.lax.cond(decoded < num_seqs[0], mixed, lambda: single)
+    return out

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,10 +28,12 @@ MOST_OPERATIONS = 6
 def second_layer(num_tokens: int) -> Counter[str]:
     """The operations of a step of two layers that depend on the second layer's arrays or on the first one's result."""
 
+    run: Callable[..., Any] = fused_ragged_paged_attention
+
     def step(caches: Any, keys: Any, values: Any, queries: Any, *batch: Any) -> Any:
         written = []
-        for cache, *rows in zip(caches, keys, values, strict=True):
-            queries, pages = fused_ragged_paged_attention(queries, *rows, cache, *batch)
+        for layer in zip(keys, values, caches, strict=True):
+            queries, pages = run(queries, *layer, *batch)
             written.append(pages)
         return queries, written
 
