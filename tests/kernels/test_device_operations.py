@@ -27,7 +27,6 @@ MOST_OPERATIONS = 6
 
 def second_layer(num_tokens: int) -> Counter[str]:
     """The operations of a step of two layers that depend on the second layer's arrays or on the first one's result."""
-
     run: Callable[..., Any] = fused_ragged_paged_attention
 
     def step(caches: Any, keys: Any, values: Any, queries: Any, *batch: Any) -> Any:
