@@ -17,7 +17,7 @@ from .method import Given, Kind, Method, Table
 from .source import Source
 from .values import EXTRA_KEYS, NO_INTS
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["HASHING"]
 
 _TOKENS = (0, 1, -1, -2, 2**31 - 1, -(2**31))
 _NO_TOKENS: tuple[Any, ...] = ([True], [0.0], ["a"], None, [0, 2**31], [-(2**31) - 1])
@@ -91,7 +91,7 @@ def _function(name: str, arguments: Mapping[str, Kind], result: Kind, **more: An
     return Method(name, arguments, result, "HASH-1", reads=True, by_name=by_name, logged=False, **more)
 
 
-FUNCTIONS = Table(
+HASHING = Table(
     "keys",
     "",
     (

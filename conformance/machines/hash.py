@@ -7,7 +7,7 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 
 from ..backends import Backend
-from ..calls.hash import FUNCTIONS
+from ..calls.hash import HASHING
 from ..calls.method import Table
 from ..levels import LEVELS
 from ..properties import start, step
@@ -39,7 +39,7 @@ class Hash(Calling):
     examples = 40
     needs = ("hash_page_tokens", "hash_request_tokens", "init_none_hash", "sha256")
     always = frozenset({"R1"})
-    tables: ClassVar[tuple[Table, ...]] = (FUNCTIONS,)
+    tables: ClassVar[tuple[Table, ...]] = (HASHING,)
 
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:

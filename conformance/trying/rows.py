@@ -6,6 +6,7 @@ from typing import Any
 
 from ..calls.arrays import ATTENTION, CACHE, SCHEDULER, VIEW
 from ..calls.datum import Call, Ref
+from ..calls.hash import HASHING
 from ..calls.kinds import NONE, PLAIN
 from ..calls.manager import MANAGER, SHARDS
 from ..calls.method import Method, Table
@@ -13,7 +14,7 @@ from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.table import TABLE, TABLES
 
-__all__ = ["BUILDS", "REQUEST", "TABLES_BY_OWNER", "FileError", "Rows"]
+__all__ = ["BUILDS", "FUNCTIONS", "REQUEST", "TABLES_BY_OWNER", "FileError", "Rows"]
 
 
 class FileError(Exception):
@@ -51,7 +52,7 @@ BUILDS: Mapping[str, Method] = {
 }
 """How each class is constructed."""
 
-FUNCTIONS: Mapping[str, Method] = ATTENTION.by_name
+FUNCTIONS: Mapping[str, Method] = {**ATTENTION.by_name, **HASHING.by_name}
 
 _PARTS: Mapping[tuple[str, str], Table] = {
     ("manager", ".page_pool"): POOL,

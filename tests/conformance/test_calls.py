@@ -20,7 +20,7 @@ from kvproof.conformance.calls.datum import (
     simpler,
     written,
 )
-from kvproof.conformance.calls.hash import FUNCTIONS
+from kvproof.conformance.calls.hash import HASHING
 from kvproof.conformance.calls.manager import MANAGER, SHARDS
 from kvproof.conformance.calls.method import Method, Table
 from kvproof.conformance.calls.pool import POOL
@@ -32,7 +32,7 @@ from kvproof.conformance.spelling import Spelling
 from kvproof.spec import CLAUSES, CacheSalt
 
 OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, CACHE, VIEW)
-EVERY = (*OF_SPEC, ATTENTION, FUNCTIONS, SCHEDULER)
+EVERY = (*OF_SPEC, ATTENTION, HASHING, SCHEDULER)
 
 
 def owner_of(table: Table) -> Any:
@@ -58,7 +58,7 @@ def test_no_method_of_the_interface_is_missing(table: Table) -> None:
 
 def test_no_function_of_the_interface_is_missing() -> None:
     functions = {name for name in public(kvproof.spec) if inspect.isfunction(getattr(kvproof.spec, name))}
-    assert {row.name for row in (*ATTENTION, *FUNCTIONS)} | ATTENTION.inner.keys() == functions
+    assert {row.name for row in (*ATTENTION, *HASHING)} | ATTENTION.inner.keys() == functions
 
 
 def rows() -> list[tuple[Table, Method]]:
@@ -67,7 +67,7 @@ def rows() -> list[tuple[Table, Method]]:
 
 @pytest.mark.parametrize(("table", "row"), rows(), ids=[f"{table.name}-{row.name}" for table, row in rows()])
 def test_a_row_has_the_arguments_of_the_specification(table: Table, row: Method) -> None:
-    holder = kvproof.spec if table in (ATTENTION, FUNCTIONS) else owner_of(table)
+    holder = kvproof.spec if table in (ATTENTION, HASHING) else owner_of(table)
     method: Any = holder if row.form == "build" else inspect.getattr_static(holder, row.name)
     if row.form in ("get", "set"):
         assert isinstance(method, property)

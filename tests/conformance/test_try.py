@@ -1,5 +1,6 @@
 """`kvproof try`: calls written by hand, and calls as JSON."""
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -13,15 +14,17 @@ import pytest
 import kvproof.fast
 import kvproof.spec
 from kvproof.conformance import load_backend
+from kvproof.conformance.calls.arrays import ATTENTION
 from kvproof.conformance.calls.datum import Call, Key, Prompt, Ref, Spelled
 from kvproof.conformance.calls.documents import calls_from_json, calls_to_json, parsed_ref, value_to_json
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines.pool_pins import PoolPins
 from kvproof.conformance.machines.queue import Queue
 from kvproof.conformance.machines.sides import Both
+from kvproof.conformance.machines.table import MultiTable, Table
 from kvproof.conformance.runner import run_machine
 from kvproof.conformance.spelling import Spelling
-from kvproof.conformance.trying.rows import BUILDS, TABLES_BY_OWNER
+from kvproof.conformance.trying.rows import BUILDS, FUNCTIONS, TABLES_BY_OWNER
 from kvproof.conformance.trying.script import read_script
 from kvproof.spec import CacheSalt, PageStored
 
@@ -60,7 +63,7 @@ def test_what_is_read_is_what_was_written(value: Any) -> None:
     assert getattr(call.arguments["pages"], "otherwise", None) == otherwise, "what no comparison looks at"
 
 
-@pytest.mark.parametrize("machine", [PoolPins, Queue], ids=lambda machine: str(machine.name))
+@pytest.mark.parametrize("machine", [PoolPins, Queue, Table, MultiTable], ids=lambda machine: str(machine.name))
 def test_every_call_that_is_drawn_can_be_written(machine: Any) -> None:
     drawn = 0
 
@@ -234,6 +237,11 @@ def test_calls_as_json_say_the_same(tried: Tried) -> None:
     assert "calls[2]: r3 = r1.free_pages(ordered_pages=[r2[0]])\n" in out
     verdicts = [line for line in out.splitlines() if line.startswith("  ")]
     assert verdicts == [line for line in tried(text)[1].splitlines() if line.startswith("  ")]
+
+
+def test_every_function_of_the_interface_is_known() -> None:
+    functions = {name for name in dir(kvproof.spec) if inspect.isfunction(getattr(kvproof.spec, name))}
+    assert functions == FUNCTIONS.keys() | ATTENTION.inner.keys()
 
 
 def test_everything_that_is_constructed_is_known() -> None:
