@@ -6,8 +6,8 @@ from typing import Any
 
 from kvproof.spec.declarations import CacheCleared, PageRemoved, PageStored
 
-from .patching import with_manager
-from .registry import seeded
+from .patching import backend_with, derived, with_manager
+from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
@@ -54,3 +54,37 @@ def parent_never_announced(fast: ModuleType) -> SimpleNamespace:
         return PageStored(event.group_id, event.page_id, event.page_hash, parent, event.token_ids, event.extra_keys)
 
     return with_manager(fast, take_events=take_events)
+
+
+@seeded(FORESEEN, "MAN-12", "events", also=("R1", "R2"))
+def stored_twice_is_followed(fast: ModuleType) -> SimpleNamespace:
+    """A follower that missed the removal of a page takes the next that is stored on it, in place of saying so."""
+
+    def apply(self: Any, events: Any) -> None:
+        fast.CacheFollower.apply(self, _with_removals(self, events) if isinstance(events, list) else events)
+
+    def _with_removals(follower: Any, events: list[Any]) -> list[Any]:
+        key_of = {page: key for key, pages in follower.cached_page_hash_to_page.items() for page in pages}
+        told: list[Any] = []
+        for event in events:
+            key = key_of.pop(getattr(event, "page_id", -1), None)
+            if isinstance(event, PageStored) and key is not None:
+                told.append(PageRemoved(key.group_id, event.page_id, key.get_hash_value()))
+            elif isinstance(event, CacheCleared):
+                key_of.clear()
+            told.append(event)
+        return told
+
+    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
+
+
+@seeded(FORESEEN, "R1", "events", also=("MAN-12", "R2"))
+def any_parent_is_followed(fast: ModuleType) -> SimpleNamespace:
+    """A follower does not look at the parent of a page, whatever it is: what a wire damaged is taken for an event."""
+
+    def apply(self: Any, events: Any) -> None:
+        if isinstance(events, list):
+            events = [event._replace(parent_hash=None) if isinstance(event, PageStored) else event for event in events]
+        fast.CacheFollower.apply(self, events)
+
+    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))

@@ -4,22 +4,33 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import derived, with_manager
-from .registry import FORESEEN, seeded
+from .patching import backend_with, derived
+from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
 
 def _with_index(fast: ModuleType, members: Callable[[type[Any]], dict[str, Any]]) -> SimpleNamespace:
-    """A backend whose manager's index has some members replaced, made of those that it has."""
+    """A backend whose pools' index, a manager's included, has some members replaced, made of those that it has."""
+
+    def spoil(pool: Any) -> None:
+        # The pool makes its index itself, and others have noted it: the object stays, its class changes.
+        base = type(pool.index)
+        pool.index.__class__ = derived(base, members(base))
+
+    def build_pool(self: Any, *args: Any, **options: Any) -> None:
+        fast.PagePool.__init__(self, *args, **options)
+        spoil(self)
 
     def build_manager(self: Any, *args: Any, **options: Any) -> None:
         fast.CacheManager.__init__(self, *args, **options)
-        # The pool makes its index itself, and others have noted it: the object stays, its class changes.
-        base = type(self.page_pool.index)
-        self.page_pool.index.__class__ = derived(base, members(base))
+        spoil(self.page_pool)
 
-    return with_manager(fast, __init__=build_manager)
+    return backend_with(
+        fast,
+        PagePool=derived(fast.PagePool, {"__init__": build_pool}),
+        CacheManager=derived(fast.CacheManager, {"__init__": build_manager}),
+    )
 
 
 @seeded(FORESEEN, "HASH-2", "manager", also=("R2", "HASH-1", "MAN-1", "MAN-2", "MAN-3", "MAN-6", "POOL-7", "POOL-8"))
@@ -40,6 +51,36 @@ def joined_across_extra_keys(fast: ModuleType) -> SimpleNamespace:
                     child.extra, child.extra_keys = run.extra, run.extra_keys
                     self._join(run, key, child)
                     return
+
+        return {"_tidy": tidy}
+
+    return _with_index(fast, members)
+
+
+@seeded(OWN, "POOL-7", "pool", also=("R1", "R2"))
+def branch_ends_in_holes(fast: ModuleType) -> SimpleNamespace:
+    """A branch whose own end is evicted in the same call as the run's before it is joined to the run with its holes.
+
+    Our own: the run then ended in places without pages, which are never taken away.
+    """
+
+    def members(base: type[Any]) -> dict[str, Any]:
+        def tidy(self: Any, run: Any) -> None:
+            if self._runs[run.number] is not run:
+                return
+            while run.parent is not None and not run.pages[-1]:
+                dead = run.num_dead()
+                if dead < len(run.pages):
+                    run.holes -= dead
+                    run.cut(dead)
+                    break
+                run = self._remove(run)
+            if run.parent is None:
+                return
+            while run.children is not None and run.end in run.children:
+                run = self._join(run, *run.take_newest(run.end))
+            if not run.holes:
+                base._tidy(self, run)  # one page alone
 
         return {"_tidy": tidy}
 

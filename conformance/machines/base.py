@@ -1,6 +1,7 @@
 """What every machine does: make a call on both sides, compare the outcomes, compare the whole observable state."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
@@ -34,6 +35,9 @@ Charge = Mapping[str, str] | str
 
 _ATOMIC = {"TAB-2"}
 """Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
+
+_LABELS = re.compile(r"\b([A-Z]+-\d+|R\d):")
+"""How a message of ``check()`` names a clause, as those of ours do."""
 
 SPEC = Backend("kvproof.spec", kvproof.spec)
 
@@ -421,6 +425,8 @@ class Machine(RuleBasedStateMachine):
                 continue
             if outcome.error is None and shows.blame is not None and not fixed:
                 clause = shows.blame(expected, outcome.value) or clause
+            if outcome.error is not None and shows.inner and not fixed:
+                clause = self._named_in(str(outcome.error)) or clause
             if shows.aside and (shows.name in self._wrong_before or clause not in self.session.clauses):
                 self._wrong_before.add(shows.name)  # whatever is called next is not to blame
                 continue
@@ -432,6 +438,10 @@ class Machine(RuleBasedStateMachine):
                 self._doubt = self._deviation(*told)
                 self._doubt.inner = True
         self._before = self._after
+
+    def _named_in(self, message: str) -> str:
+        """The first clause that a backend's own ``check()`` names, of those that the machine always checks."""
+        return next((label for label in _LABELS.findall(message) if label in self.always), "")
 
     def end(self) -> None:
         """Ends steps that are taken again: what only the backend's own ``check()`` found is raised now."""

@@ -79,7 +79,15 @@ class Events(GroupSteps):
             *([PageStored(group, page, b"3", None, (0,), None)] if cached else []),
             new,
         ]
-        events = likely(data, [[new, event] for event in wrong], [[new, None], [new, "event"], *NO_LISTS])
+        stored = (0, self.world.num_pages + 8, b"3", None, (0,), None)
+        no_fields: dict[int, list[Any]] = {0: [-1], 1: [0, True], 2: ["3"], 3: [5, "3"], 4: [[0]], 5: [[1]]}
+        odd = [
+            PageStored(*stored[:place], value, *stored[place + 1 :])
+            for place, values in no_fields.items()
+            for value in values
+        ]
+        seldom = [*([new, event] for event in odd), [new, None], [new, "event"], *NO_LISTS]
+        events = likely(data, [[new, event] for event in wrong], seldom)
         self.call(f"follower.apply({events!r})", lambda side: side.follower.apply(events), "MAN-12")
         option, value = one_of(
             data, [("enable_events", 1), ("counter_sampling", 0), *(("counter_sampling", wrong) for wrong in NO_INTS)]

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ..calls.datum import Ref
+from ..calls.datum import Prompt, Ref
 from ..calls.pool import POOL
 from ..calls.queue import PAGE
 from ..properties import start, step
@@ -42,6 +42,35 @@ class Pool(PoolMachine):
         if held and source.integer(0, 1) == 0:
             yield self.call_of("free_pages", Ref("pool"), ordered_pages=[self.ref(page) for page in held])
         yield self.drawn(POOL["reset_prefix_cache"], source)
+
+    @step("POOL-7", "POOL-11", when=lambda self: self.caching and self.spec.pool.get_num_free_pages() > 2)
+    def evict_where_two_part(self, source: Drawing) -> Calls:
+        """Two requests begin alike; from where they part on, and before that as well, their pages are evicted."""
+        most = self.spec.pool.get_num_free_pages() - 2
+        alike = source.integer(1, min(most, 3))
+        lengths = source.integer(1, min(most - alike + 1, 3)), source.integer(1, 3)
+        taken: list[Ref] = []
+        for token, own in enumerate(lengths):
+            own = min(own, self.spec.pool.get_num_free_pages())
+            call = self.call_of("get_new_pages", Ref("pool"), num_pages=own if taken else alike + own)
+            if (yield call).refused:
+                return
+            new = [self.ref(page) for page in self.lists[call.number]]
+            yield self.call_of(
+                *("cache_full_pages", Ref("pool")),
+                request=Prompt((0,) * alike + (token,) * own),
+                pages=[*taken[:alike], *new],
+                page_hashes=[],
+                num_cached_pages=len(taken[:alike]),
+                num_full_pages=alike + own,
+                page_size=1,
+                kv_cache_group_id=0,
+            )
+            taken += new
+        if self.offers("pool", "evict_pages"):
+            behind = taken[source.integer(0, alike) :]
+            gone = source.some(behind, len(behind), max(len(behind) - 1, 1))
+            yield self.call_of("evict_pages", Ref("pool"), page_ids=[page.to(".page_id") for page in gone])
 
     @step("POOL-11", when=lambda self: not self.lacks("views"))
     def set_on_view(self, source: Drawing) -> Calls:

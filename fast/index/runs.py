@@ -211,7 +211,7 @@ class Run:
         page_bytes = self.tree.page_bytes
         attached = sorted((place, key) for place, key, _ in self.branches())
         state = (
-            f"run {self.number} at {self.start}, pages {self.pages.tolist()}, holes {self.holes}, "
+            f"POOL-7: run {self.number} at {self.start}, pages {self.pages.tolist()}, holes {self.holes}, "
             f"duplicates {self.duplicates}, {len(self.tokens)} token bytes, branches at {[p for p, _ in attached]}"
         )
         assert len(self.tokens) == len(self.pages) * page_bytes, state

@@ -338,10 +338,21 @@ def joined_across_extra_keys(names: Any) -> object:
     return found(manager, Request("again", [1, 1, 7, 7, 7, 7, 8]))
 
 
+def branch_ends_in_holes(names: Any) -> object:
+    """One call evicts the end of a prefix and, not last page first, that of the branch that leaves it there."""
+    pool = names.PagePool(8, True, hash_seed=b"seed")
+    pages = pool.get_new_pages(5)
+    pool.cache_full_pages(Request("a", [0, 0, 0]), pages[:3], [], 0, 3, 1, 0)
+    pool.cache_full_pages(Request("b", [0, 0, 1, 1]), [*pages[:2], *pages[3:]], [], 2, 4, 1, 0)
+    pool.evict_pages([3, 4, 5])
+    return tried(pool.check)
+
+
 WITNESSES: dict[str, Callable[[Any], object]] = {
     witness.__name__: witness
     for witness in (
         joined_across_extra_keys,
+        branch_ends_in_holes,
         negative_get_new_pages,
         negative_popleft_n,
         double_mention,

@@ -12,6 +12,7 @@ from kvproof.spec.declarations import (
     ExtraKey,
     LoraAdapter,
     MultimodalItem,
+    PageStored,
     Request,
 )
 
@@ -93,6 +94,17 @@ def room_made_list_by_list(names: Any) -> object:
 
 
 # -- Events ---------------------------------------------------------------------------------------
+
+
+def stored_twice_is_followed(names: Any) -> object:
+    follower = names.CacheFollower()
+    follower.apply([PageStored(0, 1, b"1", None, (1,), None)])
+    return tried(lambda: follower.apply([PageStored(0, 1, b"2", None, (2,), None)]))
+
+
+def any_parent_is_followed(names: Any) -> object:
+    wrong: Any = 5
+    return tried(lambda: names.CacheFollower().apply([PageStored(0, 1, b"1", wrong, (1,), None)]))
 
 
 def removed_while_a_duplicate_survives(names: Any) -> object:
@@ -401,6 +413,8 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
         tail_of_a_window,
         room_of_a_window,
         freed_slots_go_on,
+        stored_twice_is_followed,
+        any_parent_is_followed,
         room_made_list_by_list,
         removed_while_a_duplicate_survives,
         parent_never_announced,
