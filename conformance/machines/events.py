@@ -79,7 +79,7 @@ class Events(GroupSteps):
             *([PageStored(group, page, b"3", None, (0,), None)] if cached else []),
             new,
         ]
-        stored = (0, self.world.num_pages + 8, b"3", None, (0,), None)
+        stored: tuple[Any, ...] = (0, self.world.num_pages + 8, b"3", None, (0,), None)
         no_fields: dict[int, list[Any]] = {0: [-1], 1: [0, True], 2: ["3"], 3: [5, "3"], 4: [[0]], 5: [[1]]}
         odd = [
             PageStored(*stored[:place], value, *stored[place + 1 :])

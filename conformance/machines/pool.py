@@ -43,7 +43,7 @@ class Pool(PoolMachine):
             yield self.call_of("free_pages", Ref("pool"), ordered_pages=[self.ref(page) for page in held])
         yield self.drawn(POOL["reset_prefix_cache"], source)
 
-    @step("POOL-7", "POOL-11", when=lambda self: self.caching and self.spec.pool.get_num_free_pages() > 2)
+    @step("POOL-7", "POOL-11", when=lambda self: self.caching and self.spec.pool.get_num_free_pages() > 2, weight=2)
     def evict_where_two_part(self, source: Drawing) -> Calls:
         """Two requests begin alike; from where they part on, and before that as well, their pages are evicted."""
         most = self.spec.pool.get_num_free_pages() - 2
@@ -68,8 +68,8 @@ class Pool(PoolMachine):
             )
             taken += new
         if self.offers("pool", "evict_pages"):
-            behind = taken[source.integer(0, alike) :]
-            gone = source.some(behind, len(behind), max(len(behind) - 1, 1))
+            behind = taken[source.one_of([alike, alike, source.integer(0, alike)]) :]
+            gone = source.some(behind, len(behind), max(len(behind) - source.integer(0, 1), 1))
             yield self.call_of("evict_pages", Ref("pool"), page_ids=[page.to(".page_id") for page in gone])
 
     @step("POOL-11", when=lambda self: not self.lacks("views"))
