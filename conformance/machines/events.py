@@ -79,13 +79,16 @@ class Events(GroupSteps):
             *([PageStored(group, page, b"3", None, (0,), None)] if cached else []),
             new,
         ]
-        stored: tuple[Any, ...] = (0, self.world.num_pages + 8, b"3", None, (0,), None)
-        no_fields: dict[int, list[Any]] = {0: [-1], 1: [0, True], 2: ["3"], 3: [5, "3"], 4: [[0]], 5: [[1]]}
-        odd = [
-            PageStored(*stored[:place], value, *stored[place + 1 :])
-            for place, values in no_fields.items()
-            for value in values
-        ]
+        stored = PageStored(0, self.world.num_pages + 8, b"3", None, (0,), None)
+        no_fields: dict[str, list[Any]] = {
+            "group_id": [-1],
+            "page_id": [0, True],
+            "page_hash": ["3"],
+            "parent_hash": [5, "3"],
+            "token_ids": [[0]],
+            "extra_keys": [[1]],
+        }
+        odd = [stored._replace(**{name: value}) for name, values in no_fields.items() for value in values]
         seldom = [*([new, event] for event in odd), [new, None], [new, "event"], *NO_LISTS]
         events = likely(data, [[new, event] for event in wrong], seldom)
         self.call(f"follower.apply({events!r})", lambda side: side.follower.apply(events), "MAN-12")
