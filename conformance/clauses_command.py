@@ -11,6 +11,7 @@ from kvproof.spec.clauses import CLAUSES
 from .clause_index import implementations
 from .exit_status import FINE, could_not_run
 from .machines import MACHINES
+from .oracle.relations import RELATIONS
 from .properties import declared_clauses
 from .writing import write_file
 
@@ -20,12 +21,16 @@ __all__ = ["add_parser", "clause_list", "run_clauses"]
 def clause_list() -> list[dict[str, Any]]:
     """Every clause with its sentence, the code that implements it, and the properties that check it."""
     written, checked = implementations(), declared_clauses(MACHINES.values())
+    asked = {relation.clause: relation.name for relation in RELATIONS.values()}
     return [
         {
             "clause": label,
             "sentence": clause.sentence,
             "implemented": written[label],
-            "checked": [found.name for found in checked.get(label, [])],
+            "checked": [
+                *(found.name for found in checked.get(label, [])),
+                *([f"oracle.{asked[label]}"] if label in asked else []),
+            ],
         }
         for label, clause in CLAUSES.items()
     ]
@@ -37,7 +42,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         "clauses",
         help=about,
         description="Lists every clause of the contract: its sentence, the code of kvproof.spec (of the "
-        "suite's engine for ENG) that implements it, and the properties that check it, named as machine.step.",
+        "suite's engine for ENG) that implements it, and the properties that check it, named as machine.step, or "
+        "oracle.relation for what whole engines answer.",
     )
     clauses.add_argument("--json", metavar="FILE", help="write the list to a file instead; - for standard output")
     clauses.set_defaults(func=run_clauses)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .backends import DEFAULT_BACKEND, Backend, BackendError, load_backend
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from .oracle import command as oracle_command
 from .raising import Ending, Interrupted, frames, prints_apart
 from .terminal import visible
 from .writing import require_writable, write_file
@@ -42,11 +43,16 @@ examples:
   kvproof serve-check --mesh 2x4 --model full,window:8      2 data shards, 4 devices for the heads of each
   kvproof serve-check --platform interpret --schedules 1    the kernels for TPUs, interpreted: takes minutes
   kvproof serve-check --checkpoint ./tiny-llama --json report.json
+  kvproof serve-check --engine my_engine:make --emit test_engine.py
+  kvproof serve-check --url http://localhost:8000/v1 --pool 4096 --json report.json
 
-exit status: 0 no deviation; 1 the backend deviates; 2 could not run
+exit status: 0 no deviation; 1 the backend, or the engine, deviates; 2 could not run
 """
 
 _DEVICES = "--xla_force_host_platform_device_count=8"
+
+_SCHEDULES, _PAGE_SIZE = 20, 4
+"""The number of schedules and the tokens in a page, unless told otherwise."""
 
 _TRIES = 100
 """The most schedules tried to shorten one that goes wrong."""
@@ -66,21 +72,24 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         "serve-check",
         help=about,
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=f"{oracle_command.EPILOG}\n{_EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--backend", default=DEFAULT_BACKEND, metavar="MODULE[:ATTR]", help=f"the backend ({DEFAULT_BACKEND})")
     add("--seed", type=int, metavar="N", help="the seed of the first schedule; the next ones count on from it")
-    add("--schedules", type=int, default=20, metavar="N", help="how many schedules (20)")
+    add("--schedules", type=int, metavar="N", help="how many schedules (20), or scripts for each relation (6)")
     add("--model", default="full,window:8", metavar="KINDS", help="the kinds of the layers (full,window:8)")
     add("--checkpoint", metavar="FOLDER", help="a checkpoint in place of a model of random weights")
     add("--layout", choices=("v2", "v3"), default="v3", help="how caches lie in memory (v3)")
     add("--platform", choices=("xla", "interpret"), default="xla", help="what computes attention (xla)")
     add("--mesh", metavar="DPxTP", help="data shards times devices for KV heads, such as 2x4; a CPU stands for 8")
-    add("--page-size", type=int, default=4, metavar="N", help="tokens in a page (4)")
+    add(
+        "--page-size", type=int, metavar="N", help="tokens in a page (4; of an engine of anybody's what it says, or 16)"
+    )
     add("--host-pages", type=int, metavar="N", help="pages of host memory; otherwise drawn: two schedules of three")
     add("--json", type=Path, metavar="FILE", help="write a report")
+    oracle_command.add_options(parser)
     parser.set_defaults(func=run)
 
 
@@ -92,19 +101,28 @@ def run(args: argparse.Namespace) -> int:
     """
     os.environ.setdefault("XLA_FLAGS", _DEVICES)
     try:
+        _require_numbers(args)
+        if args.engine is not None or args.url is not None:
+            return oracle_command.run(args)
         return _run(args)
     except (_BadInputError, BackendError) as error:
         return could_not_run("serve-check", str(error))
 
 
-def _run(args: argparse.Namespace) -> int:
+def _require_numbers(args: argparse.Namespace) -> None:
+    """Refuses numbers that make no sense, whatever is checked."""
     for option, value in (("--schedules", args.schedules), ("--page-size", args.page_size)):
-        if value < 1:
+        if value is not None and value < 1:
             raise _BadInputError(f"{option} {value} must be at least 1")
     if args.seed is not None and args.seed < 0:
         raise _BadInputError(f"--seed {args.seed} must not be negative")
     if (args.host_pages or 0) < 0:
         raise _BadInputError(f"--host-pages {args.host_pages} must be at least 0")
+
+
+def _run(args: argparse.Namespace) -> int:
+    args.schedules = args.schedules or _SCHEDULES
+    args.page_size = args.page_size or _PAGE_SIZE
     backend = load_backend(args.backend)
     try:  # JAX, and what needs it
         from .engine.serve_check import shortened

@@ -199,6 +199,28 @@ _SENTENCES = {
     "tolerance. Sampling is keyed by (request seed, position).",
     "ENG-2": "Every admitted request that fits alone finishes; one that never can is refused at once. A request "
     "scheduled in a step is not preempted in it.",
+    "ENG-3": "An engine's answer to a request (its token ids, each with its log-probability, at temperature 0) is the "
+    "same however often it is asked: what is cached of it changes nothing. Answers are the same if log-probabilities "
+    "differ by no more than the engine's own noise, and tokens only where they tie within it.",
+    "ENG-4": "An answer is the same whether or not the prompt's beginning, of whatever length, was computed for "
+    "another request.",
+    "ENG-5": "An answer is the same alone and beside any others.",
+    "ENG-6": "An answer is the same however the prompt is cut into chunks, and whatever is computed between them.",
+    "ENG-7": "An answer is the same where the request gives way to others and goes on later, by whatever means.",
+    "ENG-8": "An answer is the same after others took the pages that the request had left, all or some of them.",
+    "ENG-9": "An answer is the same before and after a reset of the prefix cache; after it a request finds nothing "
+    "that was computed before.",
+    "ENG-10": "Requests that come at once and share a beginning that nobody has computed yet get the answers that "
+    "they get alone.",
+    "ENG-11": "Each of the n answers to one request at temperature 0 is the answer that it gets with n = 1.",
+    "ENG-12": "A request finds nothing that was computed under another cache salt or adapter: its answer is that of "
+    "its own adapter, the same under every salt, and the cached tokens that it is said to have found are its own.",
+    "ENG-13": "A conversation that is continued turn by turn gets the answers that its whole text gets, sent at once; "
+    "so does a text that ends amid an answer.",
+    "ENG-14": "An answer is the same whoever is taken back meanwhile, and so is that to a request that was taken back "
+    "before.",
+    "ENG-15": "A text gets the same answer in one piece and in prompts that grow, wherever they end: around the ends "
+    "of pages, windows and chunks, and past position 32,767.",
     "SWAP-2": "Exported pages carry content, keys and order, dead slots zero; bit for bit they are what they were, and "
     "importing refuses another seed, page size, dtype, layout or model fingerprint. A file that was written with a key "
     "is read with that key only, and as it was written; with a key no other file is read.",

@@ -1,10 +1,11 @@
 """The seeded bugs: faults that real systems had, or may come to have, each in a small variant of the fast backend.
 
-The suite is worth what it catches. Here stands, for each line of the project's list of known faults that the
-machines can reach, one variant of ``kvproof.fast`` with that fault and no other, and some for faults of our own
-and for those that clauses foresee; the tests hold that the suite
-reports every one of them, by the clause that it breaks. A variant is made when it is asked for, from the fast
-backend as it is, by replacing a few methods; nothing of it ships in ``fast``. Each is a backend of its own name::
+The suite is worth what it catches. Here stands, for each line of the project's list of known faults that the machines
+can reach, one variant of ``kvproof.fast`` with that fault and no other, and some for faults of our own and for those
+that clauses foresee; the tests hold that the suite reports every one of them, by the clause that it breaks. `served`
+has faults that show only in what a whole engine answers: the oracle has to find those, and no machine. A variant is
+made when it is asked for, from the fast backend as it is, by replacing a few methods; nothing of it ships in ``fast``.
+Each is a backend of its own name::
 
     kvproof check --backend kvproof.conformance.catalogue:double_mention
 """
@@ -30,14 +31,16 @@ from . import (
     ownership,
     publishing,
     queue_and_pool,
+    served,
     spellings,
     swaps,
     tables,
 )
-from .registry import SEEDED_BUGS, SeededBug
+from .registry import SEEDED_BUGS, SERVED_BUGS, SeededBug
 
 __all__ = [
     "SEEDED_BUGS",
+    "SERVED_BUGS",
     "SeededBug",
     "attention",
     "batches",
@@ -56,6 +59,7 @@ __all__ = [
     "ownership",
     "publishing",
     "queue_and_pool",
+    "served",
     "spellings",
     "swaps",
     "tables",
@@ -64,7 +68,7 @@ __all__ = [
 
 def __getattr__(name: str) -> SimpleNamespace:
     """The backend with the seeded bug of that name: the fast backend's public names, the faulty ones among them."""
-    bug = SEEDED_BUGS.get(name)
+    bug = (SEEDED_BUGS | SERVED_BUGS).get(name)
     if bug is None:
         raise AttributeError(f"module {__name__} has no {name}")
     backend = bug.build(importlib.import_module("kvproof.fast"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
-__all__ = ["FORESEEN", "OWN", "SEEDED_BUGS", "SeededBug", "seeded"]
+__all__ = ["FORESEEN", "OWN", "SEEDED_BUGS", "SERVED_BUGS", "SeededBug", "seeded", "served"]
 
 OWN = 0
 """The line of faults that the fast backend itself once had."""
@@ -25,7 +25,7 @@ class SeededBug:
         line: its number in the list of known faults, `OWN` or `FORESEEN`.
         clause: the label of the clause that it breaks.
         also: labels by which the suite may report it as well, where another comparison comes first.
-        machine: the machine that must catch it.
+        machine: the machine that must catch it; of `SERVED_BUGS` the oracle's relation.
         says: what the system did, in a sentence or two.
         build: makes the faulty backend from the fast one.
         setups: where the machine draws from programs that each take seconds to compile, those of them that show
@@ -51,17 +51,29 @@ SEEDED_BUGS: dict[str, SeededBug] = {}
 """Every seeded bug by its name, in the order of the modules."""
 
 
+SERVED_BUGS: dict[str, SeededBug] = {}
+"""Faults that show in what a whole engine answers, by name: no machine looks for them, the oracle does."""
+
+
 def seeded(
     line: int, clause: str, machine: str, also: tuple[str, ...] = (), setups: tuple[str, ...] = ()
 ) -> Callable[[Build], Build]:
     """Enters a function that builds a faulty backend in the list, under its own name; its docstring says the fault."""
+    return _entered(SEEDED_BUGS, line, clause, machine, also, setups)
 
+
+def served(line: int, clause: str, relation: str, also: tuple[str, ...] = ()) -> Callable[[Build], Build]:
+    """Enters a function that builds a faulty backend in the list of faults of whole engines; see `seeded`."""
+    return _entered(SERVED_BUGS, line, clause, relation, also, ())
+
+
+def _entered(
+    bugs: dict[str, SeededBug], line: int, clause: str, machine: str, also: tuple[str, ...], setups: tuple[str, ...]
+) -> Callable[[Build], Build]:
     def enter(build: Build) -> Build:
         name = build.__name__
         says = inspect.cleandoc(build.__doc__ or "").split("\n\n")[0]
-        SEEDED_BUGS[name] = SeededBug(
-            name, line, clause, frozenset(also), machine, " ".join(says.split()), build, setups
-        )
+        bugs[name] = SeededBug(name, line, clause, frozenset(also), machine, " ".join(says.split()), build, setups)
         return build
 
     return enter

@@ -6,6 +6,7 @@ import pytest
 import kvproof.spec
 from kvproof.conformance.backends import Backend
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.oracle.relations import RELATIONS
 from kvproof.conformance.runner import MachineReport, Report, check, run, run_machine
 from kvproof.spec import CLAUSES, CacheGroupSpec, CacheManager, CachePages, Request
 
@@ -32,7 +33,8 @@ def test_the_specification_conforms_to_itself(itself: dict[str, MachineReport], 
 
 def test_every_clause_is_compared(itself: dict[str, MachineReport]) -> None:
     report = Report("kvproof.spec", 2, tuple(CLAUSES), list(itself.values()))
-    assert [clause for clause in CLAUSES if report.verdict(clause) != "conforms"] == []
+    asked = {relation.clause for relation in RELATIONS.values()}  # of whole engines, by the oracle
+    assert [clause for clause in CLAUSES if clause not in asked and report.verdict(clause) != "conforms"] == []
 
 
 @pytest.mark.parametrize(("machine", "broken", "clause"), BROKEN, ids=[broken.name for _, broken, _ in BROKEN])

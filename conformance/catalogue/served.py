@@ -1,0 +1,446 @@
+"""Faults at the boundary of an engine: what its manager, tables and steps say is spoilt on the way to the device.
+
+Each is modelled on a fault that was reported of a real engine and showed in what it answered. They are faults of no one
+class, so that no machine looks for them: the oracle over whole engines does (`kvproof.conformance.oracle`).
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import CacheSalt, LoraAdapter, Request, SlidingWindowSpec
+
+from ..engine.plans import Chunk, Plan
+from ..engine.scheduler import Scheduler
+from .patching import backend_with, derived
+from .registry import served
+
+__all__: list[str] = []
+
+
+# -- Salts and adapters ---------------------------------------------------------------------------------------------
+
+
+def _with_keys(fast: ModuleType, change: Callable[[Sequence[Any]], list[Any]]) -> SimpleNamespace:
+    """A backend whose scheduler gives requests other extra keys."""
+
+    def add(self: Any, served: Any) -> None:
+        request = served.request
+        served.request = Request(request.request_id, request.all_token_ids, change(request.extra_keys))
+        Scheduler.add(self, served)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
+
+
+@served(13, "ENG-12", "keys")
+def salts_left_out(fast: ModuleType) -> SimpleNamespace:
+    """The cache salt never reaches the manager: every tenant hits what others computed (EasyDeL, CVE-2025-46570)."""
+    return _with_keys(fast, lambda keys: [key for key in keys if not isinstance(key, CacheSalt)])
+
+
+@served(15, "ENG-12", "keys")
+def adapters_left_out(fast: ModuleType) -> SimpleNamespace:
+    """The adapter never reaches the manager: pages computed with other weights are hit (EasyDeL)."""
+    return _with_keys(fast, lambda keys: [key for key in keys if not isinstance(key, LoraAdapter)])
+
+
+@served(14, "ENG-12", "keys")
+def adapters_as_salts(fast: ModuleType) -> SimpleNamespace:
+    """Extra keys carry no kind: an adapter's name equal to another request's salt shares its pages (vLLM 44701)."""
+    return _with_keys(fast, lambda keys: [CacheSalt(key.name) if isinstance(key, LoraAdapter) else key for key in keys])
+
+
+# -- Keys of pages --------------------------------------------------------------------------------------------------
+
+
+def _with_tokens(fast: ModuleType, change: Callable[[NDArray[np.int32]], NDArray[np.int32]]) -> SimpleNamespace:
+    """A backend whose manager sees other tokens than are computed, by which it finds pages of other texts."""
+
+    class Seen:
+        """A request as the manager sees it."""
+
+        def __init__(self, request: Any) -> None:
+            self._request = request
+
+        @property
+        def all_token_ids(self) -> NDArray[np.int32]:
+            return change(np.array(self._request.all_token_ids, np.int32))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._request, name)
+
+    def seen(method: str) -> Callable[..., Any]:
+        right = getattr(fast.CacheManager, method)
+
+        def call(self: Any, request: Any, *more: Any, **options: Any) -> Any:
+            known = self.__dict__.setdefault("seen", {})
+            return right(self, known.setdefault(request.request_id, Seen(request)), *more, **options)
+
+        return call
+
+    methods = ("get_computed_pages", "allocate_slots", "cache_pages", "free", "free_page_hashes")
+    return backend_with(fast, CacheManager=derived(fast.CacheManager, {name: seen(name) for name in methods}))
+
+
+@served(14, "ENG-4", "prefix")
+def keys_of_few_bits(fast: ModuleType) -> SimpleNamespace:
+    """Pages are found by a digest that drops bits, and texts that differ in a token share pages (LMCache 3301)."""
+    return _with_tokens(fast, lambda tokens: tokens & ~np.int32(1))
+
+
+@served(10, "ENG-4", "prefix")
+def first_page_not_in_keys(fast: ModuleType) -> SimpleNamespace:
+    """Texts that differ in their first page alone have the same keys (EasyDeL: ``hash(-1) == hash(-2)``)."""
+
+    def change(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        tokens[:4] = 0
+        return tokens
+
+    return _with_tokens(fast, change)
+
+
+# -- What a scheduler plans -----------------------------------------------------------------------------------------
+
+
+def _later(fast: ModuleType, when: Callable[[Any], bool]) -> SimpleNamespace:
+    """A backend that computes some requests, when they are admitted with a hit, from one token too late on."""
+
+    def place(self: Any, served: Any, budget: int) -> int:
+        waits = not served.is_running
+        count = int(Scheduler._place(self, served, budget))
+        if waits and count > 1 and served.request.num_computed_tokens and when(served):
+            served.request.num_computed_tokens += 1
+            return count - 1
+        return count
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"_place": place}))
+
+
+@served(64, "ENG-4", "prefix")
+def a_token_late_behind_hits(fast: ModuleType) -> SimpleNamespace:
+    """Behind a hit the first token is taken for computed: it goes on from the wrong place (vLLM 50388)."""
+    return _later(fast, lambda _: True)
+
+
+@served(23, "ENG-7", "pressure")
+def a_token_late_when_resumed(fast: ModuleType) -> SimpleNamespace:
+    """A request that gave way counts what it had before its hit is known (nano-vllm 211): a token is never computed."""
+    return _later(fast, lambda served: bool(served.preemptions))
+
+
+@served(73, "ENG-6", "chunks", also=("ENG-12",))
+def chunk_counted_and_not_run(fast: ModuleType) -> SimpleNamespace:
+    """A part of a prompt that found no room in the step any more counts as computed (sglang 24318)."""
+
+    def schedule(self: Any) -> Plan:
+        plan = Scheduler.schedule(self)
+        last = plan.chunks[-1] if len(plan.chunks) > 1 else None
+        self.left_out = last if last is not None and last.end < last.served.request.num_tokens else None
+        return dataclasses.replace(plan, chunks=plan.chunks[:-1]) if self.left_out else plan
+
+    def note_computed(self: Any, plan: Plan) -> None:
+        chunks = (*plan.chunks, self.left_out) if self.left_out else plan.chunks
+        Scheduler.note_computed(self, dataclasses.replace(plan, chunks=chunks))
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule, "note_computed": note_computed}))
+
+
+@served(53, "ENG-2", "warm")
+def whole_hits_wait_for_ever(fast: ModuleType) -> SimpleNamespace:
+    """A prompt that is found but for its last token waits for ever (TensorRT-LLM 15401)."""
+
+    def place(self: Any, served: Any, budget: int) -> int:
+        if not served.is_running and self.manager.get_computed_pages(served.request)[1] + 1 == served.num_prompt:
+            return 0
+        return int(Scheduler._place(self, served, budget))
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"_place": place}))
+
+
+# -- Who owns which page --------------------------------------------------------------------------------------------
+
+
+@served(7, "ENG-2", "aborts", also=("ENG-14",))
+def aborted_twice_freed(fast: ModuleType) -> SimpleNamespace:
+    """Two paths free the pages of a request that is taken back, also those that it shares (sglang-jax 982)."""
+
+    def remove(self: Any, served: Any) -> None:
+        is_aborted = served.request.num_tokens - served.num_prompt < served.max_tokens
+        held = self.manager.get_page_ids(served.request.request_id) if served.is_running else ()
+        Scheduler.remove(self, served)
+        pool = self.manager.page_pool
+        if is_aborted:
+            pool.free_pages([page for own in held for page in own if page and pool.pages[page].ref_cnt])
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
+
+
+@served(7, "ENG-13", "conversation")
+def last_page_published_unwritten(fast: ModuleType) -> SimpleNamespace:
+    """A page counts as full by a finished request's last token, which is never computed (TensorRT-LLM 15018)."""
+
+    def remove(self: Any, served: Any) -> None:
+        if served.is_running and served.request.num_computed_tokens < served.request.num_tokens:
+            self.manager.allocate_slots(served.request, 1)
+        Scheduler.remove(self, served)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
+
+
+@served(25, "ENG-9", "reset")
+def reset_forgets_nothing(fast: ModuleType) -> SimpleNamespace:
+    """After a reset one tier still serves hits (vLLM 57727)."""
+    manager = derived(fast.CacheManager, {"reset_prefix_cache": lambda _: True})
+    return backend_with(fast, CacheManager=manager)
+
+
+# -- What tables say ------------------------------------------------------------------------------------------------
+
+
+def _with_rows(fast: ModuleType, change: Callable[[Any, Plan, Chunk, list[list[int]]], None]) -> SimpleNamespace:
+    """A backend in whose tables the rows of a step are changed before it runs; the next step finds them right again."""
+
+    def schedule(self: Any) -> Plan:
+        plan = Scheduler.schedule(self)
+        for chunk in plan.chunks:
+            lists = [list(own) for own in self.manager.get_page_ids(chunk.served.request.request_id)]
+            change(self, plan, chunk, lists)
+            self.tables.add_row(lists, chunk.served.row)
+        return plan
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule}))
+
+
+def _windows(scheduler: Any) -> list[tuple[int, int, int]]:
+    """Of each group of a sliding window its number, its page size and its window."""
+    specs = [group.kv_cache_spec for group in scheduler.limits.groups]
+    return [
+        (number, spec.page_size, spec.sliding_window)
+        for number, spec in enumerate(specs)
+        if isinstance(spec, SlidingWindowSpec)
+    ]
+
+
+def _without_before(scheduler: Any, lists: list[list[int]], position: int) -> None:
+    """Takes the pages that lie before a position's window, or hold its beginning, out of windows' lists."""
+    for number, size, window in _windows(scheduler):
+        for place in range(min(max(position - window + 1, 0) // size, len(lists[number]))):
+            lists[number][place] = 0
+
+
+@served(72, "ENG-13", "conversation")
+def window_page_lost(fast: ModuleType) -> SimpleNamespace:
+    """The page in which a window begins goes when the window has moved into it, not past it (sglang 29860)."""
+
+    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
+        del plan
+        for number, size, window in _windows(scheduler):
+            first = chunk.start - window + 1
+            if first > 0 and first % size and chunk.start % size == 0:
+                lists[number][first // size] = 0
+
+    return _with_rows(fast, change)
+
+
+@served(45, "ENG-6", "chunks")
+def window_of_the_last_query(fast: ModuleType) -> SimpleNamespace:
+    """All queries of a chunk begin at the window of its last one (ejkernel v3, tpu-inference 1954)."""
+
+    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
+        del plan
+        _without_before(scheduler, lists, chunk.end - 1)
+
+    return _with_rows(fast, change)
+
+
+@served(61, "ENG-13", "conversation")
+def window_released_early(fast: ModuleType) -> SimpleNamespace:
+    """Window pages go by the tokens that a step will have computed, not by those that are (vLLM 47728)."""
+
+    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
+        del plan
+        _without_before(scheduler, lists, chunk.end)
+
+    return _with_rows(fast, change)
+
+
+@served(24, "ENG-10", "twice")
+def hit_before_it_is_written(fast: ModuleType) -> SimpleNamespace:
+    """A page that one request writes in this step is read by another before it is there (vLLM 42359, nano-vllm 208)."""
+
+    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
+        for other in plan.chunks:
+            if other is chunk or other.served.arrival > chunk.served.arrival:
+                continue
+            theirs = scheduler.manager.get_page_ids(other.served.request.request_id)
+            for own, their in zip(lists, theirs, strict=True):
+                size = scheduler.limits.groups[0].kv_cache_spec.page_size
+                for place in range(other.start // size, min(chunk.start // size, len(own), len(their))):
+                    if own[place] == their[place]:
+                        own[place] = 0
+
+    return _with_rows(fast, change)
+
+
+@served(37, "ENG-8", "eviction")
+def stale_first_page(fast: ModuleType) -> SimpleNamespace:
+    """A row that is taken again begins with the page of the request before (vLLM 39589, 37728)."""
+
+    def take_row(self: Any, served: Any) -> None:
+        Scheduler._take_row(self, served)
+        before = self.__dict__.setdefault("before", {})
+        lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
+        stale = before.get(served.row)
+        before[served.row] = [list(own) for own in lists]
+        if stale and served.request.num_computed_tokens:
+            lists[0][0] = stale[0][0]
+            self.tables.add_row(lists, served.row)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"_take_row": take_row}))
+
+
+# -- What a step's arrays say ---------------------------------------------------------------------------------------
+
+
+def _with_steps(fast: ModuleType, change: Callable[..., dict[str, NDArray[np.int32]]]) -> SimpleNamespace:
+    """A backend whose steps have some arrays changed, by the counts of computed and scheduled tokens of each row."""
+
+    def build(self: Any, tables: Any, computed: Any, scheduled: Any) -> list[Any]:
+        steps = fast.MultiGroupMetadataBuilder.build(self, tables, computed, scheduled)
+        made = importlib.import_module("jax.numpy").asarray
+        return [
+            dataclasses.replace(step, **{name: made(value) for name, value in changed.items()})
+            for step in steps
+            for changed in [change(step, np.asarray(computed), np.asarray(scheduled))]
+        ]
+
+    return backend_with(fast, MultiGroupMetadataBuilder=derived(fast.MultiGroupMetadataBuilder, {"build": build}))
+
+
+@served(47, "ENG-5", "batch", also=("ENG-3", "ENG-8"))
+def page_ids_cut(fast: ModuleType) -> SimpleNamespace:
+    """Page ids lose their high bits on the way to the kernel (ATOM 702: at 65,536 pages; here at 16)."""
+
+    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
+        del computed, scheduled
+        return {"pages_tables": np.asarray(step.pages_tables) & np.int32(15)}
+
+    return _with_steps(fast, change)
+
+
+@served(36, "ENG-5", "batch")
+def last_row_not_committed(fast: ModuleType) -> SimpleNamespace:
+    """The last row of a batch of several does not get to the device (EasyDeL: ``commit(-1)``)."""
+
+    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
+        del computed
+        tables = np.array(step.pages_tables)
+        if np.count_nonzero(scheduled) > 1:
+            tables[len(scheduled) - 1] = 0
+        return {"pages_tables": tables}
+
+    return _with_steps(fast, change)
+
+
+@served(46, "ENG-13", "conversation", also=("ENG-3",))
+def a_slot_too_many(fast: ModuleType) -> SimpleNamespace:
+    """A decoding request reads one slot more than it has: what an earlier owner of the page left (vLLM 30887)."""
+
+    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
+        del computed
+        lengths = np.array(step.context_lens)
+        room = np.asarray(step.pages_tables).shape[1] * step.page_size
+        rows = np.flatnonzero(scheduled == 1)
+        lengths[rows] = np.minimum(lengths[rows] + 1, room)
+        return {"context_lens": lengths}
+
+    return _with_steps(fast, change)
+
+
+def _with_positions(fast: ModuleType, first: Callable[[int, int], int]) -> SimpleNamespace:
+    """A backend that counts the positions of a row's tokens from another one on."""
+
+    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
+        positions = np.array(step.position_ids)
+        place = 0
+        for start, count in zip(computed.tolist(), scheduled.tolist(), strict=True):
+            positions[place : place + count] = first(start, count) + np.arange(count)
+            place += count
+        return {"position_ids": positions}
+
+    return _with_steps(fast, change)
+
+
+@served(51, "ENG-4", "prefix", also=("ENG-6",))
+def positions_begin_behind_hits(fast: ModuleType) -> SimpleNamespace:
+    """On the path for what is cached keys are made as if nothing were before them (sglang 24198: their scale)."""
+    return _with_positions(fast, lambda start, count: 0 if count > 1 else start)
+
+
+@served(47, "ENG-15", "lengths", also=("ENG-4", "ENG-6"))
+def positions_of_few_bits(fast: ModuleType) -> SimpleNamespace:
+    """Where a chunk begins is told in too few bits (tpu-inference 2755: past 32,767; here past 7)."""
+    return _with_positions(fast, lambda start, count: start & 7 if count > 1 else start)
+
+
+# -- States and swaps -----------------------------------------------------------------------------------------------
+
+
+@served(69, "ENG-4", "prefix", also=("ENG-3",))
+def state_of_another(fast: ModuleType) -> SimpleNamespace:
+    """A hit goes on from the state that its fresh page held before: none is copied there (tpu-inference 3358)."""
+
+    def take_page_copies(self: Any) -> list[Any]:
+        fast.CacheManager.take_page_copies(self)
+        return []
+
+    return backend_with(fast, CacheManager=derived(fast.CacheManager, {"take_page_copies": take_page_copies}))
+
+
+def _with_moves(fast: ModuleType, change: Callable[[Any], Any]) -> SimpleNamespace:
+    """A backend that runs other copies between device and host than were planned."""
+
+    def swap(self: Any, plan: Any) -> None:
+        self._move(change(plan))
+        self.manager.swap_done(plan.swap_id)
+        self._swaps.append(plan)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"_swap": swap}))
+
+
+@served(67, "ENG-7", "pressure")
+def another_page_comes_back(fast: ModuleType) -> SimpleNamespace:
+    """What comes back from the host is not what went: pages change places (LMCache 4991)."""
+
+    def change(plan: Any) -> Any:
+        group = [copy for copy in plan.copies if copy.group_id == 0]
+        others = [copy for copy in plan.copies if copy.group_id != 0]
+        if plan.direction == "out" or len(group) < 2:
+            return plan
+        hosts = [copy.host_page for copy in group]
+        turned = [copy._replace(host_page=host) for copy, host in zip(group, [*hosts[1:], hosts[0]], strict=True)]
+        return plan._replace(copies=(*turned, *others))
+
+    return _with_moves(fast, change)
+
+
+@served(65, "ENG-7", "pressure")
+def copied_before_it_is_written(fast: ModuleType) -> SimpleNamespace:
+    """A copy to the host reads the last slot before the device has written it (vLLM 46951, sglang 37485)."""
+
+    def change(plan: Any) -> Any:
+        if plan.direction == "in":
+            return plan
+        ends = {copy.group_id: place for place, copy in enumerate(plan.copies)}
+        copies = [
+            copy._replace(num_slots=copy.num_slots - 1) if ends[copy.group_id] == place else copy
+            for place, copy in enumerate(plan.copies)
+        ]
+        return plan._replace(copies=tuple(copies))
+
+    return _with_moves(fast, change)

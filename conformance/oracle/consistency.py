@@ -1,0 +1,184 @@
+"""Whether answers agree: what is said of one question, asked several times, must be the same."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from .answers import Answer
+from .performing import Exchange, History
+from .scripts import Ask
+
+__all__ = ["Contradiction", "apart_at_most", "contradictions", "difference", "largest"]
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Two answers that can't both be right, or a hit that can't be.
+
+    Attributes:
+        first: the name of the request that was answered first.
+        second: the name of the other one; the same where one request's own answers differ.
+        expected: what the first says.
+        observed: what the second says.
+        size: how far log-probabilities are apart; infinity where tokens differ that can't be a tie.
+        clause: the clause that a hit breaks which may not be; "" for answers that differ.
+    """
+
+    first: str
+    second: str
+    expected: str
+    observed: str
+    size: float
+    clause: str = ""
+
+
+@dataclass(frozen=True)
+class _Difference:
+    position: int
+    size: float
+    expected: str
+    observed: str
+
+
+def contradictions(history: History, bound: float) -> Iterator[Contradiction]:
+    """What in a history can't be.
+
+    Args:
+        history: requests and their answers.
+        bound: how far log-probabilities of one token may be apart.
+    """
+    for first, second in _pairs(history):
+        found = difference(first[1], second[1], bound)
+        if found is not None:
+            place = f"token {found.position} behind {len(first[2].ask.prompt)} of the prompt"
+            expected = f"{found.expected}, {place}, as to {first[0]}"
+            yield Contradiction(first[0], second[0], expected, f"{found.observed}, to {second[0]}", found.size)
+    yield from _hits(history)
+
+
+def largest(history: History) -> float:
+    """The largest difference of log-probabilities in a history, up to the first token that differs."""
+    return max((apart_at_most(first[1], second[1]) for first, second in _pairs(history)), default=0.0)
+
+
+_NOISY = 1e-3
+"""Below such a bound two tokens hardly ever tie."""
+
+_Said = tuple[str, Answer, Exchange]
+
+
+def _pairs(history: History) -> Iterator[tuple[_Said, _Said]]:
+    """Pairs of answers that must agree, each cut to where the other one begins."""
+    said = [(exchange.ask.name, answer, exchange) for exchange in history.exchanges for answer in exchange.answers]
+    for first, second in combinations(said, 2):
+        one, other = first[2].ask, second[2].ask
+        if one.adapter != other.adapter:
+            continue
+        if one.prompt == other.prompt:
+            yield first, second
+        for earlier, later in ((first, second), (second, first)):
+            taken = len(later[2].ask.prompt) - len(earlier[2].ask.prompt)
+            whole = (*earlier[2].ask.prompt, *earlier[1].tokens[:taken])
+            if 0 < taken < len(earlier[1].tokens) and later[2].ask.prompt == whole:
+                yield (earlier[0], _behind(earlier[1], taken), later[2]), later
+
+
+def _behind(answer: Answer, taken: int) -> Answer:
+    """What an answer says behind its first tokens."""
+    return Answer(
+        answer.tokens[taken:], answer.logprobs[taken:], answer.alternatives[taken:], answer.names[taken:], answer.cached
+    )
+
+
+def difference(first: Answer, second: Answer, bound: float) -> _Difference | None:
+    """Where two answers to one question differ by more than a bound; None where they don't.
+
+    Behind a token that differs nothing can be compared: the texts are others. It is a tie, and no difference, where
+    both tokens are as likely as each other, within twice the bound.
+    """
+    for place, (one, other) in enumerate(zip(first.tokens, second.tokens, strict=False)):
+        mine, theirs = first.logprobs[place], second.logprobs[place]
+        if one != other:
+            if bound and _is_tie(first, second, place, bound):
+                return None
+            return _Difference(place, math.inf, f"token {one} ({mine:.6g})", f"token {other} ({theirs:.6g})")
+        apart = _apart(mine, theirs)
+        if not apart <= bound:
+            expected = f"token {one} with log-probability {mine:.6g}"
+            return _Difference(place, apart, expected, f"{theirs:.6g}, {apart:.2g} away")
+    return None
+
+
+def apart_at_most(first: Answer, second: Answer) -> float:
+    """How far log-probabilities of two answers to one question are apart, up to the first token that differs."""
+    worst = 0.0
+    for place, (one, other) in enumerate(zip(first.tokens, second.tokens, strict=False)):
+        if one != other:
+            break
+        worst = max(worst, _apart(first.logprobs[place], second.logprobs[place]))
+    return worst
+
+
+def _apart(mine: float, theirs: float) -> float:
+    """How far two log-probabilities are apart; infinity where only one is a number, 0 where neither is."""
+    if mine == theirs or (math.isnan(mine) and math.isnan(theirs)):
+        return 0.0
+    apart = abs(mine - theirs)
+    return math.inf if math.isnan(apart) else apart
+
+
+def _is_tie(first: Answer, second: Answer, place: int, bound: float) -> bool:
+    """Whether either token could have been chosen, errors within the bound allowed for.
+
+    Where the engine does not say how likely the other one was, and hardly has noise, it is taken for a fault.
+    """
+    if not first.alternatives or not second.alternatives:
+        return bound >= _NOISY and _apart(first.logprobs[place], second.logprobs[place]) <= 2 * bound
+    for one, other in ((first, second), (second, first)):
+        theirs = one.alternatives[place].get(other.names[place])
+        if theirs is None or not _apart(one.logprobs[place], theirs) <= 2 * bound:
+            return False
+    return True
+
+
+def _hits(history: History) -> Iterator[Contradiction]:
+    """Requests that found more cached tokens than anybody may have left there for them (ENG-9, ENG-12).
+
+    A request may find what was asked or answered under its own salt and adapter since the engine forgot, no more.
+    """
+    if not history.fresh:
+        return
+    for exchange in history.exchanges:
+        ask = exchange.ask
+        now = before = 0
+        for other in history.exchanges:
+            if (other.ask.salt, other.ask.adapter) != (ask.salt, ask.adapter) or other.wave > exchange.wave:
+                continue
+            if other is exchange:  # its several answers may share what each computes
+                common = len(ask.prompt) if len(exchange.answers) > 1 else 0
+            else:
+                common = max(_common(ask.prompt, text) for text in _texts(other, ask))
+            if other.epoch == exchange.epoch:
+                now = max(now, common)
+            else:
+                before = max(before, common)
+        found = max((answer.cached or 0 for answer in exchange.answers), default=0)
+        if found > now:
+            left = f"at most {now} tokens found cached by {ask.name}: no more was left there for it"
+            clause = "ENG-9" if found <= before else "ENG-12"
+            yield Contradiction(ask.name, ask.name, left, f"{found} found", math.inf, clause)
+
+
+def _texts(exchange: Exchange, ask: Ask) -> list[tuple[int, ...]]:
+    """What a request may have left in the cache; of one that was taken back any answer."""
+    prompt = exchange.ask.prompt
+    if not exchange.answers:
+        return [(*prompt, *ask.prompt[len(prompt) :])]
+    return [(*prompt, *answer.tokens) for answer in exchange.answers]
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """The number of tokens that two texts have in common from their beginnings on."""
+    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+                min(len(one), len(other)))  # fmt: skip

@@ -1,0 +1,278 @@
+"""Engines behind an OpenAI-compatible server, asked by ``/v1/completions`` with token ids as prompts."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from .answers import Answer, UnreadableError
+from .http_answers import read_completion
+from .scripts import Ask
+from .subjects import Facts, LostError, RefusedError, UnusableError
+
+__all__ = ["HttpEngine"]
+
+_RESETS = ("/reset_prefix_cache", "/flush_cache")
+"""Where servers take the order to forget all prefixes: vLLM's in its development mode, SGLang's."""
+
+_EXTRAS: dict[str, dict[str, Any]] = {
+    "return_token_ids": {"return_token_ids": True},
+    "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True},
+    "ignore_eos": {"ignore_eos": True},
+}
+"""Fields that some servers know beyond OpenAI's, which make answers clearer."""
+
+_OPTIONS: dict[str, dict[str, Any]] = {"cache_salts": {"cache_salt": "kvproof"}, "uncached": {"cache_prompt": False}}
+"""The fields by which capabilities are asked for."""
+
+_VOCABULARIES = (1000, 256, 64, 16)
+"""Sizes of vocabularies that are tried where none is given, the largest first."""
+
+_MOST_BYTES = 1 << 26
+"""An answer of more bytes is not read on (SEC-3)."""
+
+_ALTERNATIVES = 5
+"""The number of likeliest tokens that are asked for at each position."""
+
+
+class _StatusError(Exception):
+    """The server answered with a status that is no success."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"status {status}: {said}")
+        self.status = status
+
+
+class HttpEngine:
+    """A server. Requests that are sent at once go over connections of their own.
+
+    Args:
+        url: where the API is, up to and including ``/v1``.
+        timeout: the seconds that a request may take.
+        model: the model's name; None for the first that the server lists.
+        vocab_size: token ids of prompts are below it; None to try some sizes.
+
+    Attributes:
+        facts: what is known of it.
+
+    Raises:
+        UnusableError: nothing answers there, or what answers is no such server.
+    """
+
+    def __init__(self, url: str, timeout: float, model: str | None = None, vocab_size: int | None = None) -> None:
+        place = urlsplit(url)
+        if place.scheme not in ("http", "https") or not place.hostname:
+            raise UnusableError(f"--url {url} must be like http://host:port/v1")
+        try:
+            self._port = place.port
+        except ValueError as error:
+            raise UnusableError(f"--url {url}: {error}") from error
+        self._secure, self._host = place.scheme == "https", place.hostname
+        self._path = place.path.rstrip("/")
+        self._root = self._path.removesuffix("/v1")
+        self._url, self._timeout = url, timeout
+        self._extras: dict[str, Any] = {}
+        self._model = self._first_model() if model is None else model
+        vocabulary = self._vocabulary(vocab_size)
+        offers, assumed = self._offers()
+        self.facts = Facts(url, offers, vocab_size=vocabulary, assumed=assumed)
+
+    # -- What the server is -----------------------------------------------------------------------------------
+
+    def _first_model(self) -> str:
+        try:
+            listed = self._sent("GET", f"{self._path}/models", None)
+            name = listed["data"][0]["id"]
+        except (_StatusError, KeyError, IndexError, TypeError, UnreadableError) as error:
+            raise UnusableError(
+                f"{self._url}: no list of models at /models ({error}); name one: --served-model"
+            ) from error
+        except LostError as error:
+            raise UnusableError(f"{self._url}: {error}") from error
+        if not isinstance(name, str):
+            raise UnusableError(f"{self._url}: /models lists {name!r:.40}, which is no name")
+        return name
+
+    def _vocabulary(self, given: int | None) -> int:
+        """The size of the vocabulary: the first that is tried of which the last token is taken."""
+        refusal = ""
+        for size in (given,) if given is not None else _VOCABULARIES:
+            try:
+                self._sent("POST", f"{self._path}/completions", self._body(Ask("a", (size - 1, size // 2)), 1, 1))
+            except _StatusError as error:
+                refusal = refusal or str(error)
+            except LostError as error:
+                raise UnusableError(f"{self._url}: {error}") from error
+            except UnreadableError as error:
+                raise UnusableError(f"{self._url}: {error}") from error
+            else:
+                return size
+        raise UnusableError(f"{self._url} refuses prompts of token ids: {refusal}")
+
+    def _offers(self) -> tuple[frozenset[str], frozenset[str]]:
+        """What the server offers, and what of it may be passed over."""
+        for name, extra in _EXTRAS.items():
+            if self._takes(extra):
+                self._extras |= extra
+            del name
+        strict = not self._takes({"kvproof_no_such_field": 1})
+        offers = {name for name, fields in _OPTIONS.items() if self._takes(fields)}
+        assumed = set() if strict else set(offers)
+        offers |= {"n"} if self._takes({"n": 2}) else set()
+        offers |= {"abort_after"} if self._streams() else set()
+        for path in _RESETS:
+            self._reset_path = self._root + path
+            try:
+                self._sent("POST", self._reset_path, {}, empty=True)
+            except (_StatusError, UnreadableError):
+                continue
+            except LostError as error:
+                raise UnusableError(f"{self._url}: {error}") from error
+            offers.add("reset")
+            break
+        return frozenset(offers), frozenset(assumed)
+
+    def _takes(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the server takes a request with some more fields, and answers as many choices as are asked for."""
+        body = {**self._body(Ask("a", (1, 2)), 1, 1), **fields}
+        try:
+            answer = self._sent("POST", f"{self._path}/completions", body)
+        except _StatusError:
+            return False
+        except LostError as error:
+            raise UnusableError(f"{self._url}: a request with {', '.join(fields)}: {error}") from error
+        except UnreadableError as error:
+            raise UnusableError(f"{self._url}: {error}") from error
+        return isinstance(answer, dict) and len(answer.get("choices") or ()) == fields.get("n", 1)
+
+    def _streams(self) -> bool:
+        """Whether answers come piece by piece, so that a request can be taken back amid them."""
+        try:
+            return self._abort(Ask("a", (1, 2), abort_after=1), 2)
+        except (_StatusError, LostError):
+            return False
+
+    # -- As a subject -----------------------------------------------------------------------------------------
+
+    def ask(self, asks: Sequence[Ask], max_tokens: int, n: int, cold: bool) -> list[list[Answer]]:
+        """See `Subject`."""
+        with ThreadPoolExecutor(len(asks), thread_name_prefix="kvproof") as pool:
+            barrier = threading.Barrier(len(asks))
+            ends = [pool.submit(self._asked, ask, max_tokens, n, cold, barrier) for ask in asks]
+            errors = [error for end in ends if (error := end.exception()) is not None]
+        for kind in (LostError, UnusableError, RefusedError):
+            for error in errors:
+                if isinstance(error, kind):
+                    raise error
+        return [end.result() for end in ends]
+
+    def _asked(self, ask: Ask, max_tokens: int, n: int, cold: bool, barrier: threading.Barrier) -> list[Answer]:
+        barrier.wait()
+        try:
+            if ask.abort_after:
+                self._abort(ask, max_tokens)
+                return []
+            answer = self._sent("POST", f"{self._path}/completions", self._body(ask, max_tokens, n, cold))
+            return read_completion(answer, n, len(ask.prompt), max_tokens)
+        except _StatusError as error:
+            busy = error.status in (429, 503)
+            if error.status >= 500 and not busy:
+                raise LostError(f"the server failed at a request: {error}") from error
+            raise RefusedError(str(error), busy) from error
+        except UnreadableError as error:
+            raise UnusableError(f"{self._url}: {error}") from error
+
+    def reset(self) -> None:
+        """See `Subject`."""
+        try:
+            self._sent("POST", self._reset_path, {}, empty=True)
+        except _StatusError as error:
+            raise RefusedError(f"{self._reset_path}: {error}") from error
+        except UnreadableError as error:
+            raise UnusableError(f"{self._url}: {error}") from error
+
+    def restart(self) -> None:
+        """See `Subject`. Nobody here can start a server; one that hung may answer others."""
+        try:
+            self._asked(Ask("a", (1, 2)), 1, 1, False, threading.Barrier(1))
+        except (RefusedError, UnusableError) as error:
+            raise LostError(str(error)) from error
+
+    def close(self) -> None:
+        """See `Subject`."""
+
+    # -- HTTP -------------------------------------------------------------------------------------------------
+
+    def _body(self, ask: Ask, max_tokens: int, n: int, cold: bool = False) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": ask.adapter or getattr(self, "_model", ""),
+            "prompt": list(ask.prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "seed": 0,
+            "logprobs": _ALTERNATIVES,
+            **self._extras,
+        }
+        body |= {"n": n} if n > 1 else {}
+        body |= {"cache_salt": ask.salt} if ask.salt else {}
+        return body | ({"cache_prompt": False} if cold else {})
+
+    def _connected(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        return kind(self._host, self._port, timeout=self._timeout)
+
+    def _sent(self, method: str, path: str, body: Any, empty: bool = False) -> Any:
+        """What the server answers to a request, as JSON; with ``empty`` whatever it is."""
+        begun = time.monotonic()
+        connection = self._connected()
+        try:
+            response = _request(connection, method, path, body)
+            raw = response.read(_MOST_BYTES)
+        except (TimeoutError, socket.timeout) as error:  # noqa: UP041 - one name for each way to read it
+            raise LostError(f"no answer within {time.monotonic() - begun:.0f} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise LostError(f"the connection broke: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        if not 200 <= response.status < 300:
+            raise _StatusError(response.status, " ".join(raw[:300].decode(errors="replace").split()))
+        if empty:
+            return None
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise UnreadableError(f"the server answers no JSON: {error}") from error
+
+    def _abort(self, ask: Ask, max_tokens: int) -> bool:
+        """Asks piece by piece, and hangs up after some; returns whether they came so."""
+        body = self._body(replace(ask, abort_after=0), max_tokens, 1) | {"stream": True}
+        connection = self._connected()
+        try:
+            response = _request(connection, "POST", f"{self._path}/completions", body)
+            if not 200 <= response.status < 300:
+                raise _StatusError(response.status, " ".join(response.read(300).decode(errors="replace").split()))
+            pieces = 0
+            while pieces < ask.abort_after:
+                line = response.readline(_MOST_BYTES)
+                if not line:
+                    break
+                pieces += line.startswith(b"data:")
+            return pieces == ask.abort_after
+        except (TimeoutError, socket.timeout) as error:  # noqa: UP041
+            raise LostError(f"no answer within {self._timeout:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise LostError(f"the connection broke: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+
+
+def _request(connection: http.client.HTTPConnection, method: str, path: str, body: Any) -> http.client.HTTPResponse:
+    text = None if body is None else json.dumps(body)
+    connection.request(method, path, text, {"Content-Type": "application/json"} if text else {})
+    return connection.getresponse()

@@ -1,0 +1,319 @@
+"""The table of relations: ways to ask one question twice, each a small generator of scripts with a clause of its own.
+
+Every script asks something in a way that an engine's cache, batches or schedule could spoil, and then plainly, alone
+and cold. `consistency` compares all answers of a script; so a relation only says what is asked.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .scripts import Ask, Forget, Reset, Script, Step, Wave
+from .subjects import Facts
+
+__all__ = ["RELATIONS", "Relation", "Sizes", "draw_prompt"]
+
+_LONG = 512
+"""Tokens of prompts that are to fill the pages, where the engine takes as many."""
+
+_LEAST = 4
+"""Answers of fewer tokens are too short to be cut around a place amid them."""
+
+_SHORT_POSITIONS = 1 << 15
+"""Positions of 16 bits end here."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long prompts and answers are.
+
+    Attributes:
+        page: tokens in a page.
+        answer: the most tokens of an answer.
+        longest: the most tokens of a prompt.
+        low: the least token id of a prompt.
+        vocabulary: token ids of prompts are below it.
+        chunk: the most tokens of a step; 0 where it is not known.
+        window: positions that a window or chunk of attention spans; 0 where it is not known.
+        pool: tokens that all pages hold; 0 where it is not known.
+        adapters: the names of adapters.
+        salts: whether there are cache salts.
+    """
+
+    page: int
+    answer: int
+    longest: int
+    low: int
+    vocabulary: int
+    chunk: int = 0
+    window: int = 0
+    pool: int = 0
+    adapters: tuple[str, ...] = ()
+    salts: bool = False
+
+    @classmethod
+    def of(cls, facts: Facts) -> "Sizes":
+        """The sizes for an engine."""
+        answer = max(1, min(8, facts.max_model_len // 4))
+        return cls(
+            page=facts.page_size,
+            answer=answer,
+            longest=max(1, facts.max_model_len - answer),
+            low=min(facts.vocab_size // 10, 100),
+            vocabulary=facts.vocab_size,
+            chunk=facts.chunk,
+            window=facts.window,
+            pool=facts.pool,
+            adapters=facts.adapters,
+            salts="cache_salts" in facts.offers,
+        )
+
+    @property
+    def middle(self) -> int:
+        """The length of a prompt of some pages and a part of one."""
+        return self.fitting(2 * self.page + self.page // 2 + 1)
+
+    def fitting(self, length: int) -> int:
+        """The nearest length that a prompt can have."""
+        return max(1, min(length, self.longest))
+
+
+def draw_prompt(draw: random.Random, sizes: Sizes, length: int) -> tuple[int, ...]:
+    """A prompt of some length."""
+    return tuple(draw.randrange(sizes.low, sizes.vocabulary) for _ in range(sizes.fitting(length)))
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A way to ask twice.
+
+    Attributes:
+        clause: the clause that a contradiction breaks.
+        name: what it is called in reports.
+        draw: draws a script, the number of the round given.
+        needs: what an engine has to offer, words of `CAPABILITIES`; ``forgets`` for any way to ask cold. Of several
+            words in one, joined by a bar, one is enough.
+        every_length: whether there is a script for each number of tokens of a page.
+    """
+
+    clause: str
+    name: str
+    draw: Callable[[random.Random, Sizes, int], Script]
+    needs: tuple[str, ...] = ()
+    every_length: bool = False
+
+    def lacks(self, facts: Facts) -> list[str]:
+        """What an engine lacks for it."""
+        there = facts.offers | ({"forgets"} if facts.forgets else set())
+        return [words for words in self.needs if not there & set(words.split("|"))]
+
+
+RELATIONS: dict[str, Relation] = {}
+"""The relations by name, in the order in which they are looked at: what is simple comes first."""
+
+_Draw = Callable[[random.Random, Sizes, int], Iterator[Step]]
+
+
+def _relation(clause: str, name: str, *needs: str, every_length: bool = False) -> Callable[[_Draw], _Draw]:
+    def enter(draw: _Draw) -> _Draw:
+        def script(chance: random.Random, sizes: Sizes, number: int) -> Script:
+            return Script(tuple(draw(chance, sizes, number)))
+
+        RELATIONS[name] = Relation(clause, name, script, needs, every_length)
+        return draw
+
+    return enter
+
+
+def _alone(name: str, prompt: tuple[int, ...], sizes: Sizes) -> Wave:
+    return Wave((Ask(name, prompt),), sizes.answer)
+
+
+def _some_length(draw: random.Random, sizes: Sizes) -> int:
+    """A length at which something may end, or one beside it."""
+    ends = [sizes.page, 2 * sizes.page, 3 * sizes.page, sizes.window, sizes.chunk, sizes.window + sizes.page]
+    around = [end + by for end in ends if end for by in (-1, 0, 1)]
+    return sizes.fitting(draw.choice([*around, sizes.middle, sizes.middle]))
+
+
+@_relation("ENG-3", "warm")
+def _warm(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """The same request again: its pages are cached."""
+    del number
+    prompt = draw_prompt(draw, sizes, _some_length(draw, sizes))
+    for name in "abc":
+        yield _alone(name, prompt, sizes)
+
+
+@_relation("ENG-4", "prefix", "forgets", every_length=True)
+def _prefix(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """A request that shares its first tokens with an earlier one, any number of them, and may differ in one alone."""
+    shared = sizes.page * draw.randint(0, 3) + number % sizes.page
+    first = draw_prompt(draw, sizes, shared + max(2, sizes.middle // 2))
+    place = min(shared, len(first) - 1)
+    near = first[place] ^ 1  # the lowest bit is what a coarse digest loses first
+    tail = (near if sizes.low <= near < sizes.vocabulary else first[place - 1], *first[place + 1 :])
+    if number % 2:
+        tail = draw_prompt(draw, sizes, len(tail))
+    second = (*first[:place], *tail)
+    yield _alone("a", first, sizes)
+    yield _alone("b", second, sizes)
+    yield Forget()
+    yield _alone("c", second, sizes)
+
+
+@_relation("ENG-5", "batch")
+def _batch(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """Requests at once, of different lengths, and each of them alone."""
+    prompts = [draw_prompt(draw, sizes, _some_length(draw, sizes)) for _ in range(2 + number % 3)]
+    yield Wave(tuple(Ask(f"a{place}", prompt) for place, prompt in enumerate(prompts)), sizes.answer)
+    yield Forget()
+    for place, prompt in enumerate(prompts):
+        yield _alone(f"b{place}", prompt, sizes)
+
+
+@_relation("ENG-6", "chunks")
+def _chunks(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """A prompt longer than a step computes, which is cut elsewhere when others take a part of each step."""
+    step = sizes.chunk or 4 * sizes.page
+    long = draw_prompt(draw, sizes, step * draw.randint(2, 3) + draw.randint(-1, 1))
+    others = [draw_prompt(draw, sizes, draw.randint(1, 2 * sizes.page)) for _ in range(1 + number % 2)]
+    asks = [Ask(f"n{place}", prompt) for place, prompt in enumerate(others)]
+    yield Wave((*asks, Ask("a", long)), sizes.answer)
+    yield Forget()
+    yield _alone("b", long, sizes)
+
+
+@_relation("ENG-7", "pressure")
+def _pressure(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """More requests at once than the pages hold: some give way, and are computed again or brought back."""
+    del number
+    length = sizes.fitting(_LONG)
+    count = 6 if not sizes.pool else max(2, min(12, 2 + -(-3 * sizes.pool // (2 * (length + sizes.answer)))))
+    prompts = [draw_prompt(draw, sizes, draw.randint(-(-length // 2), length)) for _ in range(count)]
+    yield Wave(tuple(Ask(f"a{place}", prompt) for place, prompt in enumerate(prompts)), sizes.answer)
+    yield Forget()
+    for place in sorted(draw.sample(range(count), 3) if count > 3 else range(count)):
+        yield _alone(f"b{place}", prompts[place], sizes)
+
+
+@_relation("ENG-8", "eviction")
+def _eviction(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """A request before and after others have taken the pages that it left, whole or in part."""
+    prompt = draw_prompt(draw, sizes, sizes.page * draw.randint(2, 4) + draw.randrange(sizes.page))
+    length = sizes.fitting(_LONG)
+    most = 4 if not sizes.pool else max(1, min(12, 1 - -sizes.pool // (length + sizes.answer)))
+    yield _alone("a", prompt, sizes)
+    for place in range(1 + number % most):
+        yield _alone(f"n{place}", draw_prompt(draw, sizes, draw.randint(1, length)), sizes)
+    yield _alone("b", prompt, sizes)
+
+
+@_relation("ENG-9", "reset", "reset")
+def _reset(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """A request, and one that shares its beginning, before and after a reset."""
+    del number
+    prompt = draw_prompt(draw, sizes, _some_length(draw, sizes))
+    tail = draw_prompt(draw, sizes, sizes.page)
+    yield _alone("a", prompt, sizes)
+    yield Reset()
+    yield _alone("b", (*prompt, *tail)[: sizes.longest], sizes)
+    yield _alone("c", prompt, sizes)
+
+
+@_relation("ENG-10", "twice")
+def _twice(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """The same request twice at once, beside one that shares its beginning: neither has computed anything yet."""
+    prompt = draw_prompt(draw, sizes, sizes.page * draw.randint(1, 3) + number % sizes.page)
+    other = (*prompt[: draw.randint(1, len(prompt))], *draw_prompt(draw, sizes, sizes.page))[: sizes.longest]
+    yield Wave((Ask("a", prompt), Ask("b", prompt), Ask("c", other)), sizes.answer)
+    yield Forget()
+    yield _alone("d", prompt, sizes)
+    yield _alone("e", other, sizes)
+
+
+@_relation("ENG-11", "copies", "n")
+def _copies(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """Several answers to one request: at temperature 0 all are the same."""
+    prompt = draw_prompt(draw, sizes, _some_length(draw, sizes))
+    yield Wave((Ask("a", prompt),), sizes.answer, n=2 + number % 2)
+    yield Forget()
+    yield _alone("b", prompt, sizes)
+
+
+@_relation("ENG-12", "keys", "cache_salts|adapters")
+def _keys(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """The same prompt under different salts or adapters: nothing that one computed is another's."""
+    del number
+    prompt = draw_prompt(draw, sizes, sizes.page * draw.randint(1, 3) + draw.randrange(sizes.page))
+    asks = [Ask("a", prompt)]
+    if sizes.salts:
+        asks += [Ask("b", prompt, salt="one"), Ask("c", prompt, salt=(*sizes.adapters, "two")[0])]
+    asks += [Ask(f"d{place}", prompt, adapter=name) for place, name in enumerate(sizes.adapters[:2])]
+    draw.shuffle(asks)
+    for ask in asks:
+        yield Wave((ask,), sizes.answer)
+    yield Forget()
+    for place, name in enumerate(sizes.adapters[:2]):
+        yield Wave((Ask(f"e{place}", prompt, adapter=name),), sizes.answer)
+    yield _alone("f", prompt, sizes)
+
+
+@_relation("ENG-13", "conversation")
+def _conversation(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """A prompt, its answer and more, turn by turn; then the whole at once. A prompt that ends amid an answer."""
+    turn = sizes.page + number // 2 % sizes.page
+    if number % 2:
+        turn = min(draw.randint(-(-sizes.longest // 2), sizes.longest), _LONG) - sizes.answer
+    turn = sizes.fitting(min(turn, sizes.longest - sizes.answer))
+    more = draw_prompt(draw, sizes, max(1, turn // 2))
+    yield _alone("a", draw_prompt(draw, sizes, turn), sizes)
+    if sizes.longest >= turn + sizes.answer + len(more):
+        for name in ("b", "c"):
+            yield Wave((Ask(name, more, follows="a", taken=sizes.answer),), sizes.answer)
+            if name == "b":
+                yield Forget()
+    most = min(sizes.answer - 1, sizes.longest - turn)
+    if most > 0:
+        taken = draw.randint(1, most)
+        yield Wave((Ask("d", (), follows="a", taken=taken),), max(1, sizes.answer - taken))
+
+
+@_relation("ENG-14", "aborts", "abort_after")
+def _aborts(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """Requests that share a beginning with others which are taken back amid their answers; and those again, whole."""
+    del number
+    prompt = draw_prompt(draw, sizes, sizes.page * draw.randint(1, 2) + draw.randrange(sizes.page))
+    other = (*prompt[: draw.randint(1, len(prompt))], *draw_prompt(draw, sizes, 2 * sizes.page))[: sizes.longest]
+    gone = Ask("n", other, abort_after=draw.randint(1, max(1, sizes.answer - 1)))
+    third = draw_prompt(draw, sizes, sizes.middle)
+    yield Wave((Ask("a", prompt), gone), sizes.answer)
+    yield Wave((Ask("b", other), Ask("c", third)), sizes.answer)
+    yield Forget()
+    for name, own in (("d", prompt), ("e", other), ("f", third)):
+        yield _alone(name, own, sizes)
+
+
+@_relation("ENG-15", "lengths")
+def _lengths(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
+    """A text computed whole, and in parts that end around the ends of pages, windows, chunks and 16-bit positions.
+
+    The parts are prompts that grow, so that each begins where the last one ended; or an answer is computed across such
+    an end, and again from prompts that end beside it.
+    """
+    ends = [end for end in (sizes.window, sizes.chunk, _SHORT_POSITIONS) if end and end <= sizes.longest]
+    end = ends[number // 2 % len(ends)] if ends and number % 2 else sizes.page * (1 + number % 5)
+    before = end - sizes.answer // 2
+    if 0 < before <= sizes.longest and sizes.answer >= _LEAST:
+        yield _alone("e", draw_prompt(draw, sizes, before), sizes)
+        for taken in range(sizes.answer // 2 - 1, sizes.answer // 2 + 2):
+            if before + taken <= sizes.longest:
+                yield Wave((Ask(f"e{taken}", (), "e", taken),), sizes.answer - taken)
+    cuts = sorted({sizes.fitting(end + by) for by in (-1, 0, 1, sizes.page)})
+    text = draw_prompt(draw, sizes, cuts[-1] + 2)
+    for place, cut in enumerate(cuts):
+        yield _alone(f"a{place}", text[:cut], sizes)
+    yield _alone("b", text, sizes)
+    yield Forget()
+    yield _alone("c", text, sizes)
+    yield _alone("d", text[: draw.choice(cuts)], sizes)

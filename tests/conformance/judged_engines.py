@@ -1,0 +1,95 @@
+"""Engines that tests name on command lines: each is made, or is bad, in its own way."""
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .small_server import TextEngine
+
+__all__ = ["Cached", "Dying", "Hanging", "Noisy", "Raising", "Sampling", "Silent", "TextEngine", "given", "no_engine"]
+
+given = TextEngine()
+no_engine = 3
+
+
+class Cached(TextEngine):
+    """A warm request is answered with another last token."""
+
+    def generate(self, prompts: Any, max_tokens: int, *, n: int = 1, cache_salts: Any = None) -> Any:
+        answers = super().generate(prompts, max_tokens, n=n, cache_salts=cache_salts)
+        for (answer, *_), prompt in zip(answers, prompts, strict=True):
+            if answer["cached_tokens"] >= 8:
+                answer["token_ids"][-1] = (answer["token_ids"][-1] + len(prompt)) % self.vocab_size
+        return answers
+
+
+class Hanging(TextEngine):
+    """Two requests at once are never answered."""
+
+    def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
+        if len(prompts) > 1:
+            time.sleep(60)
+        return super().generate(prompts, max_tokens)
+
+
+class Dying(TextEngine):
+    """Two requests at once take the process with them."""
+
+    def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
+        if len(prompts) > 1:
+            os._exit(7)
+        return super().generate(prompts, max_tokens)
+
+
+class Raising(TextEngine):
+    """A prompt of a whole number of pages is refused, but when it is asked first."""
+
+    def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
+        if any(len(prompt) % 4 == 0 and tuple(prompt) in self.asked for prompt in prompts):
+            raise ValueError("no room")
+        self.asked.update(map(tuple, prompts))
+        return super().generate(prompts, max_tokens)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[tuple[int, ...]] = set()
+
+    def reset(self) -> None:
+        super().reset()
+        self.asked.clear()
+
+
+class Noisy(TextEngine):
+    """Log-probabilities vary a little from call to call."""
+
+    size = 0.004
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = random.Random(0)
+
+    def following(self, text: Sequence[int]) -> tuple[int, float]:
+        token, logprob = super().following(text)
+        return token, logprob - self.draw.random() * self.size
+
+
+class Sampling(TextEngine):
+    """Tokens are drawn, whatever the temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = random.Random(0)
+
+    def following(self, text: Sequence[int]) -> tuple[int, float]:
+        del text
+        token = self.draw.randrange(self.vocab_size)
+        return token, -1.0 - token / 4
+
+
+class Silent(TextEngine):
+    """Answers have no log-probabilities."""
+
+    def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
+        return [{"token_ids": own[0]["token_ids"]} for own in super().generate(prompts, max_tokens)]
