@@ -239,7 +239,7 @@ _MOST_LENGTHS = 64
 _AGAIN = 3
 """A script that showed a deviation is performed so many times more."""
 
-_LOST_TRIES = 12
+_LOST_TRIES = 6
 """The most scripts tried where each costs a time-out or a new start."""
 
 _Shown = tuple[History, Contradiction]
@@ -261,6 +261,8 @@ def _told(performer: Performer, relation: Relation, script: Script, shown: _Show
             not lost and shows(script) is None
         ):  # something that it was not told to forget remembers: others have to be sent
             performer.renames = True
+        if lost:
+            script = Script(script.steps[: shown[0].begun])
         tries = min(judgement.plan.tries, _LOST_TRIES) if lost else judgement.plan.tries
         script, shown = shortened(script, shown, shows, tries)
         again = sum(shows(script) is not None for _ in range(1 if lost else _AGAIN))

@@ -41,6 +41,7 @@ class History:
         exchanges: the requests that were answered.
         refused: what the engine said when it refused a request; the rest of the script was not performed.
         busy: whether it only had no room for it at that time.
+        begun: the number of steps that were begun.
         lost: how the engine was lost, if it was (ENG-2).
         fresh: whether nothing that was computed before the script could be found in it.
     """
@@ -49,6 +50,7 @@ class History:
     exchanges: list[Exchange] = field(default_factory=list)
     refused: str = ""
     busy: bool = False
+    begun: int = 0
     lost: str = ""
     fresh: bool = False
 
@@ -90,6 +92,7 @@ class Performer:
             self._forget()
             cold = False
             for number, step in enumerate(history.script.steps):
+                history.begun = number + 1
                 match step:
                     case Wave():
                         self._ask(step, number, cold, history)

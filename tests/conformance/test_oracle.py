@@ -75,12 +75,12 @@ def judged(made: Any, **plan: Any) -> Judgement:
 
 def test_our_engine_answers_alike_however_it_is_asked() -> None:
     """ENG-3 to ENG-15."""
-    judgement = judged(functools.partial(own_engine, host_pages=20), scripts=2)
+    judgement = judged(functools.partial(own_engine, host_pages=20), scripts=1)
     assert judgement.ended == ""
     assert [str(found) for found in judgement.deviations] == []
     assert {report.verdict for report in judgement.reports} <= {"bit-exact", "within the bound"}
     assert [report.relation.name for report in judgement.reports] == list(RELATIONS)
-    assert judgement.cached > 100
+    assert judgement.cached > 50
     assert judgement.bound < 1e-3
 
 
@@ -91,7 +91,7 @@ def test_faults_at_the_boundary_of_our_engine_are_found_in_few_requests() -> Non
     for name, bug in SERVED_BUGS.items():
         swaps = 40 if bug.line in (65, 67) else 0
         engine = functools.partial(own_engine, f"kvproof.conformance.catalogue:{name}", swaps, bug.line == 69)
-        judgement = judged(engine, scripts=8, relations=(bug.machine,), tolerance=1e-3)
+        judgement = judged(engine, scripts=8, relations=(bug.machine,), tolerance=1e-3, tries=60)
         if not {found.clause for found in judgement.deviations} & bug.clauses:
             missed.append((name, judgement.ended, judgement.deviations))
         else:
@@ -307,13 +307,13 @@ def test_an_engine_that_hangs_or_dies_is_a_verdict(
 ) -> None:
     """ENG-2; the engine is started again, and judged on."""
     file = tmp_path / "report.json"
-    options = ["--seed", "1", "--schedules", "1", "--relations", "warm,batch,conversation", "--json", str(file)]
+    options = ["--seed", "1", "--schedules", "1", "--relations", "warm,batch,reset", "--json", str(file)]
     assert main(["serve-check", "--engine", f"{ENGINES}:{name}", "--timeout", "0.5", *options]) == 1
     said = capsys.readouterr().out
     assert "ENG-2 broken, shown by batch in 2 requests" in said
     assert says in said
     verdicts = {one["relation"]: one["verdict"] for one in json.loads(file.read_text())["relations"]}
-    assert verdicts == {"warm": "bit-exact", "batch": "deviates", "conversation": "bit-exact"}
+    assert verdicts == {"warm": "bit-exact", "batch": "deviates", "reset": "bit-exact"}
 
 
 def test_a_fault_is_told_shortly_and_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
