@@ -5,7 +5,6 @@ padded), Hq query heads, H KV heads, D the size of keys, Dv that of values. Quer
 kv_len - q_len + t.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,9 +17,9 @@ from .cache_update import check_new_rows, check_scales, encode, write_rows
 from .choices import taken
 from .dispatch import Like, by_platform, likes
 from .dynamic_checks import check_batch, check_slots, written_slots
-from .layout import CacheLayout, layout_of
-from .options import AttentionOptions
-from .ragged import ragged, slots_of_tokens
+from .layout import layout_of
+from .options import AttentionOptions, UpdateOptions
+from .ragged import Lengths, ragged, slots_of_tokens
 from .storage import ScaledPages, from_bits, page_values, value_dtype
 from .xla import attention as xla
 
@@ -100,13 +99,13 @@ def ragged_paged_attention(
     if heads is None and isinstance(kv_pages, ScaledPages):
         heads = max(kv_pages.scales.shape[2] // 2, 1)
     layout = layout_of(page_values(kv_pages), queries.shape[2], v_dim or queries.shape[2], heads)
-    scales = check_scales(kv_pages, dtype, layout, k_scale, v_scale)
-    lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
-    options = _options(queries, lengths, given, layout, dtype, scales, page_values(kv_pages).shape[1])
+    stored = UpdateOptions(layout, dtype, *check_scales(kv_pages, dtype, layout, k_scale, v_scale))
+    lengths = Lengths(kv_lens, page_table, cu_q_lens, num_seqs)
+    options = _options(queries, lengths, given, stored, page_values(kv_pages).shape[1])
     if arguments.flag("validate", validate):
         num_pages, page_size = page_values(kv_pages).shape[:2]
         check_batch(*lengths, queries.shape[0], num_pages, page_size)
-    out: jax.Array = _attend(queries, kv_pages, *lengths, sinks, options)
+    out: jax.Array = _attend(queries, kv_pages, lengths, sinks, options)
     return out
 
 
@@ -172,7 +171,7 @@ def fused_ragged_paged_attention(
         IndexError: as both functions do [R1].
     """
     arguments.floats("queries", queries, 3, "[T, Hq, D]")
-    dtype, layout, *scales = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
+    stored = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
     arguments.same("keys.shape[0]", keys.shape[0], "queries.shape[0]", queries.shape[0])
     arguments.same("keys.shape[2]", keys.shape[2], "queries.shape[2]", queries.shape[2])
     if num_kv_heads is not None:
@@ -180,15 +179,14 @@ def fused_ragged_paged_attention(
     if v_head_dim is not None:
         arguments.same("v_head_dim", v_head_dim, "values.shape[2]", values.shape[2])
     given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale)
-    lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
-    options = _options(queries, lengths, given, layout, dtype, scales, page_values(kv_pages).shape[1])
+    lengths = Lengths(kv_lens, page_table, cu_q_lens, num_seqs)
+    options = _options(queries, lengths, given, stored, page_values(kv_pages).shape[1])
     if arguments.flag("validate", validate):
         num_pages, page_size = page_values(kv_pages).shape[:2]
         check_batch(*lengths, queries.shape[0], num_pages, page_size)
         slots = written_slots(*lengths, page_size)
         check_slots(slots, num_pages * page_size, "the slots written through page_table")
-    args = (queries, keys, values, kv_pages, *lengths, sinks)
-    done: tuple[jax.Array, Any] = _update_and_attend(*args, options, *scales)
+    done: tuple[jax.Array, Any] = _update_and_attend(kv_pages, (keys, values), queries, lengths, sinks, options, stored)
     return done
 
 
@@ -206,15 +204,14 @@ class _Given(NamedTuple):
 
 def _options(
     queries: Array,  # [T, Hq, D]
-    lengths: tuple[Any, Any, Any, Any],
+    lengths: Lengths,
     given: _Given,
-    layout: CacheLayout,
-    dtype: Any,
-    scales: Sequence[float | None],
+    stored: UpdateOptions,
     page_size: int,
 ) -> AttentionOptions:
     """Checks the arguments that both functions take, once the cache is known. O(1)."""
     _, q_heads, dim = queries.shape
+    layout, k_scale, v_scale = stored.layout, stored.k_scale, stored.v_scale
     arguments.batch(*lengths, page_size)
     if q_heads % layout.num_kv_heads:
         raise ValueError(f"queries have {q_heads} heads, which is no multiple of {layout.num_kv_heads} KV heads [R1]")
@@ -225,11 +222,10 @@ def _options(
             raise TypeError(f"sinks must be float32, not {given.sinks.dtype} [R1]")
     factor = dim**-0.5 if given.scale is None else arguments.number("scale", given.scale)
     factor *= 1.0 if given.q_scale is None else arguments.number("q_scale", given.q_scale, positive=True)
-    k_scale, v_scale = scales
-    longest = page_size * lengths[1].shape[1]
+    longest = page_size * lengths.page_table.shape[1]
     return AttentionOptions(
         layout=layout,
-        kv_dtype=dtype,
+        kv_dtype=stored.kv_dtype,
         score_scale=factor * (1.0 if k_scale is None else k_scale),
         causal=arguments.flag("causal", given.causal),
         window=arguments.option_within("window", given.window, longest),
@@ -239,102 +235,64 @@ def _options(
     )
 
 
-@partial(jax.jit, static_argnames=("options", "k_scale", "v_scale"))
+@partial(jax.jit, static_argnames=("options", "stored"))
 def _update_and_attend(
-    queries: jax.Array,  # [T, Hq, D]
-    keys: jax.Array,  # [T, H, D]
-    values: jax.Array,  # [T, H, Dv]
     kv_pages: Any,
-    kv_lens: jax.Array,  # i32[S]
-    page_table: jax.Array,  # i32[S, pages_per_seq]
-    cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1] or i32[S]
+    new: tuple[jax.Array, jax.Array],  # keys [T, H, D], values [T, H, Dv]
+    queries: jax.Array,  # [T, Hq, D]
+    lengths: Lengths,
     sinks: jax.Array | None,  # f32[Hq]
     options: AttentionOptions,
-    k_scale: float | None,
-    v_scale: float | None,
+    stored: UpdateOptions,
 ) -> tuple[jax.Array, Any]:
+    name, arrays = "fused_ragged_paged_attention", (kv_pages, new, queries, lengths, sinks)
+    # As the queries are, which come after the pages, the keys and the values.
+    out = Like(len(jax.tree.leaves((kv_pages, new))), options.layout.v_head_dim)
+    results = (out, likes(kv_pages))
     done: tuple[jax.Array, Any] = by_platform(
-        "fused_ragged_paged_attention",
-        _update_and_attend_on,
-        kv_pages,
-        queries,
-        keys,
-        values,
-        kv_lens,
-        page_table,
-        cu_q_lens,
-        num_seqs,
-        sinks,
-        results=(Like(len(jax.tree.leaves(kv_pages)), options.layout.v_head_dim), likes(kv_pages)),
-        options=options,
-        k_scale=k_scale,
-        v_scale=v_scale,
+        name, _update_and_attend_on, *arrays, results=results, options=options, stored=stored
     )
     return done
 
 
 def _update_and_attend_on(
     kv_pages: Any,
+    new: tuple[jax.Array, jax.Array],
     queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    kv_lens: jax.Array,
-    page_table: jax.Array,
-    cu_q_lens: jax.Array,
-    num_seqs: jax.Array,
+    lengths: Lengths,
     sinks: jax.Array | None,
     *,
     options: AttentionOptions,
-    k_scale: float | None,
-    v_scale: float | None,
+    stored: UpdateOptions,
     platform: str | None,
 ) -> tuple[jax.Array, Any]:
     """All rows are written before any is read: the pages that attention gets are those that the update gave (ATT-5)."""
-    tokens = queries.shape[0]
+    tokens, (kv_lens, page_table, cu_q_lens, num_seqs) = queries.shape[0], lengths
     num_pages, page_size = page_values(kv_pages).shape[:2]
     batch = ragged(kv_lens, cu_q_lens, num_seqs, tokens, page_size * page_table.shape[1])
     slots = slots_of_tokens(batch, page_table, tokens, num_pages, page_size)
-    rows = encode(kv_pages, keys, values, options.kv_dtype, options.layout, k_scale, v_scale)
-    written = write_rows(kv_pages, rows, slots, platform=platform)
-    lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
-    return _attend_on(queries, written, *lengths, sinks, options=options, platform=platform), written
+    written = write_rows(kv_pages, encode(kv_pages, *new, stored), slots, platform=platform)
+    return _attend_on(queries, written, lengths, sinks, options=options, platform=platform), written
 
 
 @partial(jax.jit, static_argnames="options")
 def _attend(
     queries: jax.Array,  # [T, Hq, D]
     kv_pages: Any,
-    kv_lens: jax.Array,  # i32[S]
-    page_table: jax.Array,  # i32[S, pages_per_seq]
-    cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1] or i32[S]
+    lengths: Lengths,
     sinks: jax.Array | None,  # f32[Hq]
     options: AttentionOptions,
 ) -> jax.Array:
-    out: jax.Array = by_platform(
-        "ragged_paged_attention",
-        _attend_on,
-        queries,
-        kv_pages,
-        kv_lens,
-        page_table,
-        cu_q_lens,
-        num_seqs,
-        sinks,
-        results=Like(0, options.layout.v_head_dim),
-        options=options,
-    )
+    name, arrays = "ragged_paged_attention", (queries, kv_pages, lengths, sinks)
+    results = Like(0, options.layout.v_head_dim)
+    out: jax.Array = by_platform(name, _attend_on, *arrays, results=results, options=options)
     return out
 
 
 def _attend_on(
     queries: jax.Array,
     kv_pages: Any,
-    kv_lens: jax.Array,
-    page_table: jax.Array,
-    cu_q_lens: jax.Array,
-    num_seqs: jax.Array,
+    lengths: Lengths,
     sinks: jax.Array | None,
     *,
     options: AttentionOptions,
@@ -342,7 +300,8 @@ def _attend_on(
 ) -> jax.Array:
     """Attention by the platform's own kernels where it has some that take the call."""
     numbers = jax.tree.map(partial(from_bits, dtype=options.kv_dtype), kv_pages)
-    batch = (kv_lens, page_table, cu_q_lens, num_seqs[:1], sinks)
+    page_table = lengths.page_table
+    batch = (*lengths._replace(num_seqs=lengths.num_seqs[:1]), sinks)
     if platform == "tpu":
         # Imported where they are needed: most processes never compile for a TPU or a GPU.
         from .tpu import attention as tpu

@@ -16,6 +16,7 @@ from .choices import taken
 from .dispatch import by_platform, likes
 from .dynamic_checks import check_slices, check_slots
 from .layout import CacheLayout, layout_of, pack_rows
+from .options import UpdateOptions
 from .storage import ScaledPages, divided, page_values, quantise, saturated, to_bits, value_dtype
 from .xla import update as xla
 
@@ -67,14 +68,14 @@ def kv_cache_update(
         IndexError: with ``validate``, on slots and tokens that don't exist [R1].
     """
     validate = arguments.flag("validate", validate)
-    dtype, layout, k_scale, v_scale = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
+    options = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
     num_pages, page_size = page_values(kv_pages).shape[:2]
     arguments.slots(slot_mapping, num_slices, keys.shape[0])
     if validate and num_slices is None:
         check_slots(slot_mapping, num_pages * page_size)
     elif validate:
         check_slices(slot_mapping, num_slices, keys.shape[0], num_pages, page_size)
-    return _update(kv_pages, keys, values, slot_mapping, num_slices, dtype, layout, k_scale, v_scale)
+    return _update(kv_pages, keys, values, slot_mapping, num_slices, options)
 
 
 def check_new_rows(
@@ -84,18 +85,13 @@ def check_new_rows(
     kv_dtype: Any,
     k_scale: Any,
     v_scale: Any,
-) -> tuple[Any, CacheLayout, float | None, float | None]:
-    """The static checks of what is to be written where. O(1).
-
-    Returns:
-        The dtype of the cache's numbers, its layout, and the scales as floats.
-    """
+) -> UpdateOptions:
+    """Checks what is to be written where, apart from the slots, and says how it is stored. O(1)."""
     arguments.pool("kv_pages", kv_pages, (4, 5), _PAGES)
     arguments.pair(("keys", "values"), keys, values, 3, ("[T, H, D]", "[T, H, Dv]"))
     dtype = value_dtype(kv_pages, kv_dtype)
     layout = layout_of(page_values(kv_pages), keys.shape[2], values.shape[2], keys.shape[1])
-    k_scale, v_scale = check_scales(kv_pages, dtype, layout, k_scale, v_scale)
-    return dtype, layout, k_scale, v_scale
+    return UpdateOptions(layout, dtype, *check_scales(kv_pages, dtype, layout, k_scale, v_scale))
 
 
 def check_scales(
@@ -119,32 +115,17 @@ def check_scales(
     return scales[0], scales[1]
 
 
-@partial(jax.jit, static_argnames=("dtype", "layout", "k_scale", "v_scale"))
+@partial(jax.jit, static_argnames="options")
 def _update(
     kv_pages: Any,
     keys: jax.Array,  # [T, H, D]
     values: jax.Array,  # [T, H, Dv]
     slot_mapping: jax.Array,  # i32[T] or i32[3, n]
     num_slices: jax.Array | None,  # i32[1]
-    dtype: Any,
-    layout: CacheLayout,
-    k_scale: float | None,
-    v_scale: float | None,
+    options: UpdateOptions,
 ) -> Any:
-    return by_platform(
-        "kv_cache_update",
-        _update_on,
-        kv_pages,
-        keys,
-        values,
-        slot_mapping,
-        num_slices,
-        results=likes(kv_pages),
-        dtype=dtype,
-        layout=layout,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
+    arrays = (kv_pages, keys, values, slot_mapping, num_slices)
+    return by_platform("kv_cache_update", _update_on, *arrays, results=likes(kv_pages), options=options)
 
 
 def _update_on(
@@ -154,13 +135,10 @@ def _update_on(
     slot_mapping: jax.Array,
     num_slices: jax.Array | None,
     *,
-    dtype: Any,
-    layout: CacheLayout,
-    k_scale: float | None,
-    v_scale: float | None,
+    options: UpdateOptions,
     platform: str | None,
 ) -> Any:
-    rows = encode(kv_pages, keys, values, dtype, layout, k_scale, v_scale)
+    rows = encode(kv_pages, keys, values, options)
     return write_rows(kv_pages, rows, slot_mapping, num_slices, platform=platform)
 
 
@@ -168,10 +146,7 @@ def encode(
     kv_pages: Any,
     keys: jax.Array,  # [T, H, D]
     values: jax.Array,  # [T, H, Dv]
-    dtype: Any,
-    layout: CacheLayout,
-    k_scale: float | None,
-    v_scale: float | None,
+    options: UpdateOptions,
 ) -> Any:
     """Keys and values as rows for a cache's slots. O(T * C * Dp).
 
@@ -179,17 +154,14 @@ def encode(
         kv_pages: the cache, for its kind and dtype.
         keys: `[T, H, D]`.
         values: `[T, H, Dv]`.
-        dtype: what the cache's numbers are.
-        layout: its layout.
-        k_scale: what keys are divided by, or None.
-        v_scale: what values are divided by, or None.
+        options: how they are stored.
 
     Returns:
         `[T, *row]` in the dtype in which the pages are stored, or ScaledPages of that and `f32[T, 2H]`.
     """
-    stored = page_values(kv_pages).dtype
+    stored, layout, dtype = page_values(kv_pages).dtype, options.layout, options.kv_dtype
     if not isinstance(kv_pages, ScaledPages):
-        keys, values = _divided(keys, k_scale), _divided(values, v_scale)
+        keys, values = _divided(keys, options.k_scale), _divided(values, options.v_scale)
         keys, values = saturated(keys, dtype), saturated(values, dtype)
         return to_bits(pack_rows(keys, values, layout, dtype), stored)
     keys, k_scales = quantise(keys, dtype)

@@ -19,6 +19,7 @@ from .choices import taken
 from .dispatch import Like, by_platform
 from .dynamic_checks import check_batch, check_slices, check_slots
 from .options import MlaOptions
+from .ragged import Lengths
 from .storage import ScaledPages, from_bits, saturated, to_bits, value_dtype
 from .xla import mla as xla
 
@@ -119,7 +120,7 @@ def mla_paged_attention(
     arguments.pair(("queries", "rotary_queries"), queries, rotary_queries, 3, ("[T, Hq, R]", "[T, Hq, Dr]"))
     cache = _cache_options(latent_pages, queries.shape[2], rotary_queries.shape[2], kv_dtype)
     num_pages, page_size = latent_pages.shape[:2]
-    lengths = (kv_lens, page_table, cu_q_lens, num_seqs)
+    lengths = Lengths(kv_lens, page_table, cu_q_lens, num_seqs)
     arguments.batch(*lengths, page_size)
     options = replace(
         cache,
@@ -130,7 +131,7 @@ def mla_paged_attention(
     )
     if arguments.flag("validate", validate):
         check_batch(*lengths, queries.shape[0], num_pages, page_size)
-    out: jax.Array = _attend(queries, rotary_queries, latent_pages, *lengths, options)
+    out: jax.Array = _attend(queries, rotary_queries, latent_pages, lengths, options)
     return out
 
 
@@ -186,13 +187,10 @@ def _attend(
     queries: jax.Array,  # [T, Hq, R]
     rotary_queries: jax.Array,  # [T, Hq, Dr]
     latent_pages: jax.Array,  # [P, page, width]
-    kv_lens: jax.Array,  # i32[S]
-    page_table: jax.Array,  # i32[S, pages_per_seq]
-    cu_q_lens: jax.Array,  # i32[S + 1]
-    num_seqs: jax.Array,  # i32[1] or i32[S]
+    lengths: Lengths,
     options: MlaOptions,
 ) -> jax.Array:
-    arrays = (queries, rotary_queries, latent_pages, kv_lens, page_table, cu_q_lens, num_seqs)
+    arrays = (queries, rotary_queries, latent_pages, lengths)
     out: jax.Array = by_platform("mla_paged_attention", _attend_on, *arrays, results=Like(0), options=options)
     return out
 
@@ -201,21 +199,18 @@ def _attend_on(
     queries: jax.Array,
     rotary_queries: jax.Array,
     latent_pages: jax.Array,
-    kv_lens: jax.Array,
-    page_table: jax.Array,
-    cu_q_lens: jax.Array,
-    num_seqs: jax.Array,
+    lengths: Lengths,
     *,
     options: MlaOptions,
     platform: str | None,
 ) -> jax.Array:
     """Attention by the platform's own kernel where it has one that takes the call."""
-    batch = (kv_lens, page_table, cu_q_lens, num_seqs[:1])
+    batch = lengths._replace(num_seqs=lengths.num_seqs[:1])
     if platform == "tpu":
         # Imported where it is needed: most processes never compile for a TPU.
         from .tpu import mla as tpu
 
         numbers = from_bits(latent_pages, options.kv_dtype)
-        if taken("mla_attention", tpu.unsupported(queries, numbers, page_table)):
+        if taken("mla_attention", tpu.unsupported(queries, numbers, lengths.page_table)):
             return tpu.attend(queries, rotary_queries, numbers, *batch, options=options)
     return xla.attend(queries, rotary_queries, latent_pages, *batch, options=options)

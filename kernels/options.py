@@ -5,7 +5,24 @@ from typing import Any
 
 from .layout import LANES, CacheLayout, round_up
 
-__all__ = ["AnyOptions", "AttentionOptions", "MlaOptions"]
+__all__ = ["AnyOptions", "AttentionOptions", "MlaOptions", "UpdateOptions"]
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How new keys and values become rows of a cache's slots.
+
+    Attributes:
+        layout: how the cache's slots are laid out.
+        kv_dtype: what the cache's numbers mean, a numpy dtype; the cache's own but where it is stored as bits.
+        k_scale: what keys are divided by before they are stored, and multiplied by when they are read; None: 1.
+        v_scale: the same for values.
+    """
+
+    layout: CacheLayout
+    kv_dtype: Any
+    k_scale: float | None = None
+    v_scale: float | None = None
 
 
 @dataclass(frozen=True)

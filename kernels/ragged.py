@@ -4,12 +4,28 @@ What callers leave past the last sequence is garbage (ATT-4), and lengths may be
 them: everything here comes out within bounds whatever the arrays hold.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Ragged", "clean_table", "misses_pages", "ragged", "slots_of_tokens"]
+__all__ = ["Lengths", "Ragged", "clean_table", "misses_pages", "ragged", "slots_of_tokens"]
+
+
+class Lengths(NamedTuple):
+    """The four arrays that describe a ragged batch, as callers give them: jax's, or numpy's outside of a program.
+
+    Attributes:
+        kv_lens: `i32[S]`: the tokens of each sequence, this step's new ones included.
+        page_table: `i32[S, pages_per_seq]`.
+        cu_q_lens: `i32[S + 1]`: the row at which each sequence's queries begin, and the end.
+        num_seqs: `i32[1]`, or `i32[S]`, of which the first counts: how many sequences there are.
+    """
+
+    kv_lens: Any
+    page_table: Any
+    cu_q_lens: Any
+    num_seqs: Any
 
 
 class Ragged(NamedTuple):
