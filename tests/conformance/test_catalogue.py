@@ -1,4 +1,7 @@
-"""The suite catches every seeded bug, by the clause that it breaks, and finds nothing in the backend behind them."""
+"""The suite catches every seeded bug, by the clause that it breaks.
+
+That it finds nothing in the backend behind them is held by CI's main job, a whole check, and by `test_labels`.
+"""
 
 import subprocess
 import sys
@@ -28,8 +31,6 @@ from .swap_witnesses import SWAP_WITNESSES
 
 BUGS = [pytest.param(bug, id=bug.name) for bug in SEEDED_BUGS.values()]
 
-MACHINES_USED = sorted({bug.machine for bug in SEEDED_BUGS.values()})
-
 LINES = {
     **dict.fromkeys((2, 3, 4, 5, 10, 11, 15, 17, 19, 20, 21, 25, 27, 28, 31, 34, 38, 39, 41, 42, 51, 54), 1),
     OWN: 8,
@@ -46,12 +47,10 @@ SEEDS = range(8)
 MOST_CALLS = 12
 
 
-def report_on(
-    backend: str, machine: type[Machine], shrink_seconds: float, examples: int | None = None
-) -> MachineReport:
+def report_on(backend: str, machine: type[Machine], shrink_seconds: float) -> MachineReport:
     for seed in SEEDS:
-        report = run_machine(machine, load_backend(backend), seed, examples=examples, shrink_seconds=shrink_seconds)
-        if report.deviations or examples is not None:
+        report = run_machine(machine, load_backend(backend), seed, shrink_seconds=shrink_seconds)
+        if report.deviations:
             break
     return report
 
@@ -111,15 +110,6 @@ def test_counterexamples_become_short(name: str) -> None:
     bug = SEEDED_BUGS[name]
     report = report_on(f"kvproof.conformance.catalogue:{name}", machine_for(bug), shrink_seconds=60)
     assert len(report.deviations[0].calls) <= MOST_CALLS, "\n".join(report.deviations[0].calls)
-
-
-@pytest.mark.parametrize("machine", MACHINES_USED)
-def test_the_backend_behind_the_bugs_conforms(machine: str) -> None:
-    report = report_on(
-        "kvproof.fast", MACHINES[machine], shrink_seconds=1, examples=min(20, MACHINES[machine].examples)
-    )
-    assert not report.missing
-    assert [str(found) for found in report.deviations] == []
 
 
 @pytest.mark.parametrize("bug", BUGS)
