@@ -265,7 +265,7 @@ class CacheCoordinator(Uncopied):
             live.num_slots[slot] = slots
         return new
 
-    def note_next(self, slot: int) -> None:
+    def set_bounds(self, slot: int) -> None:
         """Computes ``needs_at`` and ``due_at`` of a request (see `LiveRequests`)."""
         self.live.num_needs_at[slot] = self.needs_at(slot)
         self.live.num_due_at[slot] = self.due_at(slot)
@@ -287,14 +287,14 @@ class CacheCoordinator(Uncopied):
             bound = min(bound, group.rule.gives_back_at(group.num_given_back[slot]))
         return bound
 
-    def note_needs_of(self, slots: NDArray[np.int64]) -> None:
+    def set_needs_at(self, slots: NDArray[np.int64]) -> None:
         """Computes ``needs_at`` of requests."""
         bound: NDArray[np.int64] | int = self.most_slots
         for group in self.groups:
             bound = np.minimum(group.rule.full_at(group.lengths[slots]), bound)
         self.live.needs_at[slots] = bound
 
-    def note_due_of(self, slots: NDArray[np.int64]) -> None:
+    def set_due_at(self, slots: NDArray[np.int64]) -> None:
         """Computes ``due_at`` of requests."""
         bound: NDArray[np.int64] | int = NEVER
         for group in self.publishing:

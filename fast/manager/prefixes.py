@@ -48,7 +48,7 @@ class Prefixes:
 
     Attributes:
         known: the requests that were looked up or admitted and not dropped since, by id.
-        given_back: the number of promised tokens of known requests when they were freed, by id.
+        tokens_when_freed: the number of promised tokens of known requests when they were freed, by id.
         pinned: the number of tokens and the pages of each pinned prefix, by its id.
         next_pin_id: the id of the next pin.
     """
@@ -58,7 +58,7 @@ class Prefixes:
         self._pool = coordinator.page_pool
         self._live = coordinator.live
         self.known: dict[str, EngineRequest] = {}
-        self.given_back: dict[str, int] = {}
+        self.tokens_when_freed: dict[str, int] = {}
         self.pinned: dict[int, tuple[int, Hits]] = {}
         self.next_pin_id = 0
         self._num_requests = self._queried_tokens = self._hit_tokens = 0
@@ -137,7 +137,7 @@ class Prefixes:
 
     def _remember(self, request: EngineRequest, request_id: str) -> None:
         """Records a request that is not known; the records of another object of its id are dropped (MAN-6)."""
-        self.given_back.pop(request_id, None)
+        self.tokens_when_freed.pop(request_id, None)
         self.known[request_id] = request
 
     def admitted(self, request: EngineRequest, request_id: str, num_tokens: int, found: int) -> None:
@@ -148,19 +148,19 @@ class Prefixes:
             self._num_requests += 1
             self._queried_tokens += num_tokens
             self._hit_tokens += found
-        if request_id in self.given_back:
+        if request_id in self.tokens_when_freed:
             self._num_preemptions += 1
-            self._preempted_tokens += self.given_back.pop(request_id)
+            self._preempted_tokens += self.tokens_when_freed.pop(request_id)
 
     def freed(self, request_id: str, num_tokens: int) -> None:
         """Records how many tokens of a request had slots until now, if the request is known (MAN-12)."""
         if request_id in self.known:
-            self.given_back[request_id] = num_tokens
+            self.tokens_when_freed[request_id] = num_tokens
 
     def forget(self, request_id: str) -> None:
         """Drops what is known of a request id."""
         self.known.pop(request_id, None)
-        self.given_back.pop(request_id, None)
+        self.tokens_when_freed.pop(request_id, None)
 
     @property
     def counters(self) -> CacheCounters:
@@ -201,7 +201,7 @@ class Prefixes:
         """What a snapshot has of known requests, pinned prefixes and counters."""
         return {
             "known": list(self.known),
-            "given_back": [list(entry) for entry in self.given_back.items()],
+            "given_back": [list(entry) for entry in self.tokens_when_freed.items()],
             "pins": [
                 {"id": pin_id, "num_tokens": num_tokens, "pages": [pages.tolist() for pages in hits]}
                 for pin_id, (num_tokens, hits) in self.pinned.items()
@@ -226,9 +226,9 @@ class Prefixes:
             self.known[part.text()] = request_named(part, objects)
         for part in parts["given_back"].items():
             id_part, tokens = part.items(2)
-            if id_part.text() in self.given_back:
+            if id_part.text() in self.tokens_when_freed:
                 raise id_part.damaged(f"is {id_part.value!r}, which is named twice")
-            self.given_back[id_part.text()] = tokens.integer(minimum=1)
+            self.tokens_when_freed[id_part.text()] = tokens.integer(minimum=1)
         self.next_pin_id = parts["next_pin_id"].integer()
         for part in parts["pins"].items():
             members = part.members(("id", "num_tokens", "pages"))
@@ -262,6 +262,6 @@ class Prefixes:
         pinned, counts = self.pinned_counts, self._pool.pins.counts()
         assert (pinned <= counts).all(), f"PIN-1: pins {pinned.tolist()}, the pool has {counts.tolist()}"
         in_use = self._live.slot_of.keys() | self.coordinator.swapped.out
-        assert self.given_back.keys() <= self.known.keys() - in_use, (
-            f"MAN-12: given back {list(self.given_back)}, known {list(self.known)}, in use {sorted(in_use)}"
+        assert self.tokens_when_freed.keys() <= self.known.keys() - in_use, (
+            f"MAN-12: given back {list(self.tokens_when_freed)}, known {list(self.known)}, in use {sorted(in_use)}"
         )

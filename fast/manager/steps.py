@@ -110,7 +110,7 @@ class Steps:
         if new is not None:
             for publishing in publishings:
                 coordinator.publisher.publish(slot, publishing)
-            coordinator.note_next(slot)
+            coordinator.set_bounds(slot)
             return coordinator.cache_pages_of(new) if new is not coordinator.nothing_new else coordinator.nothing
         return None
 

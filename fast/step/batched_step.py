@@ -156,8 +156,8 @@ def _serve_many(
         new = [growth.new_entries() for growth in growths]
     _write_columns(coordinator, step.steady, where, computed, promised, slots)
     publish_filled(coordinator, filled)
-    coordinator.note_needs_of(takers.requests)
-    coordinator.note_due_of(takers.requests if coordinator.gives_back else doers.requests)
+    coordinator.set_needs_at(takers.requests)
+    coordinator.set_due_at(takers.requests if coordinator.gives_back else doers.requests)
     if tables is not None and rows is not None:
         _append(growths, new, tables, rows[growing])
     places = [growing[growth.places] for growth in growths]

@@ -43,7 +43,7 @@ class Prefixes:
 
     Attributes:
         known: the requests that were looked up or admitted and whose keys were not dropped, by id.
-        given_back: tokens that had slots when a known request was freed, by its id: preempted, if it returns (MAN-12).
+        tokens_when_freed: tokens with slots when a known request was freed, by id: preempted, if it returns (MAN-12).
         pinned: the pinned prefixes, by their ids.
         next_pin_id: the id of the next pin.
         counted: the counters of requests; the pool keeps those of pages.
@@ -54,7 +54,7 @@ class Prefixes:
         self._pool = coordinator.page_pool
         self._keys = RequestKeys(self._pool, [rules.page_size for rules in coordinator.rules])
         self.known: dict[str, EngineRequest] = {}
-        self.given_back: dict[str, int] = {}
+        self.tokens_when_freed: dict[str, int] = {}
         self.pinned: dict[int, PinnedPrefix] = {}
         self.next_pin_id = 0
         self.counted = CacheCounters()
@@ -125,7 +125,7 @@ class Prefixes:
     def remember(self, request: EngineRequest, request_id: str) -> None:
         """Makes a request known, in place of any other request of its id (MAN-6)."""
         if self.known.get(request_id) is not request:
-            self.given_back.pop(request_id, None)
+            self.tokens_when_freed.pop(request_id, None)
         self.known[request_id] = request
 
     def admitted(self, request: EngineRequest, request_id: str, num_tokens: int, found: int) -> None:
@@ -138,22 +138,22 @@ class Prefixes:
                 queried_tokens=self.counted.queried_tokens + num_tokens,
                 hit_tokens=self.counted.hit_tokens + found,
             )
-        if request_id in self.given_back:
+        if request_id in self.tokens_when_freed:
             self.counted = replace(
                 self.counted,
                 preemptions=self.counted.preemptions + 1,
-                preempted_tokens=self.counted.preempted_tokens + self.given_back.pop(request_id),
+                preempted_tokens=self.counted.preempted_tokens + self.tokens_when_freed.pop(request_id),
             )
 
     def freed(self, request_id: str, num_tokens: int) -> None:
         """Records how many tokens of a request had slots until now, if the request is known (MAN-12)."""
         if request_id in self.known:
-            self.given_back[request_id] = num_tokens
+            self.tokens_when_freed[request_id] = num_tokens
 
     def forget(self, request_id: str) -> None:
         """Drops the keys of a request id, and all that is known of it."""
         self.known.pop(request_id, None)
-        self.given_back.pop(request_id, None)
+        self.tokens_when_freed.pop(request_id, None)
         self._keys.drop(request_id)
 
     @property
@@ -191,7 +191,7 @@ class Prefixes:
         """What a snapshot has of known requests, pinned prefixes and counters."""
         return {
             "known": list(self.known),
-            "given_back": [list(entry) for entry in self.given_back.items()],
+            "given_back": [list(entry) for entry in self.tokens_when_freed.items()],
             "pins": [
                 {"id": prefix.pin_id, "num_tokens": prefix.num_tokens, "pages": list(prefix.pages.get_page_ids())}
                 for prefix in self.pinned.values()
@@ -216,7 +216,7 @@ class Prefixes:
             self.known[part.text()] = request_named(part, objects)
         for part in parts["given_back"].items():
             id_part, tokens = part.items(2)
-            self.given_back[id_part.text()] = tokens.integer(minimum=1)
+            self.tokens_when_freed[id_part.text()] = tokens.integer(minimum=1)
         pages, num_groups = self._pool.pages, len(self._coordinator.rules)
         self.next_pin_id = parts["next_pin_id"].integer()
         for part in parts["pins"].items():
@@ -250,6 +250,6 @@ class Prefixes:
         for page_id, count in pins.items():
             assert count <= self._pool.pins_of(page_id), f"PIN-1: page {page_id} is pinned by {count} prefixes"
         in_use = self._coordinator.live.by_id.keys() | self._coordinator.swapped.out
-        assert self.given_back.keys() <= self.known.keys() - in_use, (
-            f"MAN-12: given back {list(self.given_back)}, known {list(self.known)}, in use {sorted(in_use)}"
+        assert self.tokens_when_freed.keys() <= self.known.keys() - in_use, (
+            f"MAN-12: given back {list(self.tokens_when_freed)}, known {list(self.known)}, in use {sorted(in_use)}"
         )
