@@ -34,7 +34,6 @@ _DOCUMENTS = dict.fromkeys(
     "documents and copies of a dataclass; held by the sizing and document machines",
 )
 _VIEW = "metadata layer_index kv_pages partition_manager mesh"
-_WRITE = "* num_slices kv_dtype k_scale v_scale validate"
 _READ = "* scale causal window chunk soft_cap sinks q_scale k_scale v_scale num_kv_heads v_head_dim kv_dtype validate"
 
 CACHE = Table(
@@ -68,12 +67,6 @@ ATTENTION = Table(
     "attention",
     "",
     (
-        _row("kv_cache_update", f"kv_pages keys values slot_mapping {_WRITE}", "CACHE-3"),
-        _row("mla_cache_update", "latent_pages latents rotary slot_mapping * num_slices kv_dtype validate", "CACHE-3"),
-        _row("copy_pages", "pages sources destinations * validate", "CACHE-3"),
-        _row("export_pages", "pages page_ids num_slots", "SWAP-2"),
-        _row("read_states", "pages page_ids", "MAN-13"),
-        _row("write_states", "pages page_ids states * validate", "MAN-13"),
         _row("ragged_paged_attention", f"queries kv_pages kv_lens page_table cu_q_lens num_seqs {_READ}", "ATT-1"),
         _row(
             "fused_ragged_paged_attention",

@@ -142,7 +142,7 @@ def resolve(value: Any, holder: Holder) -> Any:
         return request_as(value.how, value.request_id, value.tokens, value.extra_keys)
     if isinstance(value, Key):
         return holder.key(value)
-    return value
+    return value.made_on(holder) if hasattr(value, "made_on") else value
 
 
 def renamed(value: Any, name: Callable[[Ref], Ref]) -> Any:

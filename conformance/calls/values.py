@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvproof.spec.declarations import (
     CacheSalt,
     ExtraKey,
@@ -11,7 +14,7 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 
-__all__ = ["BAD_TIMES", "EXTRA_KEYS", "NO_INTS", "NO_LISTS", "PRIORITIES", "STRANGER"]
+__all__ = ["BAD_TIMES", "EXTRA_KEYS", "NO_INTS", "NO_LISTS", "PRIORITIES", "STRANGER", "signed"]
 
 NO_INTS: tuple[Any, ...] = (True, 1.0, "1", None)
 """Values that are not ints (R1)."""
@@ -43,3 +46,8 @@ EXTRA_KEYS: tuple[tuple[ExtraKey, ...], ...] = (
     (CacheSalt("a"), LoraAdapter("a")),
 )
 """Extra keys of every kind, with the same text under different kinds, and contents that begin alike."""
+
+
+def signed(seed: int, shape: tuple[int, ...], dtype: str = "float32", scale: float = 1.0) -> NDArray[Any]:
+    """Normal numbers of both signs, the same for the same seed: with uniform ones most mistakes don't show."""
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FINE_BITS", "SLIGHT", "Array", "Near", "array_of", "bits", "exact", "poisoned", "signed", "worst"]
+__all__ = ["FINE_BITS", "SLIGHT", "Array", "Near", "array_of", "bits", "exact", "poisoned", "worst"]
 
 Array = NDArray[Any]
 
@@ -22,11 +22,6 @@ _EXACT = ("float32", "float16", "bfloat16")
 def exact(dtype: str) -> bool:
     """Whether a cache keeps values as they are, in that it only rounds them to its type."""
     return dtype in _EXACT
-
-
-def signed(seed: int, shape: tuple[int, ...], dtype: str = "float32", scale: float = 1.0) -> Array:
-    """Normal numbers of both signs, the same for the same seed: with uniform ones most mistakes don't show."""
-    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)
 
 
 def poisoned(shape: tuple[int, ...], dtype: str) -> Array:

@@ -72,12 +72,6 @@ class RaggedMachine(AttentionFaults):
             return False
         return not names.offers("kvproof_takes_setup") or bool(names.get("kvproof_takes_setup")(function, setup))
 
-    def offered(self, name: str) -> bool:
-        """Whether the backend has a function; one that it lacks is not called."""
-        if not self.backend.names.offers(name):
-            self.session.lacks.add(name)
-        return self.backend.names.offers(name)
-
     @step("ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-6", weight=4, when=lambda self: self.setups)
     def attend(self, data: Drawing) -> None:
         """Ragged rows, causal or not, windows, chunks, caps, sinks and scales; NaN wherever nothing may be read."""

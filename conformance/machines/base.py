@@ -289,6 +289,12 @@ class Machine(RuleBasedStateMachine):
             self.session.lacks.add(f"{thing}.{method}")
         return offered
 
+    def offered(self, name: str) -> bool:
+        """Whether the backend has a function; one that it lacks is not called."""
+        if not self.backend.names.offers(name):
+            self.session.lacks.add(name)
+        return self.backend.names.offers(name)
+
     def lacks(self, capability: str) -> bool:
         """Whether the backend is said to lack a capability; what is about it is left out."""
         lacking = capability in self.session.backend.lacks

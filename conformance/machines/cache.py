@@ -1,38 +1,41 @@
 """The cache machine: updates of every layout and type, by slots and by slices; copies of pages; states."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from hypothesis import strategies as st
 
+from ..calls.cache import CACHES, COPIES, TOKENS, ints, tokens_of
+from ..calls.datum import Call, Ref, resolve
+from ..calls.method import Method, Table
+from ..calls.values import signed
 from ..levels import LEVELS
 from ..properties import start, step
-from .arrays import Array, bits, exact, poisoned, signed
+from .arrays import Array, bits, exact, poisoned
 from .base import Both, Side
-from .cache_base import LAYOUTS, TOKENS
-from .cache_faults import CacheFaults
-from .draws import Drawing, one_of, some
+from .cache_base import LAYOUTS, CacheMachine
+from .calling import Calling, Calls
+from .draws import Drawing, some
 from .layouts import Layout
 
 __all__ = ["Cache"]
-
-_SLICES = 4
-_COPIES = 3
 
 _FEW = {"exact": 3, "rounded": 2}
 """How many layouts there are in a run of the usual length: a second goes into the programs of each."""
 
 
-class Cache(CacheFaults):
+class Cache(CacheMachine, Calling):
     """A cache that is written, and whose pages are copied, again and again."""
 
     name = "cache"
     levels = frozenset(LEVELS)
     capability = "caches"
     needs = ("kv_cache_update",)
+    tables: ClassVar[tuple[Table, ...]] = (CACHES,)
     examples, num_steps = 24, 14
 
     @start("CACHE-3", layout=st.sampled_from(LAYOUTS))
@@ -47,69 +50,56 @@ class Cache(CacheFaults):
             layout = LAYOUTS[0]
         self.build_cache(layout)
 
+    @classmethod
+    def rows(cls) -> list[Method]:
+        """See `Calling.rows`: updates, and copies of pages."""
+        return [CACHES["kv_cache_update"], CACHES["mla_cache_update"], CACHES["copy_pages"]]
+
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: what a call gives is held against what it was given."""
+        before = self.backend.pages
+        both = super().make_call(call)
+        if not both.refused:
+            given = {name: resolve(value, self.backend) for name, value in call.arguments.items()}
+            if call.method == self.layout.update:
+                self.hold_written(call, given, before, both.backend)
+            else:
+                hold = getattr(self, f"hold_{call.method}")
+                hold(given, before, both.backend)
+        return both
+
+    def learn(self, call: Call, both: Both) -> None:
+        """See `Calling.learn`: goes on with the pages that a call returned; a block that was exported is another's."""
+        if call.method != "export_pages":
+            for side in (self.spec, self.backend):
+                side.put({"pages": both.of(self, side)})
+
+    @step("CACHE-2", "CACHE-3", when=lambda self: self.layout.update == "kv_cache_update", weight=2)
+    def misuse(self, source: Drawing) -> Calls:
+        """Wrong types and shapes, slots named twice, slices that leave their page, slots that do not exist."""
+        yield self.spoilt(CACHES["kv_cache_update"], source)
+
     # -- Updates --------------------------------------------------------------------------------------------
 
-    @step("CACHE-2", "CACHE-3", "CACHE-4", weight=4)
-    def write_slots(self, data: Drawing) -> None:
-        """Writes tokens into slots anywhere; padding tokens hold NaN and write nothing."""
-        shown, keys, values = self.new_tokens(data)
-        slots = some(data, range(self.layout.num_slots), most=TOKENS)
-        places = some(data, range(TOKENS), most=len(slots), least=len(slots))
-        mapping = np.full(TOKENS, one_of(data, [-1, self.layout.num_slots, -(2**31), 2**31 - 1]), np.int32)
-        mapping[places] = slots
-        unnamed = np.setdiff1d(np.arange(TOKENS), places)
-        keys[unnamed], values[unnamed] = np.nan, np.nan
-        line = f"pages = {self.layout.update}(pages, keys, values, {mapping.tolist()})  # {shown}"
-        self.update(line, keys, values, (mapping,), {}, slots, places)
+    def hold_written(self, call: Call, given: dict[str, Any], before: Any, after: Any) -> None:
+        """Holds an update against the tokens that it names."""
+        where = given["slot_mapping"]
+        if "num_slices" in given:
+            runs = where[:, : given["num_slices"][0]].T.tolist()
+            slots = [slot for first, _, length in runs for slot in range(first, first + length)]
+            places = [place for _, token, length in runs for place in range(token, token + length)]
+        else:
+            places = np.flatnonzero((where >= 0) & (where < self.layout.num_slots)).tolist()
+            slots = where[places].tolist()
+        keys, values = self.keys_and_values(call.arguments)
+        self.hold_update(before, after, slots, keys[places], values[places])
 
-    @step("CACHE-2", "CACHE-3", "CACHE-4", weight=3)
-    def write_slices(self, data: Drawing) -> None:
-        """Writes runs of tokens, each into one page; columns past their number hold anything."""
-        shown, keys, values = self.new_tokens(data)
-        size = self.layout.page_size
-        columns: list[tuple[int, int, int]] = []
-        slots: list[int] = []
-        places: list[int] = []
-        for page in some(data, range(self.layout.num_pages), most=_SLICES):
-            first = data.draw(st.integers(0, size - 1))
-            length = data.draw(st.integers(1, min(size - first, TOKENS)))
-            token = data.draw(st.integers(0, TOKENS - length))
-            columns.append((page * size + first, token, length))
-            slots += range(page * size + first, page * size + first + length)
-            places += range(token, token + length)
-        slices = np.resize(np.array(one_of(data, [-1, 0, 2**31 - 1]), np.int32), (3, _SLICES))
-        slices[:, : len(columns)] = np.array(columns, np.int32).reshape(-1, 3).T
-        count = np.array([len(columns)], np.int32)
-        line = (
-            f"pages = {self.layout.update}(pages, keys, values, {slices.tolist()}, num_slices=[{count[0]}])  # {shown}"
-        )
-        self.update(line, keys, values, (slices,), {"num_slices": count}, slots, places)
-
-    def update(
-        self,
-        line: str,
-        keys: Any,
-        values: Any,
-        where: tuple[Any, ...],
-        more: dict[str, Any],
-        slots: list[int],
-        places: list[int],
-    ) -> None:
-        """Updates both caches, and holds the backend's against the slots named."""
-        before = self.backend.pages
-
-        def act(side: Side) -> Any:
-            update = side.names.get(self.layout.update)
-            return update(side.pages, *self.layout.tokens(keys, values), *where, **more, **self.layout.options)
-
-        made = self.call(line, act, "CACHE-3", self.described)
-        self.hold_update(before, made.backend, slots, keys[places], values[places])
-        self.keep(made)
-
-    def keep(self, made: Both) -> None:
-        """Goes on with the caches that a call returned."""
-        for side in (self.spec, self.backend):
-            side.put({"pages": made.of(self, side)})
+    def keys_and_values(self, given: Mapping[str, Any]) -> tuple[Array, Array]:
+        """The whole keys and values of which the arguments of an update are parts."""
+        if "latents" not in given:
+            return given["keys"].array, given["values"].array
+        keys = replace(given["latents"], columns=None).array
+        return keys, keys[..., : self.layout.dims[1]]
 
     def can_donate(self) -> bool:
         """Whether the backend's cache is one of JAX; a program is compiled for one layout only."""
@@ -124,16 +114,18 @@ class Cache(CacheFaults):
     )
     def write_in_place(self, data: Drawing) -> None:
         """A cache that is donated is written where it lies, not in a copy of it."""
-        shown, keys, values = self.new_tokens(data)
-        slots = some(data, range(self.layout.num_slots), most=TOKENS, least=TOKENS)
+        seed, slots = data.integer(0, 99), data.some(range(self.layout.num_slots), TOKENS, TOKENS)
+        tokens = tokens_of(self.layout, seed)
         mapping = np.array(slots, np.int32)
         update = _donating(self.backend.names.get(self.layout.update), tuple(self.layout.options.items()))
-        self.calls.append(f"jit({self.layout.update}, donate_argnums=0)(pages, keys, values, {slots})  # {shown}")
+        self.calls.append(
+            f"jit({self.layout.update}, donate_argnums=0)(pages, keys, values, {slots})  # of seed {seed}"
+        )
         pages = jax.numpy.array(self.backend.pages)
         place = pages.unsafe_buffer_pointer()
-        written = update(pages, *self.layout.tokens(keys, values), mapping)
+        written = update(pages, *(part.array for part in tokens.values()), mapping)
         self.check("CACHE-3", "the cache's memory", place, written.unsafe_buffer_pointer)
-        self.hold_update(self.backend.pages, written, slots, keys, values)
+        self.hold_update(self.backend.pages, written, slots, *self.keys_and_values(tokens))
 
     @step("CACHE-3", when=lambda self: not self.layout.scaled and hasattr(self.backend.pages, "sharding"))
     def too_many_slots(self, _: Drawing) -> None:
@@ -155,65 +147,45 @@ class Cache(CacheFaults):
 
     # -- Copies -----------------------------------------------------------------------------------------------
 
-    @step("MAN-13", when=lambda self: self.offered("copy_pages"))
-    def copy_pages(self, data: Drawing) -> None:
-        """Copies whole pages; pairs that name no page do nothing."""
+    def hold_copy_pages(self, given: dict[str, Any], before: Any, after: Any) -> None:
+        """Pairs of pages are copied, those that name no page left out."""
         count = self.layout.num_pages
-        pages = some(data, range(count), most=2 * _COPIES)
-        pairs = list(zip(pages[0::2], pages[1::2], strict=False))
-        nothing = [(-1, 0), (0, -1), (count, 1), (1, count), (-1, -1)]
-        pairs += [one_of(data, nothing) for _ in range(_COPIES - len(pairs))]
-        sources, targets = np.array(pairs, np.int32).T.reshape(2, _COPIES)
-        before = self.parts(self.backend.pages)
-        wanted = [part.reshape(count, -1).copy() for part in before]
-        for source, target in pairs:
+        wanted = [part.reshape(count, -1).copy() for part in self.parts(before)]
+        for source, target in zip(given["sources"], given["destinations"], strict=True):
             if 0 <= source < count and 0 <= target < count:
                 for part in wanted:
                     part[target] = part[source]
-        copied = self.call(
-            f"pages = copy_pages(pages, {sources.tolist()}, {targets.tolist()})",
-            lambda side: side.names.get("copy_pages")(side.pages, sources, targets),
-            "MAN-13",
-            self.described,
-        )
-        for want, part in zip(wanted, self.parts(copied.backend), strict=True):
+        for want, part in zip(wanted, self.parts(after), strict=True):
             self.check("MAN-13", "pages that differ", [], functools.partial(_unlike, want, part))
-        self.keep(copied)
 
     @step("SWAP-2", when=lambda self: self.offered("export_pages") and self.offered("write_states"))
-    def export_pages(self, data: Drawing) -> None:
+    def export_pages(self, source: Drawing) -> Calls:
         """Pages leave the device and come back: what is live bit for bit, dead slots, and pages that are none, zero."""
-        count, size = self.layout.num_pages, self.layout.page_size
-        ids = np.array([data.draw(st.integers(-1, count)) for _ in range(_COPIES)], np.int32)
-        slots = np.array([one_of(data, [size, *range(size + 1), -1, size + 1]) for _ in range(_COPIES)], np.int32)
-        given = f"{ids.tolist()}, {slots.tolist()}"
-        left = self.call(
-            f"block = export_pages(pages, {given})",
-            lambda side: side.names.get("export_pages")(side.pages, ids, slots),
-            "SWAP-2",
-            self.described,
-        )
-        before = self.pages_of(self.backend.pages)
-        for old, new in zip(before, self.pages_of(left.backend), strict=True):
-            live = (np.arange(size)[None] < slots[:, None]) & (ids >= 0)[:, None] & (ids < count)[:, None]
+        export = self.drawn(CACHES["export_pages"], source)
+        yield export
+        targets = ints(*source.some(range(self.layout.num_pages), COPIES, COPIES))
+        yield self.call_of("write_states", None, pages=Ref("pages"), page_ids=targets, states=Ref(export.number))
+
+    def hold_export_pages(self, given: dict[str, Any], before: Any, after: Any) -> None:
+        """What is live left bit for bit, all else as zeros."""
+        ids, count, size = given["page_ids"], self.layout.num_pages, self.layout.page_size
+        for old, new in zip(self.pages_of(before), self.pages_of(after), strict=True):
+            live = (np.arange(size)[None] < given["num_slots"][:, None]) & (ids >= 0)[:, None] & (ids < count)[:, None]
             wanted = np.where(live[..., None], old[np.clip(ids, 0, count - 1)], 0)
             if np.any(new != wanted):
                 place, slot = np.argwhere(np.any(new != wanted, axis=2))[0].tolist()
                 kind = "as it was" if live[place, slot] else "zero"
                 self.differ("SWAP-2", f"slot {slot} of block {place} {kind}", "something else")
-        targets = np.array([*some(data, range(count), most=_COPIES, least=_COPIES)], np.int32)
-        written = self.call(
-            f"pages = write_states(pages, {targets.tolist()}, block)",
-            lambda side: side.names.get("write_states")(side.pages, targets, left.of(self, side)),
-            "SWAP-2",
-            self.described,
-        )
-        for old, new, block in zip(before, self.pages_of(written.backend), self.pages_of(left.backend), strict=True):
+
+    def hold_write_states(self, given: dict[str, Any], before: Any, after: Any) -> None:
+        """The pages named are the block's, all others as they were."""
+        named = given["page_ids"].tolist()
+        blocks = self.pages_of(given["states"])
+        for old, new, block in zip(self.pages_of(before), self.pages_of(after), blocks, strict=True):
             wanted = old.copy()
-            wanted[targets] = block
+            wanted[named] = block
             if np.any(new != wanted):
-                self.differ("SWAP-2", f"pages {targets.tolist()} are the block's, others as before", "other pages")
-        self.keep(written)
+                self.differ("SWAP-2", f"pages {named} are the block's, others as before", "other pages")
 
     def pages_of(self, pages: Any) -> list[Array]:
         """The bits of each part of some pages, `[pages, page size, ...]`."""
@@ -239,13 +211,6 @@ class Cache(CacheFaults):
 
         line = f"write_states(pages, {named.tolist()}, states), read_states(...)  # states of seed {seed}"
         self.call(line, act, "MAN-13", shown)
-
-    def offered(self, name: str) -> bool:
-        """Whether the backend has a function; one that it lacks is not called."""
-        found = self.backend.names.offers(name)
-        if not found:
-            self.session.lacks.add(name)
-        return found
 
 
 @functools.lru_cache(maxsize=64)

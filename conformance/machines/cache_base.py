@@ -4,17 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
-from .arrays import Array, bits, exact, signed
+from .arrays import Array, bits, exact
 from .base import Machine, Side
-from .draws import Drawing, one_of
 from .layouts import LatentLayout, Layout
 
-__all__ = ["LAYOUTS", "TOKENS", "CacheMachine", "rounding"]
-
-TOKENS = 6
-"""Rows of the keys and values of every update."""
+__all__ = ["LAYOUTS", "CacheMachine", "rounding"]
 
 LAYOUTS = (
     Layout(),
@@ -30,8 +25,6 @@ LAYOUTS = (
     LatentLayout("v2", "float8_e4m3fn", dims=(136, 130), page_size=3, num_pages=4),
 )
 """The caches that are drawn; the first is the simplest."""
-
-_CONTENTS = ("normal", "small", "large", "mixed", "zeros")
 
 _ROUNDING = {"int8": (0.0, 0.5), "float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17)}
 """CACHE-4: how far off a stored number may be: by a part of itself, and of its scale."""
@@ -63,25 +56,11 @@ class CacheMachine(Machine):
         """Fills both caches with poison: what is not written never changes."""
         self.layout = layout
         empty = layout.empty()
-        self.build(f"pages = {layout}, all NaN", "CACHE-3", lambda side: {"pages": layout.given_to(side.names, empty)})
-
-    def new_tokens(self, data: Drawing) -> tuple[str, Array, Array]:
-        """Draws the keys and values of a step: how a report shows them, and both in float32."""
-        kind, seed = one_of(data, _CONTENTS), data.draw(st.integers(0, 99))
-        of_keys, of_values = self.layout.dims
-        keys = signed(seed, (TOKENS, self.layout.heads, of_keys))
-        values = signed(seed + 1, (TOKENS, self.layout.heads, of_values))
-        factors = {
-            "normal": np.ones(TOKENS),
-            "small": np.full(TOKENS, 2.0**-6),
-            "large": np.full(TOKENS, 3000.0),
-            "mixed": np.array([1.0, 1000.0, 2.0**-6, 0.0, 30.0, 1.0]),
-            "zeros": np.zeros(TOKENS),
-        }[kind].astype(np.float32)
-        keys, values = keys * factors[:, None, None], values * factors[:, None, None]
-        if isinstance(self.layout, LatentLayout):
-            values = keys[..., : self.layout.rank].copy()
-        return f"{kind} of seed {seed}", keys, values
+        self.build(
+            f"pages = {layout}, all NaN",
+            "CACHE-3",
+            lambda side: {"pages": layout.given_to(side.names, empty), "scaled": layout.scaled},
+        )
 
     def parts(self, pages: Any) -> tuple[Array, ...]:
         """The bits of everything in a cache, a row for each slot."""

@@ -99,7 +99,7 @@ class Calling(Machine):
         """Whether the backend has a method or a function, where it may do without it."""
         table, _ = self.row_of(row.name)
         if not table.owner:
-            return not row.optional or self.session.backend.offers(row.name)
+            return not row.optional or self.offered(row.name)
         return not row.optional or self.offers(self.held_as.get(table.name, table.name), row.name)
 
     # -- Drawing --------------------------------------------------------------------------------------------

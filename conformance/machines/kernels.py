@@ -5,9 +5,10 @@ from typing import Any, ClassVar
 import numpy as np
 from hypothesis import strategies as st
 
+from ..calls.values import signed
 from ..levels import LEVELS
 from ..properties import start, step
-from .arrays import Near, signed, worst
+from .arrays import Near, worst
 from .attention import RaggedMachine
 from .base import Side
 from .draws import Drawing, one_of, some

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import FINE_BITS, Array, poisoned, signed
+from ..calls.values import signed
+from .arrays import FINE_BITS, Array, poisoned
 from .layouts import LatentLayout, Layout
 
 __all__ = [

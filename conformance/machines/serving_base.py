@@ -9,7 +9,8 @@ import numpy as np
 
 from kvproof.spec.declarations import Request
 
-from .arrays import Array, signed
+from ..calls.values import signed
+from .arrays import Array
 from .base import Machine, Side
 from .layouts import Layout
 from .ragged import SETUPS, Setup

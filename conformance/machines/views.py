@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..backends import Backend
+from ..calls.values import signed
 from ..levels import LEVELS
 from ..properties import start, step
 from ..spelling import NUMBERS, Spelling
-from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, signed, worst
+from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, worst
 from .base import Both, Machine, Side
 from .cache_base import rounding
 from .draws import Drawing, one_of

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..calls.arrays import ATTENTION, CACHE, SCHEDULER, VIEW
+from ..calls.cache import CACHES
 from ..calls.datum import Call, Ref
 from ..calls.hash import HASHING
 from ..calls.kinds import NONE, PLAIN
@@ -52,7 +53,7 @@ BUILDS: Mapping[str, Method] = {
 }
 """How each class is constructed."""
 
-FUNCTIONS: Mapping[str, Method] = {**ATTENTION.by_name, **HASHING.by_name}
+FUNCTIONS: Mapping[str, Method] = {**ATTENTION.by_name, **CACHES.by_name, **HASHING.by_name}
 
 _PARTS: Mapping[tuple[str, str], Table] = {
     ("manager", ".page_pool"): POOL,

@@ -8,6 +8,7 @@ import pytest
 import kvproof.fast
 import kvproof.spec
 from kvproof.conformance.calls.arrays import ATTENTION, CACHE, SCHEDULER, VIEW
+from kvproof.conformance.calls.cache import CACHES
 from kvproof.conformance.calls.datum import (
     Call,
     Prompt,
@@ -32,7 +33,8 @@ from kvproof.conformance.spelling import Spelling
 from kvproof.spec import CLAUSES, CacheSalt
 
 OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, CACHE, VIEW)
-EVERY = (*OF_SPEC, ATTENTION, HASHING, SCHEDULER)
+OF_FUNCTIONS = (ATTENTION, CACHES, HASHING)
+EVERY = (*OF_SPEC, *OF_FUNCTIONS, SCHEDULER)
 
 
 def owner_of(table: Table) -> Any:
@@ -58,7 +60,7 @@ def test_no_method_of_the_interface_is_missing(table: Table) -> None:
 
 def test_no_function_of_the_interface_is_missing() -> None:
     functions = {name for name in public(kvproof.spec) if inspect.isfunction(getattr(kvproof.spec, name))}
-    assert {row.name for row in (*ATTENTION, *HASHING)} | ATTENTION.inner.keys() == functions
+    assert {row.name for table in OF_FUNCTIONS for row in table} | ATTENTION.inner.keys() == functions
 
 
 def rows() -> list[tuple[Table, Method]]:
@@ -67,7 +69,7 @@ def rows() -> list[tuple[Table, Method]]:
 
 @pytest.mark.parametrize(("table", "row"), rows(), ids=[f"{table.name}-{row.name}" for table, row in rows()])
 def test_a_row_has_the_arguments_of_the_specification(table: Table, row: Method) -> None:
-    holder = kvproof.spec if table in (ATTENTION, HASHING) else owner_of(table)
+    holder = kvproof.spec if table in OF_FUNCTIONS else owner_of(table)
     method: Any = holder if row.form == "build" else inspect.getattr_static(holder, row.name)
     if row.form in ("get", "set"):
         assert isinstance(method, property)
