@@ -35,8 +35,9 @@ def attend(
     """Attention of a ragged batch (ATT-1 to 4, ATT-6).
 
     Sequences with one query each at the front of the batch go to the kernel made for them, if it takes the shapes, up
-    to the first that reads a page that does not exist: that kernel copies whatever it is told to. All others go to the
-    general one. Which they are is found out on the device.
+    to the first that reads a page that does not exist: that kernel copies whatever it is told to. Where one of those
+    in front has several queries, up to 8, its form for drafts takes all of them. All others go to the general kernel.
+    Which they are is found out on the device; a program for no more tokens than rows of the table has no such form.
 
     Args:
         queries: `[T, Hq, D]`, float32, bfloat16 or float16.
@@ -140,18 +141,70 @@ def _decoded_first(
         interpret: what `pallas_call` takes.
     """
     kv_pages, kv_lens, table = cache
+    num_tokens, rows = queries.shape[0], min(queries.shape[0], kv_lens.shape[0])
     missing = misses_pages(table, first_key(kv_lens - 1, options), kv_lens, page_values(kv_pages).shape[1])
     decoded = leading_decode_rows(cu_q_lens, num_seqs, missing)
-    rows = min(queries.shape[0], kv_lens.shape[0])
-    run: Callable[..., jax.Array] = decode.decode
-    single = run(queries[:rows], *cache, decoded[None], sinks, options=options, interpret=interpret)
-    single = jnp.pad(single, ((0, queries.shape[0] - rows), (0, 0), (0, 0)))
+    run: Callable[..., jax.Array] = partial(decode.decode, options=options, interpret=interpret)
 
+    def of_single() -> jax.Array:
+        out = run(queries[:rows, None], *cache, decoded[None], sinks)[:, 0]
+        return jnp.pad(out, ((0, num_tokens - rows), (0, 0), (0, 0)))
+
+    if taken("paged_decode_drafts", decode.unsupported_drafts(options, queries, table), warn=False):
+        most = decode.most_queries(queries.shape[1], options.layout)
+        drafted = _with_drafts(cache, cu_q_lens, num_seqs, most, options)
+        of_drafts = partial(_attended_drafts, queries, cache, cu_q_lens, drafted, sinks, most, run)
+        leading = jax.lax.cond(drafted > decoded, of_drafts, of_single)
+        decoded = jnp.maximum(decoded, drafted)
+        end = cu_q_lens[decoded]
+    else:
+        leading, end = of_single(), decoded
     attended = others(decoded)
 
     def mixed() -> jax.Array:
-        token = jnp.arange(queries.shape[0], dtype=jnp.int32)[:, None, None]
-        return jnp.where(token < decoded, single, attended())
+        token = jnp.arange(num_tokens, dtype=jnp.int32)[:, None, None]
+        return jnp.where(token < end, leading, attended())
 
-    out: jax.Array = jax.lax.cond(decoded < num_seqs[0], mixed, lambda: single)
+    out: jax.Array = jax.lax.cond(decoded < num_seqs[0], mixed, lambda: leading)
     return out
+
+
+def _with_drafts(
+    cache: tuple[Any, jax.Array, jax.Array],
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    most_queries: int,
+    options: AttentionOptions,
+) -> jax.Array:
+    """How many sequences, from the first on, have at most ``most_queries`` queries and all of their pages: `i32[]`."""
+    kv_pages, kv_lens, table = cache
+    q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    first = first_key(kv_lens - q_lens, options)
+    barred = misses_pages(table, first, kv_lens, page_values(kv_pages).shape[1]) | (kv_lens < q_lens)
+    return leading_decode_rows(cu_q_lens, num_seqs, barred, most_queries)
+
+
+def _attended_drafts(
+    queries: jax.Array,
+    cache: tuple[Any, jax.Array, jax.Array],
+    cu_q_lens: jax.Array,
+    drafted: jax.Array,
+    sinks: jax.Array | None,
+    most_queries: int,
+    run: Callable[..., jax.Array],
+) -> jax.Array:
+    """The output of the queries of the leading sequences, `[T, Hq, Dv]`; zeros in other rows.
+
+    Each sequence's queries are gathered as if it had ``most_queries``; what comes of those that it hasn't is left.
+    """
+    num_tokens, rows = queries.shape[0], min(queries.shape[0], cache[1].shape[0])
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    of_row = cu_q_lens[:rows, None] + jnp.arange(most_queries, dtype=jnp.int32)[None, :]
+    gathered = queries[jnp.clip(of_row, 0, num_tokens - 1)]
+    out = run(gathered, *cache, drafted[None], sinks, cu_q_lens[1:] - cu_q_lens[:-1])
+    ends = jnp.where(jnp.arange(cu_q_lens.shape[0] - 1, dtype=jnp.int32) < drafted, cu_q_lens[1:], num_tokens)
+    ended = ends[None, :] <= token[:, None]
+    row = jnp.minimum(jnp.sum(ended, axis=1, dtype=jnp.int32), rows - 1)
+    place = row * most_queries + jnp.clip(token - cu_q_lens[row], 0, most_queries - 1)
+    found = out.reshape(rows * most_queries, *out.shape[2:])[place]
+    return jnp.where((token < cu_q_lens[drafted])[:, None, None], found, jnp.zeros_like(found))

@@ -1,4 +1,4 @@
-"""Decode on a TPU: attention of sequences with one query token each.
+"""Decode on a TPU: attention of sequences with one query token each, or with up to 8, as where drafts are verified.
 
 `decode_kernel` says how it works; here its arguments are arranged. `unsupported` says which shapes it takes; the
 general kernel (`prefill`) does the others.
@@ -27,46 +27,49 @@ from ..options import AttentionOptions
 from ..score_units import sinks_as_scores
 from .block_sizes import DecodeBlocks
 from .decode_kernel import decode_kernel
-from .decode_plan import DecodePlan, plan, unsupported
+from .decode_plan import DecodePlan, most_queries, plan, unsupported, unsupported_drafts
 
-__all__ = ["decode", "unsupported"]
+__all__ = ["decode", "most_queries", "unsupported", "unsupported_drafts"]
 
 Interpret = bool | pltpu.InterpretParams
 
 
 def decode(
-    queries: jax.Array,  # bf16[B, Hq, D]
+    queries: jax.Array,  # bf16[B, Q, Hq, D]
     kv_pages: Any,  # [P, page, *row], or ScaledPages of it
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     num_rows: jax.Array,  # i32[1]
     sinks: jax.Array | None,  # f32[Hq]
+    q_lens: jax.Array | None = None,  # i32[S]
     *,
     options: AttentionOptions,
     interpret: Interpret = False,
     blocks: DecodeBlocks | None = None,
 ) -> jax.Array:
-    """Attention of the leading sequences of a batch, which have one query token each (ATT-1 to 3, ATT-6).
+    """Attention of the leading sequences of a batch, which have at most Q query tokens each (ATT-1 to 3, ATT-6).
 
     Reads O(sum of kv_len) of HBM, from a window's first page on: a copy and a few scalar operations for each page.
 
     Args:
-        queries: `bf16[B, Hq, D]`: row i is the query of sequence i.
+        queries: `bf16[B, Q, Hq, D]`: row i has the queries of sequence i, from its first on.
         kv_pages: `[P, page, *row]`, bfloat16, float8 or int8, or ScaledPages of that.
         kv_lens: `i32[S]`.
         page_table: `i32[S, pages_per_seq]`; of a sequence's row only the pages that it reads, which must exist.
         num_rows: `i32[1]`: how many of the leading rows are decoded, at most B and S. The other rows of all arguments
             may hold anything.
         sinks: `f32[Hq]` or None.
+        q_lens: `i32[S]`: the queries of each sequence, from 1 to Q and at most its tokens; None where Q is 1.
         options: the options; `unsupported` must be None for them.
         interpret: what `pallas_call` takes.
         blocks: block sizes; None: those of `block_sizes`.
 
     Returns:
-        `bf16[B, Hq, Dv]`; zeros in the rows from num_rows on, and where kv_len is 0 (ATT-2).
+        `bf16[B, Q, Hq, Dv]`; zeros in the rows from num_rows on, and where kv_len is 0 (ATT-2); behind a sequence's
+        last query anything.
     """
     work = plan(queries, kv_pages, page_table, options, sinks is not None, bool(interpret), blocks)
-    scalars, table = _schedule(kv_lens, page_table, num_rows, queries.shape[0], work, options)
+    scalars, table = _schedule(kv_lens, page_table, num_rows, q_lens, queries.shape[0], work, options)
     vectors = [_paired(queries, work)]
     specs = [pl.BlockSpec((work.rows, *vectors[0].shape[1:]), lambda step, *_: (step, 0, 0, 0))]
     if sinks is not None:
@@ -100,7 +103,7 @@ def decode(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), disable_bounds_checks=True, vmem_limit_bytes=work.vmem_bytes
         ),
-        name="paged_decode",
+        name="paged_decode" if work.queries == 1 else "paged_decode_drafts",
         interpret=interpret,
     )
     return _unpaired(call(*scalars, table, *vectors, *cache), queries, work)
@@ -110,23 +113,29 @@ def _schedule(
     kv_lens: jax.Array,
     page_table: jax.Array,
     num_rows: jax.Array,
-    num_queries: int,
+    q_lens: jax.Array | None,
+    most_rows: int,
     work: DecodePlan,
     options: AttentionOptions,
 ) -> tuple[list[jax.Array], jax.Array]:
     """The kernel's scalars: its rounds, what each sequence reads; and the page table, cut into grid steps."""
-    taken = min(num_queries, kv_lens.shape[0])
+    taken = min(most_rows, kv_lens.shape[0])
     decoded = jnp.arange(taken, dtype=jnp.int32) < num_rows[0]
     lens = jnp.where(decoded, jnp.clip(kv_lens[:taken], 0, work.pages_per_seq * work.page_size), 0)
-    first = first_key(lens - 1, options)
-    first_page = first // work.page_size
-    skipped = first - first_page * work.page_size
+    counts = jnp.int32(1) if q_lens is None else jnp.where(decoded, q_lens[:taken], 1)
+    first_page = first_key(lens - counts, options) // work.page_size
     live = lens - first_page * work.page_size
     items = _filled(jnp.where(decoded, jnp.maximum(-(-live // work.tokens), 1), 0), work)
     rounds = -(-jnp.sum(items.reshape(work.steps, work.rows), axis=1, dtype=jnp.int32) // work.blocks.buffers)
     table = _filled(page_table[:taken], work).reshape(work.steps, 1, -1)
     table = jnp.pad(table, ((0, 0), (0, 0), (0, work.table_words - table.shape[2])))
-    of_sequences = [live, first_page, skipped] if work.windowed else [live]
+    of_sequences = [live]
+    if q_lens is not None:
+        of_sequences.append(counts)
+    if work.windowed:
+        of_sequences.append(first_page)
+    if work.chunk is not None:
+        of_sequences.append(jnp.maximum(lens - counts, 0) % work.chunk)
     of_steps = [_filled(numbers, work).reshape(work.steps, work.rows) for numbers in of_sequences]
     return [rounds, *(jnp.pad(numbers, ((0, 0), (0, 1))).reshape(-1) for numbers in of_steps)], table
 
@@ -138,32 +147,34 @@ def _filled(rows: jax.Array, work: DecodePlan) -> jax.Array:
 
 
 def _paired(queries: jax.Array, work: DecodePlan) -> jax.Array:
-    """The queries as block-diagonal matrices: `[B, Hq, D]` as `[steps * rows, pairs, 2G, 256]`.
+    """The queries as block-diagonal matrices: `[B, Q, Hq, D]` as `[steps * rows, pairs, 2GQ, 256]`.
 
     Head by head, so that XLA makes one operation of it: each head's numbers stand in its own half of 256.
     """
-    num_heads, dim = queries.shape[1:]
-    heads = work.pairs * work.query_rows
-    wide = jnp.pad(_filled(queries, work), ((0, 0), (0, heads - num_heads), (0, LANES - dim)))
-    is_right = (jnp.arange(heads, dtype=jnp.int32) // work.group % 2 == 1)[None, :, None]
+    num_heads, dim = queries.shape[2:]
+    heads = 2 * work.pairs * work.group
+    wide = jnp.pad(_filled(queries, work), ((0, 0), (0, 0), (0, heads - num_heads), (0, LANES - dim)))
+    is_right = (jnp.arange(heads, dtype=jnp.int32) // work.group % 2 == 1)[None, None, :, None]
     nothing = jnp.zeros_like(wide)
     halves = [jnp.where(is_right, nothing, wide), jnp.where(is_right, wide, nothing)]
-    return jnp.concatenate(halves, axis=-1).reshape(-1, work.pairs, work.query_rows, 2 * LANES)
+    pairs = jnp.concatenate(halves, axis=-1).reshape(-1, work.queries, work.pairs, 2 * work.group, 2 * LANES)
+    return pairs.swapaxes(1, 2).reshape(-1, work.pairs, work.query_rows, 2 * LANES)
 
 
 def _paired_sinks(sinks: jax.Array, work: DecodePlan) -> jax.Array:
-    """The sinks as scores, in all lanes: `f32[Hq]` as `f32[pairs, 2G, 128]`."""
-    scores = jnp.pad(sinks_as_scores(sinks, work), (0, work.pairs * work.query_rows - sinks.shape[0]))
-    shape = (work.pairs, work.query_rows, 1)
-    return jnp.broadcast_to(scores.reshape(shape), (*shape[:2], LANES))
+    """The sinks as scores, in all lanes: `f32[Hq]` as `f32[pairs, 2GQ, 128]`."""
+    scores = jnp.pad(sinks_as_scores(sinks, work), (0, 2 * work.pairs * work.group - sinks.shape[0]))
+    rows = jnp.tile(scores.reshape(work.pairs, -1), (1, work.queries))[:, :, None]
+    return jnp.broadcast_to(rows, (*rows.shape[:2], LANES))
 
 
 def _unpaired(output: jax.Array, queries: jax.Array, work: DecodePlan) -> jax.Array:
-    """The kernel's output as `[B, Hq, Dv]`."""
-    num_queries, num_heads, _ = queries.shape
-    heads = output.reshape(work.steps * work.rows, work.pairs * work.query_rows, LANES)
+    """The kernel's output as `[B, Q, Hq, Dv]`."""
+    num_rows, num_queries, num_heads, _ = queries.shape
+    pairs = output.reshape(-1, work.pairs, num_queries, 2 * work.group, LANES).swapaxes(1, 2)
+    heads = pairs.reshape(-1, num_queries, 2 * work.pairs * work.group, LANES)
     first = value_column(work.layout)
-    return heads[:num_queries, :num_heads, first : first + work.layout.v_head_dim]
+    return heads[:num_rows, :, :num_heads, first : first + work.layout.v_head_dim]
 
 
 def value_column(layout: CacheLayout) -> int:

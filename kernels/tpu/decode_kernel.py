@@ -1,4 +1,4 @@
-"""The decode kernel: one query token a sequence, few enough bundles to be bound by HBM.
+"""The decode kernel: few query tokens a sequence, one or those of a draft, and few enough bundles to be bound by HBM.
 
 Blocks    A sequence's live tokens are cut into blocks; the blocks of all sequences of a grid step form one flat list. A
           block's pages are copied from HBM one by one, its bytes waited for once. The code is unrolled over the
@@ -9,7 +9,7 @@ Round     One stretch of code without branches. For each block: wait; scores of 
           the block ahead; softmax; weigh the values; write what the output would be if this were the last block. So the
           scalar work of the copies is issued beside the pushes into the matrix unit, which are what binds.
 Pairs     Keys of two heads, side by side, are the stationary operand `[tokens, 256]`, and so are values; the queries
-          are a block-diagonal matrix `[2G, 256]`. Scores then come out as full tiles `[2G, tokens]` of 8 sublanes
+          are a block-diagonal matrix `[2GQ, 256]`. Scores then come out as full tiles `[2G, tokens]` of 8 sublanes
           where G = 4, and matrix units of 256 columns are filled. Of the weighed values `[2G, 256]` each head keeps
           its own half.
 Softmax   In powers of two, in the units of `score_units`. The largest score of a row is found once in a
@@ -22,7 +22,7 @@ Short     Where no block that a round works with has more live tokens than a sma
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from ..layout import LANES
 from ..score_units import exponent_unit, scores_of
 from .decode_plan import DecodePlan
-from .decode_walk import Place, Ref, Work, first_place, live_range, next_place, start_block, wait_block
+from .decode_walk import Place, Ref, Work, first_place, next_place, read_range, start_block, wait_block
 from .words import combined_row, live_words, load_words, token_of
 
 __all__ = ["decode_kernel"]
@@ -53,8 +53,9 @@ def decode_kernel(plan: DecodePlan, *refs: Ref) -> None:
     work = Work(
         plan=plan,
         live=next(at),
+        q_lens=next(at) if plan.queries > 1 else None,
         first_page=next(at) if plan.windowed else None,
-        skipped=next(at) if plan.windowed else None,
+        in_chunk=next(at) if plan.chunk is not None else None,
         table=next(at),
         queries=next(at),
         sinks=next(at) if plan.has_sinks else None,
@@ -168,7 +169,7 @@ class Scored(NamedTuple):
     """What is known of a block before its values are added.
 
     Attributes:
-        scores: for each pair of heads `f32[2G, size]`.
+        scores: for each pair of heads `f32[2GQ, size]`.
         scales: `f32[2H, size]`: those of the tokens' keys and values, zero where dead; None: there are none.
     """
 
@@ -178,31 +179,54 @@ class Scored(NamedTuple):
 
 def score_block(work: Work, size: int, place: Place, buffer: int) -> Scored:
     """The scores of a block's first tokens, and their scales."""
-    first, end = live_range(work, place)
-
-    def live(rows: int) -> jax.Array:
-        place_in_row = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
-        token = token_of(place_in_row, size, work.plan.packing, work.plan.in_v3)
-        return token < end if work.skipped is None else (token < end) & (token >= first)
-
+    plan = work.plan
+    first, end = read_range(work, place, query_of_rows(plan))
+    is_read = are_tokens(work, plan.query_rows, size, across(first, size), across(end, size))
     scales = None
-    if work.plan.scaled:
+    if plan.scaled:
         turned = jnp.transpose(work.scale_buffers[buffer][:size])
-        scales = jnp.where(live(turned.shape[0]), turned, jnp.float32(0))
+        is_live = are_tokens(work, turned.shape[0], size, read_range(work, place, 0)[0], place.live)
+        scales = jnp.where(is_live, turned, jnp.float32(0))
     scored = []
-    for pair in range(work.plan.pairs):
+    for pair in range(plan.pairs):
         products = pair_products(work, size, buffer, place, pair)
         if scales is not None:
             products = products * pair_scales(work, scales, pair, 0)
-        scored.append(jnp.where(live(work.plan.query_rows), scores_of(products, work.plan), _MASKED))
+        scored.append(jnp.where(is_read, scores_of(products, plan), _MASKED))
     return Scored(scored, scales)
+
+
+def query_of_rows(plan: DecodePlan) -> Any:
+    """Which of its sequence's query tokens each query row of a pair is of: `i32[2GQ, 128]`; 0 where there is one."""
+    if plan.queries == 1:
+        return 0
+    row = lax.broadcasted_iota(jnp.int32, (plan.query_rows, LANES), 0)
+    query = jnp.zeros_like(row)
+    for begin in range(2 * plan.group, plan.query_rows, 2 * plan.group):
+        query = query + (row >= begin).astype(jnp.int32)
+    return query
+
+
+def across(rows: Any, size: int) -> Any:
+    """What is the same in 128 lanes for each row, in as many lanes as there are tokens; scalars as they are."""
+    if rows is None or rows.ndim == 0:
+        return rows
+    return jnp.concatenate([rows] * (size // LANES), axis=1)
+
+
+def are_tokens(work: Work, rows: int, size: int, first: Any, end: Any) -> jax.Array:
+    """Which places in rows of a block's tokens stand for tokens from the first to the end: `bool[rows, size]`."""
+    place = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
+    token = token_of(place, size, work.plan.packing, work.plan.in_v3)
+    are: jax.Array = token < end if first is None else (token < end) & (token >= first)
+    return are
 
 
 def add_block(work: Work, size: int, place: Place, buffer: int, scored: Scored) -> None:
     """Adds a block's values, weighed by its scores, and writes the output as it then is."""
-    first, end = live_range(work, place)
+    first, _ = read_range(work, place, 0)
     weights = [softmax(work, place, pair, scored) for pair in range(work.plan.pairs)]
-    live = live_words(None if work.skipped is None else first, end, size, work.plan.packing, work.plan.in_v3)
+    live = live_words(first, place.live, size, work.plan.packing, work.plan.in_v3)
     for pair, (fading, weight) in enumerate(weights):
         weigh(work, size, buffer, place, pair, fading, weight, live)
     for pair in range(work.plan.pairs):
@@ -210,7 +234,7 @@ def add_block(work: Work, size: int, place: Place, buffer: int, scored: Scored) 
 
 
 def pair_products(work: Work, size: int, buffer: int, place: Place, pair: int) -> jax.Array:
-    """The products of a pair's query heads with a block's keys: `f32[2G, size]`."""
+    """The products of a pair's query heads with a block's keys: `f32[2GQ, size]`."""
     keys = pair_keys(work, size, buffer, pair)
     return lax.dot_general(
         work.queries[place.row, pair], keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
@@ -218,9 +242,9 @@ def pair_products(work: Work, size: int, buffer: int, place: Place, pair: int) -
 
 
 def pair_scales(work: Work, scales: jax.Array, pair: int, part: int) -> jax.Array:
-    """The scales of a pair's keys (part 0) or values (part 1), a row for each query head: `f32[2G, size]`."""
+    """The scales of a pair's keys (part 0) or values (part 1), a row for each query head: `f32[2GQ, size]`."""
     group = (work.plan.group, scales.shape[1])
-    rows = [2 * head + part for head in pair_heads(work, pair)]
+    rows = [2 * head + part for head in pair_heads(work, pair)] * work.plan.queries
     return jnp.concatenate([jnp.broadcast_to(scales[row : row + 1], group) for row in rows], axis=0)
 
 
@@ -234,7 +258,7 @@ def softmax(work: Work, place: Place, pair: int, block: Scored) -> tuple[jax.Arr
         block: what is known of it.
 
     Returns:
-        What the sums up to here are multiplied by, `f32[2G, 128]`, and the weights, `[2G, size]`, times the scales of
+        What the sums up to here are multiplied by, `f32[2GQ, 128]`, and the weights, `[2GQ, size]`, times the scales of
         the values.
     """
     scored = block.scores[pair]
@@ -275,7 +299,8 @@ def write_output(work: Work, place: Place, pair: int) -> None:
     """Writes a pair's output as it is so far, each head's own half; the sequence's last block leaves what counts."""
     plan = work.plan
     weighed = work.weighed[pair]
-    upper = lax.broadcasted_iota(jnp.int32, (plan.query_rows, LANES), 0) >= plan.group
+    row = lax.broadcasted_iota(jnp.int32, (plan.query_rows, LANES), 0)
+    upper = row - 2 * plan.group * query_of_rows(plan) >= plan.group
     own = jnp.where(upper, weighed[:, LANES:], weighed[:, :LANES])
     mean = own * (plan.value_scale / jnp.sum(work.sums[pair], axis=1, keepdims=True))
     work.output[place.row, pair] = mean.astype(work.output.dtype)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from ..layout import LANES, CacheLayout
 from ..options import AttentionOptions
 from ..storage import ScaledPages, page_values
-from .block_sizes import DecodeBlocks, decode_blocks, device_kind, selects_16_bits
+from .block_sizes import DecodeBlocks, blocks_of_drafts, decode_blocks, device_kind, selects_16_bits
 from .prefill_geometry import fills_tiles
 
-__all__ = ["DecodePlan", "plan", "unsupported"]
+__all__ = ["DecodePlan", "most_queries", "plan", "unsupported", "unsupported_drafts"]
 
 _QUERY_BYTES = 2 * 2**20
 """VMEM for the queries of a grid step; the outputs take half as much, and both are there twice."""
@@ -23,6 +23,9 @@ _TABLE_WORDS = 40 * 2**10
 
 _STEP_ROWS = 256
 """Sequences of a grid step at most: so many hide what it costs to begin one."""
+
+_MOST_QUERY_ROWS = 128
+"""Query rows of a pair at most, where sequences have several query tokens: more don't stay in registers."""
 
 _TILE_ROWS = 8
 """Rows of a tile of VMEM."""
@@ -35,7 +38,8 @@ _KV_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 class DecodePlan:
     """The static numbers of a decode call; hashable.
 
-    A *pair* is two heads whose keys fill the matrix unit side by side. A *lane row* is one query head of a pair.
+    A *pair* is two heads whose keys fill the matrix unit side by side. Its query rows are ordered by query token, then
+    by KV head, then by query head.
 
     Attributes:
         layout: how the cache's slots are laid out.
@@ -45,13 +49,16 @@ class DecodePlan:
         page_size: slots of a page.
         pages_per_seq: pages in a row of the table.
         group: query heads of a KV head.
+        queries: query tokens that a sequence may have.
         steps: grid steps.
         rows: rows of a grid step: its sequences.
         blocks: tokens of a block, buffers, short blocks.
         score_scale: what products of stored queries and keys are multiplied by.
         value_scale: what stored values are multiplied by.
         soft_cap: of the scores, or None.
-        windowed: whether a sequence may be read from a later token than its first.
+        causal: whether a query reads keys up to its own position only.
+        window: keys that a query reads at most, up to its position; None: all.
+        chunk: the size of the chunks of which a query reads its own only; None: there are none.
         has_sinks: whether there are sinks.
         select: whether the device chooses between 16-bit numbers.
         emulated: whether the kernel is interpreted.
@@ -64,13 +71,16 @@ class DecodePlan:
     page_size: int
     pages_per_seq: int
     group: int
+    queries: int
     steps: int
     rows: int
     blocks: DecodeBlocks
     score_scale: float
     value_scale: float
     soft_cap: float | None
-    windowed: bool
+    causal: bool
+    window: int | None
+    chunk: int | None
     has_sinks: bool
     select: bool
     emulated: bool
@@ -82,8 +92,13 @@ class DecodePlan:
 
     @property
     def query_rows(self) -> int:
-        """Query heads of a pair."""
-        return 2 * self.group
+        """Query heads of a pair, those of all query tokens."""
+        return 2 * self.group * self.queries
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a sequence may be read from a later token than its first."""
+        return self.window is not None or self.chunk is not None
 
     @property
     def packing(self) -> int:
@@ -139,7 +154,7 @@ def _packing(kv_dtype: Any) -> int:
 
 def unsupported(
     options: AttentionOptions,
-    queries: jax.Array,  # [B, Hq, D]
+    queries: jax.Array,  # [..., Hq, D]
     kv_pages: Any,  # [P, page, *row], or ScaledPages of it
     page_table: jax.Array,  # i32[S, pages_per_seq]
 ) -> str | None:
@@ -147,7 +162,7 @@ def unsupported(
 
     Args:
         options: the options of the call.
-        queries: `[B, Hq, D]`, or anything with its shape and dtype.
+        queries: `[..., Hq, D]`, or anything with its shape and dtype.
         kv_pages: `[P, page, *row]`, or anything with its shape and dtype; or ScaledPages of that.
         page_table: `i32[S, pages_per_seq]`.
     """
@@ -170,8 +185,34 @@ def unsupported(
     return None
 
 
+def most_queries(q_heads: int, layout: CacheLayout) -> int:
+    """The query tokens that a sequence may have, where some have more than one; 1: none may. O(1)."""
+    heads = 2 * q_heads // layout.num_kv_heads
+    return next((queries for queries in (8, 4, 2) if queries * heads <= _MOST_QUERY_ROWS), 1)
+
+
+def unsupported_drafts(
+    options: AttentionOptions,
+    queries: jax.Array,  # [T, Hq, D]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+) -> str | None:
+    """Why sequences of a few queries go to the general kernel, or None when the decode kernel takes them. O(1).
+
+    Args:
+        options: the options of a call that is not `unsupported`.
+        queries: `[T, Hq, D]`, or anything with its shape.
+        page_table: `i32[S, pages_per_seq]`, or anything with its shape.
+    """
+    num_tokens, q_heads, _ = queries.shape
+    if num_tokens <= page_table.shape[0]:
+        return f"{num_tokens} tokens, no more than rows of the page table: most sequences have one"
+    if most_queries(q_heads, options.layout) == 1:
+        return f"{q_heads} query heads over {options.layout.num_kv_heads}: two tokens of a pair take too many rows"
+    return None
+
+
 def plan(
-    queries: jax.Array,  # [B, Hq, D]
+    queries: jax.Array,  # [B, Q, Hq, D]
     kv_pages: Any,  # [P, page, *row], or ScaledPages of it
     page_table: jax.Array,  # i32[S, pages_per_seq]
     options: AttentionOptions,
@@ -182,7 +223,7 @@ def plan(
     """The plan of a call that is not `unsupported`. O(1).
 
     Args:
-        queries: `[B, Hq, D]`.
+        queries: `[B, Q, Hq, D]`.
         kv_pages: `[P, page, *row]`, or ScaledPages of that.
         page_table: `i32[S, pages_per_seq]`.
         options: the options of the call.
@@ -192,14 +233,17 @@ def plan(
     """
     layout = options.layout
     page_size, pages_per_seq = page_values(kv_pages).shape[1], page_table.shape[1]
-    group = queries.shape[1] // layout.num_kv_heads
+    num_rows, num_queries, num_heads, _ = queries.shape
+    group = num_heads // layout.num_kv_heads
     if blocks is None:
         word_rows = layout.combined_rows // _packing(options.kv_dtype)
         kv_dtype = jnp.dtype(options.kv_dtype).name
         blocks = decode_blocks(device_kind(), kv_dtype, word_rows, layout.storage_head_dim, page_size)
-    row_bytes = -(-layout.num_kv_heads // 2) * -(-2 * group // 8) * 8 * 2 * LANES * 2
+        if num_queries > 1:
+            blocks = blocks_of_drafts(blocks, page_size)
+    row_bytes = -(-layout.num_kv_heads // 2) * -(-2 * group * num_queries // 8) * 8 * 2 * LANES * 2
     most = max(1, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq))
-    steps = -(-queries.shape[0] // most)
+    steps = -(-num_rows // most)
     return DecodePlan(
         layout=layout,
         dtype=jnp.dtype(queries.dtype),
@@ -208,13 +252,16 @@ def plan(
         page_size=page_size,
         pages_per_seq=pages_per_seq,
         group=group,
+        queries=num_queries,
         steps=steps,
-        rows=-(-queries.shape[0] // steps),
+        rows=-(-num_rows // steps),
         blocks=blocks,
         score_scale=options.score_scale,
         value_scale=options.value_scale,
         soft_cap=options.soft_cap,
-        windowed=options.window is not None or options.chunk is not None,
+        causal=options.causal,
+        window=options.window,
+        chunk=options.chunk,
         has_sinks=has_sinks,
         select=selects_16_bits(),
         emulated=emulated,

@@ -1,7 +1,7 @@
 """The walk of the decode kernel: which block of which sequence comes next, and how it comes into VMEM."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .decode_plan import DecodePlan
 
-__all__ = ["Place", "Ref", "Work", "first_place", "live_range", "next_place", "start_block", "wait_block"]
+__all__ = ["Place", "Ref", "Work", "first_place", "next_place", "read_range", "start_block", "wait_block"]
 
 Ref = Any
 
@@ -26,26 +26,28 @@ class Work(NamedTuple):
     Attributes:
         plan: the static numbers.
         live: `i32[steps * (rows + 1)]`: tokens of each sequence from the first page that is read on; 0: none.
+        q_lens: `i32[steps * (rows + 1)]`, or None: query tokens of each sequence; None: one.
         first_page: `i32[steps * (rows + 1)]`, or None: where in its row of the table a sequence is read from.
-        skipped: `i32[steps * (rows + 1)]`, or None: tokens of the first page that are masked.
+        in_chunk: `i32[steps * (rows + 1)]`, or None: how far into its chunk a sequence's first query stands.
         table: `i32[table_words]`: the page table's rows of this grid step.
-        queries: `[rows, pairs, 2G, 256]`.
-        sinks: `f32[pairs, 2G, 128]`, as scores (`score_units`), or None.
+        queries: `[rows, pairs, 2GQ, 256]`.
+        sinks: `f32[pairs, 2GQ, 128]`, as scores (`score_units`), or None.
         pages: the cache, in HBM.
         scales: its scales, `f32[P, page, 2H]`, in HBM, or None.
-        output: `[rows, pairs, 2G, 128]`.
+        output: `[rows, pairs, 2GQ, 128]`.
         buffers: of `[tokens, *slot]`.
         scale_buffers: of `f32[tokens, 2H]`; empty where there are no scales.
-        largest: `f32[pairs, 2G, 128]`: the largest score of a row so far, the same in all lanes.
-        sums: `f32[pairs, 2G, 128]`: sums of weights, one per lane.
-        weighed: `f32[pairs, 2G, 256]`: values, weighed and added.
+        largest: `f32[pairs, 2GQ, 128]`: the largest score of a row so far, the same in all lanes.
+        sums: `f32[pairs, 2GQ, 128]`: sums of weights, one per lane.
+        weighed: `f32[pairs, 2GQ, 256]`: values, weighed and added.
         arrived: a semaphore for each buffer.
     """
 
     plan: DecodePlan
     live: Ref
+    q_lens: Ref | None
     first_page: Ref | None
-    skipped: Ref | None
+    in_chunk: Ref | None
     table: Ref
     queries: Ref
     sinks: Ref | None
@@ -97,11 +99,30 @@ def sequence(work: Work, row: jax.Array) -> jax.Array:
     return pl.program_id(0) * (work.plan.rows + 1) + row
 
 
-def live_range(work: Work, place: Place) -> tuple[jax.Array, jax.Array]:
-    """The block's tokens that are read: from the first to the second, exclusive."""
-    if work.skipped is None:
-        return jnp.zeros_like(place.live), place.live
-    return jnp.where(place.block == 0, work.skipped[sequence(work, place.row)], 0), place.live
+def read_range(work: Work, place: Place, query: Any) -> tuple[Any, Any]:
+    """The tokens of a block that a query reads: from the first to the second, exclusive; None: from the block's first.
+
+    Args:
+        work: what to work with.
+        place: the block.
+        query: which of the sequence's queries, i32, a scalar or an array; for one past the last as the last.
+    """
+    plan, position = work.plan, place.live - 1
+    moved: Any = 0
+    if work.q_lens is not None:
+        last = work.q_lens[sequence(work, place.row)] - 1
+        moved = jnp.minimum(query, last)
+        position = position - last + moved
+    end = position + 1 if plan.causal else place.live
+    firsts = []
+    if plan.window is not None:
+        firsts.append(position - (plan.window - 1))
+    if work.in_chunk is not None and plan.chunk is not None:
+        of_first = work.in_chunk[sequence(work, place.row)]
+        firsts.append(position - moved - of_first)
+        for begun in range(plan.chunk, plan.chunk + plan.queries - 1, plan.chunk):  # it may stand in a later one
+            firsts.append(jnp.where(moved + of_first >= begun, position - moved - of_first + begun, firsts[-1]))
+    return (reduce(jnp.maximum, firsts) if firsts else None), end
 
 
 def start_block(work: Work, place: Place, buffer: int, size: int) -> None:

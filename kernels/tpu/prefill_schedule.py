@@ -89,18 +89,21 @@ def leading_decode_rows(
     cu_q_lens: jax.Array,  # i32[S + 1]
     num_seqs: jax.Array,  # i32[1]
     barred: jax.Array,  # bool[S]
+    most_queries: int = 1,
 ) -> jax.Array:
-    """How many sequences, from the first on, have one query each and are not barred: `i32[]`. O(S).
+    """How many sequences, from the first on, have few queries each and are not barred: `i32[]`. O(S).
 
     Args:
         cu_q_lens: `i32[S + 1]`: where each sequence's queries begin.
         num_seqs: `i32[1]`: sequences that there are.
         barred: `bool[S]`: sequences that the decode kernel can't do.
+        most_queries: the queries that a sequence may have; it must have one.
     """
     sequence = jnp.arange(cu_q_lens.shape[0] - 1, dtype=jnp.int32)
-    single = (cu_q_lens[1:] - cu_q_lens[:-1] == 1) & (cu_q_lens[:-1] == sequence)
-    single &= (sequence < num_seqs[0]) & ~barred
-    return jnp.sum(jnp.cumprod(single.astype(jnp.int32)), dtype=jnp.int32)
+    q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    few = (q_lens >= 1) & (q_lens <= most_queries) & (cu_q_lens[0] == 0)
+    few &= (sequence < num_seqs[0]) & ~barred
+    return jnp.sum(jnp.cumprod(few.astype(jnp.int32)), dtype=jnp.int32)
 
 
 def make_schedule(

@@ -82,27 +82,31 @@ KEY_NUMBERS = 2 * NUM_KV_HEADS * HEAD_DIM
 KEY_BYTES = KEY_NUMBERS * 2
 
 
-def compile_decode(device: str, page: int, kv_dtype: Any = DTYPE, scaled: bool = False, **options_: Any) -> Turn:
-    """Our decode kernel."""
+def compile_decode(
+    device: str, page: int, kv_dtype: Any = DTYPE, scaled: bool = False, num_queries: int = 1, **options_: Any
+) -> Turn:
+    """Our decode kernel; with several queries a sequence, its form for drafts."""
     options = _options(kv_dtype, **options_)
     pages = _pages(page, options)
     if scaled:
         scales: Any = aot.shape((NUM_PAGES, page, 2 * NUM_KV_HEADS), jnp.float32)
         pages = ScaledPages(pages, scales)
     kv_lens, table, _, count = _lengths(NUM_SEQS, page)
-    queries: Any = aot.shape((NUM_SEQS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
+    queries: Any = aot.shape((NUM_SEQS, num_queries, NUM_Q_HEADS, HEAD_DIM), DTYPE)
+    q_lens = [aot.shape((NUM_SEQS,), I32)] if num_queries > 1 else []
     plans = []
 
-    def call(q: jax.Array, kv_pages: Any, *lengths: jax.Array) -> jax.Array:
+    def call(q: jax.Array, kv_pages: Any, lens: Any, table: Any, count: Any, *of_queries: Any) -> jax.Array:
         plans.append(decode_plan.plan(queries, pages, table, options, False, False))
         run: Callable[..., jax.Array] = decode.decode
-        return run(q, kv_pages, *lengths, None, options=options)
+        return run(q, kv_pages, lens, table, count, None, *of_queries, options=options)
 
-    aot.compile_for(device, call, queries, pages, kv_lens, table, count)
+    aot.compile_for(device, call, queries, pages, kv_lens, table, count, *q_lens)
     plan = plans[0]
     sizes = [plan.blocks.buffers * tokens for tokens in (*plan.blocks.short, plan.tokens)]
     key_bytes = KEY_NUMBERS * plan.kv_dtype.itemsize + (4 * 2 * NUM_KV_HEADS if scaled else 0)
-    return Turn("paged_decode", sizes[-1], 1, key_bytes, plan.pages_per_block, short_keys=sizes[0])
+    name = "paged_decode" if num_queries == 1 else "paged_decode_drafts"
+    return Turn(name, sizes[-1], 1, key_bytes, plan.pages_per_block, short_keys=sizes[0])
 
 
 def compile_prefill(device: str, page: int) -> Turn:
@@ -179,6 +183,7 @@ KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode-v2": partial(compile_decode, version="v2"),
     "decode-v2-e4m3": partial(compile_decode, version="v2", kv_dtype=jnp.float8_e4m3fn),
     "decode-window-cap": partial(compile_decode, window=1024, soft_cap=30.0),
+    "decode-drafts": partial(compile_decode, num_queries=8),
     "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
     "prefill": compile_prefill,
     "prefill-jax": partial(compile_jax, num_tokens=PREFILL_TOKENS),

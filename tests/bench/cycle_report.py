@@ -34,6 +34,7 @@ KERNELS = (
     "decode-v2",
     "decode-v2-e4m3",
     "decode-window-cap",
+    "decode-drafts",
     "decode-jax",
     "prefill",
     "prefill-jax",

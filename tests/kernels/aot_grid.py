@@ -85,9 +85,14 @@ class Choice:
 
     @property
     def kernels(self) -> int:
-        """How many kernels it takes: the update's, the one for decoding and the general one, each where it fits."""
+        """How many kernels it takes: the update's, those for decoding and the general one, each where it fits."""
         decodes = self.dtypes != "float32" and self.head_dim <= 128
-        return int(self.fills_tiles) * (1 + int(self.fused) + int(decodes))
+        return int(self.fills_tiles) * (1 + int(self.fused) + int(decodes) * (1 + int(self.drafts)))
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there are more tokens than sequences, so that one of several tokens may decode."""
+        return self.fused
 
     @property
     def falls(self) -> tuple[str, ...]:
@@ -213,8 +218,8 @@ def _row(version: str, heads: int, head_dim: int, dtype: Any) -> tuple[int, ...]
     return (-(-heads * (1 if head_dim == 64 else 2) // packing), packing, width)
 
 
-def _lengths(pages_per_seq: int = PAGES_PER_SEQ) -> tuple[Any, ...]:
-    return tuple(aot.shape(shape, I32) for shape in ((NUM_SEQS,), (NUM_SEQS, pages_per_seq), (NUM_SEQS + 1,), (1,)))
+def _lengths(pages_per_seq: int = PAGES_PER_SEQ, num_seqs: int = NUM_TOKENS) -> tuple[Any, ...]:
+    return tuple(aot.shape(shape, I32) for shape in ((num_seqs,), (num_seqs, pages_per_seq), (num_seqs + 1,), (1,)))
 
 
 def attention(choice: Choice, full: bool = False) -> Program:
@@ -247,7 +252,7 @@ def attention(choice: Choice, full: bool = False) -> Program:
         str(choice),
         choice.generation,
         function,
-        (queries, *new, pages, *_lengths(pages_per_seq), *sinks),
+        (queries, *new, pages, *_lengths(pages_per_seq, NUM_SEQS if choice.drafts else num_tokens), *sinks),
         3 if choice.fused else None,
         choice.kernels,
         choice.falls,

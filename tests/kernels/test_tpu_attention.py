@@ -77,8 +77,17 @@ def kernels() -> Interpreted:
         ((1, 1, 1), (33, 1, 180)),
         ((0, 1, 5), (16, 40, 5)),
         ((1, 0), (0, 0)),
+        ((2, 1, 8, 0, 3, 1), (20, 31, 150, 10, 4, 64)),
+        ((3, 5, 8, 1), (33, 5, 180, 70)),
     ],
-    ids=["both kernels", "decoding only", "the general kernel only", "nothing to read"],
+    ids=[
+        "both kernels",
+        "decoding only",
+        "the general kernel only",
+        "nothing to read",
+        "drafts and others",
+        "drafts only",
+    ],
 )
 def test_each_sequence_is_attended_to_once(
     kernels: Interpreted, monkeypatch: pytest.MonkeyPatch, q_lens: tuple[int, ...], kv_lens: tuple[int, ...]
@@ -115,13 +124,14 @@ def test_xla_attends_to_what_does_not_decode_over_scaled_pages(monkeypatch: pyte
             assert_close(outcome.output, dense_attention(batch))
 
 
-@given(q_lens=st.lists(st.integers(0, 2), max_size=6))
-def test_sequences_that_decode(q_lens: list[int]) -> None:
-    """ATT-4: the leading sequences with one query, up to one that is barred; none past the last sequence."""
+@given(q_lens=st.lists(st.integers(0, 3), max_size=6), most=st.integers(1, 2))
+def test_sequences_that_decode(q_lens: list[int], most: int) -> None:
+    """ATT-4: the leading sequences with few queries, up to one that is barred; none past the last sequence."""
     starts = np.cumsum([0, *q_lens, *[1] * (6 - len(q_lens))], dtype=np.int32)
     barred = np.arange(6) == 4
-    decoded = count_decode_rows(starts, np.array([len(q_lens)], np.int32), barred)
-    assert int(decoded) == next((i for i, q_len in enumerate(q_lens) if q_len != 1 or barred[i]), len(q_lens))
+    decoded = count_decode_rows(starts, np.array([len(q_lens)], np.int32), barred, most)
+    others = (i for i, q_len in enumerate(q_lens) if not 1 <= q_len <= most or barred[i])
+    assert int(decoded) == next(others, len(q_lens))
 
 
 @pytest.mark.parametrize(("num_tokens", "table"), [(0, (3, 4)), (5, (0, 4)), (5, (3, 0))])

@@ -42,11 +42,12 @@ def batch_of(
     kv_dtype: Any = HALF,
     scaled: bool = False,
     version: str = "v3",
+    q_lens: Sequence[int] | None = None,
 ) -> Batch:
-    """One query token a sequence, in pages of fixed number, so that lengths share a compiled kernel."""
+    """One query token a sequence or as many as named, in pages of fixed number: lengths share a compiled kernel."""
     return make_batch(
         np.random.default_rng(sum(lens)),
-        [1] * len(lens),
+        [1] * len(lens) if q_lens is None else q_lens,
         lens,
         num_q_heads=q_heads,
         num_kv_heads=kv_heads,
@@ -80,8 +81,10 @@ class Kernel:
         kv_dtype: Any = HALF,
         scaled: bool = False,
         version: str = "v3",
+        queries: int = 1,
     ) -> None:
         kv_dtype = jnp.dtype(kv_dtype)
+        self.queries = queries
         self.shape = (q_heads, kv_heads, dim, page, mask, kv_dtype, scaled, version)
         self.scales: dict[str, Any] = {"scale": 0.7 * dim**-0.5, "v_scale": value_scale, "soft_cap": soft_cap}
         self.sinks = np.linspace(-3, 4, q_heads, dtype=np.float32) if sinks else None
@@ -89,6 +92,7 @@ class Kernel:
             layout=CacheLayout(version, kv_heads, dim, dim, 4 // kv_dtype.itemsize if version == "v3" else 1),
             kv_dtype=kv_dtype,
             score_scale=self.scales["scale"],
+            causal=mask.causal,
             window=mask.window,
             chunk=mask.chunk,
             soft_cap=soft_cap,
@@ -96,38 +100,46 @@ class Kernel:
         )
 
         def make(interpret: pltpu.InterpretParams) -> Callable[..., Any]:
-            def run(queries: Any, pages: Any, lens: Any, table: Any, num_rows: Any) -> Any:
+            def run(queries: Any, pages: Any, lens: Any, table: Any, num_rows: Any, q_lens: Any) -> Any:
                 sinks = None if self.sinks is None else jnp.asarray(self.sinks)
-                return decode(
-                    queries, pages, lens, table, num_rows, sinks, options=options, interpret=interpret, blocks=blocks
-                )
+                batch = (queries, pages, lens, table, num_rows, sinks, q_lens if self.queries > 1 else None)
+                return decode(*batch, options=options, interpret=interpret, blocks=blocks)
 
             return run
 
         self.run = Interpreted(make)
 
-    def arguments(self, lens: Sequence[int], num_rows: int | None = None) -> tuple[Batch, Arrays]:
-        """A batch, and the kernel's arguments; rows that aren't decoded hold garbage."""
-        batch = batch_of(lens, *self.shape)
+    def arguments(
+        self, lens: Sequence[int], num_rows: int | None = None, q_lens: Sequence[int] | None = None
+    ) -> tuple[Batch, Arrays]:
+        """A batch, and the kernel's arguments; rows that aren't decoded hold garbage, and so do missing queries."""
+        batch = batch_of(lens, *self.shape, q_lens)
         rows = len(lens) if num_rows is None else num_rows
-        queries, kv_lens = batch.queries.copy(), batch.kv_lens.copy()
+        queries = np.full((len(lens), self.queries, *batch.queries.shape[1:]), np.nan, HALF)
+        kv_lens, counts = batch.kv_lens.copy(), np.diff(batch.cu_q_lens)
+        for row, (begin, count) in enumerate(zip(batch.cu_q_lens, counts, strict=False)):
+            queries[row, :count] = batch.queries[begin : begin + count]
         queries[rows:] = np.nan
-        kv_lens[rows:] = 10**9
+        kv_lens[rows:], counts[rows:] = 10**9, 10**9
         table = batch.page_table.copy()
         table[rows:] = -7
         pages: Any = batch.kv_pages
         if batch.scales is not None:
             pages = ScaledPages(pages, jnp.asarray(batch.scales))
-        return batch, (queries, pages, kv_lens, table, np.array([rows], np.int32))
+        return batch, (queries, pages, kv_lens, table, np.array([rows], np.int32), counts)
 
-    def check(self, lens: Sequence[int], num_rows: int | None = None) -> None:
+    def check(self, lens: Sequence[int], num_rows: int | None = None, q_lens: Sequence[int] | None = None) -> None:
         """Both modes are clean and within ATT-6; rows that aren't decoded are zero."""
-        batch, arguments = self.arguments(lens, num_rows)
+        batch, arguments = self.arguments(lens, num_rows, q_lens)
         expected, largest = dense_attention(batch, sinks=self.sinks, **self.scales)
-        expected[len(lens) if num_rows is None else num_rows :] = 0
+        rows = len(lens) if num_rows is None else num_rows
+        expected[batch.cu_q_lens[rows] :] = 0
         for mode, outcome in self.run(*arguments).items():
             assert outcome.clean, (mode, outcome.races, outcome.left_over)
-            assert_close(outcome.output, (expected, largest))
+            counts = np.diff(batch.cu_q_lens)
+            found = np.concatenate([row[:count] for row, count in zip(outcome.output, counts, strict=True)])
+            assert_close(found, (expected, largest))
+            assert not outcome.output[rows:].any()
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +197,20 @@ def test_v2_in_an_order_of_its_own(kv_dtype: Any, heads: tuple[int, int], dim: i
     """ATT-1, CACHE-2: tokens whose words are merged stand far apart; masks follow them."""
     kernel = Kernel(*heads, dim, 32, mask=mask, kv_dtype=kv_dtype, version="v2", blocks=TWO_SIZES)
     kernel.check((0, 1, 129, 151, 333, 64))
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "mask", "options"),
+    [
+        ((8, 2), 8, Mask(window=150), {"sinks": True, "soft_cap": 3.0}),
+        ((6, 3), 3, Mask(causal=False, window=140, chunk=3), {"kv_dtype": jnp.int8, "scaled": True}),
+    ],
+    ids=["window", "chunks shorter than a draft"],
+)
+def test_drafts(heads: tuple[int, int], queries: int, mask: Mask, options: dict[str, Any]) -> None:
+    """ATT-1, 3: several query tokens a sequence, each with its own mask; as many as there may be, or fewer."""
+    kernel = Kernel(*heads, 128, 32, mask=mask, queries=queries, blocks=TWO_SIZES, **options)
+    kernel.check((queries, 32, 129, 151, 333, 0), 5, [queries, 1, 2, queries, queries - 1, 0])
 
 
 @pytest.mark.parametrize(
@@ -316,7 +342,7 @@ def test_a_batch_of_1024_sequences_compiles() -> None:
     options = AttentionOptions(layout=layout, kv_dtype=HALF, score_scale=0.1)
 
     def run(queries: Any, pages: Any, lens: Any, table: Any, num_rows: Any) -> jax.Array:
-        return decode(queries, pages, lens, table, num_rows, None, options=options, blocks=SMALL)
+        return decode(queries[:, None], pages, lens, table, num_rows, None, options=options, blocks=SMALL)
 
     compiled = aot.compile_for(
         "v5e",

@@ -309,7 +309,9 @@ def test_a_whole_step_is_explained() -> None:
         told = explain(step, pages, rows, shape((256, width), jnp.int32), platform="tpu")
         return [(said.kernel, said.reason or "") for said in told]
 
-    assert reasons(64) == [("kv_update", ""), ("ragged_attention", ""), ("paged_decode", "")]
+    drafts = "6 tokens, no more than rows of the page table: most sequences have one"
+    kernels = [("kv_update", ""), ("ragged_attention", ""), ("paged_decode", ""), ("paged_decode_drafts", drafts)]
+    assert reasons(64) == kernels
     update, attention = reasons(1024)
     assert update == ("kv_update", "")
     assert attention[0] == "ragged_attention"
