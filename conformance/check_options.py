@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvproof.spec.clauses import CLAUSES
+from kvproof.spec.clauses import CLAUSES, SOUND
 
 from .capabilities import CAPABILITIES
-from .levels import LEVELS, Level
+from .levels import CHECK_LEVELS, LEVELS, Level
 from .machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, ON_REQUEST, Machine
 from .profiles import PROFILES
 from .runner import Search, machines_for
@@ -79,9 +79,9 @@ def add_options(check: argparse.ArgumentParser) -> None:
     add("--backend", default="kvproof.fast", metavar="M[:A]", help="module, or object in it (default %(default)s)")
     add(
         "--level",
-        choices=LEVELS,
+        choices=CHECK_LEVELS,
         default=LEVELS[0],
-        help="exact: as the specification does it; safe: any eviction order",
+        help="exact: as the specification does it; safe: any eviction order; sound: safe, and no bad input",
     )
     add("--without", metavar="A,B", help=f"what the backend is said to lack: {', '.join(CAPABILITIES)}")
     add("--clauses", metavar="L,L", help="look at these clauses only, such as POOL-3,R1")
@@ -122,7 +122,11 @@ def read_options(given: argparse.Namespace) -> Options:
     """
     usual = list(EXHAUSTIVE if given.exhaustive else MACHINES)
     every = usual if given.machines is None or given.exhaustive else [*usual, *ON_REQUEST]
-    checked = [clause for clause in CLAUSES if machines_for([clause], usual, given.level)]
+    checked = [
+        label
+        for label, clause in CLAUSES.items()
+        if machines_for([label], usual, given.level) and (given.level != "sound" or clause.kind in SOUND)
+    ]
     clauses = _chosen("--clauses", given.clauses, list(CLAUSES)) if given.clauses is not None else checked
     names = _chosen("--machines", given.machines, every)
     without = _chosen("--without", given.without, list(CAPABILITIES)) if given.without is not None else []

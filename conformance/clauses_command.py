@@ -25,6 +25,7 @@ def clause_list() -> list[dict[str, Any]]:
     return [
         {
             "clause": label,
+            "class": clause.kind,
             "sentence": clause.sentence,
             "implemented": written[label],
             "checked": [
@@ -72,7 +73,7 @@ def run_clauses(arguments: argparse.Namespace) -> int:
 
 def _print(clauses: list[dict[str, Any]], console: Console) -> None:
     for clause in clauses:
-        console.print(f"[bold]{clause['clause']}[/]", highlight=False)
+        console.print(f"[bold]{clause['clause']}[/] ({clause['class']})", highlight=False)
         console.print(f"  {clause['sentence']}", markup=False, highlight=False)
         for title in ("implemented", "checked"):
             names = clause[title] or ["nowhere"]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .levels import CHECK_LEVELS
+
 if TYPE_CHECKING:
     from .pytest_run import Run
 
@@ -48,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options."""
     add = parser.getgroup("kvproof", "kvproof: a paged KV cache held against its specification").addoption
     add("--kvproof-backend", metavar="M[:A]", default="kvproof.fast", help="module, or object in it (kvproof.fast)")
-    add("--kvproof-level", choices=("exact", "safe"), default="exact", help="how strict (exact)")
+    add("--kvproof-level", choices=CHECK_LEVELS, default="exact", help="how strict (exact)")
     add("--kvproof-profile", choices=("quick", "default"), default="default", help="how long (default)")
     add("--kvproof-without", metavar="A,B", default="", help="capabilities that the backend lacks")
     add("--kvproof-seed", metavar="S", type=_seed, default=0, help="which draws (0: the same in every run)")

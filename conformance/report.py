@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvproof.spec.clauses import CLAUSES
+from kvproof.spec.clauses import CLASSES, CLAUSES
 
 from .deviation import Deviation
 from .terminal import visible
@@ -62,7 +62,11 @@ def print_report(report: Report, console: Console, xfails: Xfails) -> None:
     table.add_column("steps", justify="right", no_wrap=True, min_width=6)
     table.add_column("verdict", no_wrap=True, min_width=max(map(len, _STYLES)))
     counts = dict.fromkeys(_STYLES, 0)
-    for clause in report.clauses:
+    kind = ""
+    for clause in sorted(report.clauses, key=_weight):
+        if CLAUSES[clause].kind != kind:
+            kind = CLAUSES[clause].kind
+            table.add_row("", f"[bold]{kind}[/]", "", "")
         verdict: str = report.verdict(clause)
         if xfails.expected(report, clause) is not None:
             verdict = "expected"
@@ -74,9 +78,9 @@ def print_report(report: Report, console: Console, xfails: Xfails) -> None:
             f"[{_STYLES[verdict]}]{verdict}[/]",
         )
     console.print(table)
-    for machine in report.machines:
-        for found in machine.deviations:
-            print_deviation(found, machine.name, console, xfails)
+    deviations = [(found, machine.name) for machine in report.machines for found in machine.deviations]
+    for found, name in sorted(deviations, key=lambda pair: _weight(pair[0].clause)):
+        print_deviation(found, name, console, xfails)
     for machine in report.machines:
         if machine.unrepeated:
             line = f"not deterministic, seen by machine {machine.name}: {machine.unrepeated}"
@@ -86,6 +90,11 @@ def print_report(report: Report, console: Console, xfails: Xfails) -> None:
     named = {"expected": "expected to deviate"}
     told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
     console.print(f"\n{len(report.clauses)} clauses: {', '.join(told)}", markup=False, highlight=False)
+
+
+def _weight(label: str) -> int:
+    """The place of a clause in a report: what is about content and ownership comes first."""
+    return list(CLASSES).index(CLAUSES[label].kind)
 
 
 def print_deviation(found: Deviation, machine: str, console: Console, xfails: Xfails) -> None:

@@ -46,6 +46,7 @@ def as_json(report: Report, xfails: Xfails) -> dict[str, Any]:
         clauses.append(
             {
                 "clause": clause,
+                "class": CLAUSES[clause].kind,
                 "sentence": CLAUSES[clause].sentence,
                 "steps": report.tried(clause),
                 "verdict": report.verdict(clause),

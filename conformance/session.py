@@ -34,7 +34,8 @@ class Session:
         clauses: the labels of the clauses that are compared. An example that deviates by another clause ends
             there without a verdict, since what follows would compare unlike states.
         effort: how many times as long as by default the machine runs.
-        level: how strict the comparison is.
+        level: how strict the comparison is, ``exact`` or ``safe``.
+        gives_bad_input: whether calls are made that have to be refused.
         known: the labels of clauses that the backend is known to break. What they refuse is not called: the backend
             would not refuse it, and nothing could be compared any more.
         watch: stops steps that take too long; None for steps that take as long as they like.
@@ -71,7 +72,8 @@ class Session:
         repeats: bool = False,
     ) -> None:
         self.backend = backend
-        self.level = level
+        self.level: Level = "safe" if level == "sound" else level
+        self.gives_bad_input = level != "sound"
         self.known = frozenset(known)
         self.watch = watch or Watch()
         self.clauses = frozenset(clauses)
@@ -95,12 +97,13 @@ class Session:
 
     def again(self, backend: Backend) -> "Session":
         """A session in which steps of this one can be taken again, on the same backend by another `Backend`."""
-        more = self.effort, self.level, self.known, self.kept
+        level: Level = self.level if self.gives_bad_input else "sound"
+        more = self.effort, level, self.known, self.kept
         return Session(backend, self.clauses, *more, watch=self.watch, repeats=True)
 
     def refuses(self, clause: str) -> bool:
         """Whether a call is made that a clause refuses: not if nothing of what comes of it is looked at."""
-        return clause not in self.known and not self.clauses.isdisjoint({clause, "R1"})
+        return self.gives_bad_input and clause not in self.known and not self.clauses.isdisjoint({clause, "R1"})
 
     @property
     def shortest(self) -> Deviation | None:

@@ -8,7 +8,20 @@ that a refused call raises (``... [POOL-5]``) and in the verdict that a failing 
 import re
 from dataclasses import dataclass
 
-__all__ = ["CLAUSES", "Clause", "clause_of_message"]
+__all__ = ["CLASSES", "CLAUSES", "SOUND", "Clause", "clause_of_message"]
+
+CLASSES = {
+    "content": "what is read is right: hits, pages, tables, attention, answers",
+    "ownership": "who holds which page, and that nobody who does loses it or waits for ever",
+    "accounting": "the numbers add up: usage, counts, events, sizes; what was served is found again",
+    "order": "which page is evicted first, and which is handed out next",
+    "refusals": "bad input is refused, before anything changes",
+    "interface": "how a call behaves where another choice would do as well: copies, programs, texts",
+}
+"""What clauses are about, by the class's name; the most important class comes first."""
+
+SOUND = ("content", "ownership", "accounting")
+"""The classes of what a caller who makes no mistakes can notice."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,11 @@ class Clause:
 
     label: str
     sentence: str
+
+    @property
+    def kind(self) -> str:
+        """What the clause is mainly about, one of `CLASSES`."""
+        return _KINDS.get(self.label) or _KINDS_OF_FAMILIES[self.label.rstrip("0123456789").rstrip("-")]
 
 
 _SENTENCES = {
@@ -234,6 +252,26 @@ _SENTENCES = {
     "SEC-4": "Request ids are hostile text: any text is an id, and none has a special meaning. Messages show it "
     "by repr, so that no control character leaves them; elsewhere it is escaped, or written as a literal.",
 }
+
+_KINDS_OF_FAMILIES = {
+    **dict.fromkeys(("HASH", "TAB", "CACHE", "ATT", "ENG"), "content"),
+    **dict.fromkeys(("R", "POOL", "PIN", "MAN", "SWAP", "FLY"), "ownership"),
+    **dict.fromkeys(("HIT",), "accounting"),
+    **dict.fromkeys(("EVICT", "RET"), "order"),
+    **dict.fromkeys(("SEC",), "interface"),
+}
+"""What most clauses of a family are about."""
+
+_KINDS = {
+    **dict.fromkeys(("R2", "POOL-7", "POOL-8", "MAN-1", "MAN-3", "MAN-4", "MAN-6", "MAN-7", "MAN-9"), "content"),
+    **dict.fromkeys(("MAN-13", "MAN-14", "MAN-15", "MAN-16", "SWAP-2"), "content"),
+    **dict.fromkeys(("ENG-2", "ENG-9", "ENG-12"), "ownership"),
+    **dict.fromkeys(("POOL-9", "POOL-10", "MAN-10", "MAN-12", "TAB-8", "CACHE-1"), "accounting"),
+    **dict.fromkeys(("POOL-3", "POOL-13", "PIN-2", "MAN-5"), "order"),
+    **dict.fromkeys(("R1", "POOL-4", "TAB-2", "SEC-4"), "refusals"),
+    **dict.fromkeys(("MAN-11", "TAB-3", "TAB-5", "TAB-6"), "interface"),
+}
+"""What the other clauses are about."""
 
 CLAUSES: dict[str, Clause] = {label: Clause(label, sentence) for label, sentence in _SENTENCES.items()}
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from kvproof.spec.reading.arguments import refusal, shown
 
 from .checkpoint_config import read_config
+from .checkpoint_gguf import load_gguf
 from .config import ModelConfig
 from .model import Params, param_shapes
 
@@ -66,7 +67,7 @@ def load_checkpoint(folder: str | Path, dtype: str | None = None) -> tuple[Model
 
     Args:
         folder: where ``config.json`` lies, and ``model.safetensors`` or ``model.safetensors.index.json`` with the files
-            that it lists.
+            that it lists; or a file in GGUF, see `load_gguf`.
         dtype: of the weights and activations: float32, bfloat16 or float16; None: as the config says, and float32
             where it says nothing.
 
@@ -74,7 +75,7 @@ def load_checkpoint(folder: str | Path, dtype: str | None = None) -> tuple[Model
         The config, and the weights in the shapes of `param_shapes`.
 
     Raises:
-        ImportError: ``safetensors`` is not installed.
+        ImportError: ``safetensors``, or for a file ``gguf``, is not installed.
         TypeError: ``folder`` is no path [R1].
         ValueError: a file is missing, too large or damaged; the config has a field that the model doesn't support, or
             lacks one; a tensor is missing, unexpected, of a wrong shape or a dtype that is no weight's. The message
@@ -83,6 +84,8 @@ def load_checkpoint(folder: str | Path, dtype: str | None = None) -> tuple[Model
     if not isinstance(folder, str | Path):
         raise refusal(TypeError, "R1", f"folder={shown(folder)} must be a path")
     path = Path(folder)
+    if path.is_file():
+        return load_gguf(path, dtype)
     config = read_config(_json(path, "config.json"), dtype)
     try:
         import safetensors

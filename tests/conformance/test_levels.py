@@ -1,0 +1,65 @@
+"""The classes of clauses, and level sound: what a caller who makes no mistakes can notice."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvproof import fast
+from kvproof.conformance.backends import Backend
+from kvproof.conformance.catalogue.patching import with_pool
+from kvproof.conformance.cli import main
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.runner import machines_for, run_machine
+from kvproof.spec.clauses import CLASSES, CLAUSES, SOUND
+
+SOUND_CLAUSES = [label for label, clause in CLAUSES.items() if clause.kind in SOUND]
+
+
+def test_every_clause_has_a_class() -> None:
+    kinds = {label: clause.kind for label, clause in CLAUSES.items()}
+    assert set(kinds.values()) == CLASSES.keys()
+    assert (kinds["R1"], kinds["R2"], kinds["POOL-3"], kinds["ATT-1"]) == ("refusals", "content", "order", "content")
+    assert list(CLASSES)[:3] == list(SOUND)
+
+
+def lenient() -> Backend:
+    """A pool that hands out pages in reverse and takes a page that is freed twice: sound for who does not do so."""
+
+    def get_new_pages(self, num_pages):  # type: ignore[no-untyped-def]
+        return list(fast.PagePool.get_new_pages(self, num_pages))
+
+    def free_pages(self, ordered_pages):  # type: ignore[no-untyped-def]
+        given = list(ordered_pages)
+        try:
+            fast.PagePool.free_pages(self, given[::-1])
+        except ValueError:
+            return
+
+    return Backend("lenient", with_pool(fast, get_new_pages=get_new_pages, free_pages=free_pages))
+
+
+def test_bad_input_is_not_given_at_level_sound() -> None:
+    machine = MACHINES["safe-pool"]
+    strict = run_machine(machine, lenient(), 1, shrink_seconds=0, level="safe", examples=10)
+    assert {found.clause for found in strict.deviations} & {"R1", "POOL-5"}
+    sound = run_machine(machine, lenient(), 1, clauses=SOUND_CLAUSES, shrink_seconds=0, level="sound", examples=10)
+    assert sound.deviations == []
+    assert sound.steps > 100
+
+
+def test_machines_of_level_safe_run_at_level_sound() -> None:
+    assert machines_for(CLAUSES, level="sound") == machines_for(CLAUSES, level="safe")
+
+
+def test_the_report_leads_with_content_and_ownership(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "report.json"
+    options = ["--machines", "safe-pool,table", "--seed", "1", "--examples", "8", "--jobs", "1", "--step-timeout", "0"]
+    assert main(["check", "--level", "sound", *options, "--json", str(file)]) == 0
+    said = capsys.readouterr().out
+    report = json.loads(file.read_text())
+    assert report["level"] == "sound"
+    assert {entry["class"] for entry in report["clauses"]} == set(SOUND)
+    places = [said.index(f"\n{label} ") for label in ("R2", "TAB-7", "POOL-2", "POOL-10")]
+    assert places == sorted(places)
+    assert not any(f"\n{label} " in said for label in ("R1", "POOL-3", "TAB-2"))
