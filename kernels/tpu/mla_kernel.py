@@ -26,6 +26,7 @@ from .mla_work import (
     wait_pages,
     wait_queries,
 )
+from .words import live_words, masked_rows
 
 __all__ = ["LANES", "kernel"]
 
@@ -86,7 +87,10 @@ def common_dtype(refs: Refs) -> Any:
 
 
 def clear_dead_rows(item: Item, refs: Refs, blocks: Blocks) -> None:
-    """Zeroes the keys of a block that no query of the job reads, or that aren't there; most blocks have none."""
+    """Zeroes the values of keys that no query of the job reads, or that aren't there; most blocks have none.
+
+    Their scores are masked, whatever they are, and so their rotary parts stay.
+    """
     begin = item.kv_block * blocks.keys
     first, end = item.job.first - begin, item.job.end - begin
     holes = refs.span[2] != 0
@@ -94,10 +98,11 @@ def clear_dead_rows(item: Item, refs: Refs, blocks: Blocks) -> None:
     @pl.when(jnp.logical_or(holes, jnp.logical_or(first > 0, end < blocks.keys)))
     def _clear() -> None:
         pages = refs.kv_buffers.at[item.buffer]
-        key = key_iota((blocks.pages, blocks.page, pages.shape[2]), blocks)
-        live = jnp.logical_and(key >= first, key < end)
-        # The selection is made in float32: a narrower mask does not exist on every generation.
-        pages[...] = jnp.where(live, pages[...].astype(jnp.float32), 0.0).astype(pages.dtype)
+        live = live_words(first, end, blocks.keys, 4 // pages.dtype.itemsize, in_v3=True)
+        for column in range(0, blocks.latent, LANES):
+            part = pages.at[:, :, pl.ds(column, LANES)]
+            rows = masked_rows(part[...].reshape(blocks.keys, LANES), live, blocks.emulated)
+            part[...] = rows.reshape(part.shape)
         pl.when(holes)(lambda: drop_missing_pages(item, refs, blocks))
 
 
@@ -115,12 +120,6 @@ def drop_missing_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
             page[...] = jnp.zeros(page.shape, page.dtype)
 
     lax.fori_loop(0, blocks.pages, drop, None)
-
-
-def key_iota(shape: tuple[int, int, int], blocks: Blocks) -> jax.Array:
-    """For each number of a block its key, counted within the block."""
-    pages, slots = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-    return pages * blocks.page + slots
 
 
 def row_positions(job: Job, blocks: Blocks) -> jax.Array:

@@ -50,6 +50,7 @@ class Blocks:
         heads: query heads, padded to whole tiles.
         latent: columns of a value, padded.
         pages_per_seq: entries of a row of the page table.
+        emulated: whether the kernel is interpreted.
     """
 
     tokens: int
@@ -58,6 +59,7 @@ class Blocks:
     heads: int
     latent: int
     pages_per_seq: int
+    emulated: bool = False
 
     @property
     def keys(self) -> int:
@@ -230,14 +232,21 @@ def start_page(page_id: jax.Array, buffer: jax.Array, index: int, refs: Refs) ->
 def query_copy(job: Job, refs: Refs) -> Any:
     """The copy of a job's queries into its buffer."""
     buffer = lax.rem(job.number, BUFFERS)
-    tokens = refs.queries.at[pl.ds(job.token, job.tokens)]
-    return pltpu.make_async_copy(tokens, refs.q_buffers.at[buffer, pl.ds(0, job.tokens)], refs.q_semaphores.at[buffer])
+    size = copied_tokens(job.tokens, refs)
+    tokens = refs.queries.at[pl.ds(job.token, size)]
+    return pltpu.make_async_copy(tokens, refs.q_buffers.at[buffer, pl.ds(0, size)], refs.q_semaphores.at[buffer])
 
 
 def output_copy(token: jax.Array, tokens: jax.Array, buffer: jax.Array, refs: Refs) -> Any:
     """The copy of a job's output from its buffer."""
-    rows = refs.out_buffers.at[buffer, pl.ds(0, tokens)]
-    return pltpu.make_async_copy(rows, refs.out.at[pl.ds(token, tokens)], refs.out_semaphores.at[buffer])
+    size = copied_tokens(tokens, refs)
+    rows = refs.out_buffers.at[buffer, pl.ds(0, size)]
+    return pltpu.make_async_copy(rows, refs.out.at[pl.ds(token, size)], refs.out_semaphores.at[buffer])
+
+
+def copied_tokens(tokens: jax.Array, refs: Refs) -> int | jax.Array:
+    """How many tokens a copy of a job with some has: where all have one it is known beforehand, and costs nothing."""
+    return 1 if refs.q_buffers.shape[1] == 1 else tokens
 
 
 def wait_pages(item: Item, refs: Refs, blocks: Blocks) -> None:

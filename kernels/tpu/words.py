@@ -26,7 +26,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import LANES
 
-__all__ = ["Words", "combined_row", "live_words", "load_words", "token_of"]
+__all__ = ["Words", "combined_row", "live_words", "load_words", "masked_rows", "token_of"]
 
 Ref = Any
 Words = tuple[jax.Array, ...]
@@ -106,13 +106,41 @@ def live_words(first: jax.Array | None, end: jax.Array, tokens: int, packing: in
         in_v3: whether they are in their order.
     """
     row = lax.broadcasted_iota(jnp.int32, (tokens // packing, LANES), 0)
-    words = jnp.zeros(row.shape, jnp.uint32)
     bits = 32 // packing
+    if in_v3:
+        words = _words_before(end, row, packing)
+        return (words if first is None else words & ~_words_before(first, row, packing)).astype(jnp.uint32)
+    words = jnp.zeros(row.shape, jnp.uint32)
     for at in range(packing):
         token = token_of(packing * row + at, tokens, packing, in_v3)
         inside = token < end if first is None else (token >= first) & (token < end)
         words = words | jnp.where(inside, jnp.uint32(((1 << bits) - 1) << (bits * at)), jnp.uint32(0))
     return words
+
+
+def _words_before(end: jax.Array, row: jax.Array, packing: int) -> jax.Array:
+    """Ones where a token stands before the end, for rows of words of tokens in their order: `i32`, the rows' shape.
+
+    Whole words but for one: four operations for each register.
+    """
+    whole, rest = end >> (packing.bit_length() - 1), end & (packing - 1)
+    part = (jnp.int32(1) << (rest * (32 // packing))) - 1
+    return jnp.where(row < whole, jnp.int32(-1), jnp.where(row == whole, part, jnp.int32(0)))
+
+
+def masked_rows(rows: jax.Array, live: jax.Array, emulated: bool) -> jax.Array:
+    """Rows of tokens, those of dead ones zero: NaN, too. One operation for each register.
+
+    Args:
+        rows: `[tokens, 128]`, of 32, 16 or 8 bits.
+        live: what `live_words` says of so many tokens in their order.
+        emulated: whether this is interpreted.
+    """
+    if not emulated:
+        return _bitcast(_bitcast(rows, jnp.uint32) & live, rows.dtype)
+    bits = jnp.dtype(f"uint{8 * rows.dtype.itemsize}")
+    kept = live if bits.itemsize == 4 else _rows_of(live, bits, emulated)
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(rows, bits) & kept, rows.dtype)
 
 
 def _merged_bytes(words: Sequence[jax.Array], odd: bool, emulated: bool) -> jax.Array:
