@@ -15,6 +15,7 @@ from rich.console import Console
 
 from .backends import Backend, BackendError, load_backend
 from .check_options import BadInputError, Options, add_options, be_writable, read_options, write
+from .coverage import coverage_json, coverage_lines, coverage_of
 from .deep import DeepRun, resumed
 from .deviation import SpecificationError
 from .emitting import EmitError, write_test
@@ -54,6 +55,7 @@ examples:
   kvproof check --backend my_engine.cache --level safe --without keys,events
   kvproof check --machines pool,queue --clauses POOL-3 --seed 7 --json report.json --emit test_pool_3.py
   kvproof check --xfails known.txt --junit report.xml
+  kvproof check --machines pool,queue --coverage      what of their interfaces was drawn, and what never
   kvproof check --exhaustive --minutes 10             every state of small worlds
   kvproof check --profile deep --hours 8 --state deep.json
   kvproof check --jobs 1 --step-timeout 0             in this process, for a debugger
@@ -107,7 +109,7 @@ def _run(options: Options) -> int:
     if given.profile == "deep":
         deep = resumed(options, seed)
         _go_deep(deep, backend, console)
-        return _tell(options, deep.report(backend.name, lacks), console)
+        return _tell(options, deep.report(backend.name, lacks), backend, console)
     console.print(f"seed {seed}", highlight=False)
     report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks)
     interrupted = False
@@ -119,7 +121,7 @@ def _run(options: Options) -> int:
         for found in end.reports:
             report.machines.append(found)
             console.print(machine_line(found), markup=False, highlight=False, soft_wrap=True)
-    status = _tell(options, report, console)
+    status = _tell(options, report, backend, console)
     if interrupted:
         print("kvproof check: interrupted; the verdicts are on what was compared up to there", file=sys.stderr)
     return COULD_NOT_RUN if interrupted and status == FINE else status
@@ -161,7 +163,7 @@ def _go_deep(deep: DeepRun, backend: Backend, console: Console) -> None:
         console.print(f"interrupted; {deep.rounds} rounds have ended", highlight=False)
 
 
-def _tell(options: Options, report: Report, console: Console) -> int:
+def _tell(options: Options, report: Report, backend: Backend, console: Console) -> int:
     """Prints and writes a report.
 
     Returns:
@@ -172,9 +174,12 @@ def _tell(options: Options, report: Report, console: Console) -> int:
     report = redacted(report, Redaction()) if given.redact else report
     console.print()
     print_report(report, console, xfails)
+    covered = coverage_of(report, backend)
+    for line in ["", *coverage_lines(covered)] if given.coverage else ():
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
     for line in xfails.stale(report):
         print(f"kvproof check: {visible(line)}", file=sys.stderr)
-    write(given.json, json.dumps(as_json(report, xfails), indent=1) + "\n")
+    write(given.json, json.dumps(as_json(report, xfails) | {"coverage": coverage_json(covered)}, indent=1) + "\n")
     write(given.junit, junit_xml(report, xfails))
     if given.emit is not None and report.deviates:
         try:

@@ -108,6 +108,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
     add("--state", metavar="FILE", help="with --profile deep: keep what was found after each round, and go on from it")
     add = check.add_argument_group("what is written").add_argument
     add("--json", metavar="FILE", help="the report, with both states around each deviation")
+    add("--coverage", action="store_true", help="print how often each method, argument and fault was drawn as well")
     add("--junit", metavar="FILE", help="the report for continuous integration: a test case for each clause")
     add("--emit", metavar="FILE.py", help="the shortest deviations as a pytest file that fails by itself")
     add("--redact", action="store_true", help="replace tokens in all that is printed or written, equality kept")

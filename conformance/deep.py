@@ -211,6 +211,7 @@ def _together(before: MachineReport, report: MachineReport) -> MachineReport:
         steps=before.steps + report.steps,
         wasted=before.wasted + report.wasted,
         tried=before.tried + report.tried,
+        drawn=before.drawn + report.drawn,
         deviations=sorted(shortest.values(), key=lambda found: found.size),
         undeclared=sorted({*before.undeclared, *report.undeclared}),
         seconds=before.seconds + report.seconds,

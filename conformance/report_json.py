@@ -84,6 +84,7 @@ def machine_json(machine: MachineReport) -> dict[str, Any]:
         "note": machine.note,
         "hits": machine.hits,
         "unrepeated": machine.unrepeated,
+        "drawn": dict(sorted(machine.drawn.items())),
         "tried": dict(sorted(machine.tried.items())),
         "deviations": [deviation_json(found) for found in machine.deviations],
     }
@@ -132,6 +133,7 @@ def machine_from_json(document: Any) -> MachineReport:
         note=_field(document, "note", str),
         hits=_field({"hits": 0, **document}, "hits", int),  # states of deep runs of before have neither
         unrepeated=_field({"unrepeated": "", **document}, "unrepeated", str),
+        drawn=Counter(_table({"drawn": {}, **document}, "drawn", int)),
     )
 
 

@@ -287,6 +287,7 @@ def _merged(name: str, checked: frozenset[str], rounds: list[Session], seconds: 
         undeclared=sorted(set().union(*(session.undeclared for session in rounds))),
         seconds=seconds,
         hits=sum(session.hits for session in rounds),
+        drawn=sum((session.drawn for session in rounds), Counter()),
         unrepeated=next((session.unrepeated for session in rounds if session.unrepeated), ""),
         level=rounds[-1].level,
         ended=rounds[-1].shortest is None and not rounds[-1].watch.hung,

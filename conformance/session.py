@@ -52,6 +52,7 @@ class Session:
         doubt: what the backend's own ``check()`` found first; it counts if the run finds nothing that a user sees.
         first_at: when the first deviation was seen, by the monotonic clock.
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
+        drawn: how often each method, argument and fault of the tables was drawn; see `Table.counted`.
         hits: look-ups that found a cached prefix.
         undeclared: (property, clause) compared though the property does not declare the clause.
         leaves_out: how many of the next examples are begun without taking any of their steps.
@@ -83,6 +84,7 @@ class Session:
         self.wasted = 0
         self.tried: Counter[str] = Counter()
         self.hits = 0
+        self.drawn: Counter[str] = Counter()
         self.deviations: dict[str, Deviation] = {}
         self.doubt: Deviation | None = None
         self.lacks: set[str] = set()
@@ -158,6 +160,11 @@ class Session:
             self.steps += 1
             self.wasted += wasted
             self.tried.update(compared)
+
+    def note_drawn(self, names: Iterable[str]) -> None:
+        """Counts what was drawn; repetitions count nothing."""
+        if not self._repeats and not self.deviations:
+            self.drawn.update(names)
 
     def settle(self) -> None:
         """Ends the search: where nothing that a user sees was found, what ``check()`` found is a deviation."""

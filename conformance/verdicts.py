@@ -63,6 +63,7 @@ class MachineReport:
     seconds_to_first: float = 0.0
     hits: int = 0
     unrepeated: str = ""
+    drawn: Counter[str] = field(default_factory=Counter)
 
     def decides(self, clause: str) -> bool:
         """Whether it compared enough by a clause to say that the backend conforms, having seen no deviation from it."""

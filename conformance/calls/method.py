@@ -177,6 +177,12 @@ class Table:
     def __iter__(self) -> Iterator[Method]:
         return iter(self.rows)
 
+    def counted(self, call: Call) -> list[str]:
+        """What a call counts for where draws are counted: its method, its arguments, and the one that is wrong."""
+        name = f"{self.name}.{call.method}"
+        wrong = [f"{name}({call.fault}) wrong"] if call.fault else []
+        return [name, *(f"{name}({argument})" for argument in call.arguments), *wrong]
+
     def but(self, *names: str) -> tuple[Method, ...]:
         """All rows but some."""
         return tuple(row for row in self.rows if row.name not in names)

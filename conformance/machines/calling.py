@@ -146,7 +146,8 @@ class Calling(Machine):
     def make_call(self, call: Call) -> Both:
         """Makes a call on both sides, and compares what came of it."""
         self._trace.append(call)
-        row = self.row_of(call.method)[1]
+        table, row = self.row_of(call.method)
+        self.session.note_drawn(table.counted(call))
 
         def act(side: Side) -> Any:
             try:

@@ -4,16 +4,13 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..calls.arrays import ATTENTION, CACHE, SCHEDULER, VIEW
-from ..calls.cache import CACHES
 from ..calls.datum import Call, Ref
-from ..calls.hash import HASHING
+from ..calls.interfaces import INTERFACES
 from ..calls.kinds import NONE, PLAIN
-from ..calls.manager import MANAGER, SHARDS
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
-from ..calls.table import TABLE, TABLES
+from ..calls.table import TABLE
 
 __all__ = ["BUILDS", "FUNCTIONS", "REQUEST", "TABLES_BY_OWNER", "FileError", "Rows"]
 
@@ -39,28 +36,27 @@ REQUEST = Table(
 )
 """What an engine does with a request of its own. The request is one object, which both sides are given."""
 
-_EVERY = (POOL, QUEUE, PAGE, MANAGER, SHARDS, TABLE, TABLES, CACHE, VIEW, SCHEDULER, ATTENTION, REQUEST)
-
-TABLES_BY_OWNER: Mapping[str, Table] = {table.owner: table for table in _EVERY if table.owner}
+TABLES_BY_OWNER: Mapping[str, Table] = {table.owner: table for table in (*INTERFACES, REQUEST) if table.owner}
 
 _KEYS = ("hash_seed", "hash_function")
 """Options of whatever has keys; a log does not keep them, so that the rows don't name them."""
 
 BUILDS: Mapping[str, Method] = {
-    **{table.owner: table[table.owner] for table in _EVERY if table.owner in table.by_name},
+    **{owner: table[owner] for owner, table in TABLES_BY_OWNER.items() if owner in table.by_name},
     PAGE.owner: _own(PAGE.owner, ("page_id",), "build"),
     QUEUE.owner: _own(QUEUE.owner, ("pages",), "build"),
 }
 """How each class is constructed."""
 
-FUNCTIONS: Mapping[str, Method] = {**ATTENTION.by_name, **CACHES.by_name, **HASHING.by_name}
+FUNCTIONS: Mapping[str, Method] = {row.name: row for table in INTERFACES if not table.owner for row in table}
+"""The functions of the interface."""
 
 _PARTS: Mapping[tuple[str, str], Table] = {
     ("manager", ".page_pool"): POOL,
     ("pool", ".free_page_queue"): QUEUE,
     ("pool", ".null_page"): PAGE,
     ("tables", "[]"): TABLE,
-    ("cache", ".views"): VIEW,
+    ("cache", ".views"): TABLES_BY_OWNER["RaggedPagesCacheView"],
 }
 """What is a part of what: by the name of a table, and an attribute or ``[]`` for an entry."""
 

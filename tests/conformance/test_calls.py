@@ -8,7 +8,6 @@ import pytest
 import kvproof.fast
 import kvproof.spec
 from kvproof.conformance.calls.arrays import ATTENTION, CACHE, SCHEDULER, VIEW
-from kvproof.conformance.calls.cache import CACHES
 from kvproof.conformance.calls.datum import (
     Call,
     Prompt,
@@ -21,7 +20,7 @@ from kvproof.conformance.calls.datum import (
     simpler,
     written,
 )
-from kvproof.conformance.calls.hash import HASHING
+from kvproof.conformance.calls.interfaces import INTERFACES
 from kvproof.conformance.calls.manager import MANAGER, SHARDS
 from kvproof.conformance.calls.method import Method, Table
 from kvproof.conformance.calls.pool import POOL
@@ -33,8 +32,8 @@ from kvproof.conformance.spelling import Spelling
 from kvproof.spec import CLAUSES, CacheSalt
 
 OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, CACHE, VIEW)
-OF_FUNCTIONS = (ATTENTION, CACHES, HASHING)
-EVERY = (*OF_SPEC, *OF_FUNCTIONS, SCHEDULER)
+OF_FUNCTIONS = tuple(table for table in INTERFACES if not table.owner)
+EVERY = INTERFACES
 
 
 def owner_of(table: Table) -> Any:
