@@ -9,6 +9,7 @@ from .backends import Backend
 from .calls.interfaces import INTERFACES
 from .calls.method import Method, Table
 from .machines import EVERY_MACHINE, Machine
+from .machines.calling import Calling
 from .verdicts import Report
 
 __all__ = ["Argument", "Covered", "coverage_json", "coverage_lines", "coverage_of"]
@@ -89,14 +90,17 @@ def _why_not(table: Table, row: Method, ran: Iterable[type[Machine]], backend: B
     """Why a method need not be drawn; "" if it must be."""
     if row.capability in backend.lacks or (row.optional and not _offers(backend, table, row)):
         return "not offered"
-    drawing = [machine for machine in ran if table in getattr(machine, "tables", ())]
+    drawing = [machine for machine in ran if issubclass(machine, Calling) and table in machine.tables]
     if not drawing:
         return "no machine that ran draws it from this table"
     if row.capability and not any(machine.capability == row.capability for machine in drawing):
         return f"no machine that ran is about {row.capability}"
     if row.name in _SHOWN.get(table.name, ()):
         return "read with every state"
-    return "not drawn: made with every object" if row.form == "build" and not row.spoils else ""
+    if row.form == "build" and not row.spoils:
+        return "made with every object"
+    by_kinds = row.weight or row.spoils or row.draw or any(kind.good or kind.fault for kind in row.arguments.values())
+    return "" if by_kinds else "not drawn by kinds yet"
 
 
 def _offers(backend: Backend, table: Table, row: Method) -> bool:

@@ -6,10 +6,10 @@ cached or free by the specification, and how to name them.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from kvproof.spec.declarations import PoolOptions
+from kvproof.spec.declarations import CacheCounters, PageRemoved, PageStored, PoolOptions
 
 from ..spelling import NUMBERS
 from .datum import Prompt, Ref, Spelled
@@ -340,7 +340,22 @@ def _pins(name: str, arguments: Mapping[str, Kind], clause: str, **more: Any) ->
     return Method(name, arguments, NONE, clause, capability="pins", **more)
 
 
-_EVENTS, _COUNTERS = Kind("events"), Kind("counters")
+def _told(events: Any, _: Any) -> Any:
+    return [(type(event).__name__, *(getattr(event, name) for name in _SAID[type(event).__name__])) for event in events]
+
+
+def _tells(known: Any) -> bool:
+    return bool(known.tells)
+
+
+def _counts(known: Any) -> bool:
+    return not known.lacks("counters")
+
+
+_SAID = {"PageStored": PageStored._fields, "PageRemoved": PageRemoved._fields, "CacheCleared": ()}
+_EVENTS = Kind("events", plain=_told)
+_COUNTED = tuple(field.name for field in fields(CacheCounters))
+_COUNTERS = Kind("counters", plain=lambda counted, _: {name: getattr(counted, name) for name in _COUNTED})
 _BUILT = {"num_pages": number(2, 9, (1, True, 4.0, -3)), "enable_caching": Kind(fault=lambda *_: 1)}
 _LOOKED_UP = {"page_hash": _KEY, "kv_cache_group_ids": _GROUP_IDS}
 _RANKING = {"pages": _RANKED, "priority": _PRIORITY, "expires_at": _EXPIRY}
@@ -392,13 +407,13 @@ POOL = Table(
         _pins(
             "unpin", {"pages": _UNPINNED}, "PIN-1", charges=_counted("PIN-1", free_pages=_unpinned), weight=3, spoils=2
         ),
-        _reads("pins_of", PLAIN, "PIN-1", arguments={"page_id": _PAGE_ID}, capability="pins", spoils=1),
+        _reads("pins_of", PLAIN, "PIN-1", arguments={"page_id": _PAGE_ID}, capability="pins", spoils=2),
         _reads("num_pinned_pages", PLAIN, "PIN-1", form="get", capability="pins"),
-        _pins("set_priority", _RANKING, "PIN-2", charges=_RANKED_STATE, weight=4, spoils=2),
-        _reads("get_priority", PLAIN, "PIN-2", arguments={"page_id": _PAGE_ID}, capability="pins", spoils=1),
-        _pins("advance_time", {"now": _NOW}, "PIN-2", charges=_RANKED_STATE, when=_can_age, weight=2, spoils=1),
-        _reads("take_events", _EVENTS, "MAN-12", optional=True),
-        _reads("counters", _COUNTERS, "MAN-12", form="get", optional=True),
+        _pins("set_priority", _RANKING, "PIN-2", charges=_RANKED_STATE, weight=4, spoils=5),
+        _reads("get_priority", PLAIN, "PIN-2", arguments={"page_id": _PAGE_ID}, capability="pins", spoils=2),
+        _pins("advance_time", {"now": _NOW}, "PIN-2", charges=_RANKED_STATE, when=_can_age, weight=2, spoils=2),
+        _reads("take_events", _EVENTS, "MAN-12", optional=True, last=True, when=_tells, weight=1),
+        _reads("counters", _COUNTERS, "MAN-12", form="get", optional=True, last=True, when=_counts, weight=1),
     ),
     inner={
         "check": "what a backend says of itself; run with every state",

@@ -68,7 +68,7 @@ class Hash(Calling):
             self.check("HASH-1", "two roots without a seed differ", True, lambda: init() != init())
         self.check("HASH-1", "roots of two seeds differ", True, lambda: init(b"1") != init(b"2"))
 
-    @step("HASH-1", "HASH-2", weight=3)
+    @step("HASH-1", "HASH-2", "HASH-3", weight=3)
     def misuse(self, source: Drawing) -> Calls:
         """Makes a call with one fault."""
         yield self.spoilt(source.one_of(self.spoilable()), source)

@@ -26,10 +26,12 @@ class Pool(PoolMachine):
         caching=st.sampled_from([True, True, True, True, True, False]),
         unhashed_first=st.booleans(),
         eviction=st.sampled_from([None, None, None, "reuse", "adaptive"]),
+        tells=st.booleans(),
     )
-    def construct(self, num_pages: int, caching: bool, unhashed_first: bool, eviction: str | None) -> None:
+    def construct(self, num_pages: int, caching: bool, unhashed_first: bool, eviction: str | None, tells: bool) -> None:
         """A fresh pool of one policy or another: its free pages stand in the order of their ids."""
         wanted: dict[str, Any] = {"unhashed_first": True} if unhashed_first else {}
+        wanted |= {"enable_events": True} if tells else {}
         self.build_pool(num_pages, caching, **wanted, **({"eviction": eviction} if eviction else {}))
 
     @step("POOL-5", "POOL-9", "POOL-11", "POOL-13")

@@ -71,6 +71,7 @@ class PoolMachine(Calling):
     pooled = True
     seeded = False
     unhashed_first = False
+    tells = False
     caching = True
     order = "POOL-3"
 
@@ -83,6 +84,7 @@ class PoolMachine(Calling):
         self.key_of: dict[PageHash, Key] = {}
         self.seeded, self.caching = "hash_seed" in options and not self.lacks("keys"), caching
         self.unhashed_first = bool(options.get("unhashed_first"))
+        self.tells = self.seeded and bool(options.get("enable_events")) and not self.lacks("events")
         shown = "".join(f", {name}={value!r}" for name, value in options.items())
 
         def act(side: Side) -> dict[str, Any]:

@@ -5,8 +5,10 @@ import pytest
 
 import kvproof.spec
 from kvproof.conformance.backends import Backend
+from kvproof.conformance.coverage import coverage_json, coverage_lines, coverage_of
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.oracle.relations import RELATIONS
+from kvproof.conformance.report_json import machine_from_json, machine_json
 from kvproof.conformance.runner import MachineReport, Report, check, run, run_machine
 from kvproof.spec import CLAUSES, CacheGroupSpec, CacheManager, CachePages, Request
 
@@ -148,3 +150,24 @@ def test_after_a_deviation_the_rest_is_undecided() -> None:
     report = check(broken, seed=1, clauses=["POOL-6", "POOL-10"], machines=[MACHINES["pool"]], examples=20)
     assert report.verdict("POOL-10") == "deviates"
     assert report.verdict("POOL-6") == "undecided"
+
+
+def test_every_method_that_the_tables_have_is_drawn(itself: dict[str, MachineReport]) -> None:
+    """A tenth of a default check calls each; that leaves out rare faults, which a whole one draws."""
+    covered = coverage_of(Report("kvproof.spec", 2, tuple(CLAUSES), list(itself.values())), SPEC)
+    assert [f"{row.table}.{row.method}" for row in covered if not row.calls and not row.why] == []
+    assert {row.table for row in covered if row.calls} >= {"queue", "page", "pool", "table", "tables", "keys"}
+
+
+def test_what_was_not_drawn_is_told() -> None:
+    report = run_machine(MACHINES["queue"], SPEC, seed=0, examples=1)
+    covered = coverage_of(Report("kvproof.spec", 0, tuple(CLAUSES), [report]), SPEC)
+    undrawn = [name for row in covered for name in row.undrawn]
+    assert any(name.startswith("page.") for name in undrawn), "a sequence of fifty calls"
+    pool = next(row for row in covered if (row.table, row.method) == ("pool", "touch"))
+    assert (pool.calls, pool.why) == (0, "no machine that ran draws it from this table")
+    lines = list(coverage_lines(covered))
+    assert len(lines) == len(covered) + 2
+    assert lines[-1].startswith("never drawn: ")
+    assert coverage_json(covered)["undrawn"] == undrawn
+    assert machine_from_json(machine_json(report)).drawn == report.drawn
