@@ -13,7 +13,7 @@ from .call_lines import object_name
 from .calls import CALLS, LoggedCall
 from .entries import Grown, Made, NewKeys, NewRequest, Operation
 from .shrinking import Try
-from .sides import KEYWORDS, Answer
+from .sides import Answer
 
 __all__ = ["script_of"]
 
@@ -262,7 +262,7 @@ class _Writer:
             if name not in operation.arguments or (name in _OPTIONAL and value in (0, None)):
                 by_name = True
                 continue
-            by_name = by_name or name in KEYWORDS
+            by_name = by_name or name in call.row.by_name
             shown = self._argument(operation, kind, value)
             yield f"{name}={shown}" if by_name else shown
 

@@ -7,13 +7,14 @@ from typing import Any
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import Request
 
+from ..calls.method import bound
 from ..raising import Ending, frames
 from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Made, Operation
 from .states import page_views, read_state
 from .values import KeyNumbers, kind_of, result
 
-__all__ = ["KEYWORDS", "Answer", "Side", "Thing"]
+__all__ = ["Answer", "Side", "Thing"]
 
 _SEED = b"kvproof log"
 
@@ -142,12 +143,8 @@ class Side:
             for name, kind in call.arguments.items()
             if name in operation.arguments
         }
-        leading = []
-        for name in call.arguments:
-            if name not in given or name in KEYWORDS:
-                break
-            leading.append(given.pop(name))
-        return member(*leading, **given)
+        leading, named = bound(tuple(call.arguments), given, call.row.by_name)
+        return member(*leading, **named)
 
     def argument(self, thing: Thing, kind: str, value: Any, operation: Operation) -> Any:
         """An argument as this side's objects know it."""
@@ -187,10 +184,6 @@ class Side:
         """The keys of a request's full pages."""
         pool = thing.it
         return list(self.holder.hash_request_tokens(pool.hash_function, page_size, request, none_hash=pool.none_hash))
-
-
-KEYWORDS = ("delay_cache_pages", "tables", "rows")
-"""Arguments that are given by name: `allocate_slots_batch` takes them in no other way."""
 
 
 def _pages(thing: Thing, ids: Any) -> Any:

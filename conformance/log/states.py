@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..calls.readings import cached_pages, free_pages, hashed_pages, pages_of_requests, ref_counts, usage
+
 __all__ = ["FIELDS", "digest", "page_views", "read_state"]
 
 FIELDS = {
@@ -31,7 +33,7 @@ def page_views(pool: Any) -> dict[int, Any]:
     pages = getattr(pool, "pages", None)
     if pages is None:
         pages = [pool.null_page, *pool.free_page_queue.get_all_free_pages()]
-    return {int(page.page_id): page for page in pages}
+    return dict(sorted((int(page.page_id), page) for page in pages))
 
 
 def read_state(name: str, thing: Any, views: Mapping[int, Any], live: Iterable[str], device: bool) -> dict[str, Any]:
@@ -50,22 +52,17 @@ def read_state(name: str, thing: Any, views: Mapping[int, Any], live: Iterable[s
         return _tables(list(thing.page_tables), device)
     if name == "PagePool":
         return _pool(thing, views)
-    held = {request_id: [list(map(int, group)) for group in thing.get_page_ids(request_id)] for request_id in live}
-    return {**_pool(thing.page_pool, views), "pages of requests": dict(sorted(held.items()))}
+    held = pages_of_requests(thing, sorted(live))
+    return {**_pool(thing.page_pool, views), "pages of requests": held}
 
 
 def _pool(pool: Any, views: Mapping[int, Any]) -> dict[str, Any]:
-    owned = [view for page_id, view in sorted(views.items()) if page_id]
-    cached = sorted(
-        [int(key.group_id), [int(page.page_id) for page in (pages.values() if isinstance(pages, Mapping) else pages)]]
-        for key, pages in pool.cached_page_hash_to_page.items()
-    )
     return {
-        "free pages": [int(page.page_id) for page in pool.free_page_queue.get_all_free_pages()],
-        "ref_cnt": {str(view.page_id): int(view.ref_cnt) for view in owned if view.ref_cnt},
-        "hashed pages": [int(view.page_id) for view in owned if view.page_hash is not None],
-        "cached map": [entry for entry in cached if entry[1]],
-        "usage": round(float(pool.get_usage()), 9),
+        "free pages": free_pages(pool),
+        "ref_cnt": {str(page_id): count for page_id, count in ref_counts(views).items() if count},
+        "hashed pages": hashed_pages(views),
+        "cached map": list(map(list, cached_pages(pool))),
+        "usage": usage(pool),
     }
 
 
