@@ -143,6 +143,8 @@ class CacheCoordinator(Uncopied):
         if computed > live.num_slots[slot]:
             raise never_slotted(computed, live.num_slots[slot])
         if computed < live.num_computed[slot]:
+            if computed < 0:  # an array of a batched step, which is not read number by number
+                raise refusal(ValueError, "R1", f"num_computed_tokens={computed} must be at least 0")
             raise refusal(
                 ValueError, "MAN-8", f"request.num_computed_tokens={computed} fell from {live.num_computed[slot]}"
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvproof import fast, spec
@@ -110,6 +111,9 @@ FAULTS: dict[str, Callable[[Used], Any]] = {
         for kind in ("the", "another")
         for method, more in CALLS.items()
     },
+    "a step after a negative number of tokens": lambda at: at.manager.allocate_slots_batch(
+        np.array([at.manager.slot_of("live")]), np.array([-1]), np.array([1])
+    ),
     "the slot of nobody": lambda at: at.manager.slot_of("nobody"),
     "the slot of who is away": lambda at: at.manager.slot_of("away"),
     "the end of no plan": lambda at: at.manager.swap_done(7),
