@@ -72,6 +72,8 @@ def _entered(
 ) -> Callable[[Build], Build]:
     def enter(build: Build) -> Build:
         name = build.__name__
+        if name in SEEDED_BUGS | SERVED_BUGS:
+            raise ValueError(f"there are two bugs named {name}: a backend is found by its bug's name")
         says = inspect.cleandoc(build.__doc__ or "").split("\n\n")[0]
         bugs[name] = SeededBug(name, line, clause, frozenset(also), machine, " ".join(says.split()), build, setups)
         return build

@@ -248,7 +248,7 @@ def window_page_lost(fast: ModuleType) -> SimpleNamespace:
 
 
 @served(45, "ENG-6", "chunks")
-def window_of_the_last_query(fast: ModuleType) -> SimpleNamespace:
+def chunk_with_the_window_of_its_end(fast: ModuleType) -> SimpleNamespace:
     """All queries of a chunk begin at the window of its last one (ejkernel v3, tpu-inference 1954)."""
 
     def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:

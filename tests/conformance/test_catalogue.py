@@ -13,7 +13,7 @@ import kvproof.spec
 from kvproof.conformance import catalogue
 from kvproof.conformance.backends import BackendError, load_backend
 from kvproof.conformance.catalogue import SEEDED_BUGS, SeededBug
-from kvproof.conformance.catalogue.registry import FORESEEN, OWN
+from kvproof.conformance.catalogue.registry import FORESEEN, OWN, seeded, served
 from kvproof.conformance.machines import MACHINES, Machine
 from kvproof.conformance.machines.attention import Attention, RaggedMachine
 from kvproof.conformance.machines.draws import Drawing
@@ -150,6 +150,13 @@ def test_the_managers_pool_and_the_groups_tables_are_faulty_too() -> None:
 
 def test_a_backend_is_built_once() -> None:
     assert catalogue.fixed_root is catalogue.fixed_root
+
+
+def test_a_bug_has_a_name_of_its_own() -> None:
+    """Else one of the two backends is found by neither."""
+    for list_of_bugs in (seeded, served):
+        with pytest.raises(ValueError, match="two bugs named fixed_root"):
+            list_of_bugs(1, "R1", "pool")(SEEDED_BUGS["fixed_root"].build)
 
 
 def test_there_is_no_backend_for_an_unknown_bug() -> None:
