@@ -9,6 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvproof.spec.declarations.eviction import POLICIES
+
 from .backends import DEFAULT_BACKEND, Backend, BackendError, load_backend
 from .exit_status import DEVIATES, FINE, could_not_run
 from .limits import limits_of
@@ -122,6 +124,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--groups", default="full", metavar="SPEC", help="cache groups, see above (default full)")
     add("--page-size", type=int, default=16, metavar="P", help="tokens in a page of groups that don't say (default 16)")
     add("--num-pages", type=int, metavar="N", help="pages of the pool (default: for 3,200,000 tokens in every group)")
+    add(
+        "--eviction",
+        choices=POLICIES,
+        help="the policy by which free pages are evicted (default: adaptive, where the backend's manager takes one)",
+    )
     add("--eagle", action="store_true", help="serve with an Eagle draft model of 3 tokens a step")
     add(
         "--prefill-chunk",
@@ -251,7 +258,11 @@ def _prepare(args: argparse.Namespace) -> _Job:
     engine_class = LockstepEngine if args.lockstep else Engine
     try:
         engine = engine_class(
-            backend, sizes, hash_seed=f"kvproof replay {args.seed}".encode(), batched=_batched(args, backend)
+            backend,
+            sizes,
+            hash_seed=f"kvproof replay {args.seed}".encode(),
+            batched=_batched(args, backend),
+            eviction=_eviction(args, backend),
         )
     except MemoryError as error:
         raise _BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
@@ -265,6 +276,15 @@ def _batched(args: argparse.Namespace, backend: Backend) -> bool:
     if args.batched and not all(hasattr(backend.get("CacheManager"), name) for name in _OF_BATCHES):
         raise _BadInputError(f"--batched: {args.backend}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
     return bool(args.batched)
+
+
+def _eviction(args: argparse.Namespace, backend: Backend) -> str:
+    """The eviction policy; asked for of a manager that takes none, that is bad input."""
+    if args.eviction is None:
+        return "adaptive"
+    if not backend.accepts("CacheManager", "eviction"):
+        raise _BadInputError(f"--eviction {args.eviction}: {args.backend}'s CacheManager takes none")
+    return str(args.eviction)
 
 
 def _trace(args: argparse.Namespace) -> list[TraceRequest]:

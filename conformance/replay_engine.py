@@ -99,19 +99,26 @@ class Engine:
         sizes: how large they are.
         hash_seed: the seed of the keys, given to a manager that takes one.
         batched: whether `advance` is one ``allocate_slots_batch`` where there are surely pages for all.
+        eviction: the policy by which free pages are evicted, given to a manager that takes one (EVICT-1).
 
     Attributes:
+        eviction: the policy in force.
         timings: the time inside the library so far.
         num_groups: how many cache groups it serves.
     """
 
-    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes, *, batched: bool = False) -> None:
+    def __init__(
+        self, backend: Backend, sizes: Sizes, hash_seed: bytes, *, batched: bool = False, eviction: str = "lru"
+    ) -> None:
         self.timings, self._batched = Timings(), batched
         self._page_sizes, self._slots = sizes.page_sizes, dict[str, int]()
         manager_class, tables_class = backend.get("CacheManager"), backend.get("MultiGroupPageTable")
         options: dict[str, Any] = {"use_eagle": True} if sizes.use_eagle else {}
         if backend.accepts("CacheManager", "hash_seed"):
             options["hash_seed"] = hash_seed
+        self.eviction = eviction if backend.accepts("CacheManager", "eviction") else "lru"
+        if self.eviction != "lru":
+            options["eviction"] = self.eviction
         length = sizes.max_model_len
         try:
             self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)

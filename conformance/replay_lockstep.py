@@ -36,15 +36,18 @@ class LockstepEngine(Engine):
         sizes: how large both sides are.
         hash_seed: the seed of the keys, for both.
         batched: whether the backend serves a step's requests by one call (MAN-11); the specification never does.
+        eviction: the policy by which free pages are evicted, for both (EVICT-1).
 
     Attributes:
         comparisons: how many results have been compared.
     """
 
-    def __init__(self, backend: Backend, sizes: Sizes, hash_seed: bytes, *, batched: bool = False) -> None:
-        super().__init__(backend, sizes, hash_seed, batched=batched)
+    def __init__(
+        self, backend: Backend, sizes: Sizes, hash_seed: bytes, *, batched: bool = False, eviction: str = "lru"
+    ) -> None:
+        super().__init__(backend, sizes, hash_seed, batched=batched, eviction=eviction)
         self.comparisons = 0
-        self._spec = Engine(load_backend("kvproof.spec"), sizes, hash_seed)
+        self._spec = Engine(load_backend("kvproof.spec"), sizes, hash_seed, eviction=self.eviction)
         self._mirrors: dict[str, Request] = {}
         self._spec_hits: dict[str, Pages] = {}
         self._steps = 0

@@ -15,6 +15,7 @@ __all__ = [
     "with_coordinator",
     "with_manager",
     "with_part",
+    "with_policy",
     "with_pool",
     "with_queue",
     "with_table",
@@ -73,6 +74,25 @@ def with_pool(fast: ModuleType, **members: Any) -> SimpleNamespace:
         self.page_pool.__class__ = pool_class
 
     return backend_with(fast, PagePool=pool_class, CacheManager=derived(fast.CacheManager, {"__init__": build_manager}))
+
+
+def with_policy(fast: ModuleType, **members: Any) -> SimpleNamespace:
+    """A backend whose pools' eviction policy has some members replaced."""
+
+    def spoil(pool: Any) -> None:
+        if pool.policy is not None:
+            pool.policy.__class__ = derived(type(pool.policy), {"__slots__": (), **members})
+
+    def build_pool(self: Any, *args: Any, **options: Any) -> None:
+        fast.PagePool.__init__(self, *args, **options)
+        spoil(self)
+
+    def build_manager(self: Any, *args: Any, **options: Any) -> None:
+        fast.CacheManager.__init__(self, *args, **options)
+        spoil(self.page_pool)
+
+    pool = derived(fast.PagePool, {"__init__": build_pool})
+    return backend_with(fast, PagePool=pool, CacheManager=derived(fast.CacheManager, {"__init__": build_manager}))
 
 
 def with_table(fast: ModuleType, **members: Any) -> SimpleNamespace:

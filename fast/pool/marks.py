@@ -19,7 +19,7 @@ __all__ = ["Marks"]
 _STEP = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
 _WORD, _MARK = 2**64 - 1, 2**63 - 1
-_SHIFT = np.uint64(33)
+_SHIFT, _FIRST_WORD, _SECOND_WORD, _MARK_WORD = (np.uint64(number) for number in (33, _FIRST, _SECOND, _MARK))
 
 
 def _mixed(number: int) -> int:
@@ -31,9 +31,9 @@ def _mixed(number: int) -> int:
 def _mix(numbers: NDArray[np.uint64]) -> None:
     """`_mixed` for each number, in place."""
     numbers ^= numbers >> _SHIFT
-    numbers *= np.uint64(_FIRST)
+    numbers *= _FIRST_WORD
     numbers ^= numbers >> _SHIFT
-    numbers *= np.uint64(_SECOND)
+    numbers *= _SECOND_WORD
     numbers ^= numbers >> _SHIFT
 
 
@@ -49,13 +49,15 @@ class Marks:
         none_hash: the root of the keys (HASH-1).
     """
 
-    __slots__ = ("_lists", "_seed", "_weights")
+    __slots__ = ("_lists", "_seed", "_steps", "_weights")
 
     def __init__(self, none_hash: bytes) -> None:
         self._seed = int.from_bytes(none_hash[:8], "little")
         self._lists: dict[int, list[int]] = {}
-        self._weights: dict[int, NDArray[np.uint64]] = {}
+        self._weights: dict[int, NDArray[np.int64]] = {}
         """The factors of the tokens of a page, by the number of tokens in it."""
+        self._steps: NDArray[np.uint64] = np.empty(0, np.uint64)
+        """What each place in a request adds to the sum of the page there."""
 
     def root(self, group_id: int) -> int:
         """What stands for the mark of a page before the first."""
@@ -64,8 +66,8 @@ class Marks:
     def _weight_list(self, page_size: int) -> list[int]:
         found = self._lists.get(page_size)
         if found is None:
-            found = self._lists[page_size] = [_mixed(self._seed + offset & _WORD) for offset in range(page_size)]
-            self._weights[page_size] = np.array(found, np.uint64)
+            found = self._lists[page_size] = [_mixed(self._seed + offset & _WORD) >> 34 for offset in range(page_size)]
+            self._weights[page_size] = np.array(found, np.int64)
         return found
 
     def next(self, before: int, place: int, tokens: bytes, extra: bytes) -> int:
@@ -98,8 +100,10 @@ class Marks:
         self._weight_list(page_size)
         rows = np.frombuffer(tokens, np.int32).reshape(-1, page_size)
         count = len(rows)
-        sums = np.einsum("ij,j->i", rows.astype(np.int64).view(np.uint64), self._weights[page_size])
-        sums += np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_STEP)
+        if start + count > len(self._steps):
+            self._steps = np.arange(1, 2 * (start + count) + 1, dtype=np.uint64) * np.uint64(_STEP)
+        sums = (rows.astype(np.int64) @ self._weights[page_size]).view(np.uint64)
+        sums += self._steps[start : start + count]
         first = 0
         for segment in segments:
             end = min(segment.end - start, count)
@@ -110,6 +114,6 @@ class Marks:
         _mix(sums)
         np.cumsum(sums, out=sums)
         sums += np.uint64(before)
-        sums &= np.uint64(_MARK)
+        sums &= _MARK_WORD
         marks: NDArray[np.int64] = sums.view(np.int64)
         return marks

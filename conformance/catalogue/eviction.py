@@ -1,0 +1,57 @@
+"""Seeded bugs of the policies by which free pages are evicted (EVICT-1)."""
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .patching import with_policy
+from .registry import FORESEEN, seeded
+
+__all__: list[str] = []
+
+
+@seeded(FORESEEN, "EVICT-1", "pool")
+def parent_goes_before_child(fast: ModuleType) -> SimpleNamespace:
+    """A page that was hit is protected, those before it in its prompt, which it needs to be hit, are not."""
+    order = fast.pool.eviction.ReuseOrder
+
+    def released(self: Any, pages: Any, freed: Any) -> None:
+        before = self._is_reused[pages].copy()
+        order.released(self, pages, freed)
+        self._is_reused[pages] = before
+
+    return with_policy(fast, released=released)
+
+
+@seeded(FORESEEN, "EVICT-1", "pool")
+def hits_of_free_pages_do_not_count(fast: ModuleType) -> SimpleNamespace:
+    """Only pages that are in use count as hit: a prefix that nobody else holds is never protected."""
+    order = fast.pool.eviction.ReuseOrder
+
+    def hit(self: Any, pages: Any, counts: Any) -> None:
+        free = pages[counts[pages] == 0]
+        before = self._is_reused[free].copy()
+        order.hit(self, pages, counts)
+        self._is_reused[free] = before
+
+    return with_policy(fast, hit=hit)
+
+
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2",))
+def protection_outlives_the_hash(fast: ModuleType) -> SimpleNamespace:
+    """A page that lost its hash is still protected when it holds something else, which nobody has hit.
+
+    The backend's own check sees it as well, which is told as POOL-2.
+    """
+    order = fast.pool.eviction.ReuseOrder
+
+    def forgotten(self: Any, pages: Any, counts: Any) -> None:
+        before = self._is_reused[pages].copy()
+        order.forgotten(self, pages, counts)
+        self._is_reused[pages] = before
+
+    def published(self: Any, pages: Any, marks: Any) -> None:
+        before = self._is_reused[pages].copy()
+        order.published(self, pages, marks)
+        self._is_reused[pages] |= before
+
+    return with_policy(fast, forgotten=forgotten, published=published)
