@@ -36,11 +36,11 @@ def hits_of_free_pages_do_not_count(fast: ModuleType) -> SimpleNamespace:
     return with_policy(fast, hit=hit)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2",))
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"))
 def protection_outlives_the_hash(fast: ModuleType) -> SimpleNamespace:
     """A page that lost its hash is still protected when it holds something else, which nobody has hit.
 
-    The backend's own check sees it as well, which is told as POOL-2.
+    Its own check sees it as well (POOL-2), and a call that frees pages without a hash shows it first (POOL-13).
     """
     order = fast.pool.eviction.ReuseOrder
 
