@@ -51,6 +51,8 @@ def _cached(document: Mapping[str, Any]) -> int | None:
 
 def _choice(choice: Mapping[str, Any], cached: int | None) -> Answer:
     logprobs = choice.get("logprobs")
+    if logprobs is None and choice.get("text") == "" and choice.get("finish_reason") == "stop":
+        return Answer((), (), cached=cached)  # the end came at once
     if not isinstance(logprobs, Mapping):
         raise UnreadableError("the server answers no log-probabilities")
     content = logprobs.get("content")

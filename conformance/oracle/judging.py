@@ -252,7 +252,10 @@ def _told(performer: Performer, relation: Relation, script: Script, shown: _Show
     def shows(shorter: Script) -> _Shown | None:
         if shown[0].lost:
             performer.subject.restart()
-        history = performer.perform(shorter)
+        try:
+            history = performer.perform(shorter)
+        except UnusableError:  # what was shown before counts
+            return None
         found = contradiction_of(performer, history, judgement.bound)
         return (history, found) if found is not None and found.clause == shown[1].clause else None
 

@@ -479,6 +479,25 @@ def test_answers_that_make_no_sense_are_told(answers: Any, says: str) -> None:
         read_answers(answers, 1, 1)
 
 
+def test_an_answer_may_end_at_once() -> None:
+    (answer,) = read_completion({"choices": [{"text": "", "finish_reason": "stop", "logprobs": None}]}, 1, 8, 2)
+    assert answer.tokens == ()
+
+
+def test_a_deviation_is_told_where_shorter_scripts_make_no_sense() -> None:
+    """An engine that gives long answers only: whatever is tried to make the script short, what was shown is kept."""
+
+    class Curt(Cached):
+        def generate(self, prompts: Any, max_tokens: int, **options: Any) -> Any:
+            answers = super().generate(prompts, max_tokens, **options)
+            for answer, *_ in answers:
+                answer["logprobs"] = answer["logprobs"] if max_tokens == 8 else None
+            return answers
+
+    (found,) = judged(Curt, relations=("warm",), tolerance=0.0).deviations
+    assert (found.clause, found.script.num_requests) == ("ENG-3", 2)
+
+
 def entries(*ids: int) -> dict[str, Any]:
     content = [
         {"id": token, "token": "x", "logprob": -1.0, "top_logprobs": [{"id": 9, "logprob": -2.0}]} for token in ids

