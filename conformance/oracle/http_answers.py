@@ -17,6 +17,8 @@ def read_completion(document: Any, n: int, num_prompt: int, max_tokens: int) -> 
     Token ids are read from ``token_ids`` or ``tokens`` of a choice, from ``logprobs.content[].id``, or from
     ``logprobs.tokens`` where they are written as ``token_id:7``.
 
+    An answer of which not all tokens are told is one without tokens: nothing can be compared with it.
+
     Args:
         document: the JSON.
         n: the number of answers that were asked for.
@@ -35,10 +37,19 @@ def read_completion(document: Any, n: int, num_prompt: int, max_tokens: int) -> 
     if cached is not None and cached > num_prompt:
         raise UnreadableError(f"an answer says that {cached} tokens of a prompt of {num_prompt} were cached")
     answers = [_choice(choice, cached) for choice in choices]
+    if n == 1 and _generated(document) > len(answers[0].tokens):
+        answers = [Answer((), (), cached=cached)]  # llama.cpp leaves out tokens that are a part of a character
     for answer in answers:
         if len(answer.tokens) > max_tokens:
             raise UnreadableError(f"an answer has {len(answer.tokens)} tokens, {max_tokens} were asked for")
     return answers
+
+
+def _generated(document: Mapping[str, Any]) -> int:
+    """The number of tokens that the server says it generated; 0 where it does not say."""
+    usage = document.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) else 0
 
 
 def _cached(document: Mapping[str, Any]) -> int | None:
@@ -51,8 +62,9 @@ def _cached(document: Mapping[str, Any]) -> int | None:
 
 def _choice(choice: Mapping[str, Any], cached: int | None) -> Answer:
     logprobs = choice.get("logprobs")
-    if logprobs is None and choice.get("text") == "" and choice.get("finish_reason") == "stop":
-        return Answer((), (), cached=cached)  # the end came at once
+    text = choice.get("text")
+    if logprobs is None and isinstance(text, str) and not text.strip("\ufffd") and _ids(choice) is None:
+        return Answer((), (), cached=cached)  # the end came at once, or nothing but parts of characters
     if not isinstance(logprobs, Mapping):
         raise UnreadableError("the server answers no log-probabilities")
     content = logprobs.get("content")

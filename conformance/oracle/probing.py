@@ -10,6 +10,9 @@ from .subjects import Facts, LostError, RefusedError, Subject, UnusableError
 
 __all__ = ["find_out"]
 
+_PROMPTS = 4
+"""Prompts that are tried until one has an answer with tokens."""
+
 _WAYS = ("reset", "cache_salts", "uncached", "restart")
 """How requests are made cold, the way that is preferred first."""
 
@@ -28,8 +31,11 @@ def find_out(subject: Subject, draw: random.Random, insisted: frozenset[str]) ->
     """
     facts = subject.facts
     sizes = Sizes.of(facts)
-    prompt = draw_prompt(draw, sizes, sizes.middle)
-    first = _asked(subject, Ask("a", prompt), sizes.answer)
+    for _ in range(_PROMPTS):
+        prompt = draw_prompt(draw, sizes, sizes.middle)
+        first = _asked(subject, Ask("a", prompt), sizes.answer)
+        if first.tokens:
+            break
     if not first.tokens:
         raise UnusableError("an answer has no tokens")
     warm = _asked(subject, Ask("b", prompt), sizes.answer)

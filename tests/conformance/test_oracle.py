@@ -484,6 +484,14 @@ def test_an_answer_may_end_at_once() -> None:
     assert answer.tokens == ()
 
 
+def test_nothing_is_compared_with_an_answer_of_which_tokens_are_left_out() -> None:
+    """As llama.cpp's server leaves out those that are a part of a character."""
+    (answer,) = read_completion({"choices": [entries(1)], "usage": {"completion_tokens": 2}}, 1, 8, 2)
+    (other,) = read_completion({"choices": [{"text": "\ufffd", "logprobs": None}]}, 1, 8, 2)
+    assert answer.tokens == other.tokens == ()
+    assert read_completion({"choices": [entries(1, 2)], "usage": {"completion_tokens": 2}}, 1, 8, 2)[0].tokens == (1, 2)
+
+
 def test_a_deviation_is_told_where_shorter_scripts_make_no_sense() -> None:
     """An engine that gives long answers only: whatever is tried to make the script short, what was shown is kept."""
 
