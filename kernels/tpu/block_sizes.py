@@ -91,7 +91,7 @@ def blocks_of_drafts(blocks: DecodeBlocks, page_size: int) -> DecodeBlocks:
     """The block sizes where sequences have several query tokens: longer blocks, and less code for short ones. O(1).
 
     Softmaxes of so many rows hide their latency in long blocks only: of 8 query tokens on v6e blocks of 256, 512 and
-    1,024 tokens take 394, 302 and 276 bundles for 128 tokens.
+    1,024 tokens take 394, 302 and 275 bundles for 128 tokens.
 
     Args:
         blocks: the sizes for one query token.
