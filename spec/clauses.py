@@ -159,6 +159,26 @@ _SENTENCES = {
     "MAN-14": "A manager restored from a snapshot behaves alike in every later call. Equal states give equal "
     "snapshots. A snapshot is refused if it is damaged, if the manager restored from it would give another snapshot, "
     "or if it does not fit the requests.",
+    # -- Retention --------------------------------------------------------------------------------
+    "RET-1": "With caching on, a page of a window, chunk or align group (MAN-13) is reachable if a hit could end "
+    "where it is needed: at a resume point. Resume points of a request are the longest length below the end of its "
+    "prompt that every group can serve, known at its admission; its junction (RET-2); the longest such length of "
+    "what it has published when it is freed; and every multiple of retention_interval, which is a multiple of every "
+    "page size, or 0 for no further ones (the default). With None every length is one, and all pages are kept. Full "
+    "attention and MLA keep all pages.",
+    "RET-2": "Where the groups that keep everything would hit further than all groups together, the length up to "
+    "which they would is a junction: get_junction(request) returns it, 0 if there is none, and for a live request "
+    "that of its admission. A request that computes past it keeps what a hit of that length needs.",
+    "RET-3": "When its last holder lets go of such a page, by MAN-8 or by free, it goes to the back of the queue if "
+    "a junction or the interval needs it, whichever request computed past that (which ends with the page's hash), if "
+    "its priority is not 0, or if the end of a request that is freed needs it. If only the end of a passed prompt "
+    "needs it, or the last length that could be hit so far, it is of second class: it goes behind the others of that "
+    "class, before all cached pages of priority 0, and behind the pages without a hash at the front; of these, what "
+    "the end needs goes to the back when the request is freed. If no resume point needs it, it loses its hash, and "
+    "goes to the front in the order given, as does a page without a hash.",
+    "RET-4": "The resume points of a request follow from its own calls and from what is cached at its admission, "
+    "never from a clock or from chance. Where only what callers rely on is compared, more or less may be kept: what "
+    "is hit is right, and as long as what is kept serves.",
     # -- Page tables ------------------------------------------------------------------------------
     "TAB-1": "A page table is int32; entries past a row's count are 0 (the null page) after every operation.",
     "TAB-2": "A page list that does not fit the row is refused, and so are negative rows; a batch, and a call over "

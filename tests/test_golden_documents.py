@@ -55,9 +55,10 @@ def requests() -> list[Request]:
     return [Request("a", [*range(5)], EXTRA_KEYS), Request("b", [0, 1, 2, 9, 9]), Request("c", [*range(5)])]
 
 
-def used_manager(package: ModuleType, own: list[Request]) -> Any:
+def used_manager(package: ModuleType, own: list[Request], interval: int | None = None) -> Any:
     """A manager with every kind of group, live requests, a freed one, a pin, priorities, copies, events, counts."""
     options: dict[str, Any] = {"enable_events": True, "counter_sampling": 1, "max_pinned_pages": 20}
+    options["retention_interval"] = interval
     manager = package.CacheManager(
         34, GROUPS, 16, hash_seed=b"s", num_host_pages=4, max_pinned_pages_per_salt=18, **options
     )
@@ -109,6 +110,8 @@ def written(package: ModuleType, name: str) -> str:
     match name:
         case "snapshot":
             return json.dumps(used_manager(package, requests()).snapshot())
+        case "snapshot_retention":
+            return json.dumps(used_manager(package, requests(), 0).snapshot())
         case "events":
             return str(package.events_to_json([*used_manager(package, requests()).take_events()[-8:], CacheCleared()]))
         case "step":
@@ -122,7 +125,7 @@ def again(package: ModuleType, name: str, text: str) -> str:
     """A document, read by a package and written again."""
     document = json.loads(text)
     match name:
-        case "snapshot":
+        case "snapshot" | "snapshot_retention":
             restored = package.CacheManager.restore(document, requests())
             restored.check()
             return json.dumps(restored.snapshot())
@@ -135,7 +138,9 @@ def again(package: ModuleType, name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("name", ["snapshot", "events", "step", "cache_bf16", "cache_int8", "prefix"])
+@pytest.mark.parametrize(
+    "name", ["snapshot", "snapshot_retention", "events", "step", "cache_bf16", "cache_int8", "prefix"]
+)
 def test_documents_are_what_they_were(name: str, package: str) -> None:
     """SEC-3: what was written by an earlier version is read, and what is written is the same, byte for byte."""
     text = (GOLDEN / f"{name}.json").read_text().rstrip("\n")
@@ -144,5 +149,5 @@ def test_documents_are_what_they_were(name: str, package: str) -> None:
 
 
 def test_every_golden_document_is_looked_at() -> None:
-    names = {"snapshot", "events", "step", "cache_bf16", "cache_int8", "prefix"}
+    names = {"snapshot", "snapshot_retention", "events", "step", "cache_bf16", "cache_int8", "prefix"}
     assert {path.stem for path in GOLDEN.iterdir()} == names

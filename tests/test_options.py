@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "max_pinned_pages": 5,
     "max_pinned_pages_per_salt": 2,
     "num_host_pages": 4,
+    "retention_interval": 8,
 }
 """For each option a value that is not its default."""
 

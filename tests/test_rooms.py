@@ -41,6 +41,7 @@ ALONE = {
     "fast/index/runs": "the index is fast's own: spec has a dict",
     "fast/pool/free_log": "the free pages of one priority as an array; part of free_order in spec",
     "fast/pool/page_log": "the queues of an eviction policy as arrays; dicts of eviction in spec",
+    "fast/pool/retained_log": "the free pages of second class as an array; part of free_order in spec",
     "fast/pool/sampling": "the ages of pages in arrays; part of pool_log in spec",
     "fast/groups/cache_group": "columns of live requests; dicts in spec's coordinator",
     "fast/groups/coordinator_kinds": "the seeds' four names for one coordinator; beside it in spec",

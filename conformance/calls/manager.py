@@ -56,6 +56,7 @@ _OPTIONS = ("enable_caching", "use_eagle", *recorded(ManagerOptions))
 
 _BOTH = (
     _changes("get_computed_pages", _OF_REQUEST, _HIT, "MAN-1"),
+    _reads("get_junction", _OF_REQUEST, PLAIN, "RET-2", optional=True),
     _changes("allocate_slots", _SLOTS, _GROUPS, "MAN-2", hashes="MAN-3", by_name=("delay_cache_pages",)),
     _changes("cache_pages", {**_OF_REQUEST, **_plain("num_computed_tokens")}, NONE, "MAN-3"),
     _changes("free", {**_OF_REQUEST, **_plain("num_written")}, _IDS, "MAN-4", rest="MAN-5"),
@@ -94,6 +95,7 @@ MANAGER = Table(
         _property("counters", _COUNTERS, "MAN-12"),
         _property("num_free_host_pages", PLAIN, "SWAP-1", logged=False),
         _property("num_host_pages", PLAIN, "SWAP-1", logged=False),
+        _property("retention_interval", PLAIN, "RET-1", logged=False),
         _property("req_to_page_hashes", Kind("keys"), "HASH-3", optional=True, logged=False),
         _reads("snapshot", {}, _DOCUMENT, "MAN-14", logged=False),
         Method(

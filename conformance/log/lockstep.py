@@ -116,6 +116,8 @@ class Lockstep:
             known = options  # which the backend refuses, as it should
         it = backend.get(name)(*args, **known)
         own = {option: value for option, value in options.items() if option != "sharding"}
+        if name == "CacheManager":  # one that shows no interval keeps all pages (RET-1)
+            own.setdefault("retention_interval", getattr(it, "retention_interval", None))
         spec = getattr(kvproof.spec, name)(*args, **own)
         return _wrap(_Watch(name, it, spec, self._every), name, it, spec)
 

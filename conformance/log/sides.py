@@ -7,6 +7,7 @@ from typing import Any
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import Request
 
+from ..backends import takes_parameter
 from ..calls.method import bound
 from ..raising import Ending, frames
 from .calls import CALLS, PROPERTIES, LoggedCall
@@ -103,6 +104,13 @@ class Side:
             return
         if made.name in ("CacheManager", "PagePool"):
             arguments["hash_seed"] = _SEED
+        if made.name == "CacheManager":
+            if takes_parameter(self.holder.CacheManager, "retention_interval"):
+                arguments.setdefault(
+                    "retention_interval", None
+                )  # logs without it are of managers that keep all (RET-1)
+            else:
+                arguments.pop("retention_interval", None)
         it = getattr(self.holder, made.name)(**arguments)
         pool = {"CacheManager": getattr(it, "page_pool", None), "PagePool": it}.get(made.name)
         self.things[made.number] = Thing(made.name, it, {} if pool is None else page_views(pool), made.number)

@@ -60,7 +60,7 @@ class Batch(BatchSteps):
     def construct(self, world: World, seldom: bool) -> None:
         """A manager of one to three groups, and tables of them."""
         self.last_slots: dict[str, int] = {}
-        self.seldom = seldom and not world.options
+        self.seldom = seldom and not world.options.keys() - {"retention_interval"}
         self.build_managers(world)
 
     def state_fields(self) -> list[Field]:

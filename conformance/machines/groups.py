@@ -125,6 +125,47 @@ class GroupSteps(ManagerSteps):
             self.free_request(name, None)
         self.probe()
 
+    def can_keep_parts(self) -> bool:
+        """Whether a hit needs only part of a prefix in some group, and there is an id for one more request."""
+        return self.caching and self.world.gives_back and len(self.names_of(live=True)) < len(IDS)
+
+    @step("HIT-1", "RET-2", "RET-3", "RET-4", when=can_keep_parts, weight=3)
+    def come_one_by_one(self, data: Drawing) -> None:
+        """Prompts that begin alike are served one by one, steps ending where they part: later ones hit up to there."""
+        tokens = st.sampled_from(self.world.alphabet)
+        most = min(self.max_model_len, 3 * self.unit + 2)
+        stem = data.draw(st.lists(tokens, min_size=1, max_size=most - 1))
+        for rest in data.draw(st.lists(st.lists(tokens, max_size=self.unit + 1), min_size=2, max_size=4)):
+            names = [name for name in IDS if name not in self.names_of(live=True)]
+            if names:
+                self.bring(names[0], [*stem, *rest, *stem[:1]][:most])
+                self.look_up(names[0])
+                self.serve_between(names[0], self.spec.manager.get_junction(self.cases[names[0]].request))
+        self.probe()
+
+    def serve_between(self, name: str, junction: int) -> None:
+        """Serves a request that was looked up to its end, steps ending at a junction and at the last whole page."""
+        case = self.cases[name]
+        end, hits = case.request.num_tokens, case.found.spec[1] if case.found else 0
+        stops = sorted({stop for stop in (junction, (end - 1) // self.unit * self.unit, end) if stop > hits})
+        self.admit_with(name, stops[0] - hits, hits or None)
+        for stop in stops[1:]:
+            if case.live and case.given < stop:
+                self.continue_with(name, case.given, stop - case.given)
+        if case.live:
+            self.free_request(name, None)
+
+    @step("RET-1", when=lambda self: bool(self.world.groups) and self.takes_interval())
+    def keep_badly(self, data: Drawing) -> None:
+        """An interval is None or a multiple of every page size, 0 among them."""
+        size = max(group.page_size for group in self.world.groups)
+        interval = one_of(data, [-1, True, "1", 1.5, *([size + 1, 2 * size - 1] if size > 1 else [])])
+        self.call(
+            f"{self.made}(..., retention_interval={interval!r})",
+            lambda side: self.new_manager(side, retention_interval=interval).retention_interval,
+            "RET-1",
+        )
+
     @step("MAN-13", when=copies_states)
     def take_page_copies(self, data: Drawing) -> None:
         """The copies to be run before the step, those of requests that were freed meanwhile left out."""

@@ -41,7 +41,7 @@ class ManagerMachine(ManagerBlame):
     first: tuple[int, ...] = ()
     always = frozenset(
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
-        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6"}
+        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "RET-2"}
     )
     options: dict[str, Any]
 
@@ -59,12 +59,27 @@ class ManagerMachine(ManagerBlame):
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
 
         def act(side: Side) -> dict[str, Any]:
-            groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
-            make = functools.partial(side.names.get(self.made), *self.first)
-            return self.parts(side, make(world.num_pages, groups, world.max_model_len, *flags, **options))
+            if side is not self.spec or self.takes_interval():
+                return self.parts(side, self.new_manager(side))
+            # a backend that takes none shows which it goes by; one that shows none keeps all pages, as all once did
+            other = attempt(functools.partial(self.new_manager, self.backend)).value
+            shown = getattr(next(iter(getattr(other, "shards", [])), other), "retention_interval", None)
+            return self.parts(side, self.new_manager(side, retention_interval=shown))
 
         self.build(f"manager = {self.construction(world, flags)}", "MAN-2", act)
         self.watch(*self.state_fields())
+
+    def takes_interval(self) -> bool:
+        """Whether the backend's manager can be told which lengths to keep (RET-1)."""
+        return self.backend.names.accepts(self.made, "retention_interval")
+
+    def new_manager(self, side: Side, **more: Any) -> Any:
+        """A manager of this world; ``more`` are other keywords, which take the places of those of the world."""
+        world = self.world
+        groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
+        flags = (world.caching, True) if world.use_eagle else (world.caching,)
+        make = functools.partial(side.names.get(self.made), *self.first, world.num_pages, groups, world.max_model_len)
+        return make(*flags, **(self.options | more))
 
     def construction(self, world: World, flags: tuple[bool, ...]) -> str:
         """The call of the constructor as a report shows it."""
@@ -142,6 +157,14 @@ class ManagerMachine(ManagerBlame):
             self.session.hits += 1
             self.judge(case, found)
         case.found = found
+        if self.offers("manager", "get_junction"):
+            self.call(
+                f"manager.get_junction({name})",
+                lambda side: side.manager.get_junction(case.request),
+                "RET-2",
+                lambda junction, _: int(junction),
+                self.charged("RET-2"),
+            )
         return found
 
     def found_pages(self, found: Any, side: Any) -> Any:

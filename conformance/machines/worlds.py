@@ -248,6 +248,9 @@ def worlds(
         flagged = use_eagle and kind in ATTENTION and draw(st.sampled_from([False, False, True]))
         groups.append(Group(kind, size, extent, flagged))
     unit = lcm(*sizes)
+    known = dict(draw(st.sampled_from(options)))
+    if any(group.gives_back for group in groups):
+        known |= draw(st.sampled_from([{}, {}, *({"retention_interval": tokens} for tokens in (unit, 2 * unit, None))]))
     length = draw(st.integers(*(lists or (max(unit + 2, 4), max(min(3 * unit + 3, _MOST_LENGTH), 8)))))
     whole = sum(2 if group.keeps_states else -(-length // group.page_size) for group in groups)
     alphabet = draw(token_lists)
@@ -260,7 +263,7 @@ def worlds(
         length,
         cached,
         use_eagle,
-        dict(draw(st.sampled_from(options))),
+        known,
         alphabet,
         text,
         serves_hits and draw(st.sampled_from([False] * (3 if ample else 1) + [True])),

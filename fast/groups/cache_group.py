@@ -20,6 +20,9 @@ from .page_lists import PageLists
 
 __all__ = ["CacheGroup", "GrowingTail"]
 
+_NOTHING: dict[int, int] = {}
+"""What most requests have passed: nothing. It is never changed."""
+
 
 class CacheGroup(PageLists):
     """The page lists of one group, by the requests' slots, and how far each is published. It trusts its caller.
@@ -39,6 +42,8 @@ class CacheGroup(PageLists):
         num_tail_runs: ``tail_runs``, for scalar access.
         num_hits: the number of leading places that were found in the cache, of each request.
         hit_ends: the slots of live requests by the last page that they hit when they were admitted.
+        passed: the pages that each request let go of although a hit of all that it had computed by then needs them, by
+            place (RET-3).
         tails: each request's tail, the published pages that its run does not store yet.
         segments: each request's extra keys over its pages.
         is_plain: True if no request has had extra keys so far.
@@ -58,6 +63,7 @@ class CacheGroup(PageLists):
         "num_published",
         "num_tail_runs",
         "page_size",
+        "passed",
         "published",
         "rule",
         "segments",
@@ -76,6 +82,7 @@ class CacheGroup(PageLists):
         self.is_plain = True
         self.tails: list[GrowingTail] = []
         self.hit_ends: dict[int, set[int]] = {}
+        self.passed: list[dict[int, int]] = []
         self._last_hits: list[int] = []
         """The last page that each live request hit when it was admitted, by slot; 0 if it hit none."""
         self._columns: NDArray[np.int64] = np.zeros((4, 0), np.int64)
@@ -86,6 +93,7 @@ class CacheGroup(PageLists):
         self.tails += [GrowingTail(self, slot) for slot in range(len(self.tails), capacity)]
         self.segments += [PLAIN] * (capacity - len(self.segments))
         self._last_hits += [0] * (capacity - len(self._last_hits))
+        self.passed += [_NOTHING] * (capacity - len(self.passed))
         super().resize(capacity)
         columns = np.zeros((4, capacity), np.int64)
         columns[:, : self._columns.shape[1]] = self._columns
@@ -115,7 +123,8 @@ class CacheGroup(PageLists):
             self.is_plain = False
 
     def dismiss(self, slot: int) -> None:
-        """Empties the list of a request that leaves, and forgets its tail and its hit."""
+        """Empties the list of a request that leaves, and forgets its tail, its hit and what it passed."""
+        self.passed[slot] = _NOTHING
         if self.num_tail_runs[slot]:
             self.tails[slot].leave()
         page = self._last_hits[slot]
@@ -137,6 +146,13 @@ class CacheGroup(PageLists):
         cells = self.cells[self.num_begins[slot] : self.num_origins[slot] + self.num_pages[slot]]
         pages = cells[::-1].astype(np.int64)
         return pages[pages != 0] if self.rule.gives_back else pages
+
+    def places(self, slot: int, stop: int) -> tuple[range, NDArray[np.bool_] | slice]:
+        """The places below ``stop`` that have cells, and which of them have a page: an index for arrays of them."""
+        begin, origin = self.num_begins[slot], self.num_origins[slot]
+        end = max(min(stop, self.num_pages[slot]), begin - origin)
+        is_held = self.cells[begin : origin + end] != 0 if self.rule.has_states else slice(None)
+        return range(begin - origin, end), is_held
 
     def give_back(self, slot: int, first: int) -> NDArray[np.int64]:
         """`leave_behind`, noted in ``given_back``."""

@@ -22,6 +22,7 @@ from kvproof.spec.declarations import (
 )
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.json_kinds import group_to_json
+from kvproof.spec.declarations.snapshots import with_retention
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..pool.page_pool import PagePool
@@ -37,7 +38,8 @@ from .live_check import check_live
 from .live_requests import LiveRequests, Wanted
 from .longest_hit import Hits, check_hits, longest_hit, none_hit
 from .publishing import Publisher
-from .request_states import read_requests, request_states, restore_requests
+from .request_states import point_states, read_requests, request_states, restore_points, restore_requests
+from .retention import Retention
 from .swapped_requests import SwappedRequests
 
 __all__ = ["CacheCoordinator", "NewPages"]
@@ -69,6 +71,7 @@ class CacheCoordinator(Uncopied):
         gives_back: True if any group frees pages while a request is live (MAN-8).
         publishing: the groups whose pages can be cached.
         keeps_all: True if pages are cached and every group keeps all of a request's pages.
+        retention: the rules by which pages are kept (RET-1).
         live: the live requests.
         publisher: the publisher of their pages.
         swapped: the requests in host memory (SWAP-1).
@@ -112,6 +115,7 @@ class CacheCoordinator(Uncopied):
         self.gives_back = len(self._giving_back) > 0
         self.keeps_all = enable_caching and not self.gives_back and not self.has_states
         self.live = LiveRequests(self.groups)
+        self.retention = Retention(self.page_pool, self.groups, self.live, options["retention_interval"])
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.most_slots = min(max_model_len + 1, NEVER)
         self.swapped = SwappedRequests(options["num_host_pages"])
@@ -178,7 +182,21 @@ class CacheCoordinator(Uncopied):
         Returns:
             For each group its pages, and the number of their tokens. O(tokens compared).
         """
-        return longest_hit(self.page_pool.index, self.groups, tokens, segments, max_cache_hit_length, eagle)
+        hits, length, _ = longest_hit(self.page_pool.index, self.groups, tokens, segments, max_cache_hit_length, eagle)
+        return hits, length
+
+    def find_junction(self, tokens: TokenBytes, segments: Sequence[Sequence[ExtraSegment]]) -> int:
+        """The junction of a request, 0 if there is none (RET-2). O(tokens compared).
+
+        Args:
+            tokens: the request's token bytes.
+            segments: its extra keys over its pages, for each group.
+        """
+        if not self.retention.finds_junctions:
+            return 0
+        most = len(tokens) // 4 - 1
+        _, length, reach = longest_hit(self.page_pool.index, self.groups, tokens, segments, most, eagle=True)
+        return reach if reach > length else 0
 
     def check_hits(
         self, tokens: TokenBytes, segments: Sequence[Sequence[ExtraSegment]], hits: Hits, length: int
@@ -228,7 +246,10 @@ class CacheCoordinator(Uncopied):
             if end > first and group.rule.publishes:
                 places = first, int(pages[-1]) if first else 0, end
                 publishings.append(publisher.read_group(group, own, request, tokens, places, (found, promised)))
+        junction = self.find_junction(tokens, segments)
         slot = live.admit(request, request_id, segments, hits, wanted)
+        if self.retention.judges or junction:
+            live.points[slot] = self.retention.prompt_end(len(tokens) // 4), junction
         self.save_new_computed_pages(hits)
         new = self.allocate_new_pages(slot, wanted, found)
         live.num_computed[slot] = found
@@ -306,14 +327,17 @@ class CacheCoordinator(Uncopied):
         self.live.due_at[slots] = bound
 
     def takes_in_bulk(self) -> bool:
-        """True if pages freed in a step always stand behind those that the step takes, if enough are free."""
-        return not self.gives_back or self.page_pool.appends_only
+        """True if a step can take its pages together, if enough are free: none depends on what the step frees."""
+        return not self.gives_back or self.retention.judges or self.page_pool.appends_only
 
     def remove_skipped_pages(self, slot: int, num_computed_tokens: int) -> None:
         """Frees the pages that the mask of position ``num_computed_tokens`` can't read (MAN-8)."""
         for group in self._giving_back:
             first = group.rule.first_place(num_computed_tokens)
             if first > group.num_given_back[slot]:
+                if self.retention.judges:
+                    self.retention.let_go_before(group, slot, first, num_computed_tokens)
+                    continue
                 pages = group.give_back(slot, first)
                 if len(pages):
                     self.page_pool.release(pages)
@@ -386,14 +410,18 @@ class CacheCoordinator(Uncopied):
         pool, live, held = self.page_pool, self.live, []
         for group in self.groups:
             held.append(group.last_first(slot))
+        ending = self.retention.at_end(slot, num_written) if self.retention.judges else None
         lost, holders = (_NO_PAGES, None) if num_written is None else self._unwritten(slot, num_written)
         live.dismiss(slot)
         if self.queued_copies:
             self.queued_copies = [queued for queued in self.queued_copies if queued[0] != request_id]
         if len(lost):
             pool.forget_hashes(lost)
-        for pages in held:
-            pool.release(pages)
+        for number, pages in enumerate(held):
+            if ending is None or number not in ending:
+                pool.release(pages)
+            else:
+                self.retention.let_go(pages, *ending[number])
         return [] if holders is None else live.withdraw(holders) + self.swapped.withdraw(lost)
 
     def _unwritten(self, slot: int, num_written: int) -> tuple[NDArray[np.int64], set[int] | None]:
@@ -487,6 +515,11 @@ class CacheCoordinator(Uncopied):
             "groups": [group_to_json(group) for group in self.kv_cache_groups],
             "requests": request_states(self.live, self.groups),
             "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],
+            **with_retention(
+                self.kv_cache_groups,
+                self.retention.interval,
+                {**self.retention.state(), **point_states(self.live, self.groups)},
+            ),
             **swapped,
         }
 
@@ -503,6 +536,8 @@ class CacheCoordinator(Uncopied):
         saved = read_requests(parts["requests"], objects, self.groups, self.page_pool, self.max_model_len)
         segments = [self.segments_of(attribute(own.request, "extra_keys")) for own in saved]
         restore_requests(self.live, self.groups, self.page_pool, saved, segments)
+        self.retention.restore(parts)
+        restore_points(self.live, self.groups, parts, self.page_pool.num_pages)
         self.swapped.next_id = parts["next_swap_id"].integer()
         for part in parts["copies"].items():
             id_part, group_part, *pages = part.items(4)
@@ -526,6 +561,7 @@ class CacheCoordinator(Uncopied):
         self.page_pool.check()
         self.swapped.check()
         check_live(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
+        self.retention.check()
         for request_id, slot in self.live.slot_of.items():
             recorded = self.live.num_needs_at[slot], self.live.num_due_at[slot]
             bounds = self.needs_at(slot), self.due_at(slot)

@@ -30,6 +30,9 @@ _NO_REQUEST = 1 << 62
 computed tokens is valid for it."""
 
 
+_NO_POINTS = (0, 0)
+
+
 class DistinctIds(NamedTuple):
     """Distinct numbers (slots, or rows of page tables) that an engine passed in one batched call.
 
@@ -66,6 +69,7 @@ class LiveRequests:
         withdrawals: the pool's ``num_withdrawals`` when the last published page was last known to be cached,
             `i64[capacity]`; -1 if that page may have been withdrawn since.
         any_withdrawn: True if ``withdrawals`` has ever had a -1.
+        points: the end of the prompt and the junction of each slot's request, as lengths of hits; 0: none (RET-1).
         ids: the id of each slot's request, read at its admission; "" in a free slot.
         last_slots: the slots of the last batched step.
         last_rows: the rows of page tables of the last batched step that had tables.
@@ -97,6 +101,7 @@ class LiveRequests:
         "num_promised",
         "num_slots",
         "num_withdrawals",
+        "points",
         "promised",
         "requests",
         "slot_of",
@@ -108,6 +113,7 @@ class LiveRequests:
         self._groups = groups
         self.any_withdrawn = False
         self.ids: list[str] = []
+        self.points: list[tuple[int, int]] = []
         self._numbers: list[int] = []
         """The number of requests admitted before the one in each slot."""
         self._num_admitted = 0
@@ -137,6 +143,7 @@ class LiveRequests:
         self.computed[old:] = _NO_REQUEST + 1
         self.ids += [""] * (capacity - len(self.ids))
         self._numbers += [0] * (capacity - len(self._numbers))
+        self.points += [_NO_POINTS] * (capacity - len(self.points))
         self.requests += more
         for slot in range(old, capacity):
             heappush(self._free, slot)
@@ -181,6 +188,7 @@ class LiveRequests:
         self.num_needs_at[slot] = self.num_due_at[slot] = 0
         self.requests[slot] = request
         self.ids[slot] = request_id
+        self.points[slot] = _NO_POINTS
         self._numbers[slot] = self._num_admitted
         self._num_admitted += 1
         self.is_live[slot] = True

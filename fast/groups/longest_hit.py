@@ -35,7 +35,7 @@ def longest_hit(
     segments: Sequence[Sequence[ExtraSegment]],
     most: int,
     eagle: bool,
-) -> tuple[Hits, int]:
+) -> tuple[Hits, int, int]:
     """The longest cached prefix of a request that all groups can serve.
 
     Args:
@@ -47,13 +47,14 @@ def longest_hit(
         eagle: True if Eagle groups need the page after the hit as well (MAN-9).
 
     Returns:
-        The pages, and the number of their tokens.
+        The pages, the number of their tokens, and the longest prefix that the groups that keep everything can serve; 0
+        for that if there is no such group (RET-2).
     """
     known = len(tokens) // 4
     step = lcm(*(group.tree.page_bytes // 4 for group in groups))
     count = most // step
     if count <= 0 or not all(group.rule.publishes for group in groups):
-        return none_hit(groups), 0
+        return none_hit(groups), 0, 0
     found: list[NDArray[np.int64]] = []
     for group, own in zip(groups, segments, strict=True):
         size = group.rule.page_size
@@ -64,9 +65,10 @@ def longest_hit(
             count = min(count, len(pages) * size // step)
         found.append(pages)
     if count <= 0:
-        return none_hit(groups), 0
+        return none_hit(groups), 0, 0
     lengths = np.arange(1, count + 1) * step
     good = np.ones(count, bool)
+    reached = np.ones(count, bool)
     needed = np.zeros(count, bool)
     for number, group in enumerate(groups):
         ends = lengths // group.rule.page_size
@@ -74,17 +76,23 @@ def longest_hit(
         pages = found[number] = _padded(found[number], int(ends[-1]) + 1)
         if group.rule.gives_back:
             own_places = ends - group.rule.first_place(lengths)
-            good &= _runs(pages)[ends - 1] >= own_places
+            served_by = _runs(pages)[ends - 1] >= own_places
             needed |= own_places > 0
         else:
+            served_by = np.ones(count, bool)
             needed[:] = True
         if eagle and group.is_eagle:
-            good &= pages[ends] != 0
+            served_by &= pages[ends] != 0
+        good &= served_by
+        if group.rule.shares_prefixes:
+            reached &= served_by
+    keeps = any(group.rule.shares_prefixes for group in groups) and reached.any()
+    reach = int(lengths[np.flatnonzero(reached)[-1]]) if keeps else 0
     served = np.flatnonzero(good & needed)
     if not served.size:
-        return none_hit(groups), 0
+        return none_hit(groups), 0, reach
     length = int(lengths[served[-1]])
-    return [_cut(group, pages, length) for group, pages in zip(groups, found, strict=True)], length
+    return [_cut(group, pages, length) for group, pages in zip(groups, found, strict=True)], length, reach
 
 
 def check_hits(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequest
 from kvproof.spec.declarations.codec import BEYOND, Part
-from kvproof.spec.declarations.snapshots import request_named
+from kvproof.spec.declarations.snapshots import request_named, retention_of
 
 from ..index.prefix_index import PrefixIndex
 from ..pool.page_pool import PagePool
@@ -22,7 +22,7 @@ from ..reading.tokens import TokenBytes
 from .cache_group import CacheGroup
 from .live_requests import LiveRequests
 
-__all__ = ["SavedRequest", "read_requests", "request_states", "restore_requests"]
+__all__ = ["SavedRequest", "point_states", "read_requests", "request_states", "restore_points", "restore_requests"]
 
 _MOST_SLOTS = 1 << 20
 """The most slots that a snapshot without groups can name: a few bytes could ask for any number of them (SEC-3)."""
@@ -51,6 +51,48 @@ def request_states(live: LiveRequests, groups: Sequence[CacheGroup]) -> list[dic
         }
         for request_id, slot in live.slot_of.items()
     ]
+
+
+def point_states(live: LiveRequests, groups: Sequence[CacheGroup]) -> dict[str, list[list[Any]]]:
+    """What a snapshot has of the resume points of live requests (RET-1)."""
+    slots = live.slot_of.items()
+    return {
+        "points": [[request_id, *live.points[slot]] for request_id, slot in slots if any(live.points[slot])],
+        "passed": [
+            [request_id, group.group_id, place, page]
+            for request_id, slot in slots
+            for group in groups
+            for place, page in sorted(group.passed[slot].items())
+        ],
+    }
+
+
+def restore_points(live: LiveRequests, groups: Sequence[CacheGroup], parts: Mapping[str, Part], num_pages: int) -> None:
+    """Sets what `point_states` wrote.
+
+    Args:
+        live: the live requests.
+        groups: the cache groups.
+        parts: the snapshot's.
+        num_pages: pages of the pool.
+
+    Raises:
+        ValueError: something is damaged (MAN-14).
+    """
+    members = retention_of(parts)
+    for part in members["points"].items():
+        id_part, prompt_end, junction = part.items(3)
+        slot = live.slot_of.get(id_part.text(), -1)
+        if slot < 0:
+            raise id_part.damaged(f"is {id_part.value!r}, which is not live")
+        live.points[slot] = prompt_end.integer(), junction.integer()
+    for part in members["passed"].items():
+        id_part, group_part, place, page = part.items(4)
+        slot = live.slot_of.get(id_part.text(), -1)
+        if slot < 0:
+            raise id_part.damaged(f"is {id_part.value!r}, which is not live")
+        group = groups[group_part.integer(below=len(groups))]
+        group.passed[slot] = group.passed[slot] | {place.integer(): page.integer(1, num_pages)}
 
 
 class SavedRow(NamedTuple):

@@ -72,6 +72,7 @@ class Swapped:
         first_places: for each group the first place that was copied; all places behind it were copied, too.
         host_pages: for each group the host pages of the places copied.
         swap_id: the id of the plan whose copies are running; -1 if there is none.
+        points: see `LiveRequests`.
         is_received: True if its pages come from another process (SWAP-2); places among them then stand for host pages.
     """
 
@@ -80,6 +81,7 @@ class Swapped:
         "first_places",
         "host_pages",
         "is_received",
+        "points",
         "request",
         "request_id",
         "segments",
@@ -106,6 +108,7 @@ class Swapped:
         self.first_places = first_places
         self.host_pages = host_pages
         self.swap_id = -1
+        self.points = (0, 0)
         self.is_received = is_received
 
     @property

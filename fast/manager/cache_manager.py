@@ -107,6 +107,25 @@ class CacheManager(Uncopied):
         """
         return self.prefixes.find(request)
 
+    def get_junction(self, request: EngineRequest) -> int:
+        """The length up to which the groups that keep everything have a request cached, where all together hit less.
+
+        A request that computes past it keeps its windows and states there, so that later ones with this prefix hit
+        (RET-2). States exist only where a step ends: an engine with state groups ends a step there. Changes nothing.
+
+        Args:
+            request: a request that is to be admitted, or a live one, whose junction is that of its admission.
+
+        Returns:
+            The number of tokens, a multiple of every page size; 0 if there is no junction. O(tokens compared).
+        """
+        return self.prefixes.junction(request)
+
+    @property
+    def retention_interval(self) -> int | None:
+        """The tokens between the lengths at which hits can end anyway; 0: there are none; None: all lengths (RET-1)."""
+        return self.coordinator.retention.interval
+
     def create_empty_page_list(self) -> CachePages:
         """An empty list for each group of the manager."""
         return self.coordinator.nothing

@@ -85,6 +85,16 @@ class Prefixes:
         hits, length = coordinator.find_longest_cache_hit(tokens, segments, most if most > 0 else 0)
         return coordinator.cache_pages_of(hits), length
 
+    def junction(self, request: EngineRequest) -> int:
+        """The junction of a request, that of its admission if it is live; see `CacheManager.get_junction`."""
+        coordinator = self.coordinator
+        request_id, tokens, extra_keys, _ = read_prompt(request)
+        self._require_own_id(request)
+        slot = self._live.slot_of.get(request_id, -1)
+        if slot >= 0:
+            return self._live.points[slot][1]
+        return coordinator.find_junction(tokens, coordinator.segments_of(extra_keys))
+
     def _find_all(self, request: EngineRequest, num_tokens: int | None) -> tuple[Hits, int]:
         """The longest cached prefix that every group can serve, the whole request included."""
         most = None if num_tokens is None else integer("num_tokens", num_tokens)

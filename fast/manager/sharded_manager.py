@@ -117,8 +117,19 @@ class ShardedCacheManager(Uncopied):
         if number is not None:
             return self.shards[number].get_computed_pages(request)
         found = [shard.get_computed_pages(request) for shard in self.shards]
+        return found[self._best([length for _, length in found])]
+
+    def _best(self, lengths: Sequence[int]) -> int:
+        """The number of the shard with the longest hit, then with the most free pages, then the lowest."""
         free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
-        return found[max(range(len(found)), key=lambda shard: (found[shard][1], free[shard], -shard))]
+        return max(range(len(free)), key=lambda shard: (lengths[shard], free[shard], -shard))
+
+    def get_junction(self, request: EngineRequest) -> int:
+        """The junction of a request on its shard, or on the one where `get_computed_pages` finds most (RET-2)."""
+        number = self.shard_of(read_request_id(request))
+        if number is None:
+            number = self._best([shard.get_computed_pages(request)[1] for shard in self.shards])
+        return self.shards[number].get_junction(request)
 
     def allocate_slots(
         self,

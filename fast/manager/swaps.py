@@ -68,6 +68,7 @@ class Swaps:
         going = Swapped(
             request, request_id, tokens[: 4 * computed], extra, segments, [first for first, _ in bounds], host_pages
         )
+        going.points = coordinator.live.points[slot]
         swapped.by_id[request_id] = going
         number = swapped.begin(Flight(going, True, pages))
         coordinator.live.dismiss(slot)
@@ -212,6 +213,7 @@ class Swaps:
         slot = live.admit(comes.request, comes.request_id, comes.segments, flight.pages)
         live.num_promised[slot] = live.num_slots[slot] = live.num_computed[slot] = comes.num_tokens
         live.num_withdrawals[slot] = flight.num_withdrawals
+        live.points[slot] = comes.points
         for number, group in enumerate(self.coordinator.groups):
             group.num_hits[slot] = group.num_published[slot] = ends[number]
             if group.rule.gives_back:

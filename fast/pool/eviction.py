@@ -281,6 +281,10 @@ class ReuseOrder:
             self._where[pages] = _ONCE
             self._once.put(pages)
 
+    def num_leading(self, run_of: NDArray[np.uint32], most: int) -> int:  # noqa: ARG002 - they are known
+        """How many of the first ``most`` pages had no hash when they became free, which go first. O(1)."""
+        return min(self._empty.num, most)
+
     def are_distinct(self, pages: NDArray[np.int64]) -> bool:
         """True if no page is listed twice. O(pages log pages)."""
         return len(np.unique(pages)) == len(pages)

@@ -147,6 +147,15 @@ class FreeLog:
         self.head = head
         self.num_free += count
 
+    def put_front_one(self, page: int) -> None:
+        """Puts a page before the first. O(1) amortised."""
+        if not self.head:
+            self._pack()
+        self.head -= 1
+        self._log_cell[self.head] = page
+        self._position_cell[page] = self.head
+        self.num_free += 1
+
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Removes distinct free pages from any places. O(pages)."""
         self._log[self._position[pages].astype(np.int64)] = 0  # numpy indexes by int32 at half the speed
@@ -156,6 +165,24 @@ class FreeLog:
         """Removes one free page from any place. O(1)."""
         self._log_cell[self._position_cell[page]] = 0
         self.num_free -= 1
+
+    def num_leading(self, run_of: NDArray[np.uint32], most: int) -> int:
+        """How many of the first ``most`` pages come before the first cached one; at least ``most`` are free.
+
+        Args:
+            run_of: 0 for each page that is not cached, `u32[num_pages]`.
+            most: a number of pages.
+        """
+        seen, place = 0, self.head
+        while seen < most:
+            window = self._log[place : min(place + most, self.tail)]
+            pages = window[window != 0][: most - seen]
+            is_cached = run_of[pages] != 0
+            if np.count_nonzero(is_cached):
+                return seen + int(is_cached.argmax())
+            seen += len(pages)
+            place += most
+        return seen
 
     def order(self) -> NDArray[np.int64]:
         """The free pages, first the one to be taken first, `i64[num_free]`. O(log)."""

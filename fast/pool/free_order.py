@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.eviction import eviction_of, eviction_to_json
 from kvproof.spec.declarations.json_kinds import counters_of
+from kvproof.spec.declarations.snapshots import retention_of
 
 from ..reading.arguments import integer, real, refusal
 from .eviction import ReuseOrder
 from .free_log import FreeLog
+from .retained_log import RetainedLog
 
 __all__ = ["FreeOrder"]
 
@@ -45,7 +47,6 @@ class FreeOrder:
     __slots__ = (
         "_end_of",
         "_ends",
-        "_front_room",
         "_level_heap",
         "_levels",
         "_log",
@@ -62,9 +63,8 @@ class FreeOrder:
     def __init__(
         self, num_pages: int, run_cell: "array[int]", front_room: bool = False, policy: ReuseOrder | None = None
     ) -> None:
-        self._front_room = front_room
         self._policy = policy
-        self._log = FreeLog(num_pages, front_room) if policy is None else policy
+        self._log: FreeLog | ReuseOrder | RetainedLog = FreeLog(num_pages, front_room) if policy is None else policy
         self._run_cell = run_cell
         self._run_of: NDArray[np.uint32] = np.frombuffer(run_cell, np.uint32)
         self._priority_cell = array("i")
@@ -76,6 +76,50 @@ class FreeOrder:
         self._ends: list[tuple[float, int]] = []  # a heap; entries that ``_end_of`` does not confirm are void
         self.num_prioritised = 0
         self.now: float | None = None
+
+    # -- Second class (RET-3) ---------------------------------------------------------------------
+
+    def retain(self) -> None:
+        """Makes room for pages of second class, in an order in which all pages are free, by id."""
+        self._log = RetainedLog(len(self._run_cell), self._run_cell, self._policy)
+
+    @property
+    def second(self) -> NDArray[np.int64]:
+        """The free pages of second class, the one to be taken first in front, `i64[n]`. O(log)."""
+        return self._log.second.order() if isinstance(self._log, RetainedLog) else np.empty(0, np.int64)
+
+    def is_second(self, page: int) -> bool:
+        """True if a page is free and of second class. O(1)."""
+        return isinstance(self._log, RetainedLog) and self._log.is_second(page)
+
+    def put_front_one(self, page: int) -> None:
+        """`put_front` for one page, after `retain`. O(1) amortised."""
+        assert isinstance(self._log, RetainedLog)
+        if self.num_prioritised and self._priority_cell[page]:
+            self._note(page, 0, None)
+        self._log.put_front_one(page)
+
+    def put_second_one(self, page: int) -> None:
+        """`put_second` for one page. O(1) amortised."""
+        assert isinstance(self._log, RetainedLog)
+        self._log.put_second_one(page)
+
+    def put_second(self, pages: NDArray[np.int64]) -> None:
+        """Puts distinct cached pages of priority 0 behind those of second class, in order; after `retain`."""
+        assert isinstance(self._log, RetainedLog)
+        self._log.put_second(pages)
+
+    def put_first(self, pages: NDArray[np.int64]) -> None:
+        """Puts those of distinct pages that are of second class to the back of priority 0, in order; after `retain`."""
+        assert isinstance(self._log, RetainedLog)
+        self._log.put_first(pages)
+
+    def has_priority(self, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True for each of some pages whose priority is not 0, `bool[n]`."""
+        if not self.num_prioritised:
+            return np.zeros(len(pages), bool)
+        ranked: NDArray[np.bool_] = self._priority_of[pages] != 0
+        return ranked
 
     # -- Priorities -------------------------------------------------------------------------------
 
@@ -231,7 +275,7 @@ class FreeOrder:
         priorities = sorted(self._levels)
         low = np.array([page for priority in priorities if priority < 0 for page in self._levels[priority]], np.int64)
         high = np.array([page for priority in priorities if priority > 0 for page in self._levels[priority]], np.int64)
-        middle = self._log.order() if self._policy is None else self._policy.order(low)
+        middle = self._log.order() if isinstance(self._log, FreeLog) else self._log.order(low)
         return np.concatenate([low, middle, high])
 
     def _enter(self, page: int) -> None:
@@ -296,12 +340,19 @@ class FreeOrder:
             raise parts["free"].damaged("must name once each page that nobody holds, and no other")
         self.now = parts["now"].optional_time()
         of_page = _read_priorities(parts["priorities"], len(counts), self.now)
+        second = retention_of(parts)["second"]
+        ranked = second.integers(1, len(counts))
+        if len(np.unique(ranked)) < len(ranked) or not np.isin(ranked, free).all():
+            raise second.damaged("must name free pages, each once")
+        if len(ranked) and not isinstance(self._log, RetainedLog):
+            raise second.damaged("names pages where no group needs only part of a prefix")
         if self._policy is None:
-            self._log = FreeLog(len(counts), self._front_room)
             self._log.take(self._log.num_free)
-            self._log.put(free)
+            self._log.put(free[~np.isin(free, ranked)])
         else:
             self._policy.restore(eviction_of(parts["eviction"], len(counts)), counters_of(parts["counters"]).evictions)
+        if len(ranked):
+            self.put_second(ranked)
         for page in [*free.tolist(), *counts.nonzero()[0].tolist()] if of_page else ():
             if page in of_page:
                 # the queues of a policy have no page of another priority

@@ -46,9 +46,7 @@ __all__ = ["PagePool"]
 
 
 class PagePool(Uncopied):
-    """A pool of pages: allocates them, counts references to them, frees them, and finds cached ones again.
-
-    Not thread-safe: calls come from one thread at a time.
+    """A pool of pages: allocates, counts references, frees, finds cached pages again. Calls come from one thread.
 
     Args:
         num_pages: how many pages, the null page included; at least 2 (POOL-1).
@@ -64,8 +62,8 @@ class PagePool(Uncopied):
         keys: the keys of cached pages (HASH-3).
         pins: the pins of each page (PIN-1).
         log: events and counters (MAN-12).
-        num_withdrawals: times a page in use lost its hash. A remembered 'published up to here' is valid only while this
-            is unchanged.
+        lasting: True for each cached page that is never of second class, `bool[num_pages]`; None: none is (RET-3).
+        num_withdrawals: times a page in use lost its hash; 'published up to here' is valid while this is unchanged.
         null_page: page 0 (POOL-1).
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
         cached_page_hash_to_page: the cached map, read-only (POOL-7).
@@ -93,6 +91,7 @@ class PagePool(Uncopied):
         self.pins = Pins(self.num_pages, self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index)
         self.counts = RefCounts(self.num_pages)
         self.num_withdrawals = 0
+        self.lasting: NDArray[np.bool_] | None = None
         self.null_page: CachePage = PageView(self, 0)
         self.free_page_queue = PoolFreeQueue(self, self.free_order)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(
@@ -344,9 +343,8 @@ class PagePool(Uncopied):
         Args:
             request: the request with the tokens and extra keys of the pages.
             pages: the request's pages from its first on.
-            page_hashes: keys of the request's pages from its first on, computed before; the list may be short
-                or empty. A key that is not the request's is refused, since it would be found by a request
-                with other tokens (R2).
+            page_hashes: keys of the request's pages from its first on, as many as are known. A key that is not the
+                request's is refused, since it would be found by a request with other tokens (R2).
             num_cached_pages: the number of leading pages that are cached already.
             num_full_pages: the number of leading pages that are cached after the call.
             page_size: tokens in a page.
@@ -414,6 +412,8 @@ class PagePool(Uncopied):
         if self.policy is not None:
             self.policy.forgotten(np.arange(self.num_pages), self.counts.of)
         self.index.reset()
+        if self.lasting is not None:
+            self.lasting.fill(False)
         self.keys.clear()
         self.log.cleared()
         return True
@@ -457,10 +457,7 @@ class PagePool(Uncopied):
             self.log.ages.reused(free, self.log.clock)
 
     def release(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
-        """`free_pages` for distinct pages in use, each mentioned ``mentions`` times. O(pages).
-
-        Those at 0 are freed in the order given.
-        """
+        """`free_pages` for distinct pages in use, each mentioned ``mentions`` times, in the order given. O(pages)."""
         freed = self.counts.remove(pages, mentions)
         if self.policy is not None:
             self.policy.released(pages, freed)
@@ -493,6 +490,8 @@ class PagePool(Uncopied):
         """`_evict` for one cached page."""
         if self.keys.kept:
             self.keys.remove((page,))
+        if self.lasting is not None:
+            self.lasting[page] = False
         self.index.evict_one(page)
         self.log.evictions += 1
         if not page % self.counter_sampling:
@@ -502,6 +501,8 @@ class PagePool(Uncopied):
         """Removes the cached ones of distinct pages that are being allocated, in this order."""
         if self.keys.kept:
             self.keys.remove(pages)
+        if self.lasting is not None:
+            self.lasting[pages] = False
         num_cached = self.index.evict(pages)
         if num_cached:
             self.log.evicted(pages, num_cached)
@@ -512,13 +513,15 @@ class PagePool(Uncopied):
             self.keys.remove(pages)
         if self.policy is not None:
             self.policy.forgotten(pages, self.counts.of)
+        if self.lasting is not None:
+            self.lasting[pages] = False
         self.index.evict(pages)
         self.log.ages.forgotten(pages)
 
     def withdraw(self, pages: NDArray[np.int64]) -> None:
-        """Drops the hashes of distinct pages, pinned ones too, whose content no longer matches them (MAN-4).
+        """Drops the hashes of distinct pages, pinned ones too, whose content no longer matches them (MAN-4). O(pages).
 
-        Pages without a hash are skipped; the others get an event each, in the order given. O(pages).
+        Pages without a hash are skipped; the others get an event each, in order.
         """
         if (self.index.cached(pages) & (self.counts.of[pages] > 0)).any():
             self.num_withdrawals += 1
@@ -532,10 +535,7 @@ class PagePool(Uncopied):
     # -- Snapshots (MAN-14) and check -------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot has of the pool; reference counts and pins follow from their holders.
-
-        O(pages and cached tokens).
-        """
+        """What a snapshot has of the pool; counts and pins follow from their holders. O(pages and cached tokens)."""
         cached = cached_state(self.index, self.keys.alike())
         made = {name: getattr(self, name) for name in POOL_ARGUMENTS} | {"none_hash": self.none_hash.hex()}
         return made | self.free_order.state() | cached | self.log.state(self.counts.of == 0)

@@ -142,8 +142,6 @@ def _serve_many(
     total = sum([growth.total for growth in growths])
     _, where, computed, promised, slots, *_ = step
     if total <= coordinator.page_pool.free_order.num_free and coordinator.takes_in_bulk():
-        if coordinator.gives_back:
-            _give_back_all(coordinator, takers, growths)
         new = _take_all(coordinator, takers, growths, total)
         for group in coordinator.groups:
             group.save_memory()
@@ -174,8 +172,13 @@ def _require_room(growths: Sequence[Growth], tables: MultiGroupPageTable, rows: 
             raise too_short(rows[growth.places[worst]], growth.ends[worst], width)
 
 
-def _give_back_all(coordinator: CacheCoordinator, step: StepPart, growths: Sequence[Growth]) -> None:
-    """`CacheCoordinator.remove_skipped_pages` for the requests that have such pages, in order."""
+def _give_back_and_take(
+    coordinator: CacheCoordinator, step: StepPart, growths: Sequence[Growth], total: int
+) -> NDArray[np.int64]:
+    """`CacheCoordinator.remove_skipped_pages` for the requests that have such pages, and all pages of the step.
+
+    Both in the order of single calls, if it makes a difference: what is let go is then taken in the same step (RET-3).
+    """
     some = np.zeros(len(step.requests), bool)
     taken = np.zeros(len(step.requests), np.int64)
     for growth in growths:
@@ -186,10 +189,21 @@ def _give_back_all(coordinator: CacheCoordinator, step: StepPart, growths: Seque
     pool = coordinator.page_pool
     clock = pool.log.clock
     earlier = np.cumsum(taken) - taken
+    pages: list[NDArray[np.int64]] = []
+    done = 0
     for place in some.nonzero()[0].tolist():
-        pool.log.clock = clock + int(earlier[place])  # the time at which single calls would free these pages (MAN-12)
+        before = int(earlier[place])
+        if not coordinator.retention.judges:
+            pool.log.clock = clock + before  # the time at which single calls would free these pages (MAN-12)
+        elif before > done:
+            pages.append(pool.take(before - done))
+            done = before
         coordinator.remove_skipped_pages(int(step.requests[place]), int(step.computed[place]))
-    pool.log.clock = clock
+    if not coordinator.retention.judges:
+        pool.log.clock = clock
+    if total > done:
+        pages.append(pool.take(total - done))
+    return np.concatenate(pages) if len(pages) > 1 else pages[0] if pages else _NO_REQUESTS
 
 
 def _take_all(
@@ -201,8 +215,11 @@ def _take_all(
         The new entries of each group's lists.
     """
     new = [_NOTHING for _ in growths]
-    if total:
+    if coordinator.gives_back:
+        pages = _give_back_and_take(coordinator, step, growths, total)
+    elif total:
         pages = coordinator.page_pool.take(total)
+    if total:
         growing = [growth for growth in growths if growth.total]
         for growth, begins in zip(growing, _begins(growing), strict=True):
             new[growth.group.group_id] = growth.deal(pages, begins)

@@ -50,9 +50,13 @@ class ManagerOptions(PoolOptions, total=False):
 
     Attributes:
         num_host_pages: the pages that host memory has room for, on each shard; 0: no request is swapped out (SWAP-1).
+        retention_interval: tokens from one length at which hits can end to the next, in groups that need only part of a
+            prefix (windows, chunks, states): a multiple of every page size. 0: hits end where prompts and requests
+            ended and where prompts part ways; None: at every length, for which all pages are kept (RET-1).
     """
 
     num_host_pages: Annotated[int, 0]
+    retention_interval: Annotated[int | None, 0]
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -3,7 +3,7 @@
 ::
 
     kvproof         "manager snapshot"
-    version         2; 3 where eviction is not lru
+    version         2, without ``eviction`` and ``retention``; 3 with either
     num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
     max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     the arguments of the manager
     none_hash       the root of its keys, hexadecimal as all bytes
@@ -31,6 +31,12 @@
     stored_at       [[page, clock]] of the sampled pages that are cached, by page
     freed_at        [[page, clock]] of those among them that are free, by page
     extra keys      null, or [{kind, its fields}]
+    retention       {interval, second, kept, points, passed}: the argument ``retention_interval``, where it is not what
+                    a document without this part stands for: null if a hit needs only part of a group's prefix, else 0
+        second      [page], the free pages of second class, in order
+        kept        [page], the cached pages that are kept whoever lets go of them, by page
+        points      [[request id, prompt's end, junction]] of the live requests that have either
+        passed      [[request id, group, place, page]], what was let go although a hit of all computed tokens needs it
 
 A snapshot has token ids. It has neither the engine's request objects, nor keys, which are computed from the contents,
 nor salts, of which only fingerprints are kept (SEC-2).
@@ -39,20 +45,30 @@ This module declares the format, and reads what can be read without a manager. T
 the parts of a manager that have it, in each package.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .codec import Part, plain
 from .eviction import POLICIES
+from .groups import CacheGroupSpec, FullAttentionSpec, MLAAttentionSpec
 from .json_kinds import group_of
 from .reading import refusal
 from .requests import EngineRequest
 
-__all__ = ["POOL_ARGUMENTS", "arguments_of", "parts_of", "request_named", "require_same", "snapshot_with"]
+__all__ = [
+    "POOL_ARGUMENTS",
+    "arguments_of",
+    "parts_of",
+    "request_named",
+    "require_same",
+    "retention_of",
+    "snapshot_with",
+    "with_retention",
+]
 
 _HEADER = "manager snapshot"
 _VERSION = 2
-_VERSION_WITH_EVICTION = 3
+_VERSION_WITH_MORE = 3
 
 _KEYS = (
     *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
@@ -60,7 +76,10 @@ _KEYS = (
     *("none_hash", "groups", "now", "free", "priorities", "contents", "cached", "requests", "known", "given_back"),
     *("pins", "next_pin_id", "next_swap_id", "copies", "events", "counters", "clock", "stored_at", "freed_at"),
 )
+_MORE = ("eviction", "retention")
+"""Keys that only some snapshots have, which then are of the later version."""
 
+_RETENTION = ("interval", "second", "kept", "points", "passed")
 
 POOL_ARGUMENTS = (
     *("num_pages", "enable_caching", "unhashed_first", "enable_events", "counter_sampling"),
@@ -71,14 +90,9 @@ POOL_ARGUMENTS = (
 
 def snapshot_with(state: Mapping[str, Any]) -> dict[str, Any]:
     """The snapshot of a state: its header, and then every part, in the order above."""
-    version = _VERSION_WITH_EVICTION if "eviction" in state else _VERSION
-    whole = {"kvproof": _HEADER, "version": version, **state}
-    return {name: whole[name] for name in _keys_of(version)}
-
-
-def _keys_of(version: int) -> tuple[str, ...]:
-    """The keys of a snapshot of a version."""
-    return _KEYS if version == _VERSION else (*_KEYS, "eviction")
+    more = [name for name in _MORE if name in state]
+    whole = {"kvproof": _HEADER, "version": _VERSION_WITH_MORE if more else _VERSION, **state}
+    return {name: whole[name] for name in (*_KEYS, *more)}
 
 
 def parts_of(snapshot: object) -> dict[str, Part]:
@@ -90,13 +104,13 @@ def parts_of(snapshot: object) -> dict[str, Part]:
     """
     if not isinstance(snapshot, Mapping):
         raise refusal(TypeError, "R1", f"snapshot must be a mapping, not {type(snapshot).__name__}")
-    wanted = _VERSION_WITH_EVICTION if "eviction" in snapshot else _VERSION
-    for name, expected in (("kvproof", _HEADER), ("version", wanted)):
+    more = [name for name in _MORE if name in snapshot]
+    for name, expected in (("kvproof", _HEADER), ("version", _VERSION_WITH_MORE if more else _VERSION)):
         part = Part(f"snapshot: {name}", snapshot.get(name), "SEC-3")
         if type(part.value) is not type(expected) or part.value != expected:
             raise part.damaged(f"must be {expected!r}")
     whole = Part("snapshot: the object", snapshot, "SEC-3")
-    members = whole.members(_keys_of(wanted))
+    members = whole.members((*_KEYS, *more))
     parts = {name: Part(f"snapshot: {name}", part.value) for name, part in members.items()}
     lists = [parts["free"]]
     for request in parts["requests"].items():
@@ -120,13 +134,48 @@ def arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
     policy = parts["eviction"].member("policy") if "eviction" in parts else None
     if policy is not None and policy.value not in POLICIES[1:]:
         raise policy.damaged(f"must be one of {', '.join(map(repr, POLICIES[1:]))}")
+    groups = [group_of(part) for part in parts["groups"].items()]
+    interval = retention_of(parts)["interval"]
+    if "retention" not in parts and not _needs_parts(groups):
+        interval = Part("snapshot: retention: interval", 0)
     return {
         **{name: parts[name].integer() for name in counts},
+        "retention_interval": None if interval.value is None else interval.integer(),
         **{name: parts[name].flag() for name in flags},
         "eviction": "lru" if policy is None else policy.value,
         "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
-        "kv_cache_groups": [group_of(part) for part in parts["groups"].items()],
+        "kv_cache_groups": groups,
     }
+
+
+def retention_of(parts: Mapping[str, Part]) -> dict[str, Part]:
+    """The parts of ``retention``; nothing is kept or of second class where a snapshot lacks them."""
+    whole = parts.get("retention")
+    if whole is not None:
+        return whole.members(_RETENTION)
+    return {name: Part(f"snapshot: retention: {name}", None if name == "interval" else []) for name in _RETENTION}
+
+
+def with_retention(
+    groups: Sequence[CacheGroupSpec], interval: int | None, retention: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The part ``retention`` of a snapshot, if it has one.
+
+    Args:
+        groups: the cache groups.
+        interval: the argument ``retention_interval``.
+        retention: the other members.
+    """
+    if interval == (None if _needs_parts(groups) else 0):
+        return {}
+    whole = {"interval": interval, **retention}
+    return {"retention": {name: whole[name] for name in _RETENTION}}
+
+
+def _needs_parts(groups: Sequence[CacheGroupSpec]) -> bool:
+    """Whether a hit needs only part of a prefix in some group."""
+    keeping = FullAttentionSpec, MLAAttentionSpec
+    return any(not isinstance(group.kv_cache_spec, keeping) for group in groups)
 
 
 def request_named(part: Part, objects: Mapping[str, EngineRequest]) -> EngineRequest:

@@ -11,16 +11,19 @@ from typing import Any, Unpack
 from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, pool_options, takes_options
 from ..declarations.codec import Part
 from ..declarations.json_kinds import group_to_json
+from ..declarations.snapshots import with_retention
 from ..declarations.uncopied import Uncopied
 from ..pool.hashing import PageHash
+from ..pool.letting_go import is_second, let_go, put_first
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
 from ..reading.arguments import refusal
 from .group_rules import GroupRules, read_groups, rules_of
-from .live_check import check_live
-from .live_requests import GroupPages, LiveRequests
+from .live_check import check_live, check_points
+from .live_requests import GroupPages, Live, LiveRequests
 from .request_keys import Chains
-from .request_states import request_states, restore_requests
+from .request_states import point_states, request_states, restore_points, restore_requests
+from .retention import Retention
 from .swapped_requests import SwappedRequests
 
 __all__ = [
@@ -46,6 +49,7 @@ class CacheCoordinator(Uncopied):
     Attributes:
         page_pool: the pool that all groups share.
         rules: each group's rules.
+        retention: the rules by which pages are kept (RET-1).
         live: the live requests.
         swapped: the requests that are swapped out or being swapped (SWAP-1).
         held: each live request's pages in every group, by request id.
@@ -66,6 +70,7 @@ class CacheCoordinator(Uncopied):
         self.max_model_len = max_model_len
         self.use_eagle = use_eagle
         self.rules = rules_of(self.kv_cache_groups, use_eagle)
+        self.retention = Retention(self.rules, options["retention_interval"], enable_caching)
         self.page_pool = PagePool(num_pages, enable_caching, **pool_options(options))
         self.live = LiveRequests()
         self.swapped = SwappedRequests(options["num_host_pages"])
@@ -87,10 +92,7 @@ class CacheCoordinator(Uncopied):
         Returns:
             The prefix's pages in each group, and its number of tokens; empty lists and 0 if there is none.
         """
-        cached = [
-            [self.cached_page(key, content, rules.group_id) for key, content in chains[rules.page_size]]
-            for rules in self.rules
-        ]
+        cached = self._cached_places(chains)
         step = lcm(*(rules.page_size for rules in self.rules))
         for length in range(max_cache_hit_length // step * step, 0, -step):
             if all(rules.is_served(length, own, with_eagle) for rules, own in zip(self.rules, cached, strict=True)):
@@ -98,6 +100,36 @@ class CacheCoordinator(Uncopied):
                 if any(not page.is_null for group in pages for page in group):
                     return pages, length
         return [[] for _ in self.rules], 0
+
+    def find_junction(self, chains: Chains, num_tokens: int) -> int:
+        """The length up to which the groups that keep everything would hit, if all together hit less; else 0 (RET-2).
+
+        Args:
+            chains: the chains of the request's full pages.
+            num_tokens: number of its tokens.
+        """
+        if not self.retention.finds_junctions:
+            return 0
+        cached = self._cached_places(chains)
+        step = lcm(*(rules.page_size for rules in self.rules))
+        keeping = [rules for rules in self.rules if rules.keeps_prefix]
+        longest = next(
+            (
+                length
+                for length in range((num_tokens - 1) // step * step, 0, -step)
+                if all(rules.is_served(length, cached[rules.group_id], with_eagle=True) for rules in keeping)
+            ),
+            0,
+        )
+        _, hit = self.find_longest_cache_hit(chains, num_tokens - 1)
+        return longest if longest > hit else 0
+
+    def _cached_places(self, chains: Chains) -> list[list[CachePage | None]]:
+        """For each group the cached page at each place that known tokens fill; None where none is cached."""
+        return [
+            [self.cached_page(key, content, rules.group_id) for key, content in chains[rules.page_size]]
+            for rules in self.rules
+        ]
 
     def cached_page(self, key: PageHash, content: int, group_id: int) -> CachePage | None:
         """The first page that is cached in a group under a key and has a content.
@@ -218,9 +250,18 @@ class CacheCoordinator(Uncopied):
 
         Group by group, the last page of each group first; null pages take their places.
         """
+        live = self.live.by_id[request_id]
         for rules, held in zip(self.rules, self.held[request_id], strict=True):
             skipped = held.pages[: rules.first_place(num_computed)]
-            self.page_pool.free_pages(reversed(skipped))
+            self._let_go(rules, skipped, live, num_computed, is_over=False)
+            released = {place: page for place, page in enumerate(skipped) if not page.is_null}
+            if released and self.retention.judges and rules.needs_part:
+                needed = rules.needed(self.retention.resume_point(num_computed, num_computed))
+                held.passed = {
+                    place: page
+                    for place, page in (held.passed | released).items()
+                    if place in needed and is_second(self.page_pool, page)
+                }
             held.pages[: len(skipped)] = [self.page_pool.null_page] * len(skipped)
             held.states = {place: tokens for place, tokens in held.states.items() if place >= len(skipped)}
 
@@ -241,10 +282,47 @@ class CacheCoordinator(Uncopied):
         self.page_pool.withdraw(withdrawn)
         return withdrawn
 
-    def free(self, request_id: str) -> None:
-        """Frees a live request's pages, group by group, the last page of each group first (MAN-5)."""
-        for held in self.forget(request_id):
-            self.page_pool.free_pages(reversed(held.pages))
+    def _let_go(self, rules: GroupRules, pages: Sequence[CachePage], live: Live, computed: int, is_over: bool) -> None:
+        """Frees the first pages of a request's list, the last one first, each by what it is worth (RET-3).
+
+        Args:
+            rules: the rules of the group.
+            pages: the pages, null pages among them.
+            live: the request.
+            computed: the tokens that it computed: at the end those that it published.
+            is_over: whether the request is freed.
+        """
+        if not (self.retention.judges and rules.needs_part):
+            self.page_pool.free_pages(reversed(pages))
+            return
+        worth = [self.retention.worth(rules, place, live, computed, is_over) for place in range(len(pages))]
+        let_go(self.page_pool, pages[::-1], worth[::-1])
+
+    def free(self, request_id: str, live: Live, num_written: int | None) -> None:
+        """Frees a request's pages, group by group, the last page of each group first (MAN-5, RET-3).
+
+        Args:
+            request_id: the request, which is no longer among the live ones.
+            live: its record.
+            num_written: see `withdraw`; None: all is written.
+        """
+        groups = self.forget(request_id)
+        published = min(
+            (self._num_kept(rules, held, num_written) for rules, held in zip(self.rules, groups, strict=True)),
+            default=0,
+        )
+        end = self.retention.resume_point(published, published)
+        for rules, held in zip(self.rules, groups, strict=True):
+            self._let_go(rules, held.pages, live, published, is_over=True)
+            needed = rules.needed(end)
+            put_first(self.page_pool, (page for place, page in sorted(held.passed.items())[::-1] if place in needed))
+
+    def _num_kept(self, rules: GroupRules, held: GroupPages, num_written: int | None) -> int:
+        """How many leading tokens of a request have pages in a group that are published and not withdrawn."""
+        places = held.num_published
+        if num_written is not None:
+            places = min(places, max(held.num_hits, num_written // rules.page_size))
+        return places * rules.page_size
 
     def forget(self, request_id: str) -> list[GroupPages]:
         """Removes the page lists of a live request and returns them; the pages stay allocated.
@@ -315,6 +393,15 @@ class CacheCoordinator(Uncopied):
             "use_eagle": self.use_eagle,
             "groups": [group_to_json(group) for group in self.kv_cache_groups],
             "requests": request_states(self.live, self.held),
+            **with_retention(
+                self.kv_cache_groups,
+                self.retention.interval,
+                {
+                    "second": self.page_pool.free_order.second,
+                    "kept": sorted(self.page_pool.lasting),
+                    **point_states(self.live, self.held),
+                },
+            ),
             "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],
             **swapped,
         }
@@ -330,6 +417,7 @@ class CacheCoordinator(Uncopied):
             ValueError: a part is damaged, or does not fit a request.
         """
         restore_requests(self.live, self.held, self.page_pool, self.rules, parts["requests"], objects)
+        restore_points(self.live, self.held, self.page_pool, parts)
         self.swapped.next_swap_id = parts["next_swap_id"].integer()
         for part in parts["copies"].items():
             id_part, group_part, *pages = part.items(4)
@@ -349,6 +437,7 @@ class CacheCoordinator(Uncopied):
         """
         self.page_pool.check()
         check_live(self.page_pool, self.rules, self.live, self.held, self.swapped, self.max_model_len)
+        check_points(self.retention, self.rules, self.live, self.held)
 
 
 class CacheCoordinatorNoPrefixCache(CacheCoordinator):

@@ -43,6 +43,9 @@ class GroupRules:
     keeps_prefix = False
     """Whether a request keeps all its pages in this group; only then are common prefix pages counted (MAN-10)."""
 
+    needs_part = False
+    """Whether a hit needs only part of a prefix's pages; they are then judged when they are let go (RET-1)."""
+
     holds_states = False
     """Whether a page holds a state instead of keys and values (MAN-13)."""
 
@@ -92,11 +95,18 @@ class GroupRules:
             cached: the cached page for each place that known tokens fill; None where none is cached.
             with_eagle: whether an Eagle group must hold the page after the prefix as well (MAN-9).
         """
-        end = length // self.page_size
-        needed = list(cached[self.first_place(length) : end])
-        if with_eagle and self.is_eagle:
-            needed += cached[end : end + 1] or [None]
-        return None not in needed
+        needed = self.needed(length, with_eagle)
+        return needed.stop <= len(cached) and None not in cached[needed.start : needed.stop]
+
+    def needed(self, length: int, with_eagle: bool = True) -> range:
+        """The places whose pages a hit needs (MAN-1); none for no tokens.
+
+        Args:
+            length: number of tokens of the hit, a multiple of the page size.
+            with_eagle: whether an Eagle group must hold the page after the hit as well (MAN-9).
+        """
+        end = length // self.page_size + (with_eagle and self.is_eagle)
+        return range(self.first_place(length), end) if length else range(0)
 
 
 class EveryPosition(GroupRules):
@@ -112,6 +122,8 @@ class EveryPosition(GroupRules):
 class SlidingWindow(GroupRules):
     """Sliding window: position p reads the positions ``j > p - window``."""
 
+    needs_part = True
+
     def __init__(self, group_id: int, page_size: int, is_eagle: bool, window: int) -> None:
         super().__init__(group_id, page_size, is_eagle)
         self.window = window
@@ -123,6 +135,8 @@ class SlidingWindow(GroupRules):
 
 class ChunkedLocal(GroupRules):
     """Chunked local attention: position p reads the positions ``j >= p // chunk * chunk``."""
+
+    needs_part = True
 
     def __init__(self, group_id: int, page_size: int, is_eagle: bool, chunk: int) -> None:
         super().__init__(group_id, page_size, is_eagle)
@@ -154,6 +168,7 @@ class OneState(GroupRules):
 class AlignedStates(GroupRules):
     """States of mode ``align``: those at page boundaries on which a step ended are published (MAN-13)."""
 
+    needs_part = True
     holds_states = True
     copies_states = True
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from ..pool.page_pool import PagePool
 from .group_rules import GroupRules
 from .live_requests import GroupPages, Live, LiveRequests
+from .retention import Retention
 from .swapped_requests import SwappedRequests
 
-__all__ = ["check_live"]
+__all__ = ["check_live", "check_points"]
 
 
 def check_live(
@@ -51,6 +52,36 @@ def check_live(
     except AssertionError as error:
         state = "\n".join(f"{name}: {live}, {held.get(name)}" for name, live in live_requests.by_id.items())
         raise AssertionError(f"{error}\n{state}") from None
+
+
+def check_points(
+    retention: Retention,
+    rules: Sequence[GroupRules],
+    live_requests: LiveRequests,
+    held: Mapping[str, Sequence[GroupPages]],
+) -> None:
+    """Verifies that resume points are lengths that a hit can have, and that what was passed lies behind (RET-1, RET-3).
+
+    Args:
+        retention: the rules by which pages are kept.
+        rules: each group's rules.
+        live_requests: the live requests.
+        held: each live request's pages in every group, by its id.
+
+    Raises:
+        AssertionError: they don't.
+    """
+    for request_id, live in live_requests.by_id.items():
+        for point in (live.prompt_end, live.junction):
+            is_length = (
+                retention.resume_point(point + 2 * max((own.page_size for own in rules), default=0), point) == point
+            )
+            assert is_length, f"RET-1: no hit of {request_id!r} has {point} tokens"
+        assert not live.junction or retention.finds_junctions, f"RET-2: {request_id!r} has a junction {live.junction}"
+        for own, pages in zip(rules, held[request_id], strict=True):
+            assert not pages.passed or (retention.judges and own.needs_part), f"RET-3: {request_id!r}: {pages}"
+            first = own.first_place(live.num_computed)
+            assert all(place < first for place in pages.passed), f"RET-3: {request_id!r} passed what it holds: {pages}"
 
 
 def _check_hits(rules: Sequence[GroupRules], held: Sequence[GroupPages], live: Live) -> None:

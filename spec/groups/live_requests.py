@@ -29,6 +29,8 @@ class Live:
         num_promised: largest computed + new tokens of any call; the bound up to which pages may be published (MAN-3).
         num_slots: number of tokens that have slots, look-ahead included.
         num_computed: computed tokens at the last call, or the hit tokens at admission (MAN-8).
+        prompt_end: the longest length below the end of the tokens known at admission that a hit can have (RET-1).
+        junction: the junction found at its admission; 0 if there was none (RET-2).
     """
 
     request: EngineRequest
@@ -36,6 +38,8 @@ class Live:
     num_promised: int = 0
     num_slots: int = 0
     num_computed: int = 0
+    prompt_end: int = 0
+    junction: int = 0
 
 
 @dataclass
@@ -48,12 +52,14 @@ class GroupPages:
             that came back from the host. They are never withdrawn (MAN-4).
         num_published: number of leading places whose pages are published; private pages among them are skipped (MAN-3).
         states: in a group of mode ``align``, the number of tokens that each place's state covers, by place (MAN-13).
+        passed: pages that were let go although a hit of all that was computed until then needs them, by place (RET-3).
     """
 
     pages: list[CachePage]
     num_hits: int
     num_published: int
     states: dict[int, int] = field(default_factory=dict)
+    passed: dict[int, CachePage] = field(default_factory=dict)
 
 
 class LiveRequests:

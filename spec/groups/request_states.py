@@ -5,13 +5,13 @@ from typing import Any
 
 from ..declarations import EngineRequest
 from ..declarations.codec import Part
-from ..declarations.snapshots import request_named
+from ..declarations.snapshots import request_named, retention_of
 from ..pool.hashing import request_extra_keys
 from ..pool.page_pool import PagePool
 from .group_rules import GroupRules
 from .live_requests import GroupPages, Live, LiveRequests, read_tokens
 
-__all__ = ["request_states", "restore_requests"]
+__all__ = ["point_states", "request_states", "restore_points", "restore_requests"]
 
 _MOST_SLOTS = 2**20
 """The most slots that a snapshot without groups can name."""
@@ -78,6 +78,53 @@ def restore_requests(
         own = [_read_pages(group, pool) for group in members["groups"].items(len(rules))]
         _require_own_content(part, request, own, pool, rules)
         held[request_id] = own
+
+
+def point_states(live_requests: LiveRequests, held: Mapping[str, Sequence[GroupPages]]) -> dict[str, Any]:
+    """What a snapshot has of the resume points of live requests (RET-1); see `request_states`."""
+    return {
+        "points": [
+            [request_id, live.prompt_end, live.junction]
+            for request_id, live in live_requests.by_id.items()
+            if live.prompt_end or live.junction
+        ],
+        "passed": [
+            [request_id, group, place, page.page_id]
+            for request_id in live_requests.by_id
+            for group, own in enumerate(held[request_id])
+            for place, page in sorted(own.passed.items())
+        ],
+    }
+
+
+def restore_points(
+    live_requests: LiveRequests, held: Mapping[str, Sequence[GroupPages]], pool: PagePool, parts: Mapping[str, Part]
+) -> None:
+    """Sets what `point_states` wrote; `check` verifies that it fits the rest.
+
+    Args:
+        live_requests: the live requests.
+        held: each live request's pages in every group, by its id.
+        pool: the pool.
+        parts: the snapshot's.
+
+    Raises:
+        ValueError: something is damaged (MAN-14).
+    """
+    members = retention_of(parts)
+    for part in members["points"].items():
+        id_part, prompt_end, junction = part.items(3)
+        live = live_requests.by_id.get(id_part.text())
+        if live is None:
+            raise id_part.damaged(f"is {id_part.value!r}, which is not live")
+        live.prompt_end, live.junction = prompt_end.integer(), junction.integer()
+    for part in members["passed"].items():
+        id_part, group, place, page = part.items(4)
+        own = held.get(id_part.text())
+        if own is None:
+            raise id_part.damaged(f"is {id_part.value!r}, which is not live")
+        passed = own[group.integer(below=len(own))].passed
+        passed[place.integer()] = pool.pages[page.integer(1, pool.num_pages)]
 
 
 def _read_pages(part: Part, pool: PagePool) -> GroupPages:

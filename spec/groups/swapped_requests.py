@@ -24,6 +24,8 @@ class Swapped:
         tokens: computed tokens of the request, whose K/V the host pages hold.
         extra_keys: extra keys of the request.
         host_pages: host page of each copied place, by place, for each group.
+        prompt_end: see `Live`.
+        junction: see `Live`.
         swap_id: id of the plan whose copies have not ended; None if there is none.
         is_received: whether the pages come from elsewhere (`receive_pages`); then ``host_pages`` are places in the
             received block, and no host page is in use.
@@ -34,6 +36,8 @@ class Swapped:
     tokens: tuple[int, ...]
     extra_keys: tuple[ExtraKey, ...]
     host_pages: list[dict[int, int]]
+    prompt_end: int = 0
+    junction: int = 0
     swap_id: int | None = None
     is_received: bool = False
 

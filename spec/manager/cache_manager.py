@@ -103,6 +103,26 @@ class CacheManager(Uncopied):
         """
         return self.prefixes.find(request)
 
+    def get_junction(self, request: EngineRequest) -> int:
+        """The length up to which the groups that keep everything have a request cached, where all together hit less.
+
+        Other requests began alike up to there, and no window or state was kept for a hit of that length; the request
+        that computes past it keeps them (RET-2). A state exists only where a step ends: engines with state groups end
+        a step there. Changes nothing.
+
+        Args:
+            request: a request to be admitted, or a live one, whose junction is that of its admission.
+
+        Returns:
+            The number of tokens, a multiple of every page size; 0 if there is no junction.
+        """
+        return self.prefixes.junction(request)
+
+    @property
+    def retention_interval(self) -> int | None:
+        """Tokens between the lengths at which hits can end anyway; 0: there are none; None: all lengths (RET-1)."""
+        return self.coordinator.retention.interval
+
     def create_empty_page_list(self) -> CachePages:
         """An empty page list for each cache group."""
         return CachePages([] for _ in self.kv_cache_groups)

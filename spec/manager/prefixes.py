@@ -72,6 +72,15 @@ class Prefixes:
         pages, found = self._coordinator.find_longest_cache_hit(chains, len(tokens) - 1)
         return CachePages(pages), found
 
+    def junction(self, request: EngineRequest) -> int:
+        """The junction of a request, that of its admission if it is live; see `CacheManager.get_junction`."""
+        tokens = read_tokens(request)
+        chains = self.chains(request, tokens)
+        live = self._coordinator.live.find(request, request_id_of(request))
+        if live is not None:
+            return live.junction
+        return self._coordinator.find_junction(chains, len(tokens))
+
     def chains(self, request: EngineRequest, tokens: list[int]) -> Chains:
         """The chains of a request's full pages, by page size; empty with caching off (R1, HASH-3, MAN-6)."""
         extra_keys = request_extra_keys(request)

@@ -94,6 +94,13 @@ class ShardedCacheManager(Uncopied):
         found = [shard.get_computed_pages(request) for shard in self.shards]
         return found[self._best([length for _, length in found])]
 
+    def get_junction(self, request: EngineRequest) -> int:
+        """The junction of a request on its shard, or on the one where a look-up finds most; see `CacheManager`."""
+        number = self.shard_of(request_id_of(request))
+        if number is None:
+            number = self._best([shard.get_computed_pages(request)[1] for shard in self.shards])
+        return self.shards[number].get_junction(request)
+
     def allocate_slots(
         self,
         request: EngineRequest,

@@ -145,7 +145,10 @@ class Steps:
         if wanted > coordinator.page_pool.get_num_free_pages():
             return None
         if live is None:
+            point = coordinator.retention.prompt_end(demand.num_tokens)
+            junction = coordinator.find_junction(demand.chains, demand.num_tokens)
             live = self._live.admit(demand.request, request_id, demand.found)
+            live.prompt_end, live.junction = point, junction
             self._prefixes.admitted(demand.request, request_id, demand.num_tokens, demand.found)
             coordinator.save_new_computed_pages(request_id, demand.hits)
         live.num_promised = max(live.num_promised, demand.promised)
@@ -185,7 +188,7 @@ class Steps:
         withdrawn = [] if written is None else self._coordinator.withdraw(request_id, written)
         del self._live.by_id[request_id]
         self._prefixes.freed(request_id, live.num_promised)
-        self._coordinator.free(request_id)
+        self._coordinator.free(request_id, live, written)
         lost = set(withdrawn)
         holders = [
             other

@@ -63,7 +63,8 @@ class Swaps:
         if sum(map(len, places)) > self._swapped.num_free:
             return None
         host = [dict(zip(own, self._swapped.take(len(own)), strict=True)) for own in places]
-        swapped = Swapped(request, request_id, tuple(tokens[:computed]), extra_keys, host)
+        points = live.prompt_end, live.junction
+        swapped = Swapped(request, request_id, tuple(tokens[:computed]), extra_keys, host, *points)
         self._swapped.by_id[request_id] = swapped
         swap_id = self._swapped.begin(Flight(swapped, True, pages, []))
         del self._live.by_id[request_id]
@@ -157,9 +158,10 @@ class Swaps:
 
     def _resume(self, flight: Flight, chains: list[list[tuple[PageHash, int]]]) -> None:
         """Makes a request live with the pages that came back."""
-        request, request_id = flight.swapped.request, flight.swapped.request_id
-        computed = len(flight.swapped.tokens)
-        self._live.admit(request, request_id, computed, computed)
+        swapped = flight.swapped
+        request_id, computed = swapped.request_id, len(swapped.tokens)
+        live = self._live.admit(swapped.request, request_id, computed, computed)
+        live.prompt_end, live.junction = swapped.prompt_end, swapped.junction
         held = []
         for rules, pages, chain in zip(self._coordinator.rules, flight.pages, chains, strict=True):
             states = {len(pages) - 1: computed} if rules.copies_states else {}

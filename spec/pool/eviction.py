@@ -7,7 +7,8 @@ them goes next. Times are counted in evicted pages; a turnover is as many as the
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
+from itertools import takewhile
 
 from ..declarations.eviction import (
     CANDIDATES,
@@ -45,6 +46,10 @@ class LruQueue:
 
     def __contains__(self, page: int) -> bool:
         return page in self._free
+
+    def num_empty(self, cached: Container[int]) -> int:
+        """How many pages stand in front that hold nothing, none of them among ``cached``."""
+        return sum(1 for _ in takewhile(lambda page: page not in cached, self._free))
 
     def take(self) -> int:
         """Takes the next page."""
@@ -300,6 +305,10 @@ class ReuseQueue(LruQueue):
             trial.leave(taken[-1])
             trial.evicted(taken[-1])
         return taken
+
+    def num_empty(self, cached: Container[int]) -> int:  # noqa: ARG002 - they are known
+        """See `LruQueue.num_empty`: those that had no hash when they became free."""
+        return len(self._empty)
 
     def __len__(self) -> int:
         return len(self._empty) + self.pages.num_free

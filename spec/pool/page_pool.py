@@ -20,7 +20,7 @@ from ..declarations.codec import Part
 from ..declarations.eviction import EvictionCounters, EvictionPolicy, eviction_of, eviction_to_json, read_policy
 from ..declarations.json_kinds import counters_of
 from ..declarations.keys import read_page_hash
-from ..declarations.snapshots import POOL_ARGUMENTS
+from ..declarations.snapshots import POOL_ARGUMENTS, retention_of
 from ..declarations.uncopied import Uncopied
 from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
 from .cached_map import CachedMap
@@ -61,6 +61,7 @@ class PagePool(Uncopied):
         marks: computes the marks by which an eviction policy knows contents (EVICT-1).
         pins: the pins of each page (PIN-1).
         log: events and counters (MAN-12).
+        lasting: cached pages that go to the back of the queue whoever lets go of them (RET-3).
         pages: every page, the null page first.
         null_page: page 0.
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
@@ -77,8 +78,9 @@ class PagePool(Uncopied):
         per_salt = options["max_pinned_pages_per_salt"]
         self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
         self.eviction = read_policy(options["eviction"])
-        self.free_order = FreeOrder(self.num_pages, _QUEUES[self.eviction](self.num_pages))
         self.index = CachedMap()
+        self.free_order = FreeOrder(self.num_pages, _QUEUES[self.eviction](self.num_pages), self.index.key_of)
+        self.lasting: set[int] = set()
         self.keys = PageKeys(options["hash_function"], init_none_hash(options["hash_seed"], options["hash_function"]))
         self.marks = Marks(self.keys)
         self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
@@ -501,6 +503,7 @@ class PagePool(Uncopied):
         """
         if page in self.index.key_of:
             key = self.index.remove(page)
+            self.lasting.discard(page)
             self.log.forgotten(page)
             if not is_evicted:
                 self.free_order.queue.forgotten(page, self.counts.of[page] == 0)
@@ -544,7 +547,10 @@ class PagePool(Uncopied):
         self.pins.restore(page.page_id for page in pinned if not page.is_null)
         self.counts.add(page.page_id for page in (*held, *pinned) if not page.is_null)
         saved = eviction_of(parts["eviction"], self.num_pages) if "eviction" in parts else None
-        self.free_order.restore(parts, saved, counters_of(parts["counters"]).evictions)
+        retained = retention_of(parts)
+        second = [page.integer(1, self.num_pages) for page in retained["second"].items()]
+        self.free_order.restore(parts, saved, counters_of(parts["counters"]).evictions, second)
+        self.lasting = {page.integer(1, self.num_pages) for page in retained["kept"].items()}
 
     def restore_log(self, parts: Mapping[str, Part], sizes: Sequence[int]) -> None:
         """Sets the events that wait, the counters and the clock; ``sizes`` as for `restore_cached`."""
@@ -561,6 +567,7 @@ class PagePool(Uncopied):
             self.free_order.check(self.counts.of)
             self.index.check()
             self.free_order.queue.check(self.index.key_of.keys(), self.counts.of, self.counters.evictions)
+            assert self.lasting <= self.index.key_of.keys(), f"RET-3: pages without a hash are kept: {self.lasting}"
             self.pins.check(self.counts.of)
             self.log.check(self.index.key_of.keys(), self.counts.of)
         except AssertionError as error:

@@ -81,7 +81,7 @@ class Ours:
 
     def look_up(self, request: Request) -> Found:
         pages, hit = self.manager.get_computed_pages(request)
-        return Found(pages, hit, 0)
+        return Found(pages, hit, self.manager.get_junction(request))
 
     def admit(self, request: Request, found: Found, num_tokens: int) -> bool:
         return self.manager.allocate_slots(request, num_tokens, found.hit, found.pages) is not None

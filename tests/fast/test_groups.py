@@ -63,7 +63,7 @@ def test_man_1_the_hit_is_the_longest_that_every_group_can_serve(
         pages = [0 if (number, place) in missing else next(fresh) for place in range(num_tokens // size)]
         index.publish(tree, values[: len(pages) * size].tobytes(), PLAIN, np.array(pages, np.int64))
         cached.append(pages)
-    hits, length = longest_hit(index, groups, values.tobytes(), [PLAIN] * len(mix), num_tokens - 1, eagle)
+    hits, length, _ = longest_hit(index, groups, values.tobytes(), [PLAIN] * len(mix), num_tokens - 1, eagle)
 
     def serves(length: int) -> bool:
         for group, at_work, pages in zip(mix, groups, cached, strict=True):

@@ -100,7 +100,7 @@ def _busy(package: Any = fast, **options: Any) -> Any:
         enable_events=True,
         counter_sampling=1,
         max_pinned_pages=2,
-        **options,
+        **({"retention_interval": None} | options),
     )
     extra_keys = (spec.CacheSalt(SALT), spec.MultimodalItem(b"\x07", 1, 2))
     salted, plain = PlainRequest("a", [1, 2, 3, 4, 5], extra_keys), PlainRequest("b", [1, 2, 3])

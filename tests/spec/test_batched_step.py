@@ -87,7 +87,7 @@ BatchesAreSinglesTest.settings = settings(max_examples=100)
 
 def _manager(num_pages: int = 12) -> tuple[spec.CacheManager, list[PlainRequest]]:
     """Requests a, b and c in slots 0, 1 and 2, with 2 of their 9 tokens computed and a page in each of two groups."""
-    manager = spec.CacheManager(num_pages, [full(2), window(2, 3)], 20, hash_seed=b"s")
+    manager = spec.CacheManager(num_pages, [full(2), window(2, 3)], 20, hash_seed=b"s", retention_interval=None)
     requests = [PlainRequest(name, [place] * 9) for place, name in enumerate("abc")]
     for request in requests:
         assert manager.allocate_slots(request, 2) is not None

@@ -25,7 +25,9 @@ from .driven_managers import DrivenManagers, chunked, full, group_lists, latent,
 
 
 def _manager(*groups: spec.CacheGroupSpec, **options: Any) -> spec.CacheManager:
-    return spec.CacheManager(options.pop("num_pages", 30), groups, 40, hash_seed=b"s", **options)
+    return spec.CacheManager(
+        options.pop("num_pages", 30), groups, 40, hash_seed=b"s", **({"retention_interval": None} | options)
+    )
 
 
 def _step(manager: spec.CacheManager, request: PlainRequest, computed: int, new: int, **more: Any) -> Any:

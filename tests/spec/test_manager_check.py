@@ -21,7 +21,7 @@ def _manager() -> Any:
         spec.CacheGroupSpec(SlidingWindowSpec(2, 1, 1, "float32", 1)),
         spec.CacheGroupSpec(MambaSpec(2, ((1,),), ("float32",), "align")),
     ]
-    manager = spec.CacheManager(20, groups, 12, hash_seed=b"s")
+    manager = spec.CacheManager(20, groups, 12, hash_seed=b"s", retention_interval=None)
     first, second = PlainRequest("a", [1, 2, 3, 4, 5]), PlainRequest("b", [1, 2, 9])
     manager.allocate_slots(first, 2)
     pages, hit = manager.get_computed_pages(second)

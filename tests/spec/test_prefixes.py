@@ -13,7 +13,13 @@ from .driven_managers import DrivenManagers, full, states, window
 
 def _manager(*groups: spec.CacheGroupSpec, **options: Any) -> spec.CacheManager:
     options.setdefault("max_pinned_pages", 6)
-    return spec.CacheManager(options.pop("num_pages", 20), groups or [full(2)], 20, hash_seed=b"s", **options)
+    return spec.CacheManager(
+        options.pop("num_pages", 20),
+        groups or [full(2)],
+        20,
+        hash_seed=b"s",
+        **({"retention_interval": None} | options),
+    )
 
 
 def _computed(manager: spec.CacheManager, name: str, tokens: list[int], *steps: int) -> PlainRequest:

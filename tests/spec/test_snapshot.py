@@ -81,6 +81,7 @@ def _busy() -> spec.CacheManager:
         enable_events=True,
         counter_sampling=1,
         max_pinned_pages=2,
+        retention_interval=None,
     )
     salted = PlainRequest("a", [1, 2, 3, 4, 5], [spec.CacheSalt(SALT), spec.MultimodalItem(b"\x07", 1, 2)])
     plain = PlainRequest("b", [1, 2, 3])

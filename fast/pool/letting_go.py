@@ -1,0 +1,87 @@
+"""RET-3: letting go of pages by what they are worth: which lose their hashes, and where in the free queue they go.
+
+What a page is worth is a number, which arrays have as `i8`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .page_pool import PagePool
+
+__all__ = ["FIRST", "KEPT", "NONE", "SECOND", "let_go", "let_go_one", "retain"]
+
+NONE = 0
+"""The page loses its hash and is taken next."""
+
+SECOND = 1
+"""It is taken before all other cached pages of priority 0."""
+
+FIRST = 2
+"""It goes to the back of the free queue."""
+
+KEPT = 3
+"""It goes to the back of the free queue, whoever lets go of it, for as long as it has its hash."""
+
+
+def retain(pool: PagePool) -> None:
+    """Makes room for what is noted of pages that are let go, in a pool that was just made."""
+    pool.lasting = np.zeros(pool.num_pages, bool)
+    pool.free_order.retain()
+
+
+def let_go(pool: PagePool, pages: NDArray[np.int64], worth: NDArray[np.int8]) -> None:
+    """`PagePool.release` for distinct pages of a request, by what they are worth; after `retain`. O(pages).
+
+    Args:
+        pool: the pool.
+        pages: the pages, in the order in which they are freed.
+        worth: what each is worth.
+    """
+    kept, order = pool.lasting, pool.free_order
+    assert kept is not None
+    is_cached = pool.index.cached(pages)
+    kept[pages[is_cached & (worth == KEPT)]] = True
+    freed = pool.counts.remove(pages, 1)
+    if pool.policy is not None:
+        pool.policy.released(pages, freed)
+    if freed.size < pages.size:
+        is_free = pool.counts.of[pages] == 0
+        worth, is_cached = worth[is_free], is_cached[is_free]
+    goes_first = is_cached & ((worth >= FIRST) | kept[freed] | order.has_priority(freed))
+    goes_second = is_cached & ~goes_first & (worth == SECOND)
+    lost = freed[~(goes_first | goes_second)]
+    if lost.size:
+        pool.forget_hashes(lost)
+        order.put_front(lost)
+    if lost.size < freed.size:
+        pool.log.ages.freed(freed[goes_first | goes_second], pool.log.clock)
+        order.put_second(freed[goes_second])
+        order.put(freed[goes_first])
+
+
+def let_go_one(pool: PagePool, page: int, worth: int) -> None:
+    """`let_go` for one page. O(1)."""
+    kept, order = pool.lasting, pool.free_order
+    assert kept is not None
+    is_cached = pool.index.run_cell[page] > 0
+    if is_cached and worth == KEPT:
+        kept[page] = True
+    count = pool.counts.cell[page] - 1
+    pool.counts.cell[page] = count
+    if pool.policy is not None:
+        own = np.array((page,))
+        pool.policy.released(own, own[:0] if count else own)
+    if count:
+        return
+    stays = is_cached and (worth >= FIRST or bool(kept[page]) or order.priority(page) != 0)
+    if not stays and not (is_cached and worth == SECOND):
+        if is_cached:
+            pool.forget_hashes(np.array((page,)))
+        order.put_front_one(page)
+        return
+    if not page % pool.counter_sampling:
+        pool.log.ages.freed(np.array((page,)), pool.log.clock)
+    if stays:
+        order.put_one(page)
+    else:
+        order.put_second_one(page)
