@@ -129,7 +129,7 @@ class GroupSteps(ManagerSteps):
         """Whether a hit needs only part of a prefix in some group, and there is an id for one more request."""
         return self.caching and self.world.gives_back and len(self.names_of(live=True)) < len(IDS)
 
-    @step("HIT-1", "RET-2", "RET-3", "RET-4", when=can_keep_parts, weight=3)
+    @step("MAN-3", "MAN-5", "RET-3", "RET-4", when=can_keep_parts, weight=3)
     def come_one_by_one(self, data: Drawing) -> None:
         """Prompts that begin alike are served one by one, steps ending where they part: later ones hit up to there."""
         tokens = st.sampled_from(self.world.alphabet)
@@ -154,6 +154,8 @@ class GroupSteps(ManagerSteps):
                 self.continue_with(name, case.given, stop - case.given)
         if case.live:
             self.free_request(name, None)
+            self.compared("RET-3")  # what lost its hash, and where in the queue the rest went
+            self.compared("RET-4")
 
     @step("RET-1", when=lambda self: bool(self.world.groups) and self.takes_interval())
     def keep_badly(self, data: Drawing) -> None:

@@ -157,7 +157,7 @@ class ManagerMachine(ManagerBlame):
             self.session.hits += 1
             self.judge(case, found)
         case.found = found
-        if self.offers("manager", "get_junction"):
+        if self.world.gives_back and self.offers("manager", "get_junction"):
             self.call(
                 f"manager.get_junction({name})",
                 lambda side: side.manager.get_junction(case.request),
