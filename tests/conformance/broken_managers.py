@@ -44,11 +44,18 @@ class Altered(CacheManager):
 # -- Look-ups -----------------------------------------------------------------------------------------
 
 
-class ForgetsEagle(Altered):
+class ForgetsEagle(CacheManager):
     """The page after the hit is not asked for."""
 
-    def alter(self, rules: GroupRules) -> None:
-        rules.is_eagle = False
+    def get_computed_pages(self, request: Any) -> tuple[CachePages, int]:
+        eagle = [rules for rules in self.coordinator.rules if rules.is_eagle]
+        for rules in eagle:
+            rules.is_eagle = False
+        try:
+            return super().get_computed_pages(request)
+        finally:
+            for rules in eagle:
+                rules.is_eagle = True
 
 
 class DropsEagleTwice(CacheManager):
