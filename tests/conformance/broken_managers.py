@@ -246,11 +246,18 @@ class RollsBackStates(CacheManager):
         self.steps.__class__ = RollsBackStatesSteps
 
 
-class CommonInWindows(Altered):
+class CommonInWindows(CacheManager):
     """Common pages are counted in groups that give pages back."""
 
-    def alter(self, rules: GroupRules) -> None:
-        rules.keeps_prefix = True
+    def get_num_common_prefix_pages(self, request: Any, num_scheduled_requests: int) -> list[int]:
+        parts = [rules for rules in self.coordinator.rules if not rules.keeps_prefix]
+        for rules in parts:
+            rules.keeps_prefix = True
+        try:
+            return super().get_num_common_prefix_pages(request, num_scheduled_requests)
+        finally:
+            for rules in parts:
+                rules.keeps_prefix = False
 
 
 class OneGranularity(CacheManager):
