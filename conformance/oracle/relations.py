@@ -147,19 +147,25 @@ def _warm(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
 @_relation("ENG-4", "prefix", "forgets", every_length=True)
 def _prefix(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """A request that shares its first tokens with an earlier one, any number of them, and may differ in one alone."""
+    """A request that shares its first tokens with two earlier ones, any number of them, and may differ in one alone.
+
+    Two, as a cache of windows or states may keep what a hit needs only where it has seen two requests part (RET-2).
+    """
     shared = sizes.page * draw.randint(0, 3) + number % sizes.page
     first = draw_prompt(draw, sizes, shared + max(2, sizes.middle // 2))
     place = min(shared, len(first) - 1)
     near = first[place] ^ 1  # the lowest bit is what a coarse digest loses first
     tail = (near if sizes.low <= near < sizes.vocabulary else first[place - 1], *first[place + 1 :])
-    if number % 2:
-        tail = draw_prompt(draw, sizes, len(tail))
-    second = (*first[:place], *tail)
+    other = draw_prompt(draw, sizes, len(tail))
+    second, third = (
+        (*first[:place], *other),
+        (*first[:place], *(draw_prompt(draw, sizes, len(tail)) if number % 2 else tail)),
+    )
     yield _alone("a", first, sizes)
     yield _alone("b", second, sizes)
+    yield _alone("c", third, sizes)
     yield Forget()
-    yield _alone("c", second, sizes)
+    yield _alone("d", third, sizes)
 
 
 @_relation("ENG-5", "batch")

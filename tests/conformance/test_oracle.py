@@ -301,14 +301,14 @@ def test_what_makes_no_sense_is_refused(options: list[str], says: str, capsys: p
     assert said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "says"), [("Hanging", "no answer within 0.5 s"), ("Dying", "process died (7)")])
+@pytest.mark.parametrize(("name", "says"), [("Hanging", "no answer within 1 s"), ("Dying", "process died (7)")])
 def test_an_engine_that_hangs_or_dies_is_a_verdict(
     name: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """ENG-2; the engine is started again, and judged on."""
     file = tmp_path / "report.json"
     options = ["--seed", "1", "--schedules", "1", "--relations", "warm,batch,reset", "--json", str(file)]
-    assert main(["serve-check", "--engine", f"{ENGINES}:{name}", "--timeout", "0.5", *options]) == 1
+    assert main(["serve-check", "--engine", f"{ENGINES}:{name}", "--timeout", "1", *options]) == 1
     said = capsys.readouterr().out
     assert "ENG-2 broken, shown by batch in 2 requests" in said
     assert says in said
