@@ -142,12 +142,12 @@ def _slices(*columns: tuple[int, int, int]) -> Given:
     return {"slot_mapping": _columns(columns, len(columns), 0), "num_slices": ints(len(columns)), "validate": True}
 
 
-def _named_badly(source: Source, known: Any, _: Given) -> Any:
+def _named_badly(source: Source, known: Any, given: Given) -> Any:
     """Slots named twice, slots that do not exist, slices that leave their page, arrays of wrong types and shapes."""
     size, num_slots = known.layout.page_size, known.layout.num_slots
     return source.one_of(
         [
-            ints(0, 1, *[-1] * (TOKENS - 2), how=Spelling.INT64),
+            replace(given["slot_mapping"], how=Spelling.INT64),
             ints(0, *[-1] * (TOKENS - 2)),
             {"slot_mapping": _mapping(0, num_slots), "validate": True},
             {"slot_mapping": _mapping(1, 0, 1), "validate": True},

@@ -161,12 +161,14 @@ def with_retention(
 ) -> dict[str, Any]:
     """The part ``retention`` of a snapshot, if it has one.
 
+    It has none where every page is kept as before there was retention, and no live request was admitted at a junction.
+
     Args:
         groups: the cache groups.
         interval: the argument ``retention_interval``.
         retention: the other members.
     """
-    if interval == (None if _needs_parts(groups) else 0):
+    if interval == (None if _needs_parts(groups) else 0) and not any(retention.values()):
         return {}
     whole = {"interval": interval, **retention}
     return {"retention": {name: whole[name] for name in _RETENTION}}

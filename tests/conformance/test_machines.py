@@ -95,7 +95,7 @@ def test_what_a_backend_lacks_is_not_offered() -> None:
     alone = Backend("alone", type("Alone", (), {"PageTable": Bare}))
     report = check(alone, seed=1, machines=[MACHINES["pool"], MACHINES["table"]], examples=20)
     assert report.machines[0].missing == ["PagePool"]
-    assert report.machines[1].lacks == ["table.slot_mapping", "table.update_slices"]
+    assert report.machines[1].lacks == ["cdiv", "table.slot_mapping", "table.update_slices"]
     assert report.verdict("POOL-6") == "not offered"
     assert report.verdict("TAB-7") == "not offered"
     assert report.verdict("TAB-2") == "conforms"
