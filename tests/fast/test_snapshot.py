@@ -128,6 +128,24 @@ def test_the_two_packages_tell_the_same() -> None:
     assert {name for name, part in ours.items() if part in ([], None)} == {"freed_at", "max_pinned_pages_per_salt"}
 
 
+@pytest.mark.parametrize("interval", [None, 0, 2])
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_live_request_keeps_its_junction(package: str, interval: int | None) -> None:
+    """RET-2, MAN-14: by an interval of None, by which no page is judged, as by any other."""
+    groups = [full(2), states(2)]
+    manager = PACKAGES[package](20, groups, 12, hash_seed=b"s", retention_interval=interval)
+    first, second = PlainRequest("a", list(range(9))), PlainRequest("b", [0, 1, 2, 3, 7, 7, 7, 7])
+    manager.allocate_slots(first, 9)
+    manager.allocate_slots(second, 8)
+    assert manager.get_junction(second) == 4
+    for route in (["fast"], ["spec"], ["spec", "fast"]):
+        again = manager
+        for to in route:
+            again = _restored(again, to)
+            again.check()
+        assert again.get_junction(second) == 4
+
+
 def test_no_salt_is_in_a_snapshot_or_in_what_refuses_one() -> None:
     """SEC-2."""
     manager = _busy()
