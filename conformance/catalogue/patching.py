@@ -3,6 +3,7 @@
 The suite imports no backend, so that classes are derived at run time, and whatever belongs to a backend is `Any`.
 """
 
+from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -48,12 +49,12 @@ def with_manager(fast: ModuleType, **members: Any) -> SimpleNamespace:
 
 
 def with_part(fast: ModuleType, part: str, **members: Any) -> SimpleNamespace:
-    """A backend whose manager has a part with some members replaced; `part` is the attribute that holds it."""
+    """A backend whose manager has a part with some members replaced; `part` is the attribute, or attributes, to it."""
 
     def build_manager(self: Any, *args: Any, **options: Any) -> None:
         fast.CacheManager.__init__(self, *args, **options)
         # The manager makes its parts itself: the object stays, its class changes.
-        own = getattr(self, part)
+        own = attrgetter(part)(self)
         own.__class__ = derived(type(own), members)
 
     return with_manager(fast, __init__=build_manager)

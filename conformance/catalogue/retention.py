@@ -1,0 +1,78 @@
+"""Seeded bugs of the rules by which pages of windows, chunks and states are kept (RET-1 to RET-4)."""
+
+from collections.abc import Mapping
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from .patching import with_coordinator, with_manager, with_part
+from .registry import FORESEEN, seeded
+
+__all__: list[str] = []
+
+_LET_GO = ("MAN-5", "MAN-8")
+"""What a machine charges a wrong order of free pages to when a request lets go of some, at its end or before."""
+
+
+@seeded(FORESEEN, "RET-2", "hybrid", also=("RET-3", *_LET_GO))
+def junctions_are_found_in_the_longest_group(fast: ModuleType) -> SimpleNamespace:
+    """What full attention alone would hit is a junction, even where all groups together hit as far."""
+    coordinator = fast.groups.coordinator
+
+    def find_junction(self: Any, tokens: Any, segments: Any) -> int:
+        if not self.retention.finds_junctions:
+            return 0
+        most = len(tokens) // 4 - 1
+        *_, reach = coordinator.longest_hit(self.page_pool.index, self.groups, tokens, segments, most, eagle=True)
+        return int(reach)
+
+    return with_coordinator(fast, find_junction=find_junction)
+
+
+@seeded(FORESEEN, "RET-2", "snapshots", also=("MAN-14", "RET-3", *_LET_GO))
+def junctions_end_with_a_restart(fast: ModuleType) -> SimpleNamespace:
+    """A restored request doesn't know where its prompt parted from another: what the next one needs is let go."""
+
+    def restore(cls: type[Any], /, snapshot: Any, requests: Any = (), **options: Any) -> Any:
+        if isinstance(snapshot, Mapping) and isinstance(snapshot.get("retention"), Mapping):
+            snapshot = {**snapshot, "retention": {**snapshot["retention"], "points": []}}
+        return super(manager, cls).restore(snapshot, requests, **options)
+
+    backend = with_manager(fast, restore=classmethod(restore))
+    manager = backend.CacheManager
+    return backend
+
+
+@seeded(FORESEEN, "RET-3", "hybrid", also=_LET_GO)
+def a_junction_is_kept_once(fast: ModuleType) -> SimpleNamespace:
+    """The request that parted keeps the pages of the junction, the one that hits them there lets them go."""
+    retention = fast.groups.retention
+
+    def worth_between(self: Any, *args: Any) -> Any:
+        found = retention.Retention.worth_between(self, *args)
+        return [(low, high, retention.FIRST if value == retention.KEPT else value) for low, high, value in found]
+
+    return with_part(fast, "coordinator.retention", worth_between=worth_between)
+
+
+@seeded(FORESEEN, "RET-3", "window", also=_LET_GO)
+def the_end_of_a_prompt_outlives_others(fast: ModuleType) -> SimpleNamespace:
+    """What only a turn's own prompt needs stays as long as what the next turn needs."""
+    retention = fast.groups.retention
+
+    def worth_between(self: Any, *args: Any) -> Any:
+        found = retention.Retention.worth_between(self, *args)
+        return [(low, high, retention.FIRST if value == retention.SECOND else value) for low, high, value in found]
+
+    return with_part(fast, "coordinator.retention", worth_between=worth_between)
+
+
+@seeded(FORESEEN, "RET-3", "window", also=_LET_GO)
+def an_interval_keeps_its_last_multiple(fast: ModuleType) -> SimpleNamespace:
+    """Of the multiples that a request passes at once only what the last one needs is kept."""
+    retention = fast.groups.retention
+
+    def on_interval(self: Any, group: Any, places: Any, computed: int) -> Any:
+        after = -(-(places + 1) * group.page_size // self.interval) * self.interval
+        return retention.Retention._on_interval(self, group, places, computed) & (after + self.interval > computed)
+
+    return with_part(fast, "coordinator.retention", _on_interval=on_interval)
