@@ -119,6 +119,10 @@ class Engine:
         self.eviction = eviction if backend.accepts("CacheManager", "eviction") else "lru"
         if self.eviction != "lru":
             options["eviction"] = self.eviction
+        self._copies_states = copies_states(sizes.groups)
+        if self._copies_states and backend.accepts("CacheManager", "retention_interval"):
+            # Steps end where chunks of prompts do, wherever prompts part: any state may be the one that is hit.
+            options["retention_interval"] = None
         length = sizes.max_model_len
         try:
             self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)
@@ -131,7 +135,6 @@ class Engine:
         self._compile_commits(sizes)
         self.num_groups = len(sizes.groups)
         self._lookahead = LOOKAHEAD if sizes.use_eagle else 0
-        self._copies_states = copies_states(sizes.groups)
 
     def open(self, request_id: str, tokens: NDArray[np.int32], num_tokens: int) -> Request:
         """The object that stands for a request.

@@ -46,7 +46,7 @@ def _cached_pages(coordinator: Any) -> dict[tuple[Any, ...], list[int]]:
     return found
 
 
-@seeded(10, "R2", "manager", also=("HASH-1", "HIT-1"))
+@seeded(10, "R2", "manager", also=("HASH-1", "HIT-1", "MAN-1"))
 def python_hash_keys(fast: ModuleType) -> SimpleNamespace:
     """Keys are made with Python's ``hash``, and ``hash(-1) == hash(-2)`` (EasyDeL).
 

@@ -102,7 +102,7 @@ def back_in_part_of_a_page(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, restore=classmethod(restore))
 
 
-@seeded(OWN, "SWAP-1", "shards", also=("POOL-12",))
+@seeded(OWN, "SWAP-1", "shards", also=("POOL-12", "R1"))
 def freed_on_the_first_shard(fast: ModuleType) -> SimpleNamespace:
     """A shard loses host pages: a request that is swapped out is on no shard, so that the first is told of its end."""
 

@@ -114,7 +114,8 @@ def give_way(model: str, spare: int | None = None) -> tuple[Engine, dict[str, li
         model: the model.
         spare: the cache group whose pages are not written on the way back.
     """
-    engine, ways = engine_of(model, num_host_pages=HOST), list[str]()
+    # Pages that no hit needs would be the next to be taken, and those of chunks not be written over.
+    engine, ways = engine_of(model, num_host_pages=HOST, retention_interval=None), list[str]()
     swap = engine.runner.swap
 
     def swapped(plan: Any) -> None:

@@ -257,7 +257,7 @@ def test_one_table_for_all_groups_is_caught() -> None:
 
 def test_windows_that_are_kept_are_caught() -> None:
     verdict = deviation(Backends(KeepsWindows), "full,window:16:64")
-    assert verdict.call.startswith("free pages after allocate_slots(request, ")
+    assert verdict.call == "allocate_slots(request, 256), group 0"  # pages that no hit needs are the next to be taken
 
 
 def test_evictions_are_compared() -> None:
