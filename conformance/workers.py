@@ -198,8 +198,11 @@ class _Worker:
         ]
 
     def so_far(self) -> list[MachineReport]:
-        """What the process has found up to now, its machine being interrupted."""
-        if not self.names or not self._process.is_alive():
+        """What the process has found up to now, its machine being interrupted.
+
+        It may have got the same signal and have ended already; then what it found is still to be read.
+        """
+        if not self.names:
             return []
         self._process.terminate()
         reports = []
