@@ -30,7 +30,7 @@ __all__ = ["Task", "WorkerError", "run_in_workers"]
 _LOOK_AGAIN = 0.5
 """Seconds between two looks at the boards."""
 
-_PATIENCE = 3.0
+_PATIENCE = 5.0
 """Seconds that a process has to tell what it has found when it is interrupted."""
 
 _GRACE = 1.5
@@ -228,6 +228,8 @@ def _serve(task: Task, connection: "Connection[Any, Any]", memory: Any) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # ^C reaches all processes of a terminal; who started this one sees to it
+    # The second of two signals, from the terminal and from who started this, comes while what was found is sent.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     os.dup2(2, 1)  # what a backend prints goes where errors go: the report stays readable
     try:
         with interruptible(signal.SIGTERM):
