@@ -1,13 +1,16 @@
-"""EVICT-1 as an algorithm: what it may never do, and what it is for."""
+"""EVICT-1 by the specification's queues alone: what they may never do, and what they are for."""
 
 from itertools import pairwise
 
 import pytest
 
 from kvproof.conformance.limits import Chain, lru_hits, optimum_hits
+from kvproof.spec.declarations.eviction import SHADOW_PAGES, Candidate, num_ghost_slots
+from kvproof.spec.pool.eviction import ReuseQueue
+from kvproof.spec.pool.shadows import AdaptiveQueue
 
 from . import eviction
-from .eviction import POLICIES, SHADOW_PAGES, Adaptive, Eviction, families, main, served_hits
+from .eviction import POLICIES, families, main, mark_of, served_hits, take
 
 FAMILIES = families(seed=0)
 
@@ -19,29 +22,27 @@ def _shares(chains: list[list[int]], num_pages: int, *names: str, seed: int = 0)
     return {**shares, "optimum": sum(optimum_hits(fitting, most, num_pages)) / asked}
 
 
-class _Watched(Adaptive):
+class _Watched(AdaptiveQueue):
     """Verifies at each take that no cached page needs the page that is taken."""
 
     def __init__(self, num_pages: int, parent_of: dict[int, int]) -> None:
         super().__init__(num_pages)
         self.parent_of = parent_of
 
-    def take(self) -> int:
-        page = super()._next()
-        mark = self.mark_of.get(page)
-        needed = [child for child in self.mark_of.values() if mark is not None and self.parent_of.get(child) == mark]
-        assert not needed, f"page {page} is taken by {self.candidate}, and those behind it are still cached"
-        return super().take()
+    def evicted(self, page: int) -> None:
+        cached = self.pages.mark_of
+        mark = cached.get(page)
+        needed = [child for child in cached.values() if mark is not None and self.parent_of.get(child) == mark]
+        assert not needed, f"page {page} is taken by {self.pages.candidate}, and those behind it are still cached"
+        super().evicted(page)
 
 
 @pytest.mark.parametrize("name", ["hot set and scan", "tenants", "chats, long gaps", "loop, chats, zipf"])
 @pytest.mark.parametrize("num_pages", [61, 150])
 def test_no_page_is_taken_before_those_that_need_it(name: str, num_pages: int) -> None:
     chains = [chain for chain in FAMILIES[name] if len(chain) <= num_pages][:700]
-    parent_of = {
-        eviction.mark_of(child, 3): eviction.mark_of(parent, 3) for chain in chains for parent, child in pairwise(chain)
-    }
-    served_hits(chains, [len(chain) for chain in chains], _Watched(num_pages, parent_of), seed=3)
+    parent_of = {mark_of(child, 3): mark_of(parent, 3) for chain in chains for parent, child in pairwise(chain)}
+    served_hits(chains, [len(chain) for chain in chains], _Watched(num_pages + 1, parent_of), seed=3)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"uniform"}))
@@ -71,7 +72,7 @@ def test_a_working_set_that_comes_round_is_kept_in_part() -> None:
     """Twelve prompts in a pool that holds seven and a third: LRU never hits."""
     chains = [list(range(60 * item, 60 * item + 60)) for item in range(12)] * 12
     most = [60] * len(chains)
-    hits = served_hits(chains, most, Adaptive(440), live=1)
+    hits = served_hits(chains, most, AdaptiveQueue(441), live=1)
     optimum = optimum_hits(chains, most, 440)
     assert sum(lru_hits(chains, most, 440)) == 0
     assert sum(hits[36:]) >= 0.85 * sum(optimum[36:]), "from round 4 on"
@@ -79,36 +80,38 @@ def test_a_working_set_that_comes_round_is_kept_in_part() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     for num_pages in (40, 1_500):
-        pool = Adaptive(num_pages)
+        queue = AdaptiveQueue(num_pages + 1)
         chains = FAMILIES["loop, chats, zipf"]
         fitting = [chain for chain in chains if len(chain) <= num_pages]
-        served_hits(fitting, [len(chain) for chain in fitting], pool)
-        assert len(pool.ghosts) <= pool.num_slots == num_pages + num_pages // 2
-        for shadow in pool.shadows:
-            assert len(shadow.page_of) <= min(num_pages, SHADOW_PAGES) + 4 * 60
-            assert len(shadow.order.ghosts) <= shadow.order.num_slots
+        served_hits(fitting, [len(chain) for chain in fitting], queue)
+        assert len(queue.pages.ghosts) <= num_ghost_slots(queue.pages.size) == num_pages + num_pages // 2
+        for shadow in queue.shadows:
+            assert len(shadow.mark_of) <= min(num_pages, SHADOW_PAGES) + 4 * 60
+            assert len(shadow.ghosts) <= num_ghost_slots(shadow.size)
 
 
 def test_what_lost_its_hash_is_found_in_no_shadow() -> None:
-    pool = Adaptive(8)
-    pages = [pool.take() for _ in range(4)]
+    queue = AdaptiveQueue(9)
+    pages = [take(queue) for _ in range(4)]
     for page in pages:
-        pool.publish(page, eviction.mark_of(page, 0))
-    pool.free(pages[:2])
+        queue.published(page, mark_of(page, 0))
+    queue.released(pages[:2], pages[:2])
+    queue.put(pages[:2])
     for page in pages[:3]:  # two free ones, one in use
-        pool.forget(page)
-    for shadow in pool.shadows:
-        assert set(shadow.page_of) == set(shadow.holders) == {eviction.mark_of(pages[3], 0)}
-        assert shadow.order.num_free == 7
-    pool.free(pages[2:])
-    assert pool.num_free == 8
-    assert sorted(pool.take() for _ in range(8)) == list(range(8))
+        queue.forgotten(page, page in pages[:2])
+    for shadow in queue.shadows:
+        assert set(shadow.mark_of) == set(queue.holders) == {mark_of(pages[3], 0)}
+        assert shadow.size - len(shadow.mark_of) == 7
+    queue.released(pages[2:], pages[2:])
+    queue.put(pages[2:])
+    assert len(queue) == 8
+    assert sorted(take(queue) for _ in range(8)) == list(range(1, 9))
 
 
 def test_the_same_seed_gives_the_same_hits() -> None:
     chains = FAMILIES["tenants"][:800]
     most = [len(chain) for chain in chains]
-    first, again, other = (served_hits(chains, most, Adaptive(1_800), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (served_hits(chains, most, AdaptiveQueue(1_801), seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other, "the sample depends on the seed"
 
@@ -122,11 +125,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 
 def test_a_page_that_is_hit_stays_a_turnover_longer() -> None:
-    pool = Eviction(4, eviction.Candidate(1, False))
-    pages = [pool.take() for _ in range(4)]
+    queue = ReuseQueue(5, Candidate(1, False))
+    pages = [take(queue) for _ in range(4)]
     for page in pages:
-        pool.publish(page, 100 + page)
-    pool.hit(pages[0])
-    pool.free(pages[:1])
-    pool.free(pages[1:])
-    assert [pool.take() for _ in range(4)] == [*pages[1:], pages[0]]
+        queue.published(page, 100 + page)
+    queue.hit(pages[0], False)
+    for own in (pages[:1], pages[1:]):
+        queue.released(own, own)
+        queue.put(own)
+    assert [take(queue) for _ in range(4)] == [*pages[1:], pages[0]]
