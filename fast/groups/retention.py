@@ -54,7 +54,7 @@ class Retention:
         self._unit = lcm(*(group.page_size for group in groups))
         self._serves_hits = pool.enable_caching and all(group.rule.publishes for group in groups)
         self.interval = None if interval is None else integer("retention_interval", interval, clause="RET-1")
-        for group in groups if self.interval else ():
+        for group in groups:
             if self.interval is not None and self.interval % group.page_size:
                 raise refusal(
                     ValueError,

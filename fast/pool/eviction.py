@@ -160,20 +160,19 @@ class ReuseOrder:
         parts: list[NDArray[np.int64]] = []
         num_empty = min(count, self._empty.num)
         if num_empty:
-            parts.append(self._empty.peek(num_empty))
-            self._empty.drop_first(num_empty)
+            parts.append(self._empty.take(num_empty))
             self._where[parts[0]] = _NOWHERE
         left = count - num_empty
         while left:
             pages = self._chunk(left)
             self._where[pages] = _NOWHERE
-            self._evicted(pages)
+            self.evicted(pages)
             parts.append(pages)
             left -= len(pages)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _evicted(self, pages: NDArray[np.int64]) -> None:
-        """`evicted_one` for pages in order."""
+    def evicted(self, pages: NDArray[np.int64]) -> None:
+        """`evicted_one` for distinct pages, in order. O(pages)."""
         cached = self._cached(pages)
         slots, tags = self._ghost(self.mark_of[cached])
         self._ghosts[slots] = tags
@@ -205,7 +204,7 @@ class ReuseOrder:
             else:
                 times = self._freed_at[once.peek(min(most, once.num))]
                 count = int(np.searchsorted(times, first_again, side="right"))
-        return _first(queue, min(count, queue.num))
+        return queue.take(min(count, queue.num))
 
     def _keeping_chunk(self, most: int) -> NDArray[np.int64]:
         """`_chunk` by a candidate that keeps.
@@ -226,12 +225,12 @@ class ReuseOrder:
                 time = freed_at[queue.first()]
                 if time < stale:
                     times = self._freed_at[queue.peek(min(before, queue.num))]
-                    return _first(queue, int(np.searchsorted(times, stale)))
+                    return queue.take(int(np.searchsorted(times, stale)))
                 before = min(before, time - stale + 1)
         if front.num:
             return front.take_of(front.latest(), before)
         queue = once if once.num else again
-        return _first(queue, min(before, queue.num))
+        return queue.take(min(before, queue.num))
 
     # -- Coming and going -------------------------------------------------------------------------
 
@@ -545,10 +544,3 @@ class ReuseOrder:
         assert (self.mark_of >= 0).all(), "EVICT-1: a mark below 0"
         if self.shadows is not None:
             self.shadows.check(self.mark_of[(self._run_of != 0) & (counts > 0)])
-
-
-def _first(queue: PageLog, count: int) -> NDArray[np.int64]:
-    """Takes the first ``count`` pages of a queue."""
-    pages = queue.peek(count)
-    queue.drop_first(count)
-    return pages

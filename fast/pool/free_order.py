@@ -321,11 +321,7 @@ class FreeOrder:
             state["eviction"] = eviction_to_json(self._policy.policy, self._policy.saved())
         return state
 
-    def restore(
-        self,
-        parts: Mapping[str, Part],
-        counts: NDArray[np.int64],
-    ) -> None:
+    def restore(self, parts: Mapping[str, Part], counts: NDArray[np.int64]) -> None:
         """Sets the state of an order in which no page has a priority.
 
         Args:

@@ -72,6 +72,12 @@ class PageLog:
             self.head = self._place_cell[last]
         self.num -= count
 
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Takes the first ``count`` pages, at most as many as there are, `i64[count]`. O(count) amortised."""
+        pages = self.peek(count)
+        self.drop_first(count)
+        return pages
+
     def take_one(self) -> int:
         """Takes the first page; there must be one. O(1) amortised."""
         page = self.first()
@@ -199,14 +205,6 @@ class BatchLog(PageLog):
         batch[0] = begin + places.item(-1) + 1
         self.num -= len(pages)
         return pages
-
-    def take_one_of(self, batch: list[int]) -> int:
-        """Takes the first page of a batch that `oldest` or `latest` just gave."""
-        page = self._cell[batch[0]]
-        self._cell[batch[0]] = 0
-        batch[0] += 1
-        self.num -= 1
-        return page
 
     def _pack(self, more: int) -> None:
         kept = [(self._log[begin:end], clock) for begin, end, clock in self.batches]

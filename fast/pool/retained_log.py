@@ -71,8 +71,7 @@ class RetainedLog:
         taken = second.take(min(count - num_empty, second.num_free))
         self._is_second[taken] = False
         if self._policy is not None:
-            for page in taken.tolist():
-                self._policy.evicted_one(page)
+            self._policy.evicted(taken)
         return np.concatenate([empty, taken, first.take(count - num_empty - len(taken))])
 
     def remove(self, pages: NDArray[np.int64]) -> None:

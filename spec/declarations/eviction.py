@@ -184,10 +184,12 @@ _MEMBERS = ("policy", "regrets", "keeps_from", "empty", "queues", "candidate", "
 
 def eviction_to_json(policy: EvictionPolicy, saved: SavedEviction) -> dict[str, Any]:
     """The part of a snapshot."""
-    shadows = [[clock, _queues_to_json(queues)] for clock, queues in saved.shadows]
-    holders = [list(entry) for entry in saved.holders]
-    return {**vars(saved), "policy": policy, "queues": _queues_to_json(saved.queues), "holders": holders} | {
-        "shadows": shadows
+    return {
+        **vars(saved),
+        "policy": policy,
+        "queues": _queues_to_json(saved.queues),
+        "holders": [list(entry) for entry in saved.holders],
+        "shadows": [[clock, _queues_to_json(queues)] for clock, queues in saved.shadows],
     }
 
 

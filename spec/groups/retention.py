@@ -26,6 +26,7 @@ class Retention:
     Attributes:
         interval: tokens between the lengths at which hits can end anyway; 0: there are none; None: all lengths.
         judges: whether pages are judged at all: some group needs only part of a prefix, and not every length counts.
+        finds_junctions: whether there can be junctions (RET-2).
 
     Raises:
         ValueError: ``interval`` is no multiple of a group's page size (RET-1).
@@ -36,7 +37,7 @@ class Retention:
         self._unit = lcm(*(own.page_size for own in rules))
         self._serves_hits = enable_caching and all(own.num_publishable(own.page_size) for own in rules)
         self.interval = None if interval is None else integer("retention_interval", interval, clause="RET-1")
-        for own in rules if self.interval else ():
+        for own in rules:
             if self.interval is not None and self.interval % own.page_size:
                 raise refusal(
                     ValueError,
