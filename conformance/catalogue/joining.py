@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import backend_with, derived
+from .patching import derived, with_pools
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -18,19 +18,7 @@ def _with_index(fast: ModuleType, members: Callable[[type[Any]], dict[str, Any]]
         base = type(pool.index)
         pool.index.__class__ = derived(base, members(base))
 
-    def build_pool(self: Any, *args: Any, **options: Any) -> None:
-        fast.PagePool.__init__(self, *args, **options)
-        spoil(self)
-
-    def build_manager(self: Any, *args: Any, **options: Any) -> None:
-        fast.CacheManager.__init__(self, *args, **options)
-        spoil(self.page_pool)
-
-    return backend_with(
-        fast,
-        PagePool=derived(fast.PagePool, {"__init__": build_pool}),
-        CacheManager=derived(fast.CacheManager, {"__init__": build_manager}),
-    )
+    return with_pools(fast, spoil)
 
 
 @seeded(FORESEEN, "HASH-2", "manager", also=("R2", "HASH-1", "MAN-1", "MAN-2", "MAN-3", "MAN-6", "POOL-7", "POOL-8"))

@@ -3,6 +3,7 @@
 The suite imports no backend, so that classes are derived at run time, and whatever belongs to a backend is `Any`.
 """
 
+from collections.abc import Callable
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = [
     "with_part",
     "with_policy",
     "with_pool",
+    "with_pools",
     "with_queue",
     "with_table",
 ]
@@ -83,6 +85,12 @@ def with_policy(fast: ModuleType, **members: Any) -> SimpleNamespace:
     def spoil(pool: Any) -> None:
         if pool.policy is not None:
             pool.policy.__class__ = derived(type(pool.policy), {"__slots__": (), **members})
+
+    return with_pools(fast, spoil)
+
+
+def with_pools(fast: ModuleType, spoil: Callable[[Any], None]) -> SimpleNamespace:
+    """A backend whose pools, those of managers included, are spoilt once they are made."""
 
     def build_pool(self: Any, *args: Any, **options: Any) -> None:
         fast.PagePool.__init__(self, *args, **options)

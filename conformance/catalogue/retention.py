@@ -45,25 +45,13 @@ def junctions_end_with_a_restart(fast: ModuleType) -> SimpleNamespace:
 @seeded(FORESEEN, "RET-3", "hybrid", also=_LET_GO)
 def a_junction_is_kept_once(fast: ModuleType) -> SimpleNamespace:
     """The request that parted keeps the pages of the junction, the one that hits them there lets them go."""
-    retention = fast.groups.retention
-
-    def worth_between(self: Any, *args: Any) -> Any:
-        found = retention.Retention.worth_between(self, *args)
-        return [(low, high, retention.FIRST if value == retention.KEPT else value) for low, high, value in found]
-
-    return with_part(fast, "coordinator.retention", worth_between=worth_between)
+    return _worth_as_an_end(fast, fast.groups.retention.KEPT)
 
 
 @seeded(FORESEEN, "RET-3", "window", also=_LET_GO)
 def the_end_of_a_prompt_outlives_others(fast: ModuleType) -> SimpleNamespace:
     """What only a turn's own prompt needs stays as long as what the next turn needs."""
-    retention = fast.groups.retention
-
-    def worth_between(self: Any, *args: Any) -> Any:
-        found = retention.Retention.worth_between(self, *args)
-        return [(low, high, retention.FIRST if value == retention.SECOND else value) for low, high, value in found]
-
-    return with_part(fast, "coordinator.retention", worth_between=worth_between)
+    return _worth_as_an_end(fast, fast.groups.retention.SECOND)
 
 
 @seeded(FORESEEN, "RET-3", "window", also=_LET_GO)
@@ -76,3 +64,14 @@ def an_interval_keeps_its_last_multiple(fast: ModuleType) -> SimpleNamespace:
         return retention.Retention._on_interval(self, group, places, computed) & (after + self.interval > computed)
 
     return with_part(fast, "coordinator.retention", _on_interval=on_interval)
+
+
+def _worth_as_an_end(fast: ModuleType, worth: int) -> SimpleNamespace:
+    """A backend in which pages of some worth go to the back of the queue, as those that a request's end needs."""
+    retention = fast.groups.retention
+
+    def worth_between(self: Any, *args: Any) -> Any:
+        found = retention.Retention.worth_between(self, *args)
+        return [(low, high, retention.FIRST if value == worth else value) for low, high, value in found]
+
+    return with_part(fast, "coordinator.retention", worth_between=worth_between)
