@@ -14,13 +14,14 @@ from contextlib import closing
 from rich.console import Console
 
 from .backends import Backend, BackendError, load_backend
-from .check_options import BadInputError, Options, add_options, be_writable, read_options, write
+from .check_options import Options, add_options, be_writable, read_options, write
 from .coverage import coverage_json, coverage_lines, coverage_of
 from .deep import DeepRun, resumed
 from .deviation import SpecificationError
 from .emitting import EmitError, write_test
 from .exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
 from .junit import junit_xml
+from .named import BadInputError
 from .raising import Interrupted, prints_apart
 from .redacting import redacted
 from .redaction import Redaction

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,21 +10,18 @@ from kvproof.spec.clauses import CLAUSES, SOUND
 from .capabilities import CAPABILITIES
 from .levels import CHECK_LEVELS, LEVELS, Level
 from .machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, ON_REQUEST, Machine
+from .named import BadInputError, chosen
 from .profiles import PROFILES
 from .runner import Search, machines_for
 from .writing import require_writable, write_file
 from .xfails import Xfails, read_xfails
 
-__all__ = ["BadInputError", "Options", "add_options", "be_writable", "read_options", "write"]
+__all__ = ["Options", "add_options", "be_writable", "read_options", "write"]
 
 _MOST_SEED = 2**64
 
 _MINUTES = 10.0
 """So long, about, the small worlds take on two cores."""
-
-
-class BadInputError(Exception):
-    """An option that makes no sense; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +124,9 @@ def read_options(given: argparse.Namespace) -> Options:
         for label, clause in CLAUSES.items()
         if machines_for([label], usual, given.level) and (given.level != "sound" or clause.kind in SOUND)
     ]
-    clauses = _chosen("--clauses", given.clauses, list(CLAUSES)) if given.clauses is not None else checked
-    names = _chosen("--machines", given.machines, every)
-    without = _chosen("--without", given.without, list(CAPABILITIES)) if given.without is not None else []
+    clauses = chosen("--clauses", given.clauses, list(CLAUSES)) if given.clauses is not None else checked
+    names = chosen("--machines", given.machines, every)
+    without = chosen("--without", given.without, list(CAPABILITIES)) if given.without is not None else []
     for option, value, least in (("--examples", given.examples, 1), ("--jobs", given.jobs, 1)):
         if value is not None and value < least:
             raise BadInputError(f"{option} {value} must be at least {least}")
@@ -179,17 +175,6 @@ def _check_together(given: argparse.Namespace) -> None:
     files = [file for file in (given.json, given.junit, given.emit, given.state) if file is not None]
     if len(set(files)) < len(files):
         raise BadInputError(f"{max(files, key=files.count)} is to be written twice")
-
-
-def _chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
-    """Those of the known names that an option lists, in their own order."""
-    if given is None:
-        return list(known)
-    words = [word.strip() for word in given.split(",") if word.strip()]
-    strange = [word for word in words if word not in known]
-    if strange or not words:
-        raise BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known)}")
-    return [name for name in known if name in words]
 
 
 def be_writable(*files: str | None) -> None:

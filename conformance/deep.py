@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .check_options import BadInputError, Options, write
+from .check_options import Options, write
+from .named import BadInputError
 from .redacting import redacted
 from .redaction import Redaction
 from .report_json import header, machine_from_json, machine_json

@@ -12,6 +12,7 @@ from .backends import BackendError, load_backend
 from .capabilities import CAPABILITIES, unknown_capabilities
 from .check_command import DEVICES
 from .machines import MACHINES
+from .named import words_of
 from .profiles import PROFILES
 from .report import verdict_lines
 from .runner import machines_for
@@ -39,7 +40,7 @@ class Run:
 
     def __init__(self, config: pytest.Config, labels: Sequence[str]) -> None:
         option = config.option
-        without = _words(option.kvproof_without)
+        without = words_of(option.kvproof_without)
         strange = unknown_capabilities(without)
         if strange:
             known = ", ".join(CAPABILITIES)
@@ -120,10 +121,6 @@ class Run:
         """Ends the processes."""
         if self._running is not None:
             self._running.close()
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _read(file: str | None) -> Xfails:

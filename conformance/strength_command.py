@@ -14,6 +14,7 @@ from kvproof import __version__
 from .catalogue import SEEDED_BUGS
 from .check_command import DEVICES
 from .exit_status import DEVIATES, FINE, could_not_run
+from .named import words_of
 from .strength import Finding, Strength, find_bugs
 from .writing import require_writable, write_file
 
@@ -81,13 +82,13 @@ def run_strength(arguments: argparse.Namespace) -> int:
 
 def _names(given: str | None) -> list[str]:
     """The bugs that are named, in the catalogue's order; all if none is."""
-    words = None if given is None else {word.strip() for word in given.split(",") if word.strip()}
+    words = None if given is None else set(words_of(given))
     return [name for name in SEEDED_BUGS if words is None or name in words]
 
 
 def _wrong(arguments: argparse.Namespace) -> str:
     """What is wrong with the options, in a line; "" if nothing is. A file that is to be written is made."""
-    words = [] if arguments.bugs is None else [word.strip() for word in arguments.bugs.split(",") if word.strip()]
+    words = [] if arguments.bugs is None else words_of(arguments.bugs)
     strange = [word for word in words if word not in SEEDED_BUGS]
     if strange or (arguments.bugs is not None and not words):
         return f"--bugs {arguments.bugs!r}: no seeded bug {', '.join(map(repr, strange)) or 'is named'}"

@@ -15,9 +15,10 @@ from .calls.datum import written
 from .calls.documents import calls_from_json
 from .capabilities import CAPABILITIES, unknown_capabilities
 from .check_command import DEVICES
-from .check_options import BadInputError, be_writable, write
+from .check_options import be_writable, write
 from .exit_status import DEVIATES, FINE, could_not_run
 from .levels import LEVELS, Level
+from .named import BadInputError, words_of
 from .raising import prints_apart
 from .report_json import header
 from .terminal import visible
@@ -112,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 no call deviates, 1 one does, 2 could not run.
     """
-    without = tuple(word.strip() for word in arguments.without.split(",") if word.strip())
+    without = tuple(words_of(arguments.without))
     options = _Options(arguments.file, arguments.backend, arguments.level, without, arguments.json)
     try:
         be_writable(options.json)

@@ -225,9 +225,8 @@ class _Worker:
 def _serve(task: Task, connection: "Connection[Any, Any]", memory: Any) -> None:
     """What the process does: it runs the machines that it is given, until it is given none."""
     board = Board(memory)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # ^C reaches all processes of a terminal; who started this one sees to it
+    # ^C reaches all processes of a terminal; who started this one sees to it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The second of two signals, from the terminal and from who started this, comes while what was found is sent.
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.dup2(2, 1)  # what a backend prints goes where errors go: the report stays readable

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..oracle.shrinking import simplest
 from ..raising import Ending, frames
 from .config import ModelConfig
 from .dense import dense_logits, tolerance
@@ -216,18 +217,13 @@ def shortened(
         tries: how many schedules may be tried.
     """
     assert trial.fault is not None
-    going_on = True
-    while going_on:
-        going_on = False
-        for shorter in _shorter(schedule):
-            if not tries:
-                return schedule, trial
-            tries -= 1
-            tried = check_schedule(model, make, shorter)
-            if tried.fault is not None and tried.fault.clause == trial.fault.clause:
-                schedule, trial, going_on = shorter, tried, True
-                break
-    return schedule, trial
+    clause = trial.fault.clause
+
+    def shows(shorter: Schedule) -> Trial | None:
+        tried = check_schedule(model, make, shorter)
+        return tried if tried.fault is not None and tried.fault.clause == clause else None
+
+    return simplest(schedule, trial, _shorter, shows, tries)
 
 
 def _shorter(schedule: Schedule) -> Iterator[Schedule]:

@@ -8,6 +8,7 @@ from kvproof.spec.clauses import CLAUSES
 
 from ..backends import BackendError
 from ..exit_status import DEVIATES, FINE, could_not_run
+from ..named import words_of
 from ..writing import require_writable, write_file
 from .format import LogError
 from .log_report import log_json, log_lines
@@ -54,7 +55,7 @@ def read_clauses(text: str | None) -> frozenset[str]:
     Raises:
         LogError: there is no such clause.
     """
-    labels = [label.strip() for label in (text or "").split(",") if label.strip()]
+    labels = words_of(text or "")
     unknown = [label for label in labels if label not in CLAUSES]
     if unknown:
         raise LogError(f"--ignore: there is no clause {unknown[0]}")

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from ..named import BadInputError, chosen, words_of
 from ..raising import Interrupted
 from ..terminal import visible
 from ..writing import require_writable, write_file
@@ -65,10 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--script", type=Path, metavar="FILE", help="ask only the scripts of a report, or a script, again")
 
 
-class _BadInputError(Exception):
-    """The arguments make no sense; the message is one line."""
-
-
 def run(args: argparse.Namespace) -> int:
     """Judges an engine as asked.
 
@@ -81,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         for file in (args.json, args.emit):
             if file is not None:
                 require_writable(file)
-        known = {name: getattr(args, name) for name in SIZES} | {"adapters": _words("--adapters", args.adapters)}
+        known = {name: getattr(args, name) for name in SIZES} | {"adapters": _adapters(args.adapters)}
         subject = subject_of(args.engine, args.url, args.timeout, args.served_model, **known)
-    except (_BadInputError, UnusableError) as error:
+    except (BadInputError, UnusableError) as error:
         return could_not_run("serve-check", str(error))
     except OSError as error:
         return could_not_run("serve-check", f"{error.filename or args.json or args.emit}: {error.strerror or error}")
@@ -97,34 +94,29 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> Plan:
     if args.engine is not None and args.url is not None:
-        raise _BadInputError("--engine and --url are not for one run")
+        raise BadInputError("--engine and --url are not for one run")
     if not 0 < args.timeout < float("inf"):
-        raise _BadInputError(f"--timeout {args.timeout:g} must be a positive number of seconds")
+        raise BadInputError(f"--timeout {args.timeout:g} must be a positive number of seconds")
     if args.tolerance is not None and not 0 <= args.tolerance < float("inf"):
-        raise _BadInputError(f"--tolerance {args.tolerance:g} must be a number, at least 0")
+        raise BadInputError(f"--tolerance {args.tolerance:g} must be a number, at least 0")
     if args.emit is not None and args.emit.suffix != ".py":
-        raise _BadInputError(f"--emit {args.emit} must end in .py")
-    relations = _words("--relations", args.relations, list(RELATIONS))
+        raise BadInputError(f"--emit {args.emit} must end in .py")
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     return Plan(
         seed=seed,
         scripts=args.schedules or _SCRIPTS,
-        relations=tuple(name for name in RELATIONS if relations is None or name in relations),
-        insisted=frozenset(_words("--offers", args.offers, list(CAPABILITIES)) or ()),
+        relations=tuple(chosen("--relations", args.relations, list(RELATIONS))),
+        insisted=frozenset(chosen("--offers", args.offers, list(CAPABILITIES)) if args.offers is not None else ()),
         tolerance=args.tolerance,
         first=args.first,
     )
 
 
-def _words(option: str, given: str | None, known: list[str] | None = None) -> list[str] | None:
-    """The words of a list; None where it is not given."""
-    if given is None:
-        return None
-    words = [word.strip() for word in given.split(",") if word.strip()]
-    strange = [word for word in words if known is not None and word not in known]
-    if strange or not words:
-        raise _BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known or ())}")
-    return words
+def _adapters(given: str | None) -> list[str] | None:
+    """The names of adapters; None where none are given."""
+    if given is not None and not words_of(given):
+        raise BadInputError(f"--adapters {given}: no name")
+    return None if given is None else words_of(given)
 
 
 def _scripts(file: Path) -> list[tuple[Script, float | None]]:
@@ -137,7 +129,7 @@ def _scripts(file: Path) -> list[tuple[Script, float | None]]:
             return [(script, bound if isinstance(bound, int | float) else None) for script in found]
         return [(script_from_json(document), None)]
     except (ValueError, RecursionError) as error:
-        raise _BadInputError(f"--script {file}: {error}") from error
+        raise BadInputError(f"--script {file}: {error}") from error
 
 
 def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[str, Any]) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, takewhile
 
 from .answers import Answer
 from .performing import Exchange, History
@@ -180,5 +180,4 @@ def _texts(exchange: Exchange, ask: Ask) -> list[tuple[int, ...]]:
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """The number of tokens that two texts have in common from their beginnings on."""
-    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-                min(len(one), len(other)))  # fmt: skip
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -130,9 +130,12 @@ class Script:
 def _step_json(step: Step) -> dict[str, Any]:
     if not isinstance(step, Wave):
         return {"do": "forget" if isinstance(step, Forget) else "reset"}
-    asks = [{name: value for name, value in asdict(ask).items() if value} | {"prompt": list(ask.prompt)}
-            for ask in step.asks]  # fmt: skip
+    asks = [_ask_json(ask) for ask in step.asks]
     return {"do": "ask", "max_tokens": step.max_tokens, **({"n": step.n} if step.n > 1 else {}), "requests": asks}
+
+
+def _ask_json(ask: Ask) -> dict[str, Any]:
+    return {name: value for name, value in asdict(ask).items() if value} | {"prompt": list(ask.prompt)}
 
 
 _ASK_FIELDS = {"name": str, "follows": str, "taken": int, "salt": str, "adapter": str, "abort_after": int}

@@ -6,9 +6,40 @@ from typing import TypeVar
 
 from .scripts import Ask, Script, Step, Wave
 
-__all__ = ["shortened"]
+__all__ = ["shortened", "simplest"]
 
+Case = TypeVar("Case")
 Shown = TypeVar("Shown")
+
+
+def simplest(
+    case: Case,
+    shown: Shown,
+    simpler: Callable[[Case], Iterator[Case]],
+    shows: Callable[[Case], Shown | None],
+    tries: int,
+) -> tuple[Case, Shown]:
+    """A case as simple as it gets in some tries that still shows a fault, and what it showed.
+
+    Args:
+        case: a case that shows one.
+        shown: what it showed.
+        simpler: cases that are a little simpler than a case, those to be tried first in front.
+        shows: tries a case; returns what it shows, None for nothing.
+        tries: the number of cases that may be tried.
+    """
+    going_on = True
+    while going_on:
+        going_on = False
+        for other in simpler(case):
+            if not tries:
+                return case, shown
+            tries -= 1
+            found = shows(other)
+            if found is not None:
+                case, shown, going_on = other, found, True
+                break
+    return case, shown
 
 
 def shortened(
@@ -22,18 +53,7 @@ def shortened(
         shows: performs a script; returns what it shows, None for nothing.
         tries: the number of scripts that may be performed.
     """
-    going_on = True
-    while going_on:
-        going_on = False
-        for shorter in _shorter(script):
-            if not tries:
-                return script, shown
-            tries -= 1
-            found = shows(shorter)
-            if found is not None:
-                script, shown, going_on = shorter, found, True
-                break
-    return script, shown
+    return simplest(script, shown, _shorter, shows, tries)
 
 
 def _shorter(script: Script) -> Iterator[Script]:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.conformance.check_options import BadInputError, add_options, read_options
+from kvproof.conformance.check_options import add_options, read_options
 from kvproof.conformance.cli import main
 from kvproof.conformance.deep import resumed
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.document_damage import damaged
+from kvproof.conformance.named import BadInputError
 from kvproof.conformance.traces import HEADER, TraceError, read_trace
 from kvproof.conformance.xfails import XfailsError, read_xfails
 from kvproof.spec import CLAUSES
