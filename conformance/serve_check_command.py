@@ -85,7 +85,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--platform", choices=("xla", "interpret"), default="xla", help="what computes attention (xla)")
     add("--mesh", metavar="DPxTP", help="data shards times devices for KV heads, such as 2x4; a CPU stands for 8")
     add(
-        "--page-size", type=int, metavar="N", help="tokens in a page (4; of an engine of anybody's what it says, or 16)"
+        "--page-size",
+        type=int,
+        metavar="N",
+        help="tokens in a page (4; with --engine or --url what the engine says, or 16)",
     )
     add("--host-pages", type=int, metavar="N", help="pages of host memory; otherwise drawn: two schedules of three")
     add("--json", type=Path, metavar="FILE", help="write a report")

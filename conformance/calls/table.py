@@ -67,7 +67,7 @@ _NUM_ROWS = Kind(
 
 
 def _ids(source: Source, most: int) -> list[int]:
-    """Page ids for so many entries."""
+    """Page ids for a number of entries."""
     return source.several(_PAGE_IDS, max(min(most, 3), 0))
 
 
@@ -98,7 +98,7 @@ def _replaced(source: Source, known: Any) -> Given:
 
 
 def _wrong_pages(source: Source, known: Any, room: int) -> Any:
-    """Too many pages for the last group's room, what is no page behind pages, no list, or lists for other groups."""
+    """More pages than the last group has room for, no page behind pages, no list, or lists for other groups."""
     if known.several and source.integer(0, 2) == 2:
         return source.one_of([[[]] * (len(known.widths) - 1), [[]] * (len(known.widths) + 1), None])
     often = [[1] * (room + source.integer(1, 2)), [*[1] * (room - 1), -1]]

@@ -80,7 +80,7 @@ def stored_twice_is_followed(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(FORESEEN, "R1", "events", also=("MAN-12", "R2"))
 def any_parent_is_followed(fast: ModuleType) -> SimpleNamespace:
-    """A follower does not look at the parent of a page, whatever it is: what a wire damaged is taken for an event."""
+    """A follower does not look at the parent of a page: an event that was damaged on the wire is taken."""
 
     def apply(self: Any, events: Any) -> None:
         if isinstance(events, list):

@@ -384,7 +384,7 @@ def positions_begin_behind_hits(fast: ModuleType) -> SimpleNamespace:
 
 @served(47, "ENG-15", "lengths", also=("ENG-4", "ENG-6"))
 def positions_of_few_bits(fast: ModuleType) -> SimpleNamespace:
-    """Where a chunk begins is told in too few bits (tpu-inference 2755: past 32,767; here past 7)."""
+    """Where a chunk begins is passed on in too few bits (tpu-inference 2755: past 32,767; here past 7)."""
     return _with_positions(fast, lambda start, count: start & 7 if count > 1 else start)
 
 

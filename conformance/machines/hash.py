@@ -61,7 +61,7 @@ class Hash(Calling):
 
     @step("HASH-1")
     def draw_a_root(self, _: Drawing) -> None:
-        """A root without a seed is drawn each time, whatever Python's own seed is; another seed gives another."""
+        """A root without a seed differs each time, also where Python's own seed is set; another seed, another root."""
         self.calls.append("init_none_hash() != init_none_hash()")
         init = self.backend.names.get("init_none_hash")
         with patch.dict(os.environ, PYTHONHASHSEED="random"):

@@ -1,4 +1,4 @@
-"""``kvproof serve-check --engine | --url``: an engine of anybody's is asked the same in many ways."""
+"""``kvproof serve-check --engine | --url``: any engine is asked the same in many ways."""
 
 import argparse
 import json
@@ -26,10 +26,10 @@ from .telling import as_json, lines, test_source
 __all__ = ["EPILOG", "add_options", "run"]
 
 _SCRIPTS = 6
-"""Scripts for each relation, unless told otherwise."""
+"""Scripts for each relation, by default."""
 
 EPILOG = f"""\
-an engine of anybody's, --engine or --url:
+any engine, --engine or --url:
   It is asked the same in many ways, and all its answers must agree (ENG-3 to ENG-15). --engine names an object with
   a method, or a function or class that makes one:
     generate(prompts, max_tokens, *, n=1, cache_salts=None, adapters=None, abort_after=None,
@@ -46,8 +46,8 @@ an engine of anybody's, --engine or --url:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for an engine of anybody's."""
-    add = parser.add_argument_group("an engine of anybody's").add_argument
+    """Adds the options for any engine."""
+    add = parser.add_argument_group("any engine").add_argument
     add("--engine", metavar="MODULE:ATTR", help="a Python engine: what has generate(prompts, max_tokens, ...)")
     add("--url", metavar="URL", help="an OpenAI-compatible server, such as http://localhost:8000/v1")
     add("--served-model", metavar="NAME", help="the server's model (the first that it lists)")
@@ -162,7 +162,7 @@ def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[s
     if judgement.ended:
         could_not_run("serve-check", judgement.ended)
     if interrupted:
-        print("kvproof serve-check: interrupted; what was learnt up to there is told", file=sys.stderr)
+        print("kvproof serve-check: interrupted; the report is on what was learnt up to there", file=sys.stderr)
     if judgement.deviations:
         return DEVIATES
     return COULD_NOT_RUN if interrupted or judgement.ended else FINE

@@ -17,7 +17,7 @@ def read_completion(document: Any, n: int, num_prompt: int, max_tokens: int) -> 
     Token ids are read from ``token_ids`` or ``tokens`` of a choice, from ``logprobs.content[].id``, or from
     ``logprobs.tokens`` where they are written as ``token_id:7``.
 
-    An answer of which not all tokens are told is one without tokens: nothing can be compared with it.
+    An answer that leaves some of its tokens out is one without tokens: nothing can be compared with it.
 
     Args:
         document: the JSON.

@@ -228,7 +228,7 @@ class HttpEngine:
         return kind(self._host, self._port, timeout=self._timeout)
 
     def _sent(self, method: str, path: str, body: Any, empty: bool = False) -> Any:
-        """What the server answers to a request, as JSON; with ``empty`` whatever it is."""
+        """What the server answers to a request, as JSON; with ``empty`` it may be of any form."""
         begun = time.monotonic()
         connection = self._connected()
         try:

@@ -128,7 +128,7 @@ class Judgement:
 
 
 Watch = Callable[[str, int], Any]
-"""Is told of what is being done: what it is, and the number of requests sent until now."""
+"""A function that is called with what is being done, and with the number of requests sent until now."""
 
 
 def judge(
@@ -142,7 +142,7 @@ def judge(
     Args:
         subject: the engine; its facts are completed.
         plan: how it is judged.
-        watch: is told of the progress.
+        watch: is called with the progress.
         judgement: takes what is learnt, for those who may be interrupted; None for a new one.
 
     Returns:
@@ -237,7 +237,7 @@ _MOST_LENGTHS = 64
 """Of larger pages not every number of tokens is tried as the length of a prefix."""
 
 _AGAIN = 3
-"""A script that showed a deviation is performed so many times more."""
+"""The number of times that a script that showed a deviation is performed again."""
 
 _LOST_TRIES = 6
 """The most scripts tried where each costs a time-out or a new start."""

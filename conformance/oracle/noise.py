@@ -24,10 +24,10 @@ _FLOOR = 2e-5
 """What rounding of float32 numbers makes of log-probabilities is never a fault."""
 
 _FACTOR = 8
-"""The bound is so many times the largest noise that was seen."""
+"""The bound, as a multiple of the largest noise that was seen."""
 
 _SHAPES = 30
-"""Other shapes of computation make at most so many times the noise that repeating and batching make."""
+"""The most noise that other shapes of computation make, as a multiple of that of repeating and batching."""
 
 
 class LostForGoodError(Exception):

@@ -121,7 +121,7 @@ def _cut(ask: Ask, prompt: tuple[int, ...], length: int) -> Ask:
 
 
 def _sound(steps: tuple[Step, ...]) -> Iterator[Script]:
-    """A script of some steps, without the requests that follow what is no more there, if anything is left."""
+    """A script of some steps, without requests that go on from one that was left out; none if nothing is left."""
     names: set[str] = set()
     kept: list[Step] = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""What is told of an engine that was judged: lines, JSON, and a test that asks the shortest script again."""
+"""The report on an engine that was judged: lines, JSON, and a test that asks the shortest script again."""
 
 import json
 import pprint
@@ -174,5 +174,5 @@ test_source.__test__ = False  # type: ignore[attr-defined]  # pytest takes it fo
 
 
 def _plain(text: str) -> str:
-    """A text that may stand in a docstring, whatever an engine said."""
+    """A text of an engine, escaped so that it may stand in a docstring."""
     return json.dumps(text, ensure_ascii=True)[1:-1]

@@ -39,7 +39,7 @@ REQUEST = Table(
 TABLES_BY_OWNER: Mapping[str, Table] = {table.owner: table for table in (*INTERFACES, REQUEST) if table.owner}
 
 _KEYS = ("hash_seed", "hash_function")
-"""Options of whatever has keys; a log does not keep them, so that the rows don't name them."""
+"""Options of all that has keys; a log does not keep them, so that the rows don't name them."""
 
 BUILDS: Mapping[str, Method] = {
     **{owner: table[owner] for owner, table in TABLES_BY_OWNER.items() if owner in table.by_name},

@@ -477,7 +477,7 @@ class ReuseOrder:
         return list(zip(pages.tolist(), self._freed_at[pages].tolist(), strict=True))
 
     def restore_marks(self, none_hash: bytes, contents: SavedContents) -> None:
-        """Computes the marks of the cached pages of a snapshot, and the seed of all others anew. O(cached tokens)."""
+        """Computes the marks of the cached pages of a snapshot, and the seed of all others. O(cached tokens)."""
         self.marks = Marks(none_hash)
         for page, mark in contents.marks(self.marks):
             self.mark_cell[page] = mark

@@ -85,7 +85,7 @@ class _Shadow:
         return False
 
     def left(self, marks: Sequence[int], num_held: int) -> None:
-        """Contents are in use no more, in this order; ``num_held`` still are. O(contents) amortised."""
+        """Contents left use, in this order; ``num_held`` still are. O(contents) amortised."""
         at, clock, reused = self.at, self.clock, self._reused
         rest = self._once
         if self._turnovers is None and clock >= 1:
@@ -254,7 +254,7 @@ class Shadows:
                 shadow.lost(mark)
 
     def _holds_no_more(self, mark: int) -> bool:
-        """One page in use holds a content no more; returns True if none does now."""
+        """A page in use lost a content; returns True if none does now."""
         holders = self._holders
         if holders[mark] > 1:
             holders[mark] -= 1

@@ -32,7 +32,7 @@ class LruQueue:
     """
 
     watches = False
-    """Whether the queue wants to be told of contents."""
+    """Whether the pool has to pass on what happens to contents."""
 
     def __init__(self, num_pages: int) -> None:
         self._free = OrderedDict.fromkeys(range(1, num_pages))

@@ -35,7 +35,7 @@ class Shadow(EvictionOrder):
         return False
 
     def left(self, marks: Iterable[int]) -> None:
-        """Contents are in use no more, in this order."""
+        """Contents left use, in this order."""
         own = [mark for mark in marks if mark in self.mark_of]
         self.carry(own)
         self.put(own)
@@ -120,7 +120,7 @@ class AdaptiveQueue(ReuseQueue):
         super().forgotten(page, is_free)
 
     def _holds_no_more(self, mark: int) -> bool:
-        """A page that holds a content is in use no more, or lost it; returns whether none in use holds it now."""
+        """A page that holds a content left use, or lost it; returns whether none in use holds it now."""
         self.holders[mark] -= 1
         if not self.holders[mark]:
             del self.holders[mark]
