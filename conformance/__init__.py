@@ -2,22 +2,33 @@
 
 From the command line: ``kvproof check --backend module:attribute``. From Python::
 
-    from kvproof.conformance.runner import check
+    from kvproof.conformance import check, load_backend
 
     report = check(load_backend("my_cache"), seed=0)
     report.verdict("POOL-5")
 
-Start with `machines.base`, where two sides make the same call and are compared; every other machine says
-which calls. `runner` runs them, `report` tells what they found.
+A room imports only rooms before it:
+
+* `console`: exit statuses, words of options, progress, files that are written whole or not at all.
+* `backends`: what is judged, by name; levels; what a backend raises.
+* `calls`: a call as a value; one row for each method.
+* `engine`: an engine of ours, to be spoilt and to be served with.
+* `machines`: two sides make the same calls and are compared (start with `machines.base`); small worlds, all of them.
+* `emitting`, `report`: what was found, as a test; as verdicts, for people and for programs.
+* `oracle`: any engine, judged by what it answers to requests.
+* `search`: runs the machines in processes, makes short what deviates. `catalogue`: seeded bugs that it must find.
+* `log`, `timeline`, `trying`, `replay`: calls of live engines, drawn, written by hand, of a trace of requests.
+* `adapters`: packages that are not ours. `commands`: what ``kvproof`` offers, a module each.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .backends import Backend, BackendError, load_backend
+from .backends.loading import Backend, BackendError, load_backend
 
 if TYPE_CHECKING:
     from .log import Lockstep, LockstepError, LogError, frames, record, replay_log
+    from .search.runner import check
 
 __all__ = [
     "Backend",
@@ -25,6 +36,7 @@ __all__ = [
     "Lockstep",
     "LockstepError",
     "LogError",
+    "check",
     "frames",
     "load_backend",
     "record",
@@ -33,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is about logs is imported when it is first asked for."""
+    """The search and the logs are imported when they are first asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no {name}")
-    return getattr(importlib.import_module(".log", __name__), name)
+    return getattr(importlib.import_module(".search.runner" if name == "check" else ".log", __name__), name)

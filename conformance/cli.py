@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from kvproof import __version__
 
-from .exit_status import COULD_NOT_RUN
-from .raising import interruptible, was_interrupted
-from .terminal import Unheard
+from .backends.raising import interruptible, was_interrupted
+from .console.exit_status import COULD_NOT_RUN
+from .console.terminal import Unheard
 
 __all__ = ["main"]
 
@@ -37,16 +37,16 @@ exit status: 0 no deviation; 1 the backend deviates; 2 could not run
 """
 
 _COMMANDS = {
-    "check": "hold a backend against the specification",
-    "try": "make a few calls that you wrote down on a backend, and see the verdict on each",
-    "clauses": "list the clauses, where each is implemented and what checks it",
-    "replay": "serve a request trace through a backend, or find the first wrong step of an operation log",
-    "shrink": "make an operation log that deviates short",
-    "strength": "run the suite on the seeded bugs and say what it catches",
-    "serve-check": "serve a model through a backend by random schedules, against dense attention",
-    "show": "draw an operation log as one page of HTML",
+    "check": ("check", "hold a backend against the specification"),
+    "try": ("try_calls", "make a few calls that you wrote down on a backend, and see the verdict on each"),
+    "clauses": ("clauses", "list the clauses, where each is implemented and what checks it"),
+    "replay": ("replay", "serve a request trace through a backend, or find the first wrong step of an operation log"),
+    "shrink": ("shrink", "make an operation log that deviates short"),
+    "strength": ("strength", "run the suite on the seeded bugs and say what it catches"),
+    "serve-check": ("serve_check", "serve a model through a backend by random schedules, against dense attention"),
+    "show": ("show", "draw an operation log as one page of HTML"),
 }
-"""Every command with its line in the help. Its module, ``<command>_command``, has ``add_parser(commands, help)``."""
+"""Every command with its module in ``commands``, which has ``add_parser(commands, help)``, and its line in the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,9 +91,9 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kvproof {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, about in _COMMANDS.items():
+    for name, (module, about) in _COMMANDS.items():
         if name == command:  # only the command that runs is imported
-            importlib.import_module(f".{name.replace('-', '_')}_command", __package__).add_parser(commands, about)
+            importlib.import_module(f".commands.{module}", __package__).add_parser(commands, about)
         else:
             commands.add_parser(name, help=about)
     return parser

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .levels import CHECK_LEVELS
+from .backends.levels import CHECK_LEVELS
 
 if TYPE_CHECKING:
-    from .pytest_run import Run
+    from .commands.pytest_run import Run
 
 __all__ = [
     "PROBLEM",
@@ -74,7 +74,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not labels or config.option.collectonly:
         return
     try:
-        from .pytest_run import Run
+        from .commands.pytest_run import Run
 
         config.stash[RUN] = Run(config, labels)
         return

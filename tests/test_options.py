@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 
 from kvproof import fast, spec
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.engine.config import LayerKind, ModelConfig
 from kvproof.conformance.engine.model import init_params
 from kvproof.conformance.engine.serving import Engine

@@ -4,6 +4,7 @@ import ast
 import functools
 import re
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -81,12 +82,15 @@ def test_every_module_has_its_twin_or_a_reason() -> None:
 
 
 def test_modules_stand_in_rooms() -> None:
-    """At the top of a package are the sentences of the contract and nothing else."""
+    """At the top of a package are the sentences of the contract, or the ways into the suite, and nothing else."""
     assert {place for package in PACKAGES for place in _places(package) if "/" not in place} == {"clauses"}
+    ways_in = {"__main__", "cli", "pytest_plugin", "test_conformance"}
+    assert {place for place in _places("conformance") if "/" not in place} == ways_in
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.parametrize("grain", ["room", "module"])
+@pytest.mark.parametrize(
+    ("package", "grain"), [*product(PACKAGES, ["room", "module"]), ("conformance", "room")], ids="-".join
+)
 def test_nothing_imports_itself_in_a_circle(package: str, grain: str) -> None:
     """No room and no module does, not even by what only type checkers or functions import."""
     part = _room if grain == "room" else _place

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from ..backends import BackendError
+from ..backends.loading import BackendError
 
 __all__ = ["import_peer"]
 

@@ -28,11 +28,11 @@ signatures of the specification: a new public method without a row fails there.
 * *Reads the state*: `readings`, for machines and for emitted tests alike.
 * *Writes into files*: `documents`, as JSON, and reads again; ``kvproof try`` takes calls so, or as Python.
 * *Prints*: `written`; a machine shows pages by their ids. Salts stand in every text by their fingerprints (SEC-2).
-* *Makes shorter*: `kvproof.conformance.shortening`, on the calls themselves. A call that is left out takes its mentions
-  with it: each `Ref` says what it names otherwise (a page by its id), `fitting` drops what is not allowed any more, and
+* *Makes shorter*: `search.shortening`, on the calls themselves. A call that is left out takes its mentions with it:
+  each `Ref` says what it names otherwise (a page by its id), `fitting` drops what is not allowed any more, and
   a call that the specification accepted when it was drawn and refuses now is left out. The machine draws nothing again.
-* *Enumerates*: a small world (`exhaustive.world`) lists calls instead of drawing them; which states are alike but for
-  names is the world's, everything about a call is the row's.
+* *Enumerates*: a small world (`machines.exhaustive.world`) lists calls instead of drawing them; which states are alike
+  but for names is the world's, everything about a call is the row's.
 * *Counts*: `Session.note_drawn`, what was drawn of each row; `coverage` says what never was.
 * *Logs*: `log.calls` reads the same rows; ``logged`` says whether a log records a method.
 

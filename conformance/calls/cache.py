@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..spelling import Spelling
 from .datum import Ref, Spelled
 from .method import Given, Kind, Method, Table
 from .source import Source
+from .spelling import Spelling
 from .values import signed
 
 __all__ = ["CACHES", "COPIES", "TOKENS", "Numbers", "ints", "tokens_of"]

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvproof.spec.declarations import ExtraKey
 
-from ..spelling import Spelling, request_as, request_source
+from .spelling import Spelling, request_as, request_source
 
 __all__ = [
     *("Call", "GoneError", "Holder", "Key", "Prompt", "Ref", "Spelled"),

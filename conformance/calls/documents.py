@@ -23,8 +23,8 @@ from kvproof.spec.declarations.json_kinds import (
     group_to_json,
 )
 
-from ..spelling import Spelling
 from .datum import Call, Key, Prompt, Ref, Spelled
+from .spelling import Spelling
 
 __all__ = ["VERSION", "calls_from_json", "calls_to_json", "parsed_ref", "value_from_json", "value_to_json"]
 

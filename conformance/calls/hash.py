@@ -10,11 +10,11 @@ from typing import Any
 
 from kvproof.spec.declarations import CacheSalt, LoraAdapter, MultimodalItem
 
-from ..spelling import NUMBERS
 from .datum import Prompt, Ref
 from .kinds import PLAIN, number, spelled
 from .method import Given, Kind, Method, Table
 from .source import Source
+from .spelling import NUMBERS
 from .values import EXTRA_KEYS, NO_INTS
 
 __all__ = ["HASHING"]

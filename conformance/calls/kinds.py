@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..spelling import OBJECTS, Spelling
 from .datum import Ref, Spelled
 from .method import Kind
 from .readings import page_ids, page_list
 from .source import Source
+from .spelling import OBJECTS, Spelling
 from .values import NO_INTS
 
 __all__ = [

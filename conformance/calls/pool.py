@@ -11,7 +11,6 @@ from typing import Any
 
 from kvproof.spec.declarations import CacheCounters, PageRemoved, PageStored, PoolOptions
 
-from ..spelling import NUMBERS
 from .datum import Prompt, Ref, Spelled
 from .kinds import (
     COUNTS,
@@ -29,6 +28,7 @@ from .kinds import (
 )
 from .method import Given, Kind, Label, Method, Table
 from .source import Source
+from .spelling import NUMBERS
 from .values import BAD_TIMES, NO_INTS, NO_LISTS, PRIORITIES, STRANGER
 
 __all__ = ["POOL"]

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..spelling import LISTED, TOKENS, Spelling
+from .spelling import LISTED, TOKENS, Spelling
 
 __all__ = ["Source"]
 

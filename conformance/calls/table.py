@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..spelling import NUMBERS, WIDE, Spelling
 from .datum import Spelled
 from .kinds import ARRAY, NONE, number, numbers_of, spelled
 from .method import Given, Kind, Method, Table
 from .source import Source
+from .spelling import NUMBERS, WIDE, Spelling
 from .values import NO_INTS, NO_LISTS
 
 __all__ = ["TABLE", "TABLES"]

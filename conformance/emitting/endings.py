@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..calls.deviation import REFUSALS, attempt
 from ..calls.readings import READINGS, Reading, page_views, readable, source
-from ..deviation import REFUSALS, attempt
 from ..machines import Machine
 from ..machines.base import Side
 from ..machines.sides import equal

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvproof.spec.declarations import CacheSalt
 
-from ..spelling import ReadOnlyList
+from ..calls.spelling import ReadOnlyList
 
 __all__ = ["MOST_ENTRIES", "Literals", "UnrenderableError", "is_plain"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..backends import Backend
+from ..backends.loading import Backend
 from ..machines.sides import Side
 from .notes import Notes
 

@@ -13,8 +13,8 @@ from typing import Any
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..calls.readings import page_views
+from ..calls.spelling import ReadOnlyList, SpelledRequest
 from ..machines.sides import equal
-from ..spelling import ReadOnlyList, SpelledRequest
 from .literals import Literals, UnrenderableError, is_plain
 from .stand_in import StandIn, inside
 

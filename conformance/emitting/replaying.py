@@ -13,13 +13,13 @@ from typing import Any, ClassVar, cast
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..backends import load_backend
+from ..backends.loading import load_backend
 from ..calls.datum import Call
-from ..deviation import Deviation, TracedStep
+from ..calls.deviation import Deviation, TracedStep
 from ..machines import EVERY_MACHINE, Machine
 from ..machines.attention import RaggedMachine
 from ..machines.base import Both, Side, same
-from ..session import Session
+from ..machines.session import Session
 from .attending import lines_of_attention
 from .endings import Ending, Last, ending_of
 from .literals import Literals, UnrenderableError

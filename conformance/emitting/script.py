@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..writing import write_file
+from ..console.writing import write_file
 
 __all__ = ["EmitError", "Script", "source_of", "write_test"]
 

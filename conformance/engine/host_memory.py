@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import SwapCopy, SwapPlan
 
-from ..backends import Backend
+from ..backends.loading import Backend
 from .groups import LayerGroup
 
 __all__ = ["HostMemory"]

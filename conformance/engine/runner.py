@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import PageCopy, SwapPlan
 from kvproof.spec.reading.arguments import refusal
 
-from ..backends import Backend
+from ..backends.loading import Backend
 from .config import ModelConfig
 from .eager_mixers import HostMixer, InterpretedMixer
 from .groups import LayerGroup

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..oracle.shrinking import simplest
-from ..raising import Ending, frames
+from ..backends.raising import Ending, frames
+from ..calls.simplest import simplest
 from .config import ModelConfig
 from .dense import dense_logits, tolerance
 from .judging import Fault, output_fault, plan_fault, told

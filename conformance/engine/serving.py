@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import ExtraKey, ManagerOptions, Request, SwapPlan, defaults_of, takes_options
 from kvproof.spec.reading.arguments import flag, integer, listed, refusal, shown, token_list
 
-from ..backends import DEFAULT_BACKEND, Backend, load_backend
+from ..backends.loading import DEFAULT_BACKEND, Backend, load_backend
 from .config import ModelConfig
 from .groups import groups_of
 from .model import Params

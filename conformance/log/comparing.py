@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..contrast import contrast, shown
+from ..calls.contrast import contrast, shown
 from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Operation
 from .sides import Answer, Thing

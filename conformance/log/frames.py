@@ -7,8 +7,8 @@ from typing import Any
 
 import kvproof.spec
 
-from ..backends import Backend
-from ..redaction import Redaction
+from ..backends.loading import Backend
+from ..report.redaction import Redaction
 from .calls import CALLS
 from .entries import Made, Operation
 from .reading import LogReader

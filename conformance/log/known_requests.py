@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations.json_kinds import extra_keys_to_json
 
-from ..redaction import Redaction
+from ..report.redaction import Redaction
 from .call_texts import encode, plain_text, text_of
 from .columns import listed
 from .token_texts import TokenTexts

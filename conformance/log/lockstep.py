@@ -7,7 +7,7 @@ from typing import Any
 import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
-from ..backends import Backend, load_backend
+from ..backends.loading import Backend, load_backend
 from .argument_texts import materialised
 from .calls import CALLS, PROPERTIES, LoggedCall
 from .comparing import Difference, compare_answers, compare_states

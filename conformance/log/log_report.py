@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..contrast import beside
-from ..report_json import header
-from ..terminal import visible
+from ..calls.contrast import beside
+from ..console.terminal import visible
+from ..report.document import header
 from .replaying import LogResult
 
 __all__ = ["log_json", "log_lines"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvproof.spec.declarations.json_kinds import extra_keys_to_json, group_to_json
 
-from ..writing import write_file
+from ..console.writing import write_file
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown
 from .format import HEADER, LogError
 from .token_texts import TokenTexts

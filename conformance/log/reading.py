@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..redaction import Redaction
+from ..report.redaction import Redaction
 from .entries import Entry
 from .entry_reading import EntryReader
 from .format import HEADER, VERSION, LogError

@@ -13,7 +13,7 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 
-from ..redaction import Redaction
+from ..report.redaction import Redaction
 from .entries import Entry, Made, NewKeys, NewRequest, Operation, Shown
 
 __all__ = ["redactor"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..backends import Backend, load_backend
-from ..redaction import Redaction
+from ..backends.loading import Backend, load_backend
+from ..report.redaction import Redaction
 from .call_lines import call_line, request_line
 from .calls import LoggedCall
 from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer

@@ -19,9 +19,9 @@ import numpy as np
 
 import kvproof.spec
 
-from ..backends import Backend
-from ..raising import Ending, Interrupted, frames
-from ..redaction import Redaction
+from ..backends.loading import Backend
+from ..backends.raising import Ending, Interrupted, frames
+from ..report.redaction import Redaction
 from .adapting import Adapter, prepared
 from .call_lines import call_line
 from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer

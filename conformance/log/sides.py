@@ -7,9 +7,9 @@ from typing import Any
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import Request
 
-from ..backends import takes_parameter
+from ..backends.loading import takes_parameter
+from ..backends.raising import Ending, frames
 from ..calls.method import bound
-from ..raising import Ending, frames
 from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Made, Operation
 from .states import page_views, read_state

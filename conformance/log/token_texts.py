@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..redaction import Redaction
+from ..report.redaction import Redaction
 
 __all__ = ["TokenTexts", "tokens_of"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..redaction import Redaction
+from ..report.redaction import Redaction
 from .call_texts import encode
 from .format import HEADER, LogError
 from .known_requests import KnownRequests

@@ -1,12 +1,12 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
-from ..exhaustive.worlds import SMALLEST, WORLDS
 from .attention import Attention, Latents, Limits
 from .base import Machine
 from .batch import Batch
 from .cache import Cache
 from .engine import EngineMachine
 from .events import Events
+from .exhaustive.worlds import SMALLEST, WORLDS
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
 from .kernels import GpuKernels, Kernels

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import numpy as np
 from hypothesis import strategies as st
 
-from ..levels import LEVELS
-from ..properties import start, step
+from ..backends.levels import LEVELS
 from .arrays import Near, worst
 from .attention_blame import blame
 from .attention_faults import AttentionFaults
 from .base import Side
 from .draws import Drawing, one_of
+from .properties import start, step
 from .ragged import BASES, COMMON, LATENT, LIMITS, MOST_OPTIONS, NARROW, OPTIONS, SETUPS, Batch, Setup, name_with
 from .ragged_draws import draw_batch
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..deviation import attempt
+from ..calls.deviation import attempt
 from .arrays import SLIGHT, Array, Near, worst
 from .ragged import Batch
 

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ..deviation import SpecificationError
-from ..properties import step
+from ..calls.deviation import SpecificationError
 from .base import Nothing
 from .cache_base import CacheMachine
 from .draws import Drawing
 from .operations import operation
+from .properties import step
 from .ragged import SETUPS, Batch
 
 __all__ = ["AttentionFaults"]

@@ -13,17 +13,17 @@ from hypothesis.strategies import DataObject
 import kvproof.spec
 from kvproof.spec.clauses import clause_of_message
 
-from ..backends import Backend
+from ..backends.levels import Level
+from ..backends.loading import Backend
+from ..backends.raising import frames
+from ..backends.step_timeout import NoAnswer
+from ..calls.contrast import beside, contrast, shown
 from ..calls.datum import Call
-from ..contrast import beside, contrast, shown
-from ..deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
-from ..levels import Level
-from ..properties import Step, clauses_of_step, steps_of
-from ..raising import frames
-from ..session import EnoughError, Session, TracedStep
-from ..spelling import LISTED, TOKENS, WIDE, Spelling
-from ..step_timeout import NoAnswer
+from ..calls.deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
+from ..calls.spelling import LISTED, TOKENS, WIDE, Spelling
 from .draws import Drawing, one_of
+from .properties import Step, clauses_of_step, steps_of
+from .session import EnoughError, Session, TracedStep
 from .sides import Both, Field, Side, equal, same
 
 __all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same"]

@@ -4,13 +4,13 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..deviation import SpecificationError
-from ..properties import start, step
+from ..calls.deviation import SpecificationError
 from .base import Field, Nothing, Side
 from .batch_steps import BatchSteps, Step
 from .draws import Drawing, one_of
 from .groups import MIXED
 from .manager_base import HASHES
+from .properties import start, step
 from .worlds import World, worlds
 
 __all__ = ["Batch"]

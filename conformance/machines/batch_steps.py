@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ..calls.kinds import numbers_of
-from ..properties import step
-from ..spelling import NUMBERS, Spelling
+from ..calls.spelling import NUMBERS, Spelling
 from .base import Field, Nothing, Side
 from .draws import Drawing, one_of, rarely, some
 from .groups import GroupSteps
 from .manager_admission import IDS
 from .operations import operation
+from .properties import step
 
 __all__ = ["BatchSteps", "Step"]
 

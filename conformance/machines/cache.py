@@ -9,18 +9,18 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
+from ..backends.levels import LEVELS
 from ..calls.cache import CACHES, COPIES, TOKENS, ints, tokens_of
 from ..calls.datum import Call, Ref, resolve
 from ..calls.method import Method, Table
 from ..calls.values import signed
-from ..levels import LEVELS
-from ..properties import start, step
 from .arrays import Array, bits, exact, poisoned
 from .base import Both, Side
 from .cache_base import LAYOUTS, CacheMachine
 from .calling import Calling, Calls
 from .draws import Drawing, some
 from .layouts import Layout
+from .properties import start, step
 
 __all__ = ["Cache"]
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import kvproof.spec
 
+from ..backends.raising import Ending
 from ..calls.datum import Call, Ref, renamed, resolve, written
+from ..calls.deviation import REFUSALS
 from ..calls.method import Method, Table, bound, perform
-from ..deviation import REFUSALS
-from ..properties import Step
-from ..raising import Ending
 from .base import Both, Machine, Side
 from .draws import Drawing
+from .properties import Step
 
 __all__ = ["Calling", "Calls"]
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter
 from kvproof.spec.reading.arguments import refusal
 
+from ..backends.levels import LEVELS
 from ..engine.judging import Fault, output_fault, plan_fault, told
 from ..engine.sampler import GREEDY, Sampling
 from ..engine.serving import Engine, Output
-from ..levels import LEVELS
-from ..properties import start, step
 from .base import Machine, Side
 from .draws import Drawing, one_of, rarely
 from .engine_models import KITS, Asked, Kit, bound, dense, engine_of, fits, swaps
+from .properties import start, step
 
 __all__ = ["EngineMachine"]
 

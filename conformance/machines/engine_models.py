@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import kvproof.spec
 from kvproof.spec.declarations import Request
 
-from ..backends import Backend
+from ..backends.loading import Backend
 from ..engine.config import LayerKind, ModelConfig
 from ..engine.dense import dense_logits, tolerance
 from ..engine.groups import groups_of

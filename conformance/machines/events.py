@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 from kvproof.spec.declarations import PageRemoved, PageStored
 
-from ..backends import Backend
-from ..properties import start, step
+from ..backends.loading import Backend
 from .base import Side
 from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
+from .properties import start, step
 from .worlds import World, worlds
 
 __all__ = ["Events"]

@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..properties import start, step
 from .base import Side
 from .draws import Drawing, one_of
 from .hash import weak
@@ -12,6 +11,7 @@ from .manager_admission import IDS
 from .manager_base import ManagerMachine
 from .manager_steps import ManagerSteps
 from .operations import operation
+from .properties import start, step
 from .worlds import KINDS, STATES, Group, World, worlds
 
 __all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "State", "Window"]

@@ -6,14 +6,14 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 
-from ..backends import Backend
+from ..backends.levels import LEVELS
+from ..backends.loading import Backend
 from ..calls.hash import HASHING
 from ..calls.method import Table
-from ..levels import LEVELS
-from ..properties import start, step
 from .base import Side
 from .calling import Calling, Calls
 from .draws import Drawing
+from .properties import start, step
 
 __all__ = ["Hash", "weak"]
 

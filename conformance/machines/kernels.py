@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 import numpy as np
 from hypothesis import strategies as st
 
+from ..backends.levels import LEVELS
 from ..calls.values import signed
-from ..levels import LEVELS
-from ..properties import start, step
 from .arrays import Near, worst
 from .attention import RaggedMachine
 from .base import Side
 from .draws import Drawing, one_of, some
+from .properties import start, step
 from .ragged import GPU_INTERPRETED, INTERPRETED, Batch
 
 __all__ = ["GpuKernels", "Kernels"]

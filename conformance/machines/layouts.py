@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import Backend
+from ..backends.loading import Backend
 from .arrays import Array, bits, exact, poisoned
 from .base import SPEC
 

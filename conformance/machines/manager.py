@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..properties import start
 from .hash import weak
 from .manager_steps import ManagerSteps
+from .properties import start
 from .worlds import World, worlds
 
 __all__ = ["Manager"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus, ExtraKey
 
-from ..spelling import Spelling, request_as, request_source
+from ..calls.spelling import Spelling, request_as, request_source
 from .base import Both, Nothing, Side
 from .draws import EXTRA_KEYS, Drawing, counted, one_of, rarely
 from .manager_blame import Case

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..backends import takes_parameter
+from ..backends.loading import takes_parameter
+from ..calls.deviation import attempt
 from ..calls.readings import page_list
-from ..deviation import attempt
-from ..spelling import LISTED
+from ..calls.spelling import LISTED
 from .base import Both, Field, Side
 from .ghost import Ghost
 from .hash import weak

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvproof.spec.declarations import ExtraKey, Request
 
-from ..deviation import attempt
+from ..calls.deviation import attempt
 from .base import Both, Machine
 from .ghost import Content, Ghost
 from .worlds import World

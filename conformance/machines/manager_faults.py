@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from ..properties import step
 from .base import Both, Side
 from .draws import NO_INTS, Drawing, likely, one_of
 from .manager_admission import Admission
+from .properties import step
 from .worlds import Group
 
 __all__ = ["ManagerFaults"]

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus
 
-from ..properties import step
 from .base import Nothing, Side
 from .draws import Drawing, likely, one_of, rarely
 from .manager_admission import IDS
 from .manager_base import HASHES
 from .manager_faults import ManagerFaults
 from .operations import operation
+from .properties import step
 
 __all__ = ["ManagerSteps"]
 

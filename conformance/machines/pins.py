@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
 from ..calls.values import BAD_TIMES, PRIORITIES
-from ..properties import start, step
 from .base import Field, Nothing, Side
 from .draws import NO_INTS, Drawing, likely, one_of, rarely, some
 from .groups import MIXED, GroupSteps
 from .manager_base import COUNTS, HASHES
 from .operations import operation
+from .properties import start, step
 from .worlds import World, worlds
 
 __all__ = ["PINNED", "Pins"]

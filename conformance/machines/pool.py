@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from ..calls.datum import Prompt, Ref
 from ..calls.pool import POOL
 from ..calls.queue import PAGE
-from ..properties import start, step
 from .calling import Calls
 from .draws import Drawing
 from .pool_base import PoolMachine
+from .properties import start, step
 
 __all__ = ["Pool"]
 

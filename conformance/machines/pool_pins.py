@@ -8,12 +8,12 @@ from kvproof.spec.declarations import CacheSalt, ExtraKey
 
 from ..calls.datum import Call
 from ..calls.pool import POOL
-from ..properties import start, step
 from .base import Both
 from .calling import Calls
 from .draws import Drawing
 from .pins import PINNED
 from .pool import Pool
+from .properties import start, step
 
 __all__ = ["PoolPins"]
 

@@ -8,10 +8,10 @@ import jax.monitoring
 
 from ..calls.datum import Call, Ref
 from ..calls.method import Method
-from ..properties import start, step
 from .base import Both
 from .calling import Calls
 from .draws import Drawing
+from .properties import start, step
 from .table_base import TableMachine
 
 __all__ = ["Programs"]

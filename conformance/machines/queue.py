@@ -9,10 +9,10 @@ from ..calls.datum import Key, Ref
 from ..calls.method import Table
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import counts_and_hashes, neighbours, page_ids, queue_length, queued_pages
-from ..properties import start, step
 from .base import Field, Side
 from .calling import Calling, Calls
 from .draws import Drawing
+from .properties import start, step
 
 __all__ = ["Queue"]
 

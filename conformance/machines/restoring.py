@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import Request
 
-from ..properties import step
 from .base import Both, Side
 from .document_damage import damaged
 from .draws import Drawing
 from .groups import GroupSteps
 from .operations import operation
+from .properties import step
 
 __all__ = ["Restoring", "as_json"]
 

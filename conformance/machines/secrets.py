@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, Request
 
-from ..deviation import attempt
-from ..properties import start, step
+from ..calls.deviation import attempt
 from .base import SPEC, Both, Field, Machine, Nothing, Side
 from .draws import Drawing, one_of, rarely
+from .properties import start, step
 from .secret_documents import damaged_documents
 from .worlds import Group
 

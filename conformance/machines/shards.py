@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from ..calls.readings import page_list
-from ..properties import start, step
 from .base import Both, Field, Side
 from .draws import NO_INTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
 from .operations import operation
 from .pool_state import page_views, pool_fields
+from .properties import start, step
 from .sides import equal
 from .swap_steps import MOST_PAGES, SwapSteps
 from .worlds import World, worlds

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from ..backends import Backend
+from ..backends.loading import Backend
 from ..calls.datum import GoneError, Key, Ref
-from ..deviation import attempt
+from ..calls.deviation import attempt
 
 if TYPE_CHECKING:
     from .base import Machine

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ..levels import LEVELS
-from ..properties import start, step
+from ..backends.levels import LEVELS
 from .base import Machine, Nothing, Side
 from .draws import Drawing, likely, one_of
 from .layouts import Layout
+from .properties import start, step
 
 __all__ = ["Sizing"]
 

@@ -4,14 +4,14 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..deviation import SpecificationError
-from ..properties import start, step
+from ..calls.deviation import SpecificationError
 from .base import Field
 from .draws import Drawing, one_of
 from .groups import MIXED, GroupSteps
 from .hash import weak
 from .manager_fields import TAKEN, event
 from .pins import Pins
+from .properties import start, step
 from .restoring import Restoring, as_json
 from .snapshot_faults import damages
 from .worlds import World, worlds

@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..properties import start, step
 from .base import Nothing
 from .draws import NO_INTS, Drawing, likely, one_of, rarely
 from .groups import MIXED, GroupSteps
 from .operations import operation
+from .properties import start, step
 from .restoring import Restoring
 from .swap_steps import Away, Flight, SwapSteps, plan_parts
 from .worlds import World, worlds

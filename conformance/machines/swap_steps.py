@@ -5,13 +5,13 @@ from typing import Any
 
 from kvproof.spec.declarations import EngineRequestStatus, LoraAdapter, Request
 
-from ..properties import step
 from .base import Both, Field, Nothing, Side
 from .draws import Drawing, one_of, rarely
 from .ghost import Content
 from .groups import GroupSteps
 from .manager_blame import Case
 from .operations import operation
+from .properties import step
 from .worlds import World
 
 __all__ = ["MOST_PAGES", "Away", "Flight", "SwapSteps", "plan_parts"]

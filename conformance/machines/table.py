@@ -6,9 +6,9 @@ from ..calls.arrays import ATTENTION
 from ..calls.datum import Ref
 from ..calls.method import Method
 from ..calls.table import TABLE, TABLES
-from ..properties import start, step
 from .calling import Calls
 from .draws import Drawing
+from .properties import start, step
 from .table_base import TableMachine
 
 __all__ = ["MultiTable", "Table"]

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..backends.levels import LEVELS
 from ..calls.arrays import ATTENTION
 from ..calls.datum import Call, Ref
+from ..calls.deviation import attempt
 from ..calls.kinds import numbers_of
 from ..calls.method import Method, Table
 from ..calls.readings import changeable_tables
 from ..calls.table import TABLE, TABLES
-from ..deviation import attempt
-from ..levels import LEVELS
 from .base import Both, Field, Side
 from .calling import Calling
 from .draws import Drawing

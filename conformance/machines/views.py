@@ -7,16 +7,16 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
-from ..backends import Backend
+from ..backends.levels import LEVELS
+from ..backends.loading import Backend
+from ..calls.spelling import NUMBERS, Spelling
 from ..calls.values import signed
-from ..levels import LEVELS
-from ..properties import start, step
-from ..spelling import NUMBERS, Spelling
 from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, worst
 from .base import Both, Machine, Side
 from .cache_base import rounding
 from .draws import Drawing, one_of
 from .layouts import Layout
+from .properties import start, step
 
 __all__ = ["Sharded", "Views"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from ..backends import Backend
-from ..spelling import TOKENS, Spelling
+from ..backends.loading import Backend
+from ..calls.spelling import TOKENS, Spelling
 from .draws import token_lists
 
 __all__ = ["ATTENTION", "KINDS", "STATES", "Group", "World", "worlds"]

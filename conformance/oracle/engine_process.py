@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..raising import prints_apart
+from ..backends.raising import prints_apart
 from .answers import Answer
 from .python_engine import PythonEngine
 from .scripts import Ask

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..raising import Ending, frames
+from ..backends.raising import Ending, frames
 from .answers import Answer, UnreadableError, read_answers
 from .scripts import Ask
 from .subjects import Facts, LostError, RefusedError, UnusableError

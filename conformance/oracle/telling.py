@@ -7,7 +7,7 @@ from typing import Any
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..report_json import header
+from ..report.document import header
 from .judging import Deviation, Judgement, RelationReport
 from .subjects import CAPABILITIES
 

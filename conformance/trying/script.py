@@ -12,7 +12,7 @@ import numpy as np
 from kvproof.spec import declarations
 
 from ..calls.datum import Call, Prompt, Ref, Spelled
-from ..spelling import Spelling
+from ..calls.spelling import Spelling
 from .rows import BUILDS, FUNCTIONS, FileError, Rows, arguments_of
 
 __all__ = ["Entry", "read_script"]

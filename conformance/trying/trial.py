@@ -10,21 +10,21 @@ import numpy as np
 import kvproof.spec
 from kvproof.spec.clauses import CLAUSES, clause_of_message
 
-from ..backends import Backend
+from ..backends.levels import Level
+from ..backends.loading import Backend
+from ..backends.raising import frames
+from ..calls.contrast import contrast, shown
 from ..calls.datum import Call, GoneError, Key, Prompt, resolve
+from ..calls.deviation import REFUSALS, Outcome, attempt
 from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import READINGS, readable
-from ..contrast import contrast, shown
-from ..deviation import REFUSALS, Outcome, attempt
-from ..levels import Level
+from ..calls.spelling import request_as
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.pool_state import page_views
 from ..machines.sides import Side, equal
-from ..raising import frames
-from ..spelling import request_as
 from .rows import REQUEST, FileError, Rows
 from .script import Entry
 

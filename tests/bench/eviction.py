@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, count
 from pathlib import Path
 
-from kvproof.conformance.limits import Chain, chain_numbers, optimum_hits
-from kvproof.conformance.traces import prompt_tokens, read_trace
+from kvproof.conformance.replay.limits import Chain, chain_numbers, optimum_hits
+from kvproof.conformance.replay.traces import prompt_tokens, read_trace
 from kvproof.spec.pool.eviction import LruQueue, ReuseQueue
 from kvproof.spec.pool.marks import mixed
 from kvproof.spec.pool.shadows import AdaptiveQueue
@@ -44,7 +44,7 @@ def served_hits(
     """Hit pages of each request. A request holds its pages until ``live`` others came, or room is needed.
 
     Args:
-        chains: the requests in order of arrival, see `kvproof.conformance.limits`; longer than no pool.
+        chains: the requests in order of arrival, see `kvproof.conformance.replay.limits`; longer than no pool.
         most: the most pages that each can hit.
         queue: the free pages of a fresh pool.
         live: requests live at once.

@@ -5,7 +5,7 @@
     python -m tests.bench.hit_share --workloads seats-3,families --json hits.json
 
 Hits are counted at a request's first admission, tokens of its prompt. vLLM runs with the defaults of its engine where
-it is installed. The optimum knows all later requests (`kvproof.conformance.limits`) and is an upper bound; "unbounded"
+it is installed. The optimum knows all later requests (`replay.limits`) and is an upper bound; "unbounded"
 is the share in a pool that never evicts. The table goes to standard output, progress to standard error.
 """
 
@@ -20,7 +20,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from kvproof.conformance.limits import chain_numbers, optimum_hits
+from kvproof.conformance.replay.limits import chain_numbers, optimum_hits
 
 from .compare import machine, on_a_cpu
 from .hit_serving import SERVERS, serve

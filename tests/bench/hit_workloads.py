@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from kvproof import fast
-from kvproof.conformance.replay_groups import read_groups
-from kvproof.conformance.replay_sizes import num_slots
-from kvproof.conformance.traces import TraceRequest, output_tokens, prompt_tokens, read_trace
+from kvproof.conformance.replay.groups import read_groups
+from kvproof.conformance.replay.sizes import num_slots
+from kvproof.conformance.replay.traces import TraceRequest, output_tokens, prompt_tokens, read_trace
 
 from .implementation import Tokens
 from .workloads import tokens

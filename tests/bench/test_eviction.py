@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvproof.conformance.limits import Chain, lru_hits, optimum_hits
+from kvproof.conformance.replay.limits import Chain, lru_hits, optimum_hits
 from kvproof.spec.declarations.eviction import SHADOW_PAGES, Candidate, num_ghost_slots
 from kvproof.spec.pool.eviction import ReuseQueue
 from kvproof.spec.pool.shadows import AdaptiveQueue

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.conformance.synthetic import synthetic_trace
-from kvproof.conformance.traces import TraceRequest
+from kvproof.conformance.replay.synthetic import synthetic_trace
+from kvproof.conformance.replay.traces import TraceRequest
 
 from .hit_share import main, measure
 from .hit_workloads import agentic_trace, made_up, of_trace

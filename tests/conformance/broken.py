@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import ANY, patch
 
 import kvproof.spec
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.spec import CacheManager, CachePage, CachePages, FreeCachePageQueue, PageHash, PagePool, PageTable
 from kvproof.spec.pool import hashing
 from kvproof.spec.pool.pages import PageList

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from kvproof.conformance.deviation import attempt
+from kvproof.conformance.calls.deviation import attempt
 from kvproof.spec.declarations import CacheGroupSpec, FullAttentionSpec, MultimodalItem, Request
 
 __all__ = ["WITNESSES"]

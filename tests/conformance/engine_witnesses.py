@@ -6,7 +6,7 @@ from typing import Any
 from kvproof.conformance.engine.plans import Limits, Served
 from kvproof.conformance.engine.sampler import GREEDY
 from kvproof.conformance.engine.scheduler import Scheduler
-from kvproof.conformance.replay_groups import read_groups
+from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import Request
 
 from .catalogue_witnesses import SEED, tried

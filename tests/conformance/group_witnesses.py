@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.conformance.replay_groups import read_groups
+from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import (
     CacheSalt,
     EngineRequestStatus,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.conformance.spelling import Spelling, request_as
+from kvproof.conformance.calls.spelling import Spelling, request_as
 from kvproof.spec.declarations import Request
 
 from .catalogue_witnesses import manager_of

@@ -13,11 +13,11 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
-from kvproof.conformance.backends import load_backend
-from kvproof.conformance.check_command import DEVICES
-from kvproof.conformance.levels import Level
+from kvproof.conformance.backends.levels import Level
+from kvproof.conformance.backends.loading import load_backend
+from kvproof.conformance.commands.check import DEVICES
 from kvproof.conformance.machines import MACHINES, TOGETHER
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.search.runner import run_machine
 
 QUICK = tuple(name for name in MACHINES if name not in TOGETHER | {"engine"})
 """The machines that compile no device functions: each takes some seconds a seed."""

@@ -13,7 +13,7 @@ from kvproof.conformance import BackendError, load_backend
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.ragged import COMMON, LIMITS, NARROW, SETUPS, Batch
 from kvproof.conformance.machines.worlds import Group, World
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.search.runner import run_machine
 
 _ADAPTERS = {"easydel": "PagePool", "ejkernel": "ragged_paged_attention", "jax_kernels": "ragged_paged_attention"}
 

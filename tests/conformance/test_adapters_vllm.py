@@ -12,7 +12,7 @@ import pytest
 from kvproof.conformance import BackendError, load_backend
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.worlds import Group, World
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.search.runner import run_machine
 from kvproof.spec.declarations import CacheSalt, FullAttentionSpec, LoraAdapter, MultimodalItem, Request
 
 _NAME = "kvproof.conformance.adapters.vllm"

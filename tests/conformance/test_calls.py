@@ -26,9 +26,9 @@ from kvproof.conformance.calls.method import Method, Table
 from kvproof.conformance.calls.pool import POOL
 from kvproof.conformance.calls.queue import PAGE, QUEUE
 from kvproof.conformance.calls.source import Source
+from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.calls.table import TABLE, TABLES
 from kvproof.conformance.engine.scheduler import Scheduler
-from kvproof.conformance.spelling import Spelling
 from kvproof.spec import CLAUSES, CacheSalt
 
 OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, CACHE, VIEW)

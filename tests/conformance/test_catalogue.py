@@ -11,14 +11,14 @@ import pytest
 import kvproof.fast
 import kvproof.spec
 from kvproof.conformance import catalogue
-from kvproof.conformance.backends import BackendError, load_backend
+from kvproof.conformance.backends.loading import BackendError, load_backend
 from kvproof.conformance.catalogue import SEEDED_BUGS, SeededBug
 from kvproof.conformance.catalogue.registry import FORESEEN, OWN, seeded, served
 from kvproof.conformance.machines import MACHINES, Machine
 from kvproof.conformance.machines.attention import Attention, RaggedMachine
 from kvproof.conformance.machines.draws import Drawing
-from kvproof.conformance.properties import step
-from kvproof.conformance.runner import MachineReport, run_machine
+from kvproof.conformance.machines.properties import step
+from kvproof.conformance.search.runner import MachineReport, run_machine
 from kvproof.spec import CLAUSES
 
 from .catalogue_witnesses import WITNESSES

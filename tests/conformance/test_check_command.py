@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvproof.conformance.cli import main
-from kvproof.conformance.deep import round_seed
+from kvproof.conformance.commands.deep import round_seed
 from kvproof.spec import PagePool
 
 from .broken import FreesBackwards

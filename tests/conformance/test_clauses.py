@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.conformance.clause_index import implementations
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.properties import declared_clauses
 from kvproof.conformance.oracle.relations import RELATIONS
-from kvproof.conformance.properties import declared_clauses
+from kvproof.conformance.report.clause_index import implementations
 from kvproof.spec import CLAUSES
 
 

@@ -5,13 +5,13 @@ import re
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvproof.conformance.contrast import beside, contrast, difference, shown
-from kvproof.conformance.deviation import Deviation
+from kvproof.conformance.calls.contrast import beside, contrast, difference, shown
+from kvproof.conformance.calls.deviation import Deviation
 from kvproof.conformance.log.comparing import compare_states
 from kvproof.conformance.log.states import digest
-from kvproof.conformance.redacting import redacted
-from kvproof.conformance.redaction import Redaction
-from kvproof.conformance.verdicts import MachineReport, Report
+from kvproof.conformance.report.redacting import redacted
+from kvproof.conformance.report.redaction import Redaction
+from kvproof.conformance.report.verdicts import MachineReport, Report
 
 NUMBERS = st.lists(st.integers(0, 10**6), min_size=200, max_size=400)
 

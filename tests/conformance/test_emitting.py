@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvproof.conformance.backends import load_backend
+from kvproof.conformance.backends.loading import load_backend
 from kvproof.conformance.emitting import EmitError, Script, repeat, write_test
 from kvproof.conformance.emitting.literals import Literals, UnrenderableError
 from kvproof.conformance.emitting.script import source_of
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.worlds import Group
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.search.runner import run_machine
 from kvproof.spec.declarations import CacheSalt, LoraAdapter
 
 SEEDED = "kvproof.conformance.catalogue:"

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproof.conformance import serve_check_command
+from kvproof.conformance.calls.deviation import Deviation
 from kvproof.conformance.cli import main
-from kvproof.conformance.deviation import Deviation
+from kvproof.conformance.commands import serve_check
 from kvproof.conformance.engine.judging import output_fault
 from kvproof.conformance.engine.sampler import GREEDY
 from kvproof.conformance.engine.schedules import Add, draw_schedule
 from kvproof.conformance.engine.serving import Output
-from kvproof.conformance.redacting import redacted
-from kvproof.conformance.redaction import Redaction
-from kvproof.conformance.verdicts import MachineReport, Report
+from kvproof.conformance.report.redacting import redacted
+from kvproof.conformance.report.redaction import Redaction
+from kvproof.conformance.report.verdicts import MachineReport, Report
 
 BUG = "kvproof.conformance.catalogue:scheduled_gives_way"
 
@@ -48,7 +48,7 @@ def test_a_fault_is_told_as_a_short_schedule(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENG-2."""
-    monkeypatch.setattr(serve_check_command, "_TRIES", 20)
+    monkeypatch.setattr(serve_check, "_TRIES", 20)
     assert main(["serve-check", "--backend", BUG, "--seed", "1", "--schedules", "30", "--model", "full"]) == 1
     said = capsys.readouterr().out
     assert "ENG-2: expected a step in which somebody goes on, and nobody scheduled gives way, observed" in said

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 
 from kvproof import fast
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.engine.config import LayerKind, ModelConfig
 from kvproof.conformance.engine.dense import dense_logits
 from kvproof.conformance.engine.model import init_params

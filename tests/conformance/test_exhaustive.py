@@ -6,20 +6,20 @@ from itertools import combinations_with_replacement, permutations, product
 import pytest
 
 import kvproof.spec
-from kvproof.conformance.backends import Backend, load_backend
-from kvproof.conformance.deviation import is_call
-from kvproof.conformance.exhaustive.managers import ManagerShape, ManagerWorld
-from kvproof.conformance.exhaustive.pools import PoolShape, PoolWorld
-from kvproof.conformance.exhaustive.states import digest
-from kvproof.conformance.exhaustive.tables import TableShape, TableWorld
-from kvproof.conformance.exhaustive.walk import Walk
-from kvproof.conformance.exhaustive.ways import GLANCING, PASSING_OVER, Move, Way
-from kvproof.conformance.exhaustive.world import SmallWorld
-from kvproof.conformance.exhaustive.worlds import SMALLEST, WORLDS
+from kvproof.conformance.backends.loading import Backend, load_backend
+from kvproof.conformance.calls.deviation import is_call
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.exhaustive.managers import ManagerShape, ManagerWorld
+from kvproof.conformance.machines.exhaustive.pools import PoolShape, PoolWorld
+from kvproof.conformance.machines.exhaustive.states import digest
+from kvproof.conformance.machines.exhaustive.tables import TableShape, TableWorld
+from kvproof.conformance.machines.exhaustive.walk import Walk
+from kvproof.conformance.machines.exhaustive.ways import GLANCING, PASSING_OVER, Move, Way
+from kvproof.conformance.machines.exhaustive.world import SmallWorld
+from kvproof.conformance.machines.exhaustive.worlds import SMALLEST, WORLDS
+from kvproof.conformance.machines.session import Session
 from kvproof.conformance.machines.worlds import Group, World
-from kvproof.conformance.runner import run_machine
-from kvproof.conformance.session import Session
+from kvproof.conformance.search.runner import run_machine
 from kvproof.spec import CLAUSES
 
 SPEC = Backend("kvproof.spec", kvproof.spec)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import kvproof.spec
-from kvproof.conformance.backends import Backend, BackendError
-from kvproof.conformance.capabilities import CAPABILITIES
-from kvproof.conformance.levels import LEVELS
+from kvproof.conformance.backends.capabilities import CAPABILITIES
+from kvproof.conformance.backends.levels import LEVELS
+from kvproof.conformance.backends.loading import Backend, BackendError
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.runner import machines_for, run_machine
-from kvproof.conformance.verdicts import Report
+from kvproof.conformance.report.verdicts import Report
+from kvproof.conformance.search.runner import machines_for, run_machine
 from kvproof.spec import CLAUSES, CachePage, PagePool
 from kvproof.spec.pool.pages import PageList
 

@@ -8,10 +8,10 @@ import pytest
 
 import kvproof.fast
 import kvproof.spec
-from kvproof.conformance.backends import Backend, load_backend
+from kvproof.conformance.backends.loading import Backend, load_backend
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import EVERY_MACHINE, MACHINES, ON_REQUEST
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.search.runner import run_machine
 
 MACHINE = ON_REQUEST["gpu-kernels"]
 

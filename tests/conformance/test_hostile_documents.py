@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvproof.conformance.check_options import add_options, read_options
 from kvproof.conformance.cli import main
-from kvproof.conformance.deep import resumed
+from kvproof.conformance.commands.check_options import add_options, read_options
+from kvproof.conformance.commands.deep import resumed
+from kvproof.conformance.console.named import BadInputError
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.document_damage import damaged
-from kvproof.conformance.named import BadInputError
-from kvproof.conformance.traces import HEADER, TraceError, read_trace
-from kvproof.conformance.xfails import XfailsError, read_xfails
+from kvproof.conformance.replay.traces import HEADER, TraceError, read_trace
+from kvproof.conformance.report.xfails import XfailsError, read_xfails
 from kvproof.spec import CLAUSES
 
 LINES: list[Any] = [

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from kvproof import fast, spec
-from kvproof.conformance.backends import load_backend
-from kvproof.conformance.deviation import Outcome
+from kvproof.conformance.backends.loading import load_backend
+from kvproof.conformance.calls.deviation import Outcome
 from kvproof.conformance.machines import MACHINES, Machine
-from kvproof.conformance.replay_groups import read_groups
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.replay.groups import read_groups
+from kvproof.conformance.search.runner import run_machine
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import Request
 

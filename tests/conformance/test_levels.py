@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from kvproof import fast
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.catalogue.patching import with_pool
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.runner import machines_for, run_machine
+from kvproof.conformance.search.runner import machines_for, run_machine
 from kvproof.spec.clauses import CLASSES, CLAUSES, SOUND
 
 SOUND_CLAUSES = [label for label, clause in CLAUSES.items() if clause.kind in SOUND]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof.conformance.cli import main
-from kvproof.conformance.limits import Chain, limits_of, lru_hits, optimum_hits
-from kvproof.conformance.synthetic import synthetic_trace
-from kvproof.conformance.traces import TraceRequest
+from kvproof.conformance.replay.limits import Chain, limits_of, lru_hits, optimum_hits
+from kvproof.conformance.replay.synthetic import synthetic_trace
+from kvproof.conformance.replay.traces import TraceRequest
 
 from .replays import replayed, request
 

@@ -7,7 +7,7 @@ import pytest
 
 import kvproof.fast
 from kvproof.conformance import Lockstep, LockstepError, catalogue
-from kvproof.conformance.deviation import attempt
+from kvproof.conformance.calls.deviation import attempt
 from kvproof.spec.declarations import Request
 
 from .small_engine import GROUPS, SmallEngine, full

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import kvproof.fast
 import kvproof.spec
 from kvproof.conformance import LogError, catalogue, frames, record, replay_log
+from kvproof.conformance.calls.deviation import attempt
 from kvproof.conformance.cli import main
-from kvproof.conformance.deviation import attempt
 from kvproof.spec.declarations import CacheSalt, Request
 
 from .small_engine import GROUPS, SALT, SmallEngine, full

@@ -11,7 +11,7 @@ import kvproof.fast
 from kvproof.conformance import record, replay_log
 from kvproof.conformance.log.columns import as_column, decoded, encoded, listed, numbers_of
 from kvproof.conformance.log.token_texts import TokenTexts, tokens_of
-from kvproof.conformance.redaction import Redaction
+from kvproof.conformance.report.redaction import Redaction
 from kvproof.spec.declarations import Request
 
 from .small_engine import full

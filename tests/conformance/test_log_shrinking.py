@@ -14,7 +14,7 @@ import pytest
 
 import kvproof.fast
 from kvproof.conformance import LogError, catalogue, record, replay_log
-from kvproof.conformance.backends import Backend, load_backend
+from kvproof.conformance.backends.loading import Backend, load_backend
 from kvproof.conformance.cli import main
 from kvproof.conformance.log.shrinking import shrink
 from kvproof.spec.declarations import Request

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 import pytest
 
 import kvproof.spec
-from kvproof.conformance.backends import Backend
-from kvproof.conformance.coverage import coverage_json, coverage_lines, coverage_of
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.oracle.relations import RELATIONS
-from kvproof.conformance.report_json import machine_from_json, machine_json
-from kvproof.conformance.runner import MachineReport, Report, check, run, run_machine
+from kvproof.conformance.report.coverage import coverage_json, coverage_lines, coverage_of
+from kvproof.conformance.report.document import machine_from_json, machine_json
+from kvproof.conformance.search.runner import MachineReport, Report, check, run, run_machine
 from kvproof.spec import CLAUSES, CacheGroupSpec, CacheManager, CachePages, Request
 
 from .broken import BROKEN, backend

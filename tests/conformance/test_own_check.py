@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvproof.fast as fast
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.runner import MachineReport, run_machine
+from kvproof.conformance.search.runner import MachineReport, run_machine
 
 
 def checked(**members: Callable[..., Any]) -> MachineReport:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from kvproof import fast
 from kvproof.conformance import record
-from kvproof.conformance.report_json import machine_from_json
-from kvproof.conformance.writing import require_writable, write_file
+from kvproof.conformance.console.writing import require_writable, write_file
+from kvproof.conformance.report.document import machine_from_json
 
 KVPROOF = [sys.executable, "-m", "kvproof.conformance"]
 

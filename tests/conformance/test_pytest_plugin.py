@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from kvproof.conformance.pytest_run import Run
+from kvproof.conformance.commands.pytest_run import Run
 
 BACKEND = """
 import types

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import pytest
 
 from kvproof import fast
-from kvproof.conformance.backends import Backend
-from kvproof.conformance.deviation import attempt
+from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.backends.raising import IN_THE_CALL, Interrupted, frames, interruptible
+from kvproof.conformance.calls.deviation import attempt
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.raising import IN_THE_CALL, Interrupted, frames, interruptible
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.search.runner import run_machine
 
 BACKEND = """
 import sys, time, types

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import strategies as st
 
 import kvproof.spec
-from kvproof.conformance import runner, session, shortening
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.cli import main
-from kvproof.conformance.machines import MACHINES, Machine
+from kvproof.conformance.machines import MACHINES, Machine, session
 from kvproof.conformance.machines.base import Field
 from kvproof.conformance.machines.draws import Drawing
-from kvproof.conformance.profiles import PROFILES
-from kvproof.conformance.properties import start, step
-from kvproof.conformance.runner import run_machine
-from kvproof.conformance.verdicts import MachineReport
+from kvproof.conformance.machines.properties import start, step
+from kvproof.conformance.report.verdicts import MachineReport
+from kvproof.conformance.search import runner, shortening
+from kvproof.conformance.search.profiles import PROFILES
+from kvproof.conformance.search.runner import run_machine
 from kvproof.spec import CacheManager, PagePool
 
 from .backends_under_test import ordered, radix

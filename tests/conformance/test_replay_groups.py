@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from kvproof import spec
-from kvproof.conformance.backends import load_backend
+from kvproof.conformance.backends.loading import load_backend
 from kvproof.conformance.cli import main
-from kvproof.conformance.replay import num_accepted
-from kvproof.conformance.replay_engine import DeviationError
-from kvproof.conformance.replay_groups import GroupsError, named, read_groups
-from kvproof.conformance.replay_lockstep import LockstepEngine
-from kvproof.conformance.replay_report import Report
-from kvproof.conformance.replay_sizes import LOOKAHEAD, num_slots, sizes_for
-from kvproof.conformance.synthetic import synthetic_trace
+from kvproof.conformance.replay.engine import DeviationError
+from kvproof.conformance.replay.groups import GroupsError, named, read_groups
+from kvproof.conformance.replay.lockstep import LockstepEngine
+from kvproof.conformance.replay.report import Report
+from kvproof.conformance.replay.serving import num_accepted
+from kvproof.conformance.replay.sizes import LOOKAHEAD, num_slots, sizes_for
+from kvproof.conformance.replay.synthetic import synthetic_trace
 from kvproof.spec.declarations import MambaSpec, PageCopy, SlidingWindowSpec
 
 from .replays import Backends, replayed, request

@@ -8,9 +8,9 @@ import pytest
 
 import kvproof.fast
 import kvproof.spec
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.runner import MachineReport, machines_for, run_machine
+from kvproof.conformance.search.runner import MachineReport, machines_for, run_machine
 from kvproof.spec import CLAUSES, CacheGroupSpec, FullAttentionSpec, Request
 
 from .backends_under_test import ordered, radix

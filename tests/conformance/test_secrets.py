@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kvproof import fast, spec
-from kvproof.conformance.backends import load_backend
+from kvproof.conformance.backends.loading import load_backend
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.runner import run_machine
+from kvproof.conformance.search.runner import run_machine
 from kvproof.spec.declarations import CacheSalt, Request
 
 LEAKY = "tests.conformance.leaky_managers:"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import kvproof.fast
 import kvproof.spec
-from kvproof.conformance import spelling as spellings
+from kvproof.conformance.calls import spelling as spellings
+from kvproof.conformance.calls.spelling import NUMBERS, OBJECTS, TOKENS, Spelling, request_as, request_source
 from kvproof.conformance.emitting.literals import Literals
-from kvproof.conformance.spelling import NUMBERS, OBJECTS, TOKENS, Spelling, request_as, request_source
 from kvproof.spec.declarations import LoraAdapter, Request
 
 NAMES = {name: getattr(spellings, name) for name in spellings.__all__} | {"np": np, "Request": Request}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.conformance.backends import BackendError
+from kvproof.conformance.backends.loading import BackendError
+from kvproof.conformance.backends.step_timeout import BOARD_SIZE, Board, NoAnswer, Watch
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.runner import run_machine
-from kvproof.conformance.step_timeout import BOARD_SIZE, Board, NoAnswer, Watch
-from kvproof.conformance.workers import Task, run_in_workers
+from kvproof.conformance.search.runner import run_machine
+from kvproof.conformance.search.workers import Task, run_in_workers
 from kvproof.spec import CLAUSES, CachePage, PagePool
 
 from .broken import backend

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from kvproof.conformance.calls.deviation import is_call
 from kvproof.conformance.catalogue import SEEDED_BUGS
+from kvproof.conformance.catalogue.strength import Finding, Strength
 from kvproof.conformance.cli import main
-from kvproof.conformance.deviation import is_call
 from kvproof.conformance.machines.draws import Drawing, UnrepeatableError
-from kvproof.conformance.strength import Finding, Strength
 
 
 def test_bugs_are_caught_and_told_in_few_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

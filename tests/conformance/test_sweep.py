@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
 import kvproof.spec
-from kvproof.conformance.backends import Backend
-from kvproof.conformance.deviation import TracedStep
+from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.calls.deviation import TracedStep
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.draws import Drawing
 from kvproof.conformance.machines.ragged_draws import draw_batch
+from kvproof.conformance.machines.session import Session
 from kvproof.conformance.machines.swap import Swap
 from kvproof.conformance.machines.worlds import Group, World
-from kvproof.conformance.session import Session
 from kvproof.spec import CLAUSES
 
 from .sweep import QUICK, sweep

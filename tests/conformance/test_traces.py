@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproof.conformance.synthetic import synthetic_trace, write_trace
-from kvproof.conformance.traces import (
+from kvproof.conformance.replay.synthetic import synthetic_trace, write_trace
+from kvproof.conformance.replay.traces import (
     BLOCK_TOKENS,
     HEADER,
     MOST_IDS,

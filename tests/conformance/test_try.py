@@ -17,13 +17,13 @@ from kvproof.conformance import load_backend
 from kvproof.conformance.calls.arrays import ATTENTION
 from kvproof.conformance.calls.datum import Call, Key, Prompt, Ref, Spelled
 from kvproof.conformance.calls.documents import calls_from_json, calls_to_json, parsed_ref, value_to_json
+from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines.pool_pins import PoolPins
 from kvproof.conformance.machines.queue import Queue
 from kvproof.conformance.machines.sides import Both
 from kvproof.conformance.machines.table import MultiTable, Table
-from kvproof.conformance.runner import run_machine
-from kvproof.conformance.spelling import Spelling
+from kvproof.conformance.search.runner import run_machine
 from kvproof.conformance.trying.rows import BUILDS, FUNCTIONS, TABLES_BY_OWNER
 from kvproof.conformance.trying.script import read_script
 from kvproof.spec import CacheSalt, PageStored

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kvproof.conformance.deviation import Deviation, is_call
-from kvproof.conformance.junit import junit_xml
+from kvproof.conformance.calls.deviation import Deviation, is_call
+from kvproof.conformance.console.terminal import visible
 from kvproof.conformance.machines import MACHINES
-from kvproof.conformance.redacting import redacted
-from kvproof.conformance.redaction import Redaction
-from kvproof.conformance.report import print_report, verdict_lines
-from kvproof.conformance.report_json import as_json, machine_from_json, machine_json
-from kvproof.conformance.runner import run_machine
-from kvproof.conformance.terminal import visible
-from kvproof.conformance.verdicts import MachineReport, Report
-from kvproof.conformance.xfails import Xfails, XfailsError, read_xfails
+from kvproof.conformance.report.document import as_json, machine_from_json, machine_json
+from kvproof.conformance.report.junit import junit_xml
+from kvproof.conformance.report.redacting import redacted
+from kvproof.conformance.report.redaction import Redaction
+from kvproof.conformance.report.text import print_report, verdict_lines
+from kvproof.conformance.report.verdicts import MachineReport, Report
+from kvproof.conformance.report.xfails import Xfails, XfailsError, read_xfails
+from kvproof.conformance.search.runner import run_machine
 from kvproof.spec import CLAUSES, CacheManager
 
 from .broken import backend

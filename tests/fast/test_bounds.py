@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvproof import fast, spec
-from kvproof.conformance.replay_groups import read_groups
+from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import Request
 
 PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproof import fast, spec
 from kvproof.conformance import record, replay_log
-from kvproof.conformance.replay_groups import read_groups
+from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import CacheSalt, Request, SwapCopy, SwapPlan
 
 PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])

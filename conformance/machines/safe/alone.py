@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ...contrast import contrast, shown
-from ...deviation import Outcome, attempt
-from ...levels import Level
+from ...backends.levels import Level
+from ...calls.contrast import contrast, shown
+from ...calls.deviation import Outcome, attempt
 from ..base import Machine, Side
 from ..sides import Field
 

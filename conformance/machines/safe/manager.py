@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from ...properties import start, step
 from ..base import Nothing
 from ..draws import Drawing, one_of, rarely
 from ..groups import MIXED
 from ..hash import weak
 from ..operations import operation
+from ..properties import start, step
 from ..worlds import World, worlds
 from .scenes import Scenes
 

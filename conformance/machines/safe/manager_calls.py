@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from kvproof.spec.declarations import EngineRequestStatus
 
-from ...backends import takes_parameter
-from ...contrast import shown
-from ...deviation import Outcome
+from ...backends.loading import takes_parameter
+from ...calls.contrast import shown
+from ...calls.deviation import Outcome
 from ..base import Both, Nothing
 from ..manager_blame import Case
 from ..operations import operation

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from ...properties import step
 from ..draws import NO_INTS, Drawing, likely, one_of
+from ..properties import step
 from .manager_calls import ManagerCalls
 
 __all__ = ["ManagerFaults"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ...backends import takes_parameter
+from ...backends.loading import takes_parameter
 from ..manager_admission import Admission
 from ..manager_blame import Case
 from ..sides import Side

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import Request
 
-from ...properties import start, step
-from ...spelling import OBJECTS, request_as, request_source
+from ...calls.spelling import OBJECTS, request_as, request_source
 from ..base import Nothing
 from ..draws import EXTRA_KEYS, NO_INTS, NO_LISTS, Drawing, likely, one_of, rarely, some, whole
 from ..ghost import Content
+from ..properties import start, step
 from .pool_model import Key, PoolModel
 
 __all__ = ["SafePool"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ...backends import takes_parameter
+from ...backends.loading import takes_parameter
 from ..ghost import Content
 from ..pool_state import page_views
 from ..sides import Side

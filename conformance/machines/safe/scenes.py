@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus
 
-from ...properties import step
 from ..draws import EXTRA_KEYS, Drawing, one_of
 from ..manager_admission import IDS
 from ..operations import operation
+from ..properties import step
 from .demand import demand
 from .manager_faults import ManagerFaults
 

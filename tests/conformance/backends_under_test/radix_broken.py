@@ -6,7 +6,7 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
-from kvproof.conformance.backends import Backend
+from kvproof.conformance.backends.loading import Backend
 
 from . import radix
 from .radix import CacheManager, CachePages, Live

@@ -1,0 +1,1 @@
+"""What is judged: backends by name, what they may lack, the levels of comparison, what a backend raises."""

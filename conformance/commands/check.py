@@ -1,0 +1,214 @@
+"""``kvproof check``: runs the machines, tells what they found."""
+
+import argparse
+import importlib.util
+import io
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+
+from rich.console import Console
+
+from ..backends.loading import Backend, BackendError, load_backend
+from ..backends.raising import Interrupted, prints_apart
+from ..calls.deviation import SpecificationError
+from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from ..console.named import BadInputError
+from ..console.terminal import visible
+from ..emitting import EmitError, write_test
+from ..report.coverage import coverage_json, coverage_lines, coverage_of
+from ..report.document import as_json
+from ..report.junit import junit_xml
+from ..report.redacting import redacted
+from ..report.redaction import Redaction
+from ..report.text import machine_line, print_report
+from ..report.xfails import XfailsError
+from ..search.runner import MachineReport, Report, run
+from ..search.workers import Task, WorkerError, run_in_workers
+from .check_options import Options, add_options, be_writable, read_options, write
+from .deep import DeepRun, resumed
+
+__all__ = ["DEVICES", "add_parser", "run_check"]
+
+_DESCRIPTION = """\
+Makes random sequences of calls on the backend and on the specification, compares every result, every refusal
+and the whole observable state after every call, and says for each clause what came of it:
+
+  conforms      compared in that many steps, without a difference
+  deviates      a difference was seen; the shortest sequence of calls that shows it is printed, with the
+                observable state before the last call and after it, as it must be and as it is
+  expected      it deviates as a line of --xfails says
+  undecided     not compared, or hardly, because a deviation from another clause ended the search
+  not offered   the backend does not have what the clause is about
+
+After a deviation the search goes on without the clause that deviates, so that one deviation hides no other.
+What a backend does not offer by name is not checked; what else it lacks is said by --without, or by the
+attribute kvproof_lacks of the backend. At level safe any eviction order is right and any exception a refusal.
+"""
+
+_EPILOG = """\
+examples:
+  kvproof check --backend kvproof.spec --profile quick
+  kvproof check --backend my_engine.cache --level safe --without keys,events
+  kvproof check --machines pool,queue --clauses POOL-3 --seed 7 --json report.json --emit test_pool_3.py
+  kvproof check --xfails known.txt --junit report.xml
+  kvproof check --machines pool,queue --coverage      what of their interfaces was drawn, and what never
+  kvproof check --exhaustive --minutes 10             every state of small worlds
+  kvproof check --profile deep --hours 8 --state deep.json
+  kvproof check --jobs 1 --step-timeout 0             in this process, for a debugger
+
+exit status: 0 no deviation, or expected ones only; 1 the backend deviates; 2 could not run
+"""
+
+DEVICES = "--xla_force_host_platform_device_count=4"
+"""Where the user has set no flags: a CPU stands for four devices, so that what is split over a mesh can be checked."""
+
+_HOURS = 1.0
+"""After so many no round begins, unless told otherwise."""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``check`` to a command line; ``about`` is its line in the help."""
+    check = commands.add_parser(
+        "check",
+        help=about,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(check)
+    check.set_defaults(func=run_check)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Checks as asked.
+
+    Returns:
+        The exit status: 0 no deviation but expected ones, 1 the backend deviates, 2 could not run.
+    """
+    try:
+        options = read_options(arguments)
+        be_writable(arguments.json, arguments.junit, arguments.state)  # better known now than after a minute
+        return _run(options)
+    except (BadInputError, XfailsError, BackendError, SpecificationError, WorkerError) as error:
+        return could_not_run("check", str(error))
+
+
+def _run(options: Options) -> int:
+    given = options.given
+    os.environ.setdefault("XLA_FLAGS", DEVICES)
+    backend = load_backend(given.backend, options.without)
+    lacks = tuple(sorted(backend.lacks))
+    if all(machine.missing(backend) for machine in options.machines):
+        raise BackendError(f"backend {backend.name} offers nothing that the machines need")
+    seed = secrets.randbelow(2**32) if given.seed is None else given.seed
+    console = Console()
+    if given.profile == "deep":
+        deep = resumed(options, seed)
+        _go_deep(deep, backend, console)
+        return _tell(options, deep.report(backend.name, lacks), backend, console)
+    console.print(f"seed {seed}", highlight=False)
+    report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks)
+    interrupted = False
+    try:
+        for found in _reports(options, backend, seed, console):
+            report.machines.append(found)
+    except Interrupted as end:
+        interrupted = True
+        for found in end.reports:
+            report.machines.append(found)
+            console.print(machine_line(found), markup=False, highlight=False, soft_wrap=True)
+    status = _tell(options, report, backend, console)
+    if interrupted:
+        print("kvproof check: interrupted; the verdicts are on what was compared up to there", file=sys.stderr)
+    return COULD_NOT_RUN if interrupted and status == FINE else status
+
+
+def _reports(options: Options, backend: Backend, seed: int, console: Console) -> Iterator[MachineReport]:
+    """What the machines find, each told in a line as soon as it has ended."""
+    progress = Console(stderr=True)
+    with closing(_found(options, backend, seed)) as found:
+        for machine in options.machines:
+            with progress.status(f"{machine.name} ..."), prints_apart():
+                report = next(found)
+            console.print(machine_line(report), markup=False, highlight=False, soft_wrap=True)
+            yield report
+            if options.given.first and options.xfails.unexpected_of(report):
+                return
+
+
+def _go_deep(deep: DeepRun, backend: Backend, console: Console) -> None:
+    """Takes rounds until the time is over, a first deviation is enough, or somebody interrupts it."""
+    given = deep.options.given
+    hours = _HOURS if given.hours is None else given.hours
+    before = f", after {deep.rounds} rounds in {deep.seconds / 3600:.2f} h" if deep.rounds else ""
+    console.print(f"seed {deep.seed}{before}", highlight=False)
+    quiet = Console(file=io.StringIO())
+    try:
+        while deep.seconds < hours * 3600 and not (given.first and deep.failures):
+            began = time.monotonic()
+            reports = list(_reports(deep.options, backend, deep.next_seed, quiet))
+            number, seed = deep.rounds, deep.next_seed
+            new = deep.add(reports, time.monotonic() - began)
+            steps = sum(report.steps for report in reports)
+            console.print(f"round {number}, seed {seed}: {steps} steps; {deep.seconds / 3600:.2f} h", highlight=False)
+            for failure in new:
+                line = f"  {failure.clause}, by machine {failure.machine}: {failure.command}"
+                console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(f"ended after {deep.rounds} rounds, by --hours {hours:g} or --first", highlight=False)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {deep.rounds} rounds have ended", highlight=False)
+
+
+def _tell(options: Options, report: Report, backend: Backend, console: Console) -> int:
+    """Prints and writes a report.
+
+    Returns:
+        The exit status.
+    """
+    given, xfails = options.given, options.xfails
+    scripts = [script for machine in report.machines for script in machine.scripts]
+    report = redacted(report, Redaction()) if given.redact else report
+    console.print()
+    print_report(report, console, xfails)
+    covered = coverage_of(report, backend)
+    for line in ["", *coverage_lines(covered)] if given.coverage else ():
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+    for line in xfails.stale(report):
+        print(f"kvproof check: {visible(line)}", file=sys.stderr)
+    write(given.json, json.dumps(as_json(report, xfails) | {"coverage": coverage_json(covered)}, indent=1) + "\n")
+    write(given.junit, junit_xml(report, xfails))
+    if given.emit is not None and report.deviates:
+        try:
+            for line in write_test(given.emit, scripts):
+                print(f"kvproof check: {visible(line)}", file=sys.stderr)
+        except EmitError as error:
+            print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
+    return DEVIATES if xfails.unexpected(report) else FINE
+
+
+def _found(options: Options, backend: Backend, seed: int) -> Generator[MachineReport, None, None]:
+    """What the machines find: in processes of their own, or here if nothing else is asked for, or can be had."""
+    given, names = options.given, [machine.name for machine in options.machines]
+    jobs = min(os.cpu_count() or 1, 2) if given.jobs is None else given.jobs
+    jobs = min(jobs, len(names))
+    search = options.search
+    if given.emit is not None:
+        search = {**search, "found_by": options.command(None, seed, "default" if given.profile == "deep" else None)}
+    elsewhere = jobs > 1 or search["step_timeout"] > 0
+    if elsewhere and _can_be_imported(given.backend.partition(":")[0]):
+        task = Task(given.backend, options.without, seed, options.clauses, given.examples, search)
+        return run_in_workers(task, names, jobs)
+    return run(backend, seed, options.clauses, options.machines, given.examples, **search)
+
+
+def _can_be_imported(module: str) -> bool:
+    """Whether another process can import a module that this one has imported: not if it was made here."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # it has no spec: it was not imported from anywhere
+        return False

@@ -1,0 +1,204 @@
+"""``kvproof serve-check --engine | --url``: any engine is asked the same in many ways."""
+
+import argparse
+import json
+import secrets
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ..backends.raising import Interrupted
+from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from ..console.named import BadInputError, chosen, words_of
+from ..console.terminal import visible
+from ..console.writing import require_writable, write_file
+from ..oracle.judging import Judgement, Plan, judge
+from ..oracle.relations import RELATIONS
+from ..oracle.replaying import SIZES, replay_script, subject_of
+from ..oracle.scripts import Script, script_from_json
+from ..oracle.subjects import CAPABILITIES, Subject, UnusableError
+from ..oracle.telling import as_json, lines, test_source
+
+__all__ = ["EPILOG", "add_options", "run"]
+
+_SCRIPTS = 6
+"""Scripts for each relation, by default."""
+
+EPILOG = f"""\
+any engine, --engine or --url:
+  It is asked the same in many ways, and all its answers must agree (ENG-3 to ENG-15). --engine names an object with
+  a method, or a function or class that makes one:
+    generate(prompts, max_tokens, *, n=1, cache_salts=None, adapters=None, abort_after=None,
+             temperature=0.0, seed=0, logprobs=5) -> for each prompt its answer, or with n > 1 its list of answers
+  prompts are lists of token ids, sent at once. An answer is a pair (token ids, log-probabilities), or has token_ids
+  and logprobs as keys or attributes, and cached_tokens where it says how many it found. Options that generate does
+  not name are not used; cache_salts, adapters and abort_after are lists, an entry (or None) for each prompt. A method
+  reset() forgets all prefixes. Attributes page_size, max_model_len, vocab_size, max_num_batched_tokens, window,
+  num_cached_tokens and adapters say what is known of it. It runs in a process of its own.
+  --url names an OpenAI-compatible server: /v1/completions with token ids as prompts, which answers token ids (as
+  token_ids, as id, or as "token_id:7") and log-probabilities. Give the engine a small pool, so that requests give way.
+  relations: {", ".join(RELATIONS)}
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for any engine."""
+    add = parser.add_argument_group("any engine").add_argument
+    add("--engine", metavar="MODULE:ATTR", help="a Python engine: what has generate(prompts, max_tokens, ...)")
+    add("--url", metavar="URL", help="an OpenAI-compatible server, such as http://localhost:8000/v1")
+    add("--served-model", metavar="NAME", help="the server's model (the first that it lists)")
+    add("--timeout", type=float, default=120.0, metavar="S", help="seconds that a request may take (120)")
+    add("--relations", metavar="A,B", help="only these")
+    add("--tolerance", type=float, metavar="X", help="how far log-probabilities may be apart (measured)")
+    add("--offers", metavar="A,B", help=f"what the engine is said to offer: {', '.join(CAPABILITIES)}")
+    add("--adapters", metavar="A,B", help="names of adapters")
+    add("--max-model-len", type=int, metavar="N", help="the most tokens of a request (2048, unless it says)")
+    add("--vocab-size", type=int, metavar="N", help="prompts hold token ids below it (1000, or fewer)")
+    add("--chunk", type=int, metavar="N", help="the most tokens of a step")
+    add("--window", type=int, metavar="N", help="positions that a sliding window or local chunk spans")
+    add("--pool", type=int, metavar="N", help="the tokens that its pages hold")
+    add("--first", action="store_true", help="stop at the first deviation")
+    add("--emit", type=Path, metavar="FILE.py", help="write the deviations as a pytest file")
+    add("--script", type=Path, metavar="FILE", help="ask only the scripts of a report, or a script, again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judges an engine as asked.
+
+    Returns:
+        The exit status: 0 nothing contradicts, 1 something does, 2 it could not be judged, or not to the end.
+    """
+    try:
+        plan = _plan(args)
+        scripts = None if args.script is None else _scripts(args.script)
+        for file in (args.json, args.emit):
+            if file is not None:
+                require_writable(file)
+        known = {name: getattr(args, name) for name in SIZES} | {"adapters": _adapters(args.adapters)}
+        subject = subject_of(args.engine, args.url, args.timeout, args.served_model, **known)
+    except (BadInputError, UnusableError) as error:
+        return could_not_run("serve-check", str(error))
+    except OSError as error:
+        return could_not_run("serve-check", f"{error.filename or args.json or args.emit}: {error.strerror or error}")
+    try:
+        if scripts is not None:
+            return _replay(args, subject, scripts, plan)
+        return _judge(args, subject, plan, known)
+    finally:
+        subject.close()
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    if args.engine is not None and args.url is not None:
+        raise BadInputError("--engine and --url are not for one run")
+    if not 0 < args.timeout < float("inf"):
+        raise BadInputError(f"--timeout {args.timeout:g} must be a positive number of seconds")
+    if args.tolerance is not None and not 0 <= args.tolerance < float("inf"):
+        raise BadInputError(f"--tolerance {args.tolerance:g} must be a number, at least 0")
+    if args.emit is not None and args.emit.suffix != ".py":
+        raise BadInputError(f"--emit {args.emit} must end in .py")
+    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
+    return Plan(
+        seed=seed,
+        scripts=args.schedules or _SCRIPTS,
+        relations=tuple(chosen("--relations", args.relations, list(RELATIONS))),
+        insisted=frozenset(chosen("--offers", args.offers, list(CAPABILITIES)) if args.offers is not None else ()),
+        tolerance=args.tolerance,
+        first=args.first,
+    )
+
+
+def _adapters(given: str | None) -> list[str] | None:
+    """The names of adapters; None where none are given."""
+    if given is not None and not words_of(given):
+        raise BadInputError(f"--adapters {given}: no name")
+    return None if given is None else words_of(given)
+
+
+def _scripts(file: Path) -> list[tuple[Script, float | None]]:
+    """The scripts in a report, or the one that a file holds, each with the bound of its report."""
+    try:
+        document = json.loads(file.read_bytes())
+        if isinstance(document, dict) and isinstance(document.get("deviations"), list):
+            bound = document.get("bound")
+            found = [script_from_json(one.get("script")) for one in document["deviations"] if isinstance(one, dict)]
+            return [(script, bound if isinstance(bound, int | float) else None) for script in found]
+        return [(script_from_json(document), None)]
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"--script {file}: {error}") from error
+
+
+def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[str, Any]) -> int:
+    console = Console()
+    console.print(f"seed {plan.seed}", highlight=False)
+    errors = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    interrupted = False
+    judgement = Judgement(plan, subject.facts)
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("")
+
+        def watch(what: str, requests: int) -> None:
+            bar.update(task, description=visible(f"{what}, {requests} requests"))
+
+        try:
+            judge(subject, plan, watch, judgement)
+        except Interrupted:
+            interrupted = True
+    again = _command(args, plan)
+    for line in lines(judgement, again):
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+    try:
+        if args.json is not None:
+            write_file(args.json, json.dumps(as_json(judgement), indent=1) + "\n")
+        if args.emit is not None and judgement.deviations:
+            write_file(args.emit, test_source(judgement, _arguments(args, plan, known), again))
+    except OSError as error:
+        return could_not_run("serve-check", f"{error.filename}: {error.strerror or error}")
+    if judgement.ended:
+        could_not_run("serve-check", judgement.ended)
+    if interrupted:
+        print("kvproof serve-check: interrupted; the report is on what was learnt up to there", file=sys.stderr)
+    if judgement.deviations:
+        return DEVIATES
+    return COULD_NOT_RUN if interrupted or judgement.ended else FINE
+
+
+def _replay(args: argparse.Namespace, subject: Subject, scripts: list[tuple[Script, float | None]], plan: Plan) -> int:
+    """Asks scripts again, and says of each what contradicts."""
+    status = FINE
+    for number, (script, bound) in enumerate(scripts):
+        given = args.tolerance if args.tolerance is not None else bound
+        try:
+            found = replay_script(subject, script, given if given is not None else _BOUND, plan.insisted)
+        except UnusableError as error:
+            return could_not_run("serve-check", str(error))
+        print(visible(f"script {number}: {found or 'nothing contradicts'}"))
+        status = DEVIATES if found else status
+    return status
+
+
+_BOUND = 0.01
+"""How far log-probabilities may be apart where a script says nothing of it."""
+
+
+def _arguments(args: argparse.Namespace, plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
+    """What `replaying.replay` needs to know of the engine."""
+    given = {"engine": args.engine, "url": args.url, "timeout": args.timeout, "model": args.served_model, **known}
+    given["offers"] = sorted(plan.insisted) or None
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _command(args: argparse.Namespace, plan: Plan) -> str:
+    """The command that judges the same again."""
+    words = ["kvproof", "serve-check"]
+    names = ("engine", "url", "served_model", "relations", "tolerance", "offers", "adapters", *SIZES)
+    for name in names:
+        if getattr(args, name) is not None:
+            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    words += ["--schedules", str(plan.scripts), "--seed", str(plan.seed)]
+    return shlex.join(words)

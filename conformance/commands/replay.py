@@ -1,0 +1,348 @@
+"""``kvproof replay``: the command line around a replay, what it prints and what it writes."""
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from kvproof.spec.declarations.eviction import POLICIES
+
+from ..backends.loading import DEFAULT_BACKEND, Backend, BackendError, load_backend
+from ..backends.raising import prints_apart
+from ..console.exit_status import DEVIATES, FINE, could_not_run
+from ..console.terminal import visible
+from ..console.writing import require_writable, write_file
+from ..log.reading import is_log
+from ..replay.engine import DeviationError, Engine
+from ..replay.groups import GroupsError, copies_states, read_groups
+from ..replay.limits import limits_of
+from ..replay.lockstep import LockstepEngine
+from ..replay.report import deviation_text, limits_json, limits_table, report_json, report_table
+from ..replay.serving import Replay
+from ..replay.sizes import Sizes, sizes_for
+from ..replay.synthetic import synthetic_trace, write_trace
+from ..replay.traces import BLOCK_TOKENS, TraceError, TraceRequest, read_trace
+from . import log
+
+__all__ = ["add_parser", "run"]
+
+_POOL_TOKENS = 200_000 * 16
+_SYNTHETIC_REQUESTS = 200
+_REFRESH_SECONDS = 0.1
+
+_OF_BATCHES = ("allocate_slots_batch", "slot_of")
+"""What a manager has that serves a step in one call (MAN-11)."""
+
+_DESCRIPTION = """\
+Serves a request trace through a backend's CacheManager and page tables, as an engine would, and reports how
+often prefixes were found, what was evicted and preempted, and how long the library took.
+
+A step gives every live request one more token, admits waiting ones, brings the tables to the device and
+finishes those that are done. Where pages run out, the request that was admitted last gives way. A request that
+no empty pool could hold is refused.
+
+--groups names the model's cache groups, with commas between them, each as kind[:page_size[:argument]]:
+
+  full:16            full attention
+  mla:16             multi-head latent attention
+  window:16:4096     sliding window of 4096 tokens
+  chunk:16:8192      local attention in chunks of 8192 tokens
+  mamba:16           one state a request, advanced in place: nothing is ever hit
+  mamba:16:align     states kept where a step ended on a page boundary
+
+With --eagle every step has slots for 3 tokens more, which a draft model proposes; from none to all of them are
+accepted, by a hash of the request's name and the position. States can't be taken back: beside a group of them
+none is accepted.
+
+A trace has a line for each request, in the order of arrival; a hash id names a block of 512 input tokens:
+
+  {"timestamp": 0, "input_length": 1000, "output_length": 50, "hash_ids": [0, 1]}
+
+A log, which kvproof.conformance.record writes of a live engine, is told from a trace by its first line. Its calls are
+made again on the specification, and the first one whose recorded result, refusal or state differs is named with the
+clause that it breaks.
+"""
+
+_EPILOG = """\
+examples:
+  kvproof replay trace.jsonl                               how the default backend does
+  kvproof replay --synthetic --lockstep --num-pages 500    does it what the specification does, short of pages
+  kvproof replay --synthetic 1000 --seed 7 --save t.jsonl  make a trace up, keep it, replay it
+  kvproof replay --synthetic --lockstep --batched          the same of the call that serves a whole step
+  kvproof replay --synthetic --groups full:16,window:16:4096,mamba --eagle
+  kvproof replay engine.log                                where an engine's recorded calls first went wrong
+
+exit status: 0 fine; 1 the backend differs from the specification, raises, or keeps pages; 2 could not run
+"""
+
+
+class _BadInputError(Exception):
+    """An option that makes no sense; the message is one line."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be done, read from the command line and found possible."""
+
+    trace: list[TraceRequest]
+    engine: Engine
+    sizes: Sizes
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``replay`` to a command line; ``about`` is its line in the help."""
+    parser = commands.add_parser(
+        "replay",
+        help=about,
+        usage="kvproof replay (TRACE | LOG | --synthetic [N]) [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("trace", nargs="?", type=Path, metavar="TRACE|LOG", help="the trace or the log, a file of JSON lines")
+    add(
+        "--synthetic",
+        nargs="?",
+        type=int,
+        const=_SYNTHETIC_REQUESTS,
+        metavar="N",
+        help=f"instead of a file, make up a trace of N chats with shared prefixes (default {_SYNTHETIC_REQUESTS})",
+    )
+    add("--seed", type=int, default=0, metavar="S", help="seed of the synthetic trace and of the keys (default 0)")
+    add("--save", type=Path, metavar="FILE", help="write the synthetic trace to a file, which replays as any other")
+    add("--limit", type=int, metavar="R", help="serve the first R requests only")
+    add(
+        "--backend",
+        metavar="M[:A]",
+        help=f"module, or object in it (default {DEFAULT_BACKEND}; for a log kvproof.spec)",
+    )
+    add("--groups", default="full", metavar="SPEC", help="cache groups, see above (default full)")
+    add("--page-size", type=int, default=16, metavar="P", help="tokens in a page of groups that don't say (default 16)")
+    add("--num-pages", type=int, metavar="N", help="pages of the pool (default: for 3,200,000 tokens in every group)")
+    add(
+        "--eviction",
+        choices=POLICIES,
+        help="the policy by which free pages are evicted (default: adaptive, where the backend's manager takes one)",
+    )
+    add("--eagle", action="store_true", help="serve with an Eagle draft model of 3 tokens a step")
+    add(
+        "--prefill-chunk",
+        type=int,
+        metavar="C",
+        help="a step ends at a prompt's next multiple of C tokens (default: whole prompts; with mamba:16:align and "
+        "its like 512, since states are found only where a step ended)",
+    )
+    add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
+    add(
+        "--limits",
+        nargs="?",
+        const="",
+        metavar="N,..",
+        help="run no backend: print the hit share of LRU and that of the optimum, which knows all later requests, in "
+        "pools of N pages of --page-size tokens, full attention (default: of all distinct pages, a half of them, ...)",
+    )
+    add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
+    add(
+        "--batched",
+        action="store_true",
+        help="a step's live requests get their slots by one allocate_slots_batch, as long as there are surely pages",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the report to a file as well")
+    add("--ignore", metavar="C,..", help="of a log: pass over reads that differ by these clauses")
+    add("--show-tokens", action="store_true", help="of a log: show token ids")
+    add("--redact", action="store_true", help="of a log: show other ids in place of the requests'")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replays as asked.
+
+    Returns:
+        The exit status: 0 fine, 1 the backend deviates, 2 could not run.
+    """
+    if args.trace is not None and is_log(args.trace):
+        for option, asked in (
+            ("--synthetic", args.synthetic is not None),
+            ("--lockstep", args.lockstep),
+            ("--batched", args.batched),
+            ("--limits", args.limits is not None),
+        ):
+            if asked:
+                return could_not_run("replay", f"{option} does not go with a log")
+        return log.run(args)
+    if args.limits is not None:
+        return _run_limits(args)
+    args.backend = args.backend or DEFAULT_BACKEND
+    try:
+        with prints_apart():
+            job = _prepare(args)
+    except (_BadInputError, BackendError, GroupsError, TraceError) as error:
+        return could_not_run("replay", str(error))
+    except DeviationError as error:  # it could not even be built
+        _print_plain(deviation_text(error, args.backend))
+        return DEVIATES
+    replay = Replay(job.engine, job.sizes, job.trace)
+    with prints_apart():
+        deviation = _serve(replay, job)
+    Console().print(report_table(replay.report, args.backend, job.sizes, lockstep=args.lockstep))
+    if deviation is not None:
+        _print_plain(deviation_text(deviation, args.backend))
+    elif isinstance(job.engine, LockstepEngine):
+        _print_plain(f"in lockstep with the specification: {job.engine.comparisons:,} results compared, no difference")
+    if args.json is not None:
+        fields = report_json(replay.report, deviation, args.backend, job.sizes, lockstep=args.lockstep)
+        try:
+            write_file(args.json, json.dumps(fields) + "\n")
+        except OSError as error:
+            return could_not_run("replay", f"{args.json}: {error.strerror or error}")
+    return FINE if deviation is None else DEVIATES
+
+
+def _run_limits(args: argparse.Namespace) -> int:
+    """Prints the hit share that LRU and the best choice of evictions reach on a trace; no backend runs."""
+    try:
+        page_size = _at_least("--page-size", args.page_size, 1)
+        sizes = [_at_least("--limits", _page_count(size), 2) for size in filter(None, args.limits.split(","))]
+        trace = _trace(args)
+        if args.json is not None:
+            _require_writable(args.json, args.trace)
+    except (_BadInputError, TraceError) as error:
+        return could_not_run("replay", str(error))
+    limits = limits_of(trace, page_size, sizes or None)
+    Console().print(limits_table(limits, len(trace), page_size))
+    if args.json is not None:
+        try:
+            write_file(args.json, json.dumps(limits_json(limits, len(trace), page_size)) + "\n")
+        except OSError as error:
+            return could_not_run("replay", f"{args.json}: {error.strerror or error}")
+    return FINE
+
+
+def _page_count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
+        raise _BadInputError(f"--limits: {visible(text[:40])!r} is no number of pages")
+    return int(text)
+
+
+def _print_plain(text: str) -> None:
+    # what a backend says may look like markup, or command a terminal
+    text = "\n".join(map(visible, text.splitlines()))
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+# -- Before ---------------------------------------------------------------------------------------
+
+
+def _prepare(args: argparse.Namespace) -> _Job:
+    """Reads everything that can be wrong before the first step is taken."""
+    groups = read_groups(args.groups, _at_least("--page-size", args.page_size, 1))
+    page_sizes = [group.kv_cache_spec.page_size for group in groups]
+    enough = sum(max(_POOL_TOKENS // page_size, 2) for page_size in page_sizes)
+    num_pages = _at_least("--num-pages", enough if args.num_pages is None else args.num_pages, 2)
+    if num_pages * max(page_sizes) > 2**31:
+        raise _BadInputError(
+            f"--num-pages {num_pages} of {max(page_sizes)} tokens have more slots than an int32 counts"
+        )
+    most_live = _at_least("--live", args.live, 1)
+    chunk = BLOCK_TOKENS if args.prefill_chunk is None and copies_states(groups) else args.prefill_chunk
+    if chunk is not None:
+        _at_least("--prefill-chunk", chunk, 1)
+    backend = load_backend(args.backend)
+    trace = _trace(args)
+    sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=args.eagle)
+    engine_class = LockstepEngine if args.lockstep else Engine
+    try:
+        engine = engine_class(
+            backend,
+            sizes,
+            hash_seed=f"kvproof replay {args.seed}".encode(),
+            batched=_batched(args, backend),
+            eviction=_eviction(args, backend),
+        )
+    except MemoryError as error:
+        raise _BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
+    if args.json is not None:
+        _require_writable(args.json, args.trace)
+    return _Job(trace, engine, sizes)
+
+
+def _batched(args: argparse.Namespace, backend: Backend) -> bool:
+    """Whether steps are batched; asked for of a manager that has no such call, that is bad input."""
+    if args.batched and not all(hasattr(backend.get("CacheManager"), name) for name in _OF_BATCHES):
+        raise _BadInputError(f"--batched: {args.backend}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
+    return bool(args.batched)
+
+
+def _eviction(args: argparse.Namespace, backend: Backend) -> str:
+    """The eviction policy; asked for of a manager that takes none, that is bad input."""
+    if args.eviction is None:
+        return "adaptive"
+    if not backend.accepts("CacheManager", "eviction"):
+        raise _BadInputError(f"--eviction {args.eviction}: {args.backend}'s CacheManager takes none")
+    return str(args.eviction)
+
+
+def _trace(args: argparse.Namespace) -> list[TraceRequest]:
+    limit = None if args.limit is None else _at_least("--limit", args.limit, 1)
+    if (args.trace is None) == (args.synthetic is None):
+        raise _BadInputError("name a TRACE or ask for one with --synthetic, one of the two")
+    if args.synthetic is None:
+        if args.save is not None:
+            raise _BadInputError("--save goes with --synthetic: a trace from a file is in a file already")
+        return read_trace(args.trace, limit)
+    trace = synthetic_trace(_at_least("--synthetic", args.synthetic, 1), args.seed)
+    if args.save is not None:
+        write_trace(args.save, trace)
+    return trace[:limit]
+
+
+def _at_least(option: str, value: int, least: int) -> int:
+    if value < least:
+        raise _BadInputError(f"{option} {value} must be at least {least}")
+    return value
+
+
+def _require_writable(path: Path, read: Path | None) -> None:
+    """Finds out now, and not after a long replay, whether a file can be written."""
+    try:
+        require_writable(path, read)
+    except OSError as error:
+        raise _BadInputError(f"{path}: {error.strerror or error}") from error
+
+
+# -- During ---------------------------------------------------------------------------------------
+
+
+def _serve(replay: Replay, job: _Job) -> DeviationError | None:
+    """Runs the replay behind a progress bar. Returns how the backend deviates, if it does."""
+    errors = Console(stderr=True)
+    tokens = sum(request.output_length for request in job.trace)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("replaying", total=max(tokens, 1))
+        shown = time.monotonic()
+
+        def progress(done: int, generated: int) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            if now - shown >= _REFRESH_SECONDS:  # the bar must not cost what the steps cost
+                shown = now
+                bar.update(task, completed=generated, description=f"{done:,} of {len(job.trace):,} requests")
+
+        try:
+            replay.run(progress)
+            bar.update(task, completed=tokens, description="counting the pages that are cached")
+            replay.close()
+        except DeviationError as deviation:
+            return deviation
+    return None

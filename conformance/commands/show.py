@@ -1,0 +1,84 @@
+"""``kvproof show``: draws an operation log as one page of HTML."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from ..console.exit_status import FINE, could_not_run
+from ..console.writing import require_writable, write_file
+from ..log import LogError, frames
+from ..log.frames import Frame, every
+from ..timeline import document, page
+
+__all__ = ["add_parser", "run"]
+
+_DESCRIPTION = """\
+Draws an operation log over time: which pages were free, cached, held by which request, shared, evicted; the free
+queue, the tables and the first operation at which the log differs from the specification. One file of HTML, which
+needs nothing else and loads nothing.
+
+In the page: the arrow keys step through the operations, with Shift through the engine's steps; PgUp and PgDn go
+a hundred, Home and End to the ends, + and - look closer or from further, f goes to the fault. #120 behind the file's
+address opens it at picture 120. Of a log that is too long to be drawn whole every n-th operation is drawn, and its last
+one, or the first that is wrong; the page says so.
+"""
+
+_EPILOG = """\
+examples:
+  kvproof show engine.log -o engine.html
+  kvproof show engine.log -o engine.html --steps --redact
+
+exit status: 0 drawn; 2 the log cannot be read or the page cannot be written
+"""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``show`` to a command line; ``about`` is its line in the help."""
+    parser = commands.add_parser(
+        "show",
+        help=about,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("log", type=Path, metavar="LOG", help="the operation log, as kvproof.conformance.record writes it")
+    add("-o", "--output", type=Path, required=True, metavar="FILE", help="the page to be written")
+    add("--steps", action="store_true", help="draw the engine's steps only (commits, batched calls), not every call")
+    add("--show-tokens", action="store_true", help="show token ids as the log has them")
+    add("--redact", action="store_true", help="replace request ids, equality kept")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draws as asked.
+
+    Returns:
+        The exit status: 0 drawn, 2 could not run.
+    """
+    try:
+        require_writable(args.output, args.log)  # better known now than after a long log
+        apart = every(args.log, steps_only=args.steps)
+        shown = frames(args.log, every=apart, steps_only=args.steps, show_tokens=args.show_tokens, redact=args.redact)
+        made = document(args.log.name, _with_progress(shown), apart)
+        write_file(args.output, page(made))
+    except LogError as error:
+        return could_not_run("show", str(error))
+    except OSError as error:
+        return could_not_run("show", f"{args.output}: {error.strerror or error}")
+    fault = next((number for number, frame in enumerate(made["frames"], 1) if frame[-1] is not None), None)
+    seen = f"; the fault is in picture {fault:,}" if fault else ""
+    sampled = f", one for {apart:,} {'steps' if args.steps else 'operations'}" if apart > 1 else ""
+    print(f"{args.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{sampled}{seen}")
+    return FINE
+
+
+def _with_progress(given: Iterator[Frame]) -> Iterator[Frame]:
+    """The same frames, their number being told meanwhile."""
+    with Console(stderr=True).status("operation 0") as status:
+        for frame in given:
+            if frame.number % 100 == 0 or frame.number > 10_000:
+                status.update(f"operation {frame.number:,}")
+            yield frame

@@ -1,0 +1,166 @@
+"""``kvproof strength``: runs the suite on the seeded bugs, and says what it catches, how soon, and how briefly told."""
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvproof import __version__
+
+from ..catalogue import SEEDED_BUGS
+from ..catalogue.strength import Finding, Strength, find_bugs
+from ..console.exit_status import DEVIATES, FINE, could_not_run
+from ..console.named import words_of
+from ..console.writing import require_writable, write_file
+from .check import DEVICES
+
+__all__ = ["add_parser", "as_json", "run_strength"]
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``strength`` to a command line; ``about`` is its line in the help."""
+    strength = commands.add_parser(
+        "strength",
+        help=about,
+        description="""\
+Runs the suite on every seeded bug: a variant of the fast backend with one fault that a real system had. Says of each
+whether it is caught, by which clause and which machine, after how long, and how many calls the counterexample has;
+the making of a request is no call, the construction of the object is one.
+
+Of each bug the machine that must catch it runs first, with its default number of sequences of calls, and the other
+machines of `kvproof check` follow only while the bug is not caught. Each machine starts from the seed alone, so that
+what is caught here is caught by
+
+  kvproof check --backend kvproof.conformance.catalogue:BUG --seed SEED
+
+as well. A bug counts as caught where a machine reports it by one of the clauses that it breaks. Where the shortest
+counterexample has more than 12 calls, the small worlds of the default check look for a shorter one.
+""",
+        epilog="""\
+examples:
+  kvproof strength                                       all seeded bugs, in ten minutes or so
+  kvproof strength --bugs double_mention,fixed_root --seed 7 --json strength.json
+
+exit status: 0 all are caught; 1 one is missed; 2 could not run
+""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = strength.add_argument
+    add("--bugs", metavar="A,B", help="these seeded bugs only (default: all of them)")
+    add("--seed", type=int, default=0, metavar="S", help="the seed of what is drawn (default %(default)s)")
+    add("--jobs", type=int, metavar="N", help="processes that run bugs (default: 2 at most)")
+    add("--json", metavar="FILE", help="write what was found to a file as well, counterexamples included")
+    strength.set_defaults(func=run_strength)
+
+
+def run_strength(arguments: argparse.Namespace) -> int:
+    """Measures as asked.
+
+    Returns:
+        The exit status: 0 all bugs were caught, 1 one was missed, 2 could not run.
+    """
+    wrong = _wrong(arguments)
+    if wrong:
+        return could_not_run("strength", wrong)
+    os.environ.setdefault("XLA_FLAGS", DEVICES)
+    names = _names(arguments.bugs)
+    jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
+    found: dict[str, Finding] = {}
+    with Console(stderr=True).status("") as progress:
+        for finding in _shown(find_bugs(names, arguments.seed, min(jobs, len(names))), len(names), progress):
+            found[finding.bug] = finding
+    strength = Strength(tuple(found[name] for name in names))
+    _print(strength, arguments.seed)
+    if arguments.json is not None:
+        write_file(arguments.json, json.dumps(as_json(strength, arguments.seed), indent=1) + "\n")
+    return FINE if strength.caught == len(names) else DEVIATES
+
+
+def _names(given: str | None) -> list[str]:
+    """The bugs that are named, in the catalogue's order; all if none is."""
+    words = None if given is None else set(words_of(given))
+    return [name for name in SEEDED_BUGS if words is None or name in words]
+
+
+def _wrong(arguments: argparse.Namespace) -> str:
+    """What is wrong with the options, in a line; "" if nothing is. A file that is to be written is made."""
+    words = [] if arguments.bugs is None else words_of(arguments.bugs)
+    strange = [word for word in words if word not in SEEDED_BUGS]
+    if strange or (arguments.bugs is not None and not words):
+        return f"--bugs {arguments.bugs!r}: no seeded bug {', '.join(map(repr, strange)) or 'is named'}"
+    if arguments.jobs is not None and arguments.jobs < 1:
+        return f"--jobs {arguments.jobs} must be at least 1"
+    if arguments.seed < 0:
+        return f"--seed {arguments.seed} must not be negative"
+    try:
+        if arguments.json is not None:
+            require_writable(arguments.json)  # better known now than after ten minutes
+    except OSError as error:
+        return f"--json {arguments.json}: {error.strerror or error}"
+    return ""
+
+
+def _shown(findings: Any, count: int, progress: Any) -> Any:
+    """Findings as they come, with a line of progress."""
+    progress.update(f"0 of {count} seeded bugs")
+    for number, finding in enumerate(findings, 1):
+        progress.update(f"{number} of {count} seeded bugs; {finding.bug} is {_word(finding)}")
+        yield finding
+
+
+def _word(finding: Finding) -> str:
+    return "caught" if finding.caught else "missed"
+
+
+def _print(strength: Strength, seed: int) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in ("line", "seeded bug", "", "clause", "machine"):
+        table.add_column(name, no_wrap=True)
+    for name in ("calls", "sequences", "s to catch", "s in all"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for found in strength.findings:
+        calls = str(found.calls) if found.caught else ""
+        times = f"{found.seconds_to_catch:.1f}", f"{found.seconds:.1f}"
+        words = found.bug, _word(found), found.clause, found.machine
+        table.add_row(str(found.line), *words, calls, str(found.examples), *times)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(table)
+    console.print(
+        f"\nseed {seed}: {strength.caught} of {len(strength.findings)} caught; counterexamples of "
+        f"{strength.median_calls:g} calls in the median, {strength.longest_calls} at most; {strength.seconds:.0f} s",
+        highlight=False,
+    )
+
+
+def as_json(strength: Strength, seed: int) -> dict[str, Any]:
+    """What was found, for a file."""
+    return {
+        "kvproof": "strength",
+        "version": 1,
+        "kvproof_version": __version__,
+        "seed": seed,
+        "caught": strength.caught,
+        "of": len(strength.findings),
+        "median_calls": strength.median_calls,
+        "longest_calls": strength.longest_calls,
+        "seconds": round(strength.seconds, 1),
+        "bugs": [
+            {
+                "bug": found.bug,
+                "line": found.line,
+                "caught": found.caught,
+                "clause": found.clause,
+                "machine": found.machine,
+                "calls": found.calls,
+                "sequence": list(found.lines),
+                "examples": found.examples,
+                "seconds_to_catch": round(found.seconds_to_catch, 2),
+                "seconds": round(found.seconds, 2),
+            }
+            for found in strength.findings
+        ],
+    }
