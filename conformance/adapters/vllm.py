@@ -19,7 +19,7 @@ from .peers import import_peer
 
 __all__ = ["INSTALL", "kvproof_lacks", "kvproof_takes_groups"]
 
-INSTALL = "pip install vllm==0.33.0 (or, without a GPU, as the README says)"
+INSTALL = "pip install vllm==0.33.0 (or, without a GPU, as CONFORMANCE.md says)"
 
 kvproof_lacks = ("keys", "views", "events", "counters", "batch", "pins", "snapshots", "shards", "caches", "kernels")
 """What it does not have, or shows in no way that can be compared."""

@@ -93,7 +93,7 @@ def of_trace(name: str, text: str, trace: Sequence[TraceRequest], num_pages: tup
 
 
 def conversation(path: Path, limit: int | None) -> list[Workload]:
-    """The conversation trace that the README names."""
+    """The conversation trace that docs/guides/hits.md names."""
     return of_trace("conversation", "conversation trace", read_trace(path, limit), (1_500, 3_000, 6_250, 12_500))
 
 

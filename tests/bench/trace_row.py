@@ -1,6 +1,6 @@
 """Row r: a production trace in arrival order, 64 requests live, one token a step each.
 
-The trace is named by the environment variable ``KVPROOF_TRACE``; the README says which one the figures are of, and its
+The trace is named by the environment variable ``KVPROOF_TRACE``; docs/guides/hits.md says which one the figures are of, and its
 form. Beside it a trace is made up that needs no file.
 """
 
@@ -45,7 +45,7 @@ def missing_trace() -> str | None:
     """Why there is no trace to read; None if there is one."""
     path = os.environ.get(TRACE_VARIABLE)
     if path is None:
-        return f"{TRACE_VARIABLE} names no trace; the README says where one is published"
+        return f"{TRACE_VARIABLE} names no trace; docs/guides/hits.md says where one is published"
     return None if Path(path).is_file() else f"{TRACE_VARIABLE}={path} is no file"
 
 

@@ -18,7 +18,7 @@ from kvproof.spec.declarations import CacheSalt, FullAttentionSpec, LoraAdapter,
 _NAME = "kvproof.conformance.adapters.vllm"
 
 with_vllm = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: it is a package of its own, see the README"
+    find_spec("vllm") is None, reason="vLLM is not installed: it is a package of its own, see docs/guides/hold.md"
 )
 
 
