@@ -28,7 +28,7 @@ __all__ = [
     "was_interrupted",
 ]
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parent.parent
 _BACKENDS = (_HERE / "adapters", _HERE / "catalogue")
 """Folders of the suite whose modules are backends."""
 

@@ -1,5 +1,7 @@
 """Holes of the suite that `sweep` found on backends of ours, and a few of its runs."""
 
+from typing import Any, TypeVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,10 @@ import kvproof.spec
 from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.calls.deviation import TracedStep
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.base import Machine
 from kvproof.conformance.machines.draws import Drawing
 from kvproof.conformance.machines.ragged_draws import draw_batch
+from kvproof.conformance.machines.safe.manager import SafeManager
 from kvproof.conformance.machines.session import Session
 from kvproof.conformance.machines.swap import Swap
 from kvproof.conformance.machines.worlds import Group, World
@@ -18,24 +22,28 @@ from kvproof.spec import CLAUSES
 
 from .sweep import QUICK, sweep
 
+Made = TypeVar("Made", Swap, SafeManager)
 
-def swap_machine() -> Swap:
-    """The machine on the specification, with three pages of two tokens."""
-    bound = type("Swap", (Swap,), {"session": Session(Backend("spec", kvproof.spec), CLAUSES)})
-    machine: Swap = bound()
-    world = World(4, (Group("full", 2),), 12, options={"num_host_pages": 12})
-    machine.repeat_step(TracedStep("construct", {"world": world, "restoring": False}))
+
+def machine_of(kind: type[Made]) -> Made:
+    """A machine on the specification, with three pages of two tokens."""
+    bound = type(kind.__name__, (kind,), {"session": Session(Backend("spec", kvproof.spec), CLAUSES)})
+    machine: Made = bound()
+    options: dict[str, Any] = {"num_host_pages": 12} if kind is Swap else {}
+    drawn: dict[str, Any] = {"restoring": False} if kind is Swap else {}
+    world = World(4, (Group("full", 2),), 12, options=options)
+    machine.repeat_step(TracedStep("construct", {"world": world, **drawn}))
     return machine
 
 
-def operate(machine: Swap, name: str, *arguments: object) -> None:
+def operate(machine: Machine, name: str, *arguments: object) -> None:
     machine.repeat_step(TracedStep(name, (*arguments, {}), is_operation=True))
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["and asks for slots that there are not", "and goes"])
 def test_accepted_drafts_are_known_without_new_slots(asks: bool) -> None:
     """R2: what a request has computed comes back with it, drafts included, though no call has given slots since."""
-    machine = swap_machine()
+    machine = machine_of(Swap)
     operate(machine, "bring", "a", [0, 0])
     operate(machine, "admit_with", "a", 2)
     operate(machine, "grow", "a", [0])
@@ -52,12 +60,24 @@ def test_accepted_drafts_are_known_without_new_slots(asks: bool) -> None:
 
 def test_a_call_has_one_fault() -> None:
     """R1: which of two faults a refusal names is said nowhere; a request that is swapped out is one already."""
-    machine = swap_machine()
+    machine = machine_of(Swap)
     operate(machine, "bring", "a", [0, 0])
     operate(machine, "admit_with", "a", 2)
     operate(machine, "go_out", "a", 2)
     operate(machine, "bring", "b", [0, 0])
     assert {machine.some_case(Drawing(None, (draw,))) for draw in range(4)} == {"b"}
+
+
+@pytest.mark.parametrize("page", range(3))
+def test_a_request_of_one_page_has_no_hit_to_be_refused(page: int) -> None:
+    """MAN-2: a hit is shorter than its request, so that pages of its whole prompt are nobody's fault."""
+    machine = machine_of(SafeManager)
+    for name in "ab":
+        operate(machine, "bring", name, [0, 0])
+    operate(machine, "admit_with", "a", 2)
+    before = list(machine.calls)
+    machine.hit_badly(Drawing(None, (0, page, 0, 0)))
+    assert machine.calls == before
 
 
 @given(st.data())

@@ -105,8 +105,8 @@ class ManagerFaults(ManagerCalls):
         name = one_of(data, self.names_of(live=False))
         case = self.cases[name]
         case.request.num_computed_tokens = 0
-        if self.unit >= min(case.request.num_tokens + 1, self.max_model_len):
-            return
+        if self.unit >= min(case.request.num_tokens, self.max_model_len):
+            return  # a hit is shorter than the request
         pages: list[list[int]] = [
             [
                 one_of(data, list(self.backend.pages)[1:]) if place >= group.first_place(self.unit) else 0
