@@ -5,11 +5,13 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from ..calls.deviation import SpecificationError
+from ..calls.spelling import Spelling
 from .base import Field, Nothing, Side
 from .batch_steps import BatchSteps, Step
 from .draws import Drawing, one_of
 from .groups import MIXED
 from .manager_base import HASHES
+from .operations import operation
 from .properties import start, step
 from .worlds import World, worlds
 
@@ -91,15 +93,26 @@ class Batch(BatchSteps):
             faults += [self.freed_slots] * 4
         given = good | one_of(data, one_of(data, faults)(asked, good))
         spellings = {name: self.spelling_of_fault(data, value) for name, value in given.items()}
+        self.go_on_in_vain(asked.names, {name: spelling for name, spelling in spellings.items() if spelling}, **given)
+
+    @operation
+    def go_on_in_vain(self, names: list[str], spellings: dict[str, Spelling], **given: Any) -> None:
+        """A batched step with one fault.
+
+        Args:
+            names: the requests that it is about, for those tables that are made for it.
+            spellings: how lists are handed over; what is not among them goes as it is.
+            given: the arguments; of tables a word for them.
+        """
 
         def act(side: Side) -> Any:
-            more = {name: spelling.of(given[name]) for name, spelling in spellings.items() if spelling}
-            more["tables"] = self.given_tables(side, asked, given["tables"])
+            more = {name: spelling.of(given[name]) for name, spelling in spellings.items()}
+            more["tables"] = self.given_tables(side, names, given["tables"])
             return side.manager.allocate_slots_batch(**(given | more))
 
         shown = ", ".join(
-            f"{name}={spelling.source(given[name]) if spelling else repr(given[name])}"
-            for name, spelling in spellings.items()
+            f"{name}={spellings[name].source(value) if name in spellings else repr(value)}"
+            for name, value in given.items()
         )
         tried = self.call(f"manager.allocate_slots_batch({shown})", act, "MAN-11")
         if not tried.refused:
@@ -167,24 +180,24 @@ class Batch(BatchSteps):
             faults += [far | {"tables": "short tables"}] * 4
         return faults
 
-    def shortest(self, asked: Step) -> int:
-        """The length of tables that have just room for what the requests of a step have slots for."""
-        return max(self.cases[name].slots for name in asked.names)
+    def shortest(self, names: list[str]) -> int:
+        """The length of tables that have just room for what some requests have slots for."""
+        return max(self.cases[name].slots for name in names)
 
     def would_be_short(self, asked: Step) -> bool:
         """Whether such tables have no room for the longest request."""
-        length = self.shortest(asked)
+        length = self.shortest(asked.names)
         return any(
             -(-self.max_model_len // group.page_size) > -(-length // group.page_size)
             for group in self.world.groups
             if not group.keeps_states
         )
 
-    def given_tables(self, side: Side, asked: Step, tables: str | None) -> Any:
-        """The tables that a drawn word stands for."""
+    def given_tables(self, side: Side, names: list[str], tables: str | None) -> Any:
+        """The tables that a drawn word stands for; the short ones have rows of some requests."""
         if tables == "short tables":
-            made = self.tables(side, self.shortest(asked))
-            for name in asked.names:
+            made = self.tables(side, self.shortest(names))
+            for name in names:
                 made.add_row(side.manager.get_page_ids(name), self.row(name))
             return made
         if tables == "tables of fewer groups":

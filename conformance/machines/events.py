@@ -8,6 +8,7 @@ from ..backends.loading import Backend
 from .base import Side
 from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
+from .operations import operation
 from .properties import start, step
 from .worlds import World, worlds
 
@@ -21,6 +22,9 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     _TELLING | {"counter_sampling": 3},
     _TELLING | {"enable_events": False},
 )
+
+_FAULTS = 4
+"""Events that cannot come next are drawn so often in a step: there are many, and each is refused at once."""
 
 
 class Events(GroupSteps):
@@ -90,8 +94,8 @@ class Events(GroupSteps):
         }
         odd = [stored._replace(**{name: value}) for name, values in no_fields.items() for value in values]
         seldom = [*([new, event] for event in odd), [new, None], [new, "event"], *NO_LISTS]
-        events = likely(data, [[new, event] for event in wrong], seldom)
-        self.call(f"follower.apply({events!r})", lambda side: side.follower.apply(events), "MAN-12")
+        for _ in range(_FAULTS):
+            self.follow_in_vain(likely(data, [[new, event] for event in wrong], seldom))
         option, value = one_of(
             data, [("enable_events", 1), ("counter_sampling", 0), *(("counter_sampling", wrong) for wrong in NO_INTS)]
         )
@@ -100,6 +104,11 @@ class Events(GroupSteps):
             lambda side: side.names.get("CacheManager")(4, [], 8, **{option: value}),
             "MAN-12",
         )
+
+    @operation
+    def follow_in_vain(self, events: Any) -> None:
+        """A follower is told what cannot come next."""
+        self.call(f"follower.apply({events!r})", lambda side: side.follower.apply(events), "MAN-12")
 
     def is_cached(self, page: int) -> bool:
         """Whether a page is cached now."""

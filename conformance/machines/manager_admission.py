@@ -1,10 +1,11 @@
 """How requests of the manager machines come and are admitted; other steps admit one where they need one."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import EngineRequestStatus, ExtraKey
+from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, MultimodalItem, PromptEmbeddings
 
 from ..calls.spelling import Spelling, request_as, request_source
 from .base import Both, Nothing, Side
@@ -46,7 +47,10 @@ class Admission(Endings):
             place = data.draw(st.integers(0, len(tokens) - 1))
             tokens[place] = self.world.alphabet[tokens[place] == self.world.alphabet[0]]
         logprobs = 1 if rarely(data) and rarely(data) else None
-        self.bring(name, tokens, one_of(data, self.extra_keys), logprobs, one_of(data, self.world.spellings))
+        keys = one_of(data, self.extra_keys)
+        if any(isinstance(key, MultimodalItem | PromptEmbeddings) for key in keys) and one_of(data, [False, True]):
+            keys = tuple(_later(key, self.unit) for key in keys)  # what comes before it is shared with other prompts
+        self.bring(name, tokens, keys, logprobs, one_of(data, self.world.spellings))
         if one_of(data, [True, True, False]):
             self.look_up(name)
         return name
@@ -228,3 +232,8 @@ class Admission(Endings):
         if self.world.probing:
             for name in self.names_of(live=False):
                 self.look_up(name)
+
+
+def _later(key: ExtraKey, tokens: int) -> ExtraKey:
+    """A key that is about other tokens, so much later; one that is about a whole request as it is."""
+    return replace(key, offset=key.offset + tokens) if isinstance(key, MultimodalItem | PromptEmbeddings) else key

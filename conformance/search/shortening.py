@@ -105,11 +105,23 @@ class _Shortening:
         while before != (self.found.size, self.found.trace):
             before = self.found.size, self.found.trace
             self._take_apart()
+            self._leave_out_alike()
             self._leave_out_steps()
             self._simplify_start()
             self._simplify_draws()
             self._leave_out_pairs()
             self._tighten()
+
+    def _leave_out_alike(self) -> None:
+        """Leaves out all steps of a kind, and all that name a thing: of many steps most are about something else."""
+        tried: set[str] = set()
+        while left := [mark for step in self.found.trace[1:-1] for mark in _marks(step) if mark not in tried]:
+            mark = max(left, key=left.count)
+            tried.add(mark)
+            first, *steps, last = self.found.trace
+            rest = (first, *(step for step in steps if mark not in _marks(step)), last)
+            if not self._keep(rest) and mended(rest) != rest:
+                self._keep(mended(rest))
 
     def _leave_out_steps(self) -> None:
         """Leaves out runs of steps, long ones first; never the first step, which builds, nor the last one."""
@@ -329,6 +341,12 @@ def _rank(found: Deviation) -> tuple[Any, ...]:
 def _by_name(first: TracedStep | Call) -> Mapping[str, Any]:
     """What the first step was given."""
     return first.drawn if isinstance(first, TracedStep) and isinstance(first.drawn, Mapping) else {}
+
+
+def _marks(step: TracedStep | Call) -> set[str]:
+    """What a step has in common with others: its name, and the names that it is given of requests and the like."""
+    given = step.arguments.values() if isinstance(step, Call) else () if isinstance(step.drawn, Mapping) else step.drawn
+    return {step.name, *(f"of {value}" for value in given if isinstance(value, str))}
 
 
 def _made(step: TracedStep | Call) -> Sequence[TracedStep | None]:

@@ -83,9 +83,12 @@ def faulty(clock: Clock, seconds: float) -> Backend:
 
 def test_a_busy_machine_draws_and_finds_what_a_quiet_one_does(clock: Clock) -> None:
     search = PROFILES["quick"].search(first=False)
-    quiet, busy = (run_machine(MACHINES["pool"], faulty(clock, late), 0, **search) for late in (0.0, 100.0))
+    for seed in range(8):  # what a seed draws changes with the machine: one that goes on after a deviation, twice
+        quiet = run_machine(MACHINES["pool"], faulty(clock, 0.0), seed, **search)
+        if len(quiet.deviations) > 2:
+            break
     assert len(quiet.deviations) > 2
-    assert told(quiet) == told(busy)
+    assert told(quiet) == told(run_machine(MACHINES["pool"], faulty(clock, 100.0), seed, **search))
 
 
 def test_a_limit_of_time_is_told_where_it_ended_something(clock: Clock) -> None:
