@@ -29,7 +29,7 @@ class SeededBug:
         says: what the system did, in a sentence or two.
         build: makes the faulty backend from the fast one.
         setups: where the machine draws from programs that each take seconds to compile, those of them that show
-            the fault; empty for any.
+            the fault; empty for any. Of `SERVED_BUGS` what an engine must have, by the words of `small_engine`.
     """
 
     name: str
@@ -62,9 +62,11 @@ def seeded(
     return _entered(SEEDED_BUGS, line, clause, machine, also, setups)
 
 
-def served(line: int, clause: str, relation: str, also: tuple[str, ...] = ()) -> Callable[[Build], Build]:
+def served(
+    line: int, clause: str, relation: str, also: tuple[str, ...] = (), setups: tuple[str, ...] = ()
+) -> Callable[[Build], Build]:
     """Enters a function that builds a faulty backend in the list of faults of whole engines; see `seeded`."""
-    return _entered(SERVED_BUGS, line, clause, relation, also, ())
+    return _entered(SERVED_BUGS, line, clause, relation, also, setups)
 
 
 def _entered(

@@ -391,7 +391,7 @@ def positions_of_few_bits(fast: ModuleType) -> SimpleNamespace:
 # -- States and swaps -----------------------------------------------------------------------------------------------
 
 
-@served(69, "ENG-4", "prefix", also=("ENG-3",))
+@served(69, "ENG-4", "prefix", also=("ENG-3",), setups=("states",))
 def state_of_another(fast: ModuleType) -> SimpleNamespace:
     """A hit goes on from the state that its fresh page held before: none is copied there (tpu-inference 3358)."""
 
@@ -413,7 +413,7 @@ def _with_moves(fast: ModuleType, change: Callable[[Any], Any]) -> SimpleNamespa
     return backend_with(fast, Scheduler=derived(Scheduler, {"_swap": swap}))
 
 
-@served(67, "ENG-7", "pressure")
+@served(67, "ENG-7", "pressure", setups=("host pages",))
 def another_page_comes_back(fast: ModuleType) -> SimpleNamespace:
     """What comes back from the host is not what went: pages change places (LMCache 4991)."""
 
@@ -429,7 +429,7 @@ def another_page_comes_back(fast: ModuleType) -> SimpleNamespace:
     return _with_moves(fast, change)
 
 
-@served(65, "ENG-7", "pressure")
+@served(65, "ENG-7", "pressure", setups=("host pages",))
 def copied_before_it_is_written(fast: ModuleType) -> SimpleNamespace:
     """A copy to the host reads the last slot before the device has written it (vLLM 46951, sglang 37485)."""
 

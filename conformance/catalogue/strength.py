@@ -1,24 +1,37 @@
-"""How strong the suite is: what a default check finds of each seeded bug, how soon, and how short it can tell it."""
+"""How strong the suite is: what a default check finds of each seeded bug, how soon, and how short it can tell it.
 
+Faults that show in what a whole engine answers are no machine's: of each the oracle's search is made, as `kvproof
+serve-check` makes it, on a small engine with the fault.
+"""
+
+import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from statistics import median
+from time import monotonic
 from typing import Any
 
 from ..backends.loading import load_backend
 from ..calls.deviation import Deviation
+from ..engine.small import small_engine
 from ..machines import MACHINES
+from ..oracle.judging import Plan, judge
+from ..oracle.python_engine import PythonEngine
+from ..oracle.relations import RELATIONS
 from ..search.profiles import PROFILES
 from ..search.runner import MachineReport, run_machine
-from . import SEEDED_BUGS, SeededBug
+from . import SEEDED_BUGS, SERVED_BUGS, SeededBug
 
 __all__ = ["Finding", "Strength", "find_bug", "find_bugs"]
 
 _PROFILE = PROFILES["default"]
 _SHORT = 12
 """A counterexample of more calls is looked for in the small worlds as well."""
+
+_SECONDS = 60.0
+"""How long an engine may take for an answer."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +42,11 @@ class Finding:
         bug: the bug's name.
         line: its number in the list of known faults.
         clause: the clause by which it was caught; "" if it was missed.
-        machine: the machine whose counterexample is the shortest; "" if it was missed.
-        calls: the calls of that counterexample, requests that are made for them left out; 0 if it was missed.
+        machine: the machine whose counterexample is the shortest, or the oracle's relation; "" if it was missed.
+        calls: the calls of that counterexample, requests that are made for them left out, or the requests that an
+            engine is sent; 0 if it was missed.
         lines: the counterexample as a report shows it.
-        examples: sequences of calls until the bug was seen.
+        examples: sequences of calls, or scripts of requests, until the bug was seen.
         seconds_to_catch: how long it took until it was seen.
         seconds: how long everything took, making the counterexample short included.
     """
@@ -125,6 +139,8 @@ def find_bug(name: str, seed: int) -> Finding:
         name: the bug's name.
         seed: the seed of what is drawn.
     """
+    if name in SERVED_BUGS:
+        return _judge(SERVED_BUGS[name], seed)
     bug = SEEDED_BUGS[name]
     reports: list[MachineReport] = []
     caught: list[tuple[Deviation, MachineReport]] = []
@@ -147,6 +163,24 @@ def find_bug(name: str, seed: int) -> Finding:
         return Finding(name, bug.line, "", "", 0, (), examples, seen, seconds)
     found, by = min(caught, key=lambda pair: pair[0].size)
     return Finding(name, bug.line, found.clause, by.name, found.num_calls, found.calls, examples, seen, seconds)
+
+
+def _judge(bug: SeededBug, seed: int) -> Finding:
+    """Judges an engine with a fault by the relation that must show it, and by the others while none does."""
+    engine = functools.partial(small_engine, f"kvproof.conformance.catalogue:{bug.name}", *bug.setups)
+    began, scripts = monotonic(), 0
+    for relation in (bug.machine, *(other for other in RELATIONS if other != bug.machine)):
+        judgement = judge(PythonEngine(engine, bug.name, _SECONDS), Plan(seed=seed, relations=(relation,)))
+        scripts += sum(report.scripts for report in judgement.reports)
+        for found in judgement.deviations:
+            if found.clause in bug.clauses:
+                told, seconds = tuple(found.script.lines()), monotonic() - began
+                requests = found.script.num_requests
+                return Finding(
+                    *(bug.name, bug.line, found.clause, found.relation, requests, told, scripts, seconds, seconds)
+                )
+    seconds = monotonic() - began
+    return Finding(bug.name, bug.line, "", "", 0, (), scripts, seconds, seconds)
 
 
 def _caught(report: MachineReport, bug: SeededBug) -> list[tuple[Deviation, MachineReport]]:

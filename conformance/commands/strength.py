@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kvproof import __version__
 
-from ..catalogue import SEEDED_BUGS
+from ..catalogue import SEEDED_BUGS, SERVED_BUGS
 from ..catalogue.strength import Finding, Strength, find_bugs
 from ..console.exit_status import DEVIATES, FINE, could_not_run
 from ..console.named import words_of
@@ -39,10 +39,17 @@ what is caught here is caught by
 
 as well. A bug counts as caught where a machine reports it by one of the clauses that it breaks. Where the shortest
 counterexample has more than 12 calls, the small worlds of the default check look for a shorter one.
+
+Faults of whole engines follow in a table of their own: each is planted in a small engine, which is judged as
+
+  kvproof serve-check --engine ... --seed SEED
+
+does it, by the relation that must show the fault and, while it is not caught, by the others. The counterexample is a
+script of requests. In JSON they stand under "engines".
 """,
         epilog="""\
 examples:
-  kvproof strength                                       all seeded bugs, in ten minutes or so
+  kvproof strength                                       all seeded bugs, in half an hour or so
   kvproof strength --bugs double_mention,fixed_root --seed 7 --json strength.json
 
 exit status: 0 all are caught; 1 one is missed; 2 could not run
@@ -73,23 +80,25 @@ def run_strength(arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("") as progress:
         for finding in _shown(find_bugs(names, arguments.seed, min(jobs, len(names))), len(names), progress):
             found[finding.bug] = finding
-    strength = Strength(tuple(found[name] for name in names))
-    _print(strength, arguments.seed)
+    strength, engines = (
+        Strength(tuple(found[name] for name in names if name in bugs)) for bugs in (SEEDED_BUGS, SERVED_BUGS)
+    )
+    _print(strength, engines, arguments.seed)
     if arguments.json is not None:
-        write_file(arguments.json, json.dumps(as_json(strength, arguments.seed), indent=1) + "\n")
-    return FINE if strength.caught == len(names) else DEVIATES
+        write_file(arguments.json, json.dumps(as_json(strength, engines, arguments.seed), indent=1) + "\n")
+    return FINE if all(finding.caught for finding in found.values()) else DEVIATES
 
 
 def _names(given: str | None) -> list[str]:
     """The bugs that are named, in the catalogue's order; all if none is."""
     words = None if given is None else set(words_of(given))
-    return [name for name in SEEDED_BUGS if words is None or name in words]
+    return [name for name in (*SEEDED_BUGS, *SERVED_BUGS) if words is None or name in words]
 
 
 def _wrong(arguments: argparse.Namespace) -> str:
     """What is wrong with the options, in a line; "" if nothing is. A file that is to be written is made."""
     words = [] if arguments.bugs is None else words_of(arguments.bugs)
-    strange = [word for word in words if word not in SEEDED_BUGS]
+    strange = [word for word in words if word not in SEEDED_BUGS | SERVED_BUGS]
     if strange or (arguments.bugs is not None and not words):
         return f"--bugs {arguments.bugs!r}: no seeded bug {', '.join(map(repr, strange)) or 'is named'}"
     if arguments.jobs is not None and arguments.jobs < 1:
@@ -116,37 +125,60 @@ def _word(finding: Finding) -> str:
     return "caught" if finding.caught else "missed"
 
 
-def _print(strength: Strength, seed: int) -> None:
+def _print(strength: Strength, engines: Strength, seed: int) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for found, one, by, many in (
+        (strength, "machine", "calls", "sequences"),
+        (engines, "relation", "requests", "scripts"),
+    ):
+        if found.findings:
+            _print_table(found, console, one, by, many)
+            console.print(
+                f"\nseed {seed}: {found.caught} of {len(found.findings)} "
+                f"{'faults of whole engines ' if found is engines else ''}caught; counterexamples of "
+                f"{found.median_calls:g} {by} in the median, {found.longest_calls} at most; {found.seconds:.0f} s",
+                highlight=False,
+            )
+
+
+def _print_table(strength: Strength, console: Console, one: str, by: str, many: str) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("line", "seeded bug", "", "clause", "machine"):
+    for name in ("line", "seeded bug", "", "clause", one):
         table.add_column(name, no_wrap=True)
-    for name in ("calls", "sequences", "s to catch", "s in all"):
+    for name in (by, many, "s to catch", "s in all"):
         table.add_column(name, justify="right", no_wrap=True)
     for found in strength.findings:
         calls = str(found.calls) if found.caught else ""
         times = f"{found.seconds_to_catch:.1f}", f"{found.seconds:.1f}"
         words = found.bug, _word(found), found.clause, found.machine
         table.add_row(str(found.line), *words, calls, str(found.examples), *times)
-    console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
-    console.print(
-        f"\nseed {seed}: {strength.caught} of {len(strength.findings)} caught; counterexamples of "
-        f"{strength.median_calls:g} calls in the median, {strength.longest_calls} at most; {strength.seconds:.0f} s",
-        highlight=False,
-    )
 
 
-def as_json(strength: Strength, seed: int) -> dict[str, Any]:
-    """What was found, for a file."""
+def as_json(strength: Strength, engines: Strength, seed: int) -> dict[str, Any]:
+    """What was found, for a file.
+
+    Args:
+        strength: of the bugs that machines look for.
+        engines: of the faults of whole engines.
+        seed: the seed of what was drawn.
+    """
     return {
         "kvproof": "strength",
         "version": 1,
         "kvproof_version": __version__,
         "seed": seed,
+        **_sums(strength, "machine", "calls"),
+        "engines": _sums(engines, "relation", "requests"),
+    }
+
+
+def _sums(strength: Strength, one: str, by: str) -> dict[str, Any]:
+    return {
         "caught": strength.caught,
         "of": len(strength.findings),
-        "median_calls": strength.median_calls,
-        "longest_calls": strength.longest_calls,
+        f"median_{by}": strength.median_calls,
+        f"longest_{by}": strength.longest_calls,
         "seconds": round(strength.seconds, 1),
         "bugs": [
             {
@@ -154,8 +186,8 @@ def as_json(strength: Strength, seed: int) -> dict[str, Any]:
                 "line": found.line,
                 "caught": found.caught,
                 "clause": found.clause,
-                "machine": found.machine,
-                "calls": found.calls,
+                one: found.machine,
+                by: found.calls,
                 "sequence": list(found.lines),
                 "examples": found.examples,
                 "seconds_to_catch": round(found.seconds_to_catch, 2),

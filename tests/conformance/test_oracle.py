@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 
 from kvproof.conformance.catalogue import SERVED_BUGS
 from kvproof.conformance.cli import main
-from kvproof.conformance.engine.completions import Completions
-from kvproof.conformance.engine.config import LayerKind, ModelConfig
-from kvproof.conformance.engine.model import init_params
-from kvproof.conformance.engine.serving import Engine
+from kvproof.conformance.engine.small import small_engine
 from kvproof.conformance.oracle.answers import Answer, UnreadableError, read_answers
 from kvproof.conformance.oracle.consistency import contradictions, difference
 from kvproof.conformance.oracle.http_answers import read_completion
@@ -43,39 +40,13 @@ ENGINES = "tests.conformance.judged_engines"
 # -- Our own engine, and faults at its boundary ---------------------------------------------------------------------
 
 
-@functools.cache
-def model(*kinds: str) -> Any:
-    layers = tuple(LayerKind(kind, 6 if kind == "window" else 0) for kind in kinds)
-    config = ModelConfig(32, 16, 24, 2, 1, 8, layers, 48, state_size=2)
-    weights = [dict(init_params(config, seed)) for seed in (0, 1)]
-    for own in weights:
-        own["head"] = 4 * own["head"]  # so that what is read wrong shows in the tokens
-    return config, *weights
-
-
-def own_engine(backend: str = "kvproof.fast", host_pages: int = 0, states: bool = False) -> Completions:
-    config, params, other = model("full", "state") if states else model("full", "window", "full")
-    engine = Engine(
-        (config, params),
-        backend=backend,
-        num_pages=32,
-        page_size=4,
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        keep_logits=True,
-        optimise=False,
-        num_host_pages=host_pages,
-    )
-    return Completions(engine, {} if states else {"tuned": other})
-
-
 def judged(made: Any, **plan: Any) -> Judgement:
     return judge(PythonEngine(made, "engine", 60), Plan(**plan))
 
 
 def test_our_engine_answers_alike_however_it_is_asked() -> None:
     """ENG-3 to ENG-15."""
-    judgement = judged(functools.partial(own_engine, host_pages=20), scripts=1)
+    judgement = judged(functools.partial(small_engine, "kvproof.fast", "host pages"), scripts=1)
     assert judgement.ended == ""
     assert [str(found) for found in judgement.deviations] == []
     assert {report.verdict for report in judgement.reports} <= {"bit-exact", "within the bound"}
@@ -89,8 +60,7 @@ def test_faults_at_the_boundary_of_our_engine_are_found_in_few_requests() -> Non
     assert len(SERVED_BUGS) >= 20
     requests, missed = {}, []
     for name, bug in SERVED_BUGS.items():
-        swaps = 40 if bug.line in (65, 67) else 0
-        engine = functools.partial(own_engine, f"kvproof.conformance.catalogue:{name}", swaps, bug.line == 69)
+        engine = functools.partial(small_engine, f"kvproof.conformance.catalogue:{name}", *bug.setups)
         judgement = judged(engine, scripts=8, relations=(bug.machine,), tolerance=1e-3, tries=60)
         if not {found.clause for found in judgement.deviations} & bug.clauses:
             missed.append((name, judgement.ended, judgement.deviations))
@@ -214,7 +184,7 @@ def test_faults_of_a_proxy_are_found(name: str) -> None:
 
 
 def test_our_engine_behind_a_server() -> None:
-    with served(own_engine()) as url:
+    with served(small_engine()) as url:
         judgement = judged_server(url, scripts=1, relations=("warm", "batch", "keys"))
     assert (judgement.ended, judgement.deviations) == ("", [])
     assert judgement.cached > 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kvproof.conformance.calls.deviation import is_call
-from kvproof.conformance.catalogue import SEEDED_BUGS
+from kvproof.conformance.catalogue import SEEDED_BUGS, SERVED_BUGS
 from kvproof.conformance.catalogue.strength import Finding, Strength
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines.draws import Drawing, UnrepeatableError
@@ -15,14 +15,21 @@ from kvproof.conformance.machines.draws import Drawing, UnrepeatableError
 
 def test_bugs_are_caught_and_told_in_few_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "strength.json"
-    status = main(["strength", "--bugs", "zero_parent_is_root,salt_ignored", "--jobs", "1", "--json", str(file)])
+    bugs = "zero_parent_is_root,salt_ignored,salts_left_out"
+    status = main(["strength", "--bugs", bugs, "--jobs", "1", "--json", str(file)])
     assert status == 0
     found = json.loads(file.read_text())
     assert (found["kvproof"], found["version"], found["caught"], found["of"]) == ("strength", 1, 2, 2)
     for bug in found["bugs"]:
         assert bug["clause"] in SEEDED_BUGS[bug["bug"]].clauses
         assert bug["calls"] == sum(map(is_call, bug["sequence"])) <= 5
-    assert "2 of 2 caught" in capsys.readouterr().out
+    (of_engine,) = found["engines"]["bugs"]
+    assert (found["engines"]["caught"], of_engine["relation"]) == (1, "keys")
+    assert of_engine["clause"] in SERVED_BUGS["salts_left_out"].clauses
+    assert 1 < of_engine["requests"] <= 3
+    printed = capsys.readouterr().out
+    assert "2 of 2 caught" in printed
+    assert "1 of 1 faults of whole engines caught" in printed
 
 
 @pytest.mark.parametrize(
