@@ -4,6 +4,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from kvproof import __version__
 
 from .backends.raising import interruptible, was_interrupted
 from .console.exit_status import COULD_NOT_RUN
+from .console.named import did_you_mean
 from .console.terminal import Unheard
 
 __all__ = ["main"]
@@ -23,13 +25,23 @@ A backend is named as module or module:attribute; it is any module, class or obj
 public names of kvproof.spec, such as PagePool, PageTable or ragged_paged_attention. What it lacks is not checked.
 """
 
+_FIRST = """\
+kvproof holds any paged KV cache against a contract and says which clause it breaks, by which calls.
+  kvproof demo                           a pool with a mistake, and the verdict on it: half a minute
+  kvproof new-adapter my_engine.py       a file to begin with: what of yours is checked, under which names
+  kvproof check --backend my_engine      the verdict on yours; without --backend on kvproof.fast
+  kvproof clauses POOL-5                 what a clause says, why it is there, an example
+  kvproof --help                         all commands: logs, traces, servers, drawings
+"""
+"""What is said where nothing is asked for."""
+
 _EPILOG = """\
 examples:
   kvproof check                                    the fast backend against every clause, in a minute or two
   kvproof check --backend my_cache.pool            a backend of your own
   kvproof check --clauses POOL-5,R1 --seed 7       two clauses, with the draws of an earlier run
   kvproof try calls.py --backend my_cache.pool     a few calls written by hand, and the verdict on each
-  kvproof clauses                                  what the clauses say, where they are written, what checks them
+  kvproof clauses POOL-5                           what a clause says, why it is there, what checks it
   kvproof replay --synthetic                       a made-up request trace through a backend
   kvproof serve-check                              a model served through a backend, against dense attention
 
@@ -37,9 +49,14 @@ exit status: 0 no deviation; 1 the backend deviates; 2 could not run
 """
 
 _COMMANDS = {
+    "demo": ("demo", "hold a pool with a mistake against the specification: what a verdict looks like"),
+    "new-adapter": ("new_adapter", "write a file to begin with: your classes under the names that are checked"),
     "check": ("check", "hold a backend against the specification"),
     "try": ("try_calls", "make a few calls that you wrote down on a backend, and see the verdict on each"),
-    "clauses": ("clauses", "list the clauses, where each is implemented and what checks it"),
+    "clauses": (
+        "clauses",
+        "list the clauses; of those that are named, why they are there and an example",
+    ),
     "replay": ("replay", "serve a request trace through a backend, or find the first wrong step of an operation log"),
     "shrink": ("shrink", "make an operation log that deviates short"),
     "strength": ("strength", "run the suite on the seeded bugs and say what it catches"),
@@ -61,15 +78,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:  # it is the process's own
         sys.stdout = Unheard(sys.stdout)
+    if not arguments:
+        print(_FIRST, end="")
+        return COULD_NOT_RUN
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command in _COMMANDS:
         missing = [name for name in ("hypothesis", "rich") if importlib.util.find_spec(name) is None]
         if missing:
             print(f"kvproof: {' and '.join(missing)} missing: pip install 'kvproof[conformance]'", file=sys.stderr)
             return COULD_NOT_RUN
-    parser = _parser(command)
+    parser, chosen = _parser(command)
     try:
-        parsed = parser.parse_args(arguments)
+        if command not in (*_COMMANDS, None):
+            parser.error(f"there is no command {command}{did_you_mean(str(command), _COMMANDS)}")
+        parsed, strange = parser.parse_known_args(arguments)
+        if strange:
+            known = re.findall(r"(?<!\w)--[a-z][a-z-]*", chosen.format_help())
+            said = ", ".join(f"{word}{did_you_mean(word, known)}" for word in strange)
+            chosen.error(f"unrecognized arguments: {said}")
     except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else COULD_NOT_RUN
     try:
@@ -85,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
+def _parser(command: str | None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of the command line, and that of the command in it; the same where there is none."""
     parser = argparse.ArgumentParser(
         "kvproof", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,4 +123,4 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
             importlib.import_module(f".commands.{module}", __package__).add_parser(commands, about)
         else:
             commands.add_parser(name, help=about)
-    return parser
+    return parser, commands.choices.get(str(command), parser)

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from kvproof import conformance, fast
-from kvproof.conformance.clauses_command import clause_list
+from kvproof.conformance.commands.clauses import clause_list
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,6 +79,11 @@ def _clauses() -> Iterator[str]:
             yield f"## {family}\n"
         yield f"### {label} {{ #{label} }}\n\n{clause['sentence']}\n"
         yield f"*{clause['class']}*\n"
+        if clause["example"]:
+            yield f"```py\n{clause['example']}```\n"
+        if clause["reports"]:
+            yield "What systems did, and the seeded bug of that name does:\n"
+            yield "\n".join(f"- `{name}`: {says}" for name, says in clause["reports"].items()) + "\n"
         for title in ("implemented", "checked"):
             names = ", ".join(f"`{name}`" for name in clause[title])
             yield f"**{title.capitalize()} by** {names or 'nothing'}\n"

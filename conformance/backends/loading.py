@@ -1,6 +1,5 @@
 """Backends by name: what the suite looks at is told on the command line, and imported nowhere else."""
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -13,15 +12,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from ..console.named import did_you_mean
 from .capabilities import CAPABILITIES, unknown_capabilities
 from .raising import IN_THE_CALL, Ending, frames, prints_apart
 
 __all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_parameter"]
 
 DEFAULT_BACKEND = "kvproof.fast"
-
-_NEAR = 0.75
-"""How alike a name must be to one that there is, of 1, for the message to ask whether that one was meant."""
 
 
 class BackendError(Exception):
@@ -67,7 +64,7 @@ class Backend:
             return getattr(self.holder, attribute)
         except AttributeError as error:
             known = [name for name in dir(self.holder) if not name.startswith("_")]
-            raise BackendError(f"backend {self.name} has no {attribute}{_did_you_mean(attribute, known)}") from error
+            raise BackendError(f"backend {self.name} has no {attribute}{did_you_mean(attribute, known)}") from error
         except BackendError:  # it says itself what is missing
             raise
         except Exception as error:  # a module may import its names when they are first asked for
@@ -162,16 +159,10 @@ def _not_found(module: str, missing: str) -> str:
         here = [] if sys.flags.safe_path else [str(Path.cwd())]
         known = [found.name for found in pkgutil.iter_modules([*here, *sys.path])]
         where = "".join(f"in {folder} or " for folder in here)
-        return f"there is no module {missing} {where}among what is installed{_did_you_mean(last, known)}"
+        return f"there is no module {missing} {where}among what is installed{did_you_mean(last, known)}"
     inside = getattr(sys.modules[package], "__path__", None)
     if inside is None:
         rest = module.removeprefix(f"{package}.")
         return f"{package} is a module and has no module {last} in it; did you mean {package}:{rest}?"
     known = [found.name for found in pkgutil.iter_modules(inside)]
-    return f"there is no module {last} in {package}{_did_you_mean(last, known)}"
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message: the known word that is nearest; empty if none is near."""
-    near = difflib.get_close_matches(word, known, 1, _NEAR)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"there is no module {last} in {package}{did_you_mean(last, known)}"

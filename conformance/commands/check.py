@@ -2,13 +2,12 @@
 
 import argparse
 import importlib.util
-import io
 import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 
 from rich.console import Console
@@ -20,16 +19,17 @@ from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
 from ..console.named import BadInputError
 from ..console.terminal import visible
 from ..emitting import EmitError, write_test
+from ..machines import Machine
 from ..report.coverage import coverage_json, coverage_lines, coverage_of
 from ..report.document import as_json
 from ..report.junit import junit_xml
 from ..report.redacting import redacted
 from ..report.redaction import Redaction
-from ..report.text import machine_line, print_report
+from ..report.text import print_report
 from ..report.xfails import XfailsError
 from ..search.runner import MachineReport, Report, run
 from ..search.workers import Task, WorkerError, run_in_workers
-from .check_options import Options, add_options, be_writable, read_options, write
+from .check_options import Options, add_options, be_writable, in_order, read_options, write
 from .deep import DeepRun, resumed
 
 __all__ = ["DEVICES", "add_parser", "run_check"]
@@ -40,9 +40,10 @@ and the whole observable state after every call, and says for each clause what c
 
   conforms      compared in that many steps, without a difference
   deviates      a difference was seen; the shortest sequence of calls that shows it is printed, with the
-                observable state before the last call and after it, as it must be and as it is
+                observable state before the last call and after it, as it must be and as it is. Where several
+                deviations show the same difference after the same call, the first is printed; --full prints all
   expected      it deviates as a line of --xfails says
-  undecided     not compared, or hardly, because a deviation from another clause ended the search
+  undecided     not compared, or hardly; the last lines say why
   not offered   the backend does not have what the clause is about
 
 After a deviation the search goes on without the clause that deviates, so that one deviation hides no other.
@@ -115,27 +116,31 @@ def _run(options: Options) -> int:
     report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks)
     interrupted = False
     try:
-        for found in _reports(options, backend, seed, console):
+        for found in _reports(options, backend, seed):
             report.machines.append(found)
     except Interrupted as end:
         interrupted = True
         for found in end.reports:
             report.machines.append(found)
-            console.print(machine_line(found), markup=False, highlight=False, soft_wrap=True)
     status = _tell(options, report, backend, console)
     if interrupted:
         print("kvproof check: interrupted; the verdicts are on what was compared up to there", file=sys.stderr)
     return COULD_NOT_RUN if interrupted and status == FINE else status
 
 
-def _reports(options: Options, backend: Backend, seed: int, console: Console) -> Iterator[MachineReport]:
-    """What the machines find, each told in a line as soon as it has ended."""
+def _reports(options: Options, backend: Backend, seed: int) -> Iterator[MachineReport]:
+    """What the machines find; meanwhile the standard error, where it is a terminal, says how far they are."""
     progress = Console(stderr=True)
-    with closing(_found(options, backend, seed)) as found:
-        for machine in options.machines:
-            with progress.status(f"{machine.name} ..."), prints_apart():
+    machines = in_order(options.machines, options.before)
+    asked = [machine for machine in machines if not machine.missing(backend)]
+    began, ended = time.monotonic(), 0
+    with closing(_found(options, backend, seed, machines)) as found:
+        for machine in machines:
+            took = time.monotonic() - began
+            left = f", about {took / ended * (len(asked) - ended):.0f} s left" if ended else ""
+            with progress.status(f"machine {machine.name}, {ended + 1} of {len(asked)}{left} ..."), prints_apart():
                 report = next(found)
-            console.print(machine_line(report), markup=False, highlight=False, soft_wrap=True)
+            ended += machine in asked
             yield report
             if options.given.first and options.xfails.unexpected_of(report):
                 return
@@ -147,11 +152,10 @@ def _go_deep(deep: DeepRun, backend: Backend, console: Console) -> None:
     hours = _HOURS if given.hours is None else given.hours
     before = f", after {deep.rounds} rounds in {deep.seconds / 3600:.2f} h" if deep.rounds else ""
     console.print(f"seed {deep.seed}{before}", highlight=False)
-    quiet = Console(file=io.StringIO())
     try:
         while deep.seconds < hours * 3600 and not (given.first and deep.failures):
             began = time.monotonic()
-            reports = list(_reports(deep.options, backend, deep.next_seed, quiet))
+            reports = list(_reports(deep.options, backend, deep.next_seed))
             number, seed = deep.rounds, deep.next_seed
             new = deep.add(reports, time.monotonic() - began)
             steps = sum(report.steps for report in reports)
@@ -174,12 +178,16 @@ def _tell(options: Options, report: Report, backend: Backend, console: Console) 
     scripts = [script for machine in report.machines for script in machine.scripts]
     report = redacted(report, Redaction()) if given.redact else report
     console.print()
-    print_report(report, console, xfails)
+    again = None if given.profile == "deep" else lambda machine: options.command(machine, report.seed)
+    print_report(report, console, xfails, given.full, again)
     covered = coverage_of(report, backend)
     for line in ["", *coverage_lines(covered)] if given.coverage else ():
         console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-    for line in xfails.stale(report):
-        print(f"kvproof check: {visible(line)}", file=sys.stderr)
+    if given.xfails_update:
+        write(given.xfails, xfails.updated(report))
+    else:
+        for line in xfails.stale(report):
+            print(f"kvproof check: {visible(line)}", file=sys.stderr)
     write(given.json, json.dumps(as_json(report, xfails) | {"coverage": coverage_json(covered)}, indent=1) + "\n")
     write(given.junit, junit_xml(report, xfails))
     if given.emit is not None and report.deviates:
@@ -188,12 +196,14 @@ def _tell(options: Options, report: Report, backend: Backend, console: Console) 
                 print(f"kvproof check: {visible(line)}", file=sys.stderr)
         except EmitError as error:
             print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
-    return DEVIATES if xfails.unexpected(report) else FINE
+    return DEVIATES if xfails.unexpected(report) and not given.xfails_update else FINE
 
 
-def _found(options: Options, backend: Backend, seed: int) -> Generator[MachineReport, None, None]:
+def _found(
+    options: Options, backend: Backend, seed: int, machines: Sequence[type[Machine]]
+) -> Generator[MachineReport, None, None]:
     """What the machines find: in processes of their own, or here if nothing else is asked for, or can be had."""
-    given, names = options.given, [machine.name for machine in options.machines]
+    given, names = options.given, [machine.name for machine in machines]
     jobs = min(os.cpu_count() or 1, 2) if given.jobs is None else given.jobs
     jobs = min(jobs, len(names))
     search = options.search
@@ -203,7 +213,7 @@ def _found(options: Options, backend: Backend, seed: int) -> Generator[MachineRe
     if elsewhere and _can_be_imported(given.backend.partition(":")[0]):
         task = Task(given.backend, options.without, seed, options.clauses, given.examples, search)
         return run_in_workers(task, names, jobs)
-    return run(backend, seed, options.clauses, options.machines, given.examples, **search)
+    return run(backend, seed, options.clauses, machines, given.examples, **search)
 
 
 def _can_be_imported(module: str) -> bool:

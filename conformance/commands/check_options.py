@@ -1,7 +1,9 @@
 """What ``kvproof check`` can be told, and what of it makes sense together."""
 
 import argparse
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from ..report.xfails import Xfails, read_xfails
 from ..search.profiles import PROFILES
 from ..search.runner import Search, machines_for
 
-__all__ = ["Options", "add_options", "be_writable", "read_options", "write"]
+__all__ = ["Options", "add_options", "be_writable", "in_order", "read_options", "write"]
 
 _MOST_SEED = 2**64
 
@@ -36,6 +38,7 @@ class Options:
         without: the capabilities that the backend is said to lack.
         xfails: the deviations that are expected.
         search: how machines search.
+        before: the machines that found deviations of this backend in the report that ``--json`` names, if one is there.
     """
 
     given: argparse.Namespace
@@ -45,6 +48,7 @@ class Options:
     without: tuple[str, ...]
     xfails: Xfails
     search: Search
+    before: tuple[str, ...]
 
     def command(self, machine: str | None, seed: int, profile: str | None = None) -> str:
         """The command that does the same again, in a line.
@@ -87,6 +91,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
         help="run these machines only: queue, pool, manager, table, attention, ...; gpu-kernels runs only if named",
     )
     add("--xfails", metavar="FILE", help="deviations that are expected: lines CLAUSE or machine:CLAUSE, # and a reason")
+    add("--xfails-update", action="store_true", help="write that file: what deviates now, with the reasons it has")
     add("--exhaustive", action="store_true", help="every state of small worlds, nearest first, in place of draws")
     add = check.add_argument_group("how long, how often").add_argument
     abouts = "; ".join(f"{name}: {profile.about}" for name, profile in PROFILES.items())
@@ -103,7 +108,12 @@ def add_options(check: argparse.ArgumentParser) -> None:
     add("--hours", type=float, metavar="H", help="with --profile deep: begin no new round after H hours (default 1)")
     add("--state", metavar="FILE", help="with --profile deep: keep what was found after each round, and go on from it")
     add = check.add_argument_group("what is written").add_argument
-    add("--json", metavar="FILE", help="the report, with both states around each deviation")
+    add("--full", action="store_true", help="print every clause, machine and deviation, also those alike or expected")
+    add(
+        "--json",
+        metavar="FILE",
+        help="the report, with both states around each deviation; what deviated in one that is there runs first",
+    )
     add("--coverage", action="store_true", help="print how often each method, argument and fault was drawn as well")
     add("--junit", metavar="FILE", help="the report for continuous integration: a test case for each clause")
     add("--emit", metavar="FILE.py", help="the shortest deviations as a pytest file that fails by itself")
@@ -141,7 +151,12 @@ def read_options(given: argparse.Namespace) -> Options:
     if not machines:
         looked_at = ", ".join(clauses) if given.clauses is not None else "any clause"
         raise BadInputError(f"none of the machines {', '.join(names)} checks {looked_at} at level {given.level}")
-    xfails = Xfails() if given.xfails is None else read_xfails(Path(given.xfails), CLAUSES, EVERY_MACHINE)
+    new = given.xfails_update and not Path(given.xfails).exists()
+    xfails = (
+        Xfails(given.xfails or "")
+        if given.xfails is None or new
+        else read_xfails(Path(given.xfails), CLAUSES, EVERY_MACHINE)
+    )
     search: Search = {
         **PROFILES[given.profile].search(first=given.first),
         "level": given.level,
@@ -149,12 +164,16 @@ def read_options(given: argparse.Namespace) -> Options:
     }
     if given.minutes is not None:
         search["effort"] = given.minutes / _MINUTES
-    return Options(given, tuple(clauses), tuple(machines), given.level, tuple(without), xfails, search)
+    return Options(
+        given, tuple(clauses), tuple(machines), given.level, tuple(without), xfails, search, _deviated_before(given)
+    )
 
 
 def _check_together(given: argparse.Namespace) -> None:
     """Options that say nothing without another, or contradict it."""
     deep = given.profile == "deep"
+    if given.xfails_update and given.xfails is None:
+        raise BadInputError("--xfails-update says nothing without --xfails FILE")
     for option, value in (("--hours", given.hours), ("--state", given.state)):
         if value is not None and not deep:
             raise BadInputError(f"{option} {value} says nothing without --profile deep")
@@ -175,6 +194,22 @@ def _check_together(given: argparse.Namespace) -> None:
     files = [file for file in (given.json, given.junit, given.emit, given.state) if file is not None]
     if len(set(files)) < len(files):
         raise BadInputError(f"{max(files, key=files.count)} is to be written twice")
+
+
+def _deviated_before(given: argparse.Namespace) -> tuple[str, ...]:
+    """The machines that found deviations of the backend, by the report that will be written over; else none."""
+    try:
+        before = json.loads(Path(given.json or "").read_text(encoding="utf-8"))
+        if before["kvproof"] != "report" or before["backend"] != given.backend:
+            return ()
+        return tuple(machine["machine"] for machine in before["machines"] if machine["deviations"])
+    except (OSError, ValueError, KeyError, TypeError):  # it is no report, and is written over
+        return ()
+
+
+def in_order(machines: Sequence[type[Machine]], before: Sequence[str]) -> list[type[Machine]]:
+    """The machines in the order in which they run: those that found deviations in an earlier report come first."""
+    return sorted(machines, key=lambda machine: machine.name not in before)
 
 
 def be_writable(*files: str | None) -> None:

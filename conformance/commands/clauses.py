@@ -1,32 +1,47 @@
-"""``kvproof clauses``: every clause, where it is implemented, and what checks it."""
+"""``kvproof clauses``: every clause; of some, why it is there, an example, where it is implemented, what checks it."""
 
 import argparse
 import json
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from kvproof.spec.clauses import CLAUSES
 
+from ..catalogue import SEEDED_BUGS, SERVED_BUGS
 from ..console.exit_status import FINE, could_not_run
+from ..console.named import did_you_mean
 from ..console.writing import write_file
 from ..machines import MACHINES
 from ..machines.properties import declared_clauses
 from ..oracle.relations import RELATIONS
+from ..report.clause_examples import EXAMPLES
 from ..report.clause_index import implementations
 
 __all__ = ["add_parser", "clause_list", "run_clauses"]
 
+_MOST = 8
+"""The most names of code or properties that are printed of a clause."""
+
 
 def clause_list() -> list[dict[str, Any]]:
-    """Every clause with its sentence, the code that implements it, and the properties that check it."""
+    """Every clause with its sentence, the code that implements it, the properties that check it, and why it is there.
+
+    ``reports`` has what systems did that broke it, each under the name of the seeded bug that does the same, and
+    ``example`` calls that keep it and, behind ``# refused``, one that does not; "" where none is written.
+    """
     written, checked = implementations(), declared_clauses(MACHINES.values())
     asked = {relation.clause: relation.name for relation in RELATIONS.values()}
+    bugs = (SEEDED_BUGS | SERVED_BUGS).values()
     return [
         {
             "clause": label,
             "class": clause.kind,
             "sentence": clause.sentence,
+            "reports": {bug.name: bug.says for bug in bugs if bug.clause == label},
+            "example": EXAMPLES.get(label, ""),
             "implemented": written[label],
             "checked": [
                 *(found.name for found in checked.get(label, [])),
@@ -42,10 +57,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     clauses = commands.add_parser(
         "clauses",
         help=about,
-        description="Lists every clause of the contract: its sentence, the code of kvproof.spec (of the "
-        "suite's engine for ENG) that implements it, and the properties that check it, named as machine.step, or "
+        description="Lists the clauses of the contract, a line each. Of those that are named, by labels or families "
+        "such as POOL-5 or PIN: the sentence, what systems did that broke it, an example, the code of kvproof.spec (of "
+        "the suite's engine for ENG) that implements it, and the properties that check it, named as machine.step, or "
         "oracle.relation for what whole engines answer.",
     )
+    clauses.add_argument("labels", nargs="*", metavar="LABEL", help="a clause or a family, such as POOL-5 or PIN")
     clauses.add_argument("--json", metavar="FILE", help="write the list to a file instead; - for standard output")
     clauses.set_defaults(func=run_clauses)
 
@@ -57,8 +74,15 @@ def run_clauses(arguments: argparse.Namespace) -> int:
         The exit status: 0, or 2 where the list could not be written.
     """
     clauses = clause_list()
+    if arguments.labels:
+        known = [*CLAUSES, *dict.fromkeys(map(_family, CLAUSES))]
+        strange = [label for label in arguments.labels if label not in known]
+        if strange:
+            meant = did_you_mean(strange[0], known)
+            return could_not_run("clauses", f"there is no clause {strange[0]}{meant or '; kvproof clauses lists them'}")
+        clauses = [entry for entry in clauses if {entry["clause"], _family(entry["clause"])} & {*arguments.labels}]
     if arguments.json is None:
-        _print(clauses, Console())
+        _print(clauses, Console(), bool(arguments.labels))
         return FINE
     text = json.dumps(clauses, indent=1) + "\n"
     if arguments.json == "-":
@@ -71,12 +95,38 @@ def run_clauses(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _print(clauses: list[dict[str, Any]], console: Console) -> None:
+def _family(label: str) -> str:
+    """What the labels of a family begin with."""
+    return label.rstrip("0123456789").rstrip("-")
+
+
+def _print(clauses: list[dict[str, Any]], console: Console, whole: bool) -> None:
+    """Prints clauses: a line each, or the whole of each."""
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    width = max(len(clause["clause"]) for clause in clauses)
     for clause in clauses:
-        console.print(f"[bold]{clause['clause']}[/] ({clause['class']})", highlight=False)
-        console.print(f"  {clause['sentence']}", markup=False, highlight=False)
-        for title in ("implemented", "checked"):
-            names = clause[title] or ["nowhere"]
-            console.print(f"  {title + ' by' if title == 'checked' else title + ' in'}", highlight=False)
-            for name in names:
-                console.print(f"    {name}", markup=False, highlight=False, soft_wrap=True)
+        if not whole:
+            line = f"{clause['clause']:{width}}  {clause['sentence']}"
+            console.print(line, markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
+            continue
+        tell(f"{clause['clause']} ({clause['class']})")
+        console.print(Padding(Text(clause["sentence"]), (0, 0, 0, 2)))
+        if clause["reports"]:
+            tell("\n  why: what systems did, and what the seeded bug of that name does")
+            for name, says in clause["reports"].items():
+                console.print(Padding(Text(f"{name}: {says}"), (0, 0, 0, 4)))
+        if clause["example"]:
+            tell("\n  an example, for kvproof try FILE")
+            for line in clause["example"].splitlines():
+                tell(f"    {line}")
+        for title, names in (("implemented in", clause["implemented"]), ("checked by", clause["checked"])):
+            shown = (
+                names if len(names) <= _MOST else [*names[:_MOST], f"and {len(names) - _MOST} more: --json - has all"]
+            )
+            tell(f"\n  {title}")
+            for name in shown:
+                tell(f"    {name}")
+        tell("")

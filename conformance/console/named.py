@@ -1,12 +1,23 @@
 """Options of commands that list names, with commas between them."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
-__all__ = ["BadInputError", "chosen", "words_of"]
+__all__ = ["BadInputError", "chosen", "did_you_mean", "words_of"]
+
+_NEAR = 0.75
+"""How alike a word must be to one that there is, of 1, for the message to ask whether that one was meant."""
 
 
 class BadInputError(Exception):
     """An option that makes no sense; the message is one line."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message: the known word that is nearest, whatever its case; empty if none is near."""
+    spelled = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), spelled, 1, _NEAR)
+    return f"; did you mean {spelled[near[0]]}?" if near else ""
 
 
 def words_of(text: str) -> list[str]:
@@ -25,5 +36,6 @@ def chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
     words = words_of(given)
     strange = [word for word in words if word not in known]
     if strange or not words:
-        raise BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known)}")
+        meant = did_you_mean(strange[0], known) if strange else ""
+        raise BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known)}{meant}")
     return [name for name in known if name in words]

@@ -1,6 +1,7 @@
-"""How a conformance run is told: a table of clauses, then each deviation with its calls and the states around it."""
+"""How a conformance run is told: the verdict, a line for each cause, each with its shortest calls, what is left out."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,6 +29,11 @@ _BEFORE, _RIGHT, _SEEN = "before the last call", "after, by the specification", 
 _SAME = "after, by both"
 _WIDTH = len(_RIGHT)
 
+_FIELD = re.compile(r"[A-Za-z_ ]+")
+"""What is compared of an object's state, as an expectation names it."""
+
+_CALLED = re.compile(r"([A-Za-z_]\w*)\(")
+
 
 def short(sentence: str) -> str:
     """The beginning of a clause's sentence, for a table."""
@@ -53,43 +59,120 @@ def machine_line(machine: MachineReport) -> str:
     return visible(line)
 
 
-def print_report(report: Report, console: Console, xfails: Xfails) -> None:
-    """Prints the table of clauses, every deviation, and how many clauses came to what."""
-    title = f"{escape(visible(report.backend))}, level {report.level}, seed {report.seed}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+def print_report(
+    report: Report,
+    console: Console,
+    xfails: Xfails,
+    full: bool = False,
+    again: Callable[[str], str] | None = None,
+) -> None:
+    """Prints the verdict, then what it rests on.
+
+    Args:
+        report: what was found.
+        console: where to print.
+        xfails: the deviations that are expected.
+        full: whether to print the table of all clauses, and each deviation with its calls: also where another one is
+            told by the same last call and the same difference, and where it is expected.
+        again: the command that finds again what a machine found, by the machine's name; None to name none.
+    """
+
+    def tell(line: str) -> None:
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+
+    verdicts = {clause: _verdict(report, clause, xfails) for clause in report.clauses}
+    counts = {verdict: list(verdicts.values()).count(verdict) for verdict in _STYLES}
+    named = {"expected": "expected to deviate"}
+    told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
+    said = "deviates" if counts["deviates"] else "conforms" if counts["conforms"] else "is undecided"
+    tell(f"{report.backend} {said}, at level {report.level}, seed {report.seed}")
+    tell(f"{len(report.clauses)} clauses: {', '.join(told)}")
+    causes = _causes(report, xfails)
+    for cause in causes:
+        found, name = cause[0]
+        if xfails.expects(name, found.clause) is None:
+            labels = ", ".join(dict.fromkeys(other.clause for other, _ in cause))
+            tell(f"  {labels}: {_last_call(found)}: {_short_of(found.observed)}; expected: {_short_of(found.expected)}")
+    if full:
+        _print_table(report, verdicts, console)
+    for (found, name), *others in causes:
+        expected = xfails.expects(name, found.clause) is not None
+        print_deviation(found, name, console, xfails, calls=full or not expected)
+        if again is not None and not expected:
+            tell(f"  again       {again(name)}")
+        if others and not full:
+            tell(f"  the same    {_by_machine(others)}: the same call, the same difference; --full tells them")
+        for other, its in others if full else ():
+            print_deviation(other, its, console, xfails)
+    for machine in report.machines:
+        if machine.unrepeated:
+            tell(f"\nnot deterministic, seen by machine {machine.name}: {machine.unrepeated}")
+    left = [clause for clause in report.clauses if verdicts[clause] in ("undecided", "not offered")]
+    reasons: dict[str, list[str]] = {}
+    for clause in left:
+        reasons.setdefault(f"{verdicts[clause]}, as {report.why_left(clause)}", []).append(clause)
+    if reasons:
+        console.print()
+    for reason, clauses in sorted(reasons.items(), reverse=True):
+        tell(f"{reason}: {', '.join(clauses)}")
+
+
+def _verdict(report: Report, clause: str, xfails: Xfails) -> str:
+    """What came of a clause, an expected deviation being a verdict of its own."""
+    return "expected" if xfails.expected(report, clause) is not None else report.verdict(clause)
+
+
+def _print_table(report: Report, verdicts: Mapping[str, str], console: Console) -> None:
+    """Prints a row for each clause, and what each machine did."""
+    table = Table(box=None, pad_edge=False)
     table.add_column("clause", no_wrap=True)
     table.add_column("what it says", no_wrap=True, overflow="ellipsis")
     table.add_column("steps", justify="right", no_wrap=True, min_width=6)
     table.add_column("verdict", no_wrap=True, min_width=max(map(len, _STYLES)))
-    counts = dict.fromkeys(_STYLES, 0)
     kind = ""
     for clause in sorted(report.clauses, key=_weight):
         if CLAUSES[clause].kind != kind:
             kind = CLAUSES[clause].kind
             table.add_row("", f"[bold]{kind}[/]", "", "")
-        verdict: str = report.verdict(clause)
-        if xfails.expected(report, clause) is not None:
-            verdict = "expected"
-        counts[verdict] += 1
-        table.add_row(
-            clause,
-            escape(short(CLAUSES[clause].sentence)),
-            str(report.tried(clause)),
-            f"[{_STYLES[verdict]}]{verdict}[/]",
-        )
+        verdict = verdicts[clause]
+        sentence = escape(short(CLAUSES[clause].sentence))
+        table.add_row(clause, sentence, str(report.tried(clause)), f"[{_STYLES[verdict]}]{verdict}[/]")
+    console.print()
     console.print(table)
-    deviations = [(found, machine.name) for machine in report.machines for found in machine.deviations]
-    for found, name in sorted(deviations, key=lambda pair: _weight(pair[0].clause)):
-        print_deviation(found, name, console, xfails)
+    console.print()
     for machine in report.machines:
-        if machine.unrepeated:
-            line = f"not deterministic, seen by machine {machine.name}: {machine.unrepeated}"
-            console.print(f"\n{visible(line)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(machine_line(machine), markup=False, highlight=False, soft_wrap=True)
     if report.tried("MAN-1"):
-        console.print(f"\nMAN-1: {report.hits} look-ups that found something", highlight=False)
-    named = {"expected": "expected to deviate"}
-    told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
-    console.print(f"\n{len(report.clauses)} clauses: {', '.join(told)}", markup=False, highlight=False)
+        console.print(f"MAN-1: {report.hits} look-ups that found something", highlight=False)
+
+
+def _causes(report: Report, xfails: Xfails) -> list[list[tuple[Deviation, str]]]:
+    """The deviations with their machines, those together that show one difference after one call; shortest first.
+
+    What is expected stands apart from what is not.
+    """
+    pairs = [(found, machine.name) for machine in report.machines for found in machine.deviations]
+    causes: dict[tuple[object, ...], list[tuple[Deviation, str]]] = {}
+    for found, name in sorted(pairs, key=lambda pair: (_weight(pair[0].clause), pair[0].size)):
+        field, equals, _ = found.expected.partition(" = ")
+        shown = field if equals and _FIELD.fullmatch(field) else found.clause
+        key = (_last_call(found), shown, xfails.expects(name, found.clause))
+        causes.setdefault(key, []).append((found, name))
+    return list(causes.values())
+
+
+def _last_call(found: Deviation) -> str:
+    """The function or method that a deviation's last call calls."""
+    called = _CALLED.search(found.calls[-1]) if found.calls else None
+    return called[1] if called else "no call"
+
+
+def _short_of(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 4]} ..."
+
+
+def _by_machine(found: Iterable[tuple[Deviation, str]]) -> str:
+    return ", ".join(f"{deviation.clause} by machine {machine}" for deviation, machine in found)
 
 
 def _weight(label: str) -> int:
@@ -97,8 +180,8 @@ def _weight(label: str) -> int:
     return list(CLASSES).index(CLAUSES[label].kind)
 
 
-def print_deviation(found: Deviation, machine: str, console: Console, xfails: Xfails) -> None:
-    """Prints one deviation."""
+def print_deviation(found: Deviation, machine: str, console: Console, xfails: Xfails, calls: bool = True) -> None:
+    """Prints one deviation: that there is one, and with ``calls`` its calls and states."""
     expected = xfails.expects(machine, found.clause)
     if expected is None:
         console.print(f"\n[bold red]{found.clause}[/] broken, found by machine {machine}", highlight=False)
@@ -107,7 +190,7 @@ def print_deviation(found: Deviation, machine: str, console: Console, xfails: Xf
         console.print(
             f"\n[magenta]{found.clause}[/] broken as expected ({reason}), found by machine {machine}", highlight=False
         )
-    for line in verdict_lines(found):
+    for line in verdict_lines(found) if calls else ():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -119,6 +202,7 @@ def verdict_lines(found: Deviation) -> list[str]:
     last = f"calls, {found.num_calls} on the backend, the last one deviates"
     lines = [
         f"  the clause  {CLAUSES[found.clause].sentence}",
+        f"  its page    kvproof clauses {found.clause}",
         f"  expected    {found.expected}",
         f"  observed    {found.observed}",
         f"  {last}",

@@ -125,6 +125,23 @@ class Report:
             return "not offered"
         return "undecided"
 
+    def why_left(self, clause: str) -> str:
+        """Why a clause is undecided or not offered, in the words of a message."""
+        checking = [machine for machine in self.machines if clause in machine.clauses]
+        if not checking:
+            return "no machine of this run checks it"
+        if self.verdict(clause) == "not offered":
+            lacks = min((machine.missing or machine.lacks for machine in checking), key=len)
+            whole = [name for name in lacks if name.isidentifier() and name[0].isupper()]
+            return f"the backend has no {', '.join(whole[:1] or lacks)}"
+        ran = [machine for machine in checking if not machine.missing]
+        if any(machine.deviations for machine in ran):
+            return "deviations from other clauses left too few comparisons"
+        stopped = [machine.note for machine in ran if not machine.ended and machine.note]
+        if stopped:
+            return f"the search was ended ({stopped[0]})"
+        return "no call that was made is about it"
+
     @property
     def deviates(self) -> bool:
         """Whether the backend deviates from any clause that was looked at."""

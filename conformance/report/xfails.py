@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..console.terminal import visible
 from .verdicts import MachineReport, Report
 
 __all__ = ["Xfail", "Xfails", "XfailsError", "read_xfails"]
@@ -43,10 +44,12 @@ class Xfails:
     Attributes:
         file: the file's name, as it was given; "" if there is none.
         lines: its lines.
+        text: all that stands in it, comments and blank lines among it.
     """
 
     file: str = ""
     lines: tuple[Xfail, ...] = ()
+    text: str = ""
 
     def expects(self, machine: str, clause: str) -> Xfail | None:
         """The line that expects a deviation; None if there is none."""
@@ -72,9 +75,26 @@ class Xfails:
             f"{self.file}:{line.number}: {line.machine + ':' if line.machine else ''}{line.clause} is expected to "
             "deviate and does not: the line is out of date"
             for line in self.lines
-            if any(_holds(machine, line) for machine in report.machines)
-            and not any(line.covers(m.name, found.clause) for m in report.machines for found in m.deviations)
+            if self._is_stale(line, report)
         ]
+
+    def updated(self, report: Report) -> str:
+        """The file as a run would have it: without the lines that are out of date, with one for each new deviation."""
+        stale = {line.number for line in self.lines if self._is_stale(line, report)}
+        kept = [text for number, text in enumerate(self.text.splitlines(), 1) if number not in stale]
+        new = [
+            f"{machine.name}:{found.clause}  # {visible(found.observed)}"
+            for machine in report.machines
+            for found in machine.deviations
+            if self.expects(machine.name, found.clause) is None
+        ]
+        return "".join(f"{line}\n" for line in [*kept, *new])
+
+    def _is_stale(self, line: Xfail, report: Report) -> bool:
+        """Whether a line's deviation was looked for and not seen."""
+        return any(_holds(machine, line) for machine in report.machines) and not any(
+            line.covers(machine.name, found.clause) for machine in report.machines for found in machine.deviations
+        )
 
 
 def read_xfails(file: Path, clauses: Collection[str], machines: Collection[str]) -> Xfails:
@@ -109,7 +129,7 @@ def read_xfails(file: Path, clauses: Collection[str], machines: Collection[str])
         if colon and machine not in machines:
             raise XfailsError(f"{file}:{number}: no machine {machine!r}; there are {', '.join(machines)}")
         lines.append(Xfail(number, machine, clause, reason.strip()))
-    return Xfails(str(file), tuple(lines))
+    return Xfails(str(file), tuple(lines), text)
 
 
 def _holds(machine: MachineReport, line: Xfail) -> bool:

@@ -21,7 +21,11 @@ class EasyDel:
     appending_makes_keys = False
 
     def missing(self) -> str | None:
-        return None if find_spec("easydel") else "EasyDeL is not installed: it is a package of its own, see docs/guides/hold.md"
+        return (
+            None
+            if find_spec("easydel")
+            else "EasyDeL is not installed: it is a package of its own, see docs/guides/hold.md"
+        )
 
     def no_events(self) -> str | None:
         return "EasyDeL's manager has no events"

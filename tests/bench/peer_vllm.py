@@ -21,7 +21,9 @@ class Vllm:
     appending_makes_keys = True
 
     def missing(self) -> str | None:
-        return None if find_spec("vllm") else "vLLM is not installed: it is a package of its own, see docs/guides/hold.md"
+        return (
+            None if find_spec("vllm") else "vLLM is not installed: it is a package of its own, see docs/guides/hold.md"
+        )
 
     def no_events(self) -> str | None:
         return None

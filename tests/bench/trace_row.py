@@ -1,7 +1,7 @@
 """Row r: a production trace in arrival order, 64 requests live, one token a step each.
 
-The trace is named by the environment variable ``KVPROOF_TRACE``; docs/guides/hits.md says which one the figures are of, and its
-form. Beside it a trace is made up that needs no file.
+The trace is named by the environment variable ``KVPROOF_TRACE``; docs/guides/hits.md says which one the figures are
+of, and its form. Beside it a trace is made up that needs no file.
 """
 
 import os

@@ -80,6 +80,37 @@ def test_expected_deviations_are_no_failure(check: Check, capsys: pytest.Capture
     assert check("hostile", *options, "--first") == 1
 
 
+def test_expected_deviations_are_written(check: Check) -> None:
+    """What is new is added, what is out of date goes, comments and reasons stay."""
+    options = ["--clauses", "POOL-5,POOL-10", "--xfails", "known.txt"]
+    assert check("hostile", *options, "--examples", "9", "--xfails-update") == 0, "there is no such file yet"
+    (line,) = Path("known.txt").read_text().splitlines()
+    assert line.startswith("pool:POOL-10  # usage = raised RuntimeError")
+    Path("known.txt").write_text("# ours\npool:POOL-10  # counts nothing\nPOOL-5\n")
+    assert check("hostile", *options, "--examples", "9", "--xfails-update") == 0
+    assert Path("known.txt").read_text() == "# ours\npool:POOL-10  # counts nothing\n"
+    assert check("hostile", "--xfails-update") == 2, "no file"
+
+
+def test_what_deviated_before_runs_first(check: Check) -> None:
+    """By the report that is written over, if it is of the same backend."""
+    for times, order in enumerate((["pool_pins", "pool"], ["pool", "pool_pins"])):
+        machines = [{"machine": "pool_pins", "deviations": [] if times else [{}]}]
+        document = {"kvproof": "report", "backend": "kvproof_test_backends:backwards", "machines": machines}
+        Path("report.json").write_text(json.dumps(document))
+        check("backwards", "--clauses", "POOL-3", "--json", "report.json", machines="pool,pool_pins")
+        made = read("report.json")["machines"]
+        assert isinstance(made, list)
+        assert [machine["machine"] for machine in made] == order
+
+
+def test_a_failure_comes_with_the_command_that_finds_it_again(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("hostile", "--clauses", "POOL-10") == 1
+    again = "--clauses POOL-10 --machines pool --examples 3 --profile quick --seed 3"
+    assert f"again       kvproof check --backend kvproof_test_backends:hostile {again}" in capsys.readouterr().out
+
+
+
 def test_the_first_deviation_ends_it(check: Check) -> None:
     assert check("backwards", "--first", "--json", "report.json", machines="pool,pool_pins") == 1
     machines = read("report.json")["machines"]

@@ -3,11 +3,16 @@ from pathlib import Path
 
 import pytest
 
+from kvproof.conformance import load_backend
+from kvproof.conformance.catalogue import SEEDED_BUGS
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.properties import declared_clauses
 from kvproof.conformance.oracle.relations import RELATIONS
+from kvproof.conformance.report.clause_examples import EXAMPLES
 from kvproof.conformance.report.clause_index import implementations
+from kvproof.conformance.trying.script import read_script
+from kvproof.conformance.trying.trial import Trial
 from kvproof.spec import CLAUSES
 
 
@@ -42,4 +47,30 @@ def test_the_command_lists_them(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert listed.keys() == CLAUSES.keys()
     assert "pool.free_pages" in listed["POOL-5"]["checked"]
     assert main(["clauses"]) == 0
-    assert CLAUSES["POOL-5"].sentence[:40] in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(CLAUSES)
+    assert any(CLAUSES["POOL-5"].sentence[:40] in line for line in lines)
+
+
+def test_the_command_tells_all_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clauses", "POOL-5"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for part in (CLAUSES["POOL-5"].sentence, SEEDED_BUGS["double_mention"].says, "# refused", "pool.free_pages"):
+        assert " ".join(part.split()) in told
+    assert main(["clauses", "PIN", "R1"]) == 0
+    assert "PIN-2 (order)" in capsys.readouterr().out
+    assert main(["clauses", "pool-5"]) == 2
+    assert "did you mean POOL-5?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("label", EXAMPLES)
+def test_an_example_of_a_clause_is_refused_where_it_says_so(label: str) -> None:
+    text = EXAMPLES[label]
+    refused = {place for place, line in enumerate(text.splitlines(), 1) if line.endswith("# refused")}
+    seen = set()
+    for said in Trial(load_backend("kvproof.fast"), "exact").run(read_script(text)):
+        assert said.verdict != "deviates", said
+        if said.expected.startswith("raised"):
+            seen.add(int(said.entry.place.removeprefix("line ")))
+            assert said.expected.endswith(f"[{label}]")
+    assert seen == refused

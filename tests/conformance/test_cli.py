@@ -40,7 +40,7 @@ def test_a_backend_that_conforms(
     assert main([*arguments, "--json", "report.json", "--jobs", "1", "--step-timeout", "0"]) == 0
     printed = capsys.readouterr().out
     assert "seed 3" in printed
-    assert "TAB-2" in printed
+    assert "kvproof.spec conforms, at level exact, seed 3" in printed
     report = json.loads(Path("report.json").read_text())
     assert (report["seed"], report["deviates"]) == (3, False)
     assert [entry["clause"] for entry in report["clauses"]] == [label for label in CLAUSES if label not in ASKED]
@@ -77,7 +77,12 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, capsys: pytest.Ca
             "queue,table,sizing",
             *("--step-timeout", seconds, "--first"),
         ]
-        assert main(["check", *arguments, "--examples", "12", "--seed", "5", "--jobs", jobs, "--json", str(file)]) == 1
+        assert (
+            main(
+                ["check", *arguments, "--examples", "12", "--seed", "5", "--jobs", jobs, "--full", "--json", str(file)]
+            )
+            == 1
+        )
         found.append(json.loads(file.read_text()))
         for machine in found[-1]["machines"]:
             del machine["seconds"]
@@ -163,10 +168,51 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["check", "--examples", "many"]])
-def test_a_wrong_command_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-command"], "no-such-command"),
+        (["chek"], "did you mean check?"),
+        (["check", "--examples", "many"], "many"),
+        (["check", "--example", "1", "--exhaustiv", "--sede", "3"], "--sede; did you mean --seed?"),
+    ],
+)
+def test_a_wrong_command_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert "usage: kvproof" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "usage: kvproof" in errors
+    assert said in errors
+
+
+def test_nothing_asked_for_is_told_what_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """In six lines; the commands that they name are there. Nothing was checked, so the exit status is not 0."""
+    assert main([]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    for line in lines[1:]:
+        assert main([line.split()[1], *([] if "--help" in line else ["--help"])]) == 0
+
+
+def test_the_demonstration_finds_its_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    assert "which is wrong" in printed
+    assert "POOL-3 broken" in printed
+
+
+def test_a_new_adapter_conforms_at_level_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new-adapter", "my_adapter.py"]) == 0
+    made = Path("my_adapter.py").read_text()
+    assert "kvproof check --backend my_adapter" in made
+    assert len(made.splitlines()) < 100
+    options = ["--level", "sound", "--profile", "quick", "--seed", "1", "--jobs", "1", "--step-timeout", "0"]
+    assert main(["check", "--backend", "my_adapter", *options]) == 0
+    assert "not offered, as the backend has no CacheManager: " in capsys.readouterr().out
+    assert main(["new-adapter", "my_adapter.py"]) == 2, "it is not written over"
+    assert main(["new-adapter", "my-adapter.py"]) == 2
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["check", "--help"], ["clauses", "--help"], ["replay", "--help"]])

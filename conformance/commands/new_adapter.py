@@ -1,0 +1,41 @@
+"""``kvproof new-adapter``: a file to begin with for who holds a package of their own against the specification."""
+
+import argparse
+from pathlib import Path
+
+from ..console.exit_status import FINE, could_not_run
+
+__all__ = ["TEMPLATE", "add_parser", "run"]
+
+TEMPLATE = Path(__file__).with_name("adapter.py.txt")
+"""A page pool that conforms at level sound, untyped and as short as it gets."""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
+    """Adds the command ``new-adapter`` to a command line; ``about`` is its line in the help."""
+    parser = commands.add_parser(
+        "new-adapter",
+        help=about,
+        description="Writes a page pool under the names that are checked, as short as one gets that conforms. "
+        "Put calls of yours in the place of what its methods do.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.py", help="the file; there must be none of its name")
+    parser.set_defaults(func=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the file.
+
+    Returns:
+        The exit status: 0, or 2 where it could not be written.
+    """
+    file: Path = arguments.file
+    if file.suffix != ".py" or not file.stem.isidentifier():
+        return could_not_run("new-adapter", f"{file} must be named as a module, such as my_engine.py")
+    try:
+        with file.open("x", encoding="utf-8") as made:
+            made.write(TEMPLATE.read_text(encoding="utf-8").replace("my_engine", file.stem))
+    except OSError as error:
+        return could_not_run("new-adapter", f"{file}: {error.strerror or error}")
+    print(f"{file}: next, kvproof check --backend {file.stem} --level sound")
+    return FINE
