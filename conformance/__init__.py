@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from .backends.loading import Backend, BackendError, load_backend
 
 if TYPE_CHECKING:
-    from .log import Lockstep, LockstepError, LogError, frames, record, replay_log
+    from .log import Lockstep, LockstepError, LogError, record, replay_log
+    from .log.frames import frames  # not by way of .log, where a module has that name, too
     from .search.runner import check
 
 __all__ = [

@@ -192,3 +192,8 @@ def __getattr__(name: str) -> Any:
     if name not in ("tpu_kernels", "gpu_kernels"):
         raise AttributeError(f"module {__name__} has no {name}")
     return importlib.import_module(f"kvproof.kernels.{name.removesuffix('_kernels')}.interpreted")
+
+
+def __dir__() -> list[str]:
+    """The public names; not those of the modules behind them."""
+    return __all__

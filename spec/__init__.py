@@ -179,3 +179,8 @@ __all__ = [
     "size_pool",
     "write_states",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names; not those of the modules behind them."""
+    return __all__

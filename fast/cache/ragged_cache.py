@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from kvproof.spec.declarations.documents import SavedOnMesh, document, layers_of
 from kvproof.spec.declarations.partitions import PartitionManager
+from kvproof.spec.declarations.showing import ShownCache
 
 from ..reading.arguments import instance, listed, refusal
 from . import cache_programs as programs
@@ -22,8 +23,8 @@ __all__ = ["RaggedPagesCache"]
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCache(SavedOnMesh):
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RaggedPagesCache(ShownCache, SavedOnMesh):
     """The cache of a model: a pytree of views. Made by `init_cache`.
 
     A step replaces the views one by one, ``cache.views[layer] = cache.views[layer].concatenate_to_cache(...)``, or

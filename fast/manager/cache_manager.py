@@ -19,8 +19,8 @@ from kvproof.spec.declarations import (
     SwapPlan,
     takes_options,
 )
+from kvproof.spec.declarations.showing import ShownManager
 from kvproof.spec.declarations.snapshots import arguments_of, parts_of, require_same, snapshot_with
-from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator_kinds import get_kv_cache_coordinator
@@ -37,7 +37,7 @@ from .swaps import Swaps
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix"]
 
 
-class CacheManager(Uncopied):
+class CacheManager(ShownManager):
     """Allocates cache slots to requests: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.

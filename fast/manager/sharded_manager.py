@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
-from kvproof.spec.declarations.uncopied import Uncopied
+from kvproof.spec.declarations.showing import ShownShards
 
 from ..groups.cache_pages import CachePages
 from ..reading.arguments import index, integer, listed, refusal
@@ -19,7 +19,7 @@ from .cache_manager import CacheManager
 __all__ = ["ShardedCacheManager"]
 
 
-class ShardedCacheManager(Uncopied):
+class ShardedCacheManager(ShownShards):
     """The cache managers of several shards. A request lives on one of them, which is chosen at its admission.
 
     Page ids and host page ids are local to a shard: a request is swapped out on its shard and comes back to it. For

@@ -23,8 +23,8 @@ from kvproof.spec.declarations import (
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.eviction import EvictionCounters, read_policy
 from kvproof.spec.declarations.keys import read_page_hash
+from kvproof.spec.declarations.showing import ShownPool
 from kvproof.spec.declarations.snapshots import POOL_ARGUMENTS
-from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..index.prefix_index import PrefixIndex
 from ..reading.arguments import attribute, flag, id_array, index, integer, listed, refusal
@@ -45,7 +45,7 @@ from .ref_counts import RefCounts, mentions_of
 __all__ = ["PagePool"]
 
 
-class PagePool(Uncopied):
+class PagePool(ShownPool):
     """A pool of pages: allocates, counts references, frees, finds cached pages again. Calls come from one thread.
 
     Args:

@@ -13,7 +13,7 @@ from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 from kvproof.kernels import empty_table, write_cells
-from kvproof.spec.declarations.uncopied import Uncopied
+from kvproof.spec.declarations.showing import ShownTable
 
 from ..reading.arguments import id_array, id_lists, index, integer, refusal
 from .slots import slot_mapping, update_slices
@@ -60,7 +60,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
-class PageTable(Uncopied):
+class PageTable(ShownTable):
     """The page table of one cache group: a host copy that calls change and a device copy that `commit` updates.
 
     Not thread-safe.

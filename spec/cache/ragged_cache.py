@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..declarations.documents import SavedOnMesh, document, layers_of
+from ..declarations.showing import ShownCache
 from ..layout.cache_dtypes import ScaledPages
 from ..layout.states import copy_pages, export_pages, write_states
 from ..reading.arguments import instance, listed, refusal
@@ -17,8 +18,8 @@ from .state_pages import global_ids
 __all__ = ["RaggedPagesCache"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCache(SavedOnMesh):
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RaggedPagesCache(ShownCache, SavedOnMesh):
     """The pages of all layers of a model. A cache is immutable: writes return a new one.
 
     Attributes:

@@ -7,7 +7,7 @@ import numpy as np
 
 from .reading import refusal
 
-__all__ = ["CODES", "code_of", "read_dtype", "read_scaled_dtype"]
+__all__ = ["CODES", "code_of", "read_dtype", "read_scaled_dtype", "spelled_out"]
 
 CODES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -45,6 +45,11 @@ def read_dtype(name: str, value: object) -> np.dtype[Any]:
         if dtype is not None and dtype in CODES.values():
             return dtype
     raise refusal(TypeError, "R1", f"{name}={value!r} must be one of {', '.join(CODES)}")
+
+
+def spelled_out(value: Any) -> Any:
+    """An element type by the name that numpy has for it, where it comes as a code or name of this module. O(1)."""
+    return CODES[_SPELLINGS[value]].name if isinstance(value, str) and value in _SPELLINGS else value
 
 
 def code_of(dtype: np.dtype[Any]) -> str:

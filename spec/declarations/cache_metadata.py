@@ -126,6 +126,7 @@ class CacheDescription(Saved):
         version: str = "v3",
         *,
         budget_bytes: int | None = None,
+        num_pages: int | None = None,
         max_num_tokens: int = -1,
         max_num_reqs: int = -1,
         slot_scales: bool = False,
@@ -147,19 +148,23 @@ class CacheDescription(Saved):
             version: the layout, ``v2`` or ``v3``.
             budget_bytes: the bytes of each device that the cache may use, in place of ``hbm_utilization``; None: see
                 `per_device_hbm_budget_bytes`.
+            num_pages: P, in place of both: as many pages as that, each page shard its own.
             max_num_tokens: the most tokens of a step; -1: not known.
             max_num_reqs: the most requests of a step; -1: not known.
             slot_scales: whether each slot and head has a scale; always true for int8.
 
         Raises:
             TypeError: an argument of a wrong type.
-            ValueError: an argument out of its bounds, a missing head size, heads that can't be split evenly, or a
-                budget of less than two pages (POOL-1).
+            ValueError: an argument out of its bounds, a missing head size, heads that can't be split evenly, a
+                budget of less than two pages (POOL-1), or a budget and ``num_pages`` as well.
         """
         k_size = kv_head_dim_size if k_headdim is None else k_headdim
         v_size = kv_head_dim_size if v_headdim is None else v_headdim
         if k_size is None or v_size is None:
             raise refusal(ValueError, "R1", f"kv_head_dim_size=None needs {k_headdim=} and {v_headdim=} as numbers")
+        if num_pages is not None and budget_bytes is not None:
+            raise refusal(ValueError, "R1", f"{num_pages=} and {budget_bytes=}: one of them says how many pages")
+        pages = None if num_pages is None else integer("num_pages", num_pages, minimum=2, clause="POOL-1")
         heads = integer("num_kv_heads", num_kv_heads, minimum=1)
         head_shards, page_shards = cls._num_shards(mesh, partition_manager, heads, 1)
         one = cls(
@@ -178,7 +183,7 @@ class CacheDescription(Saved):
             num_page_shards=page_shards,
             slot_scales=slot_scales,
         )
-        return one.replace(**cls._page_counts(one, budget_bytes))
+        return one.replace(**cls._page_counts(one, budget_bytes if pages is None else pages * one.page_bytes))
 
     @classmethod
     @abstractmethod
@@ -196,6 +201,11 @@ class CacheDescription(Saved):
             one: a description without them.
             budget_bytes: the bytes of each device that the cache may use; None: by ``hbm_utilization``.
         """
+
+    @property
+    @abstractmethod
+    def page_bytes(self) -> int:
+        """Bytes of one page, over all layers, on each device that has a part of it (CACHE-1)."""
 
     def require_mesh(self, mesh: Any, partition_manager: PartitionManager) -> None:
         """Refuses a mesh that splits the cache otherwise than the description says (CACHE-5). O(1).

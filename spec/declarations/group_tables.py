@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from .reading import index, integer, listed, refusal
-from .uncopied import Uncopied
+from .showing import ShownTables
 
 __all__ = ["GroupTables"]
 
@@ -24,7 +24,7 @@ class AnyPageTable(Protocol):
 Table = TypeVar("Table", bound=AnyPageTable)
 
 
-class GroupTables(Uncopied, Generic[Table]):
+class GroupTables(ShownTables, Generic[Table]):
     """The page tables of several cache groups; a request has the same row in all of them. Not thread-safe.
 
     Args:

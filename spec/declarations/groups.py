@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .cache_dtypes import spelled_out
+
 __all__ = [
     "AttentionSpec",
     "CacheGroupSpec",
@@ -62,13 +64,16 @@ class _TokenLayers:
         num_kv_heads: key/value heads; of MLA latent vectors a token, usually 1.
         head_size: elements of one head of a key, and of a value unless ``head_size_v`` says otherwise; of MLA those of
             a latent vector, its rotary part included.
-        dtype: the element type of the cache.
+        dtype: the element type of the cache: a dtype, or a name or code as `RaggedPagesCacheMetaData.create` takes it.
     """
 
     page_size: int
     num_kv_heads: int
     head_size: int
     dtype: DTypeLike
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", spelled_out(self.dtype))
 
     def _page_bytes(self, elements: int) -> int:
         """Bytes of a page of one layer, from the elements that a token has in each head."""
@@ -161,6 +166,10 @@ class MambaSpec:
     dtypes: tuple[DTypeLike, ...]
     mamba_cache_mode: Literal["none", "align"] = "none"
     page_size_padded: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dtypes, tuple):
+            object.__setattr__(self, "dtypes", tuple(map(spelled_out, self.dtypes)))
 
     @property
     def state_bytes(self) -> int:

@@ -18,8 +18,8 @@ from ..declarations import (
     SwapPlan,
     takes_options,
 )
+from ..declarations.showing import ShownManager
 from ..declarations.snapshots import arguments_of, parts_of, require_same, snapshot_with
-from ..declarations.uncopied import Uncopied
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import get_kv_cache_coordinator
 from ..groups.live_requests import read_id, request_id_of
@@ -34,7 +34,7 @@ from .swaps import Swaps
 __all__ = ["CacheManager", "CachePages", "PinnedPrefix", "SlotBatch"]
 
 
-class CacheManager(Uncopied):
+class CacheManager(ShownManager):
     """Gives requests their slots: finds cached prefixes, allocates, publishes full pages, frees.
 
     Not thread-safe: calls come from one thread at a time.

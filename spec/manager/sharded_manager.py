@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
-from ..declarations.uncopied import Uncopied
+from ..declarations.showing import ShownShards
 from ..groups.cache_pages import CachePages
 from ..groups.live_requests import read_id, request_id_of
 from ..reading.arguments import index, integer, listed, refusal
@@ -14,7 +14,7 @@ from .cache_manager import CacheManager
 __all__ = ["ShardedCacheManager"]
 
 
-class ShardedCacheManager(Uncopied):
+class ShardedCacheManager(ShownShards):
     """A `CacheManager` for each shard, each with a pool, a null page and page ids of its own.
 
     A request is admitted on the shard with its longest cached prefix; if several have the same, on the one with most

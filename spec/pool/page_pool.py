@@ -20,8 +20,8 @@ from ..declarations.codec import Part
 from ..declarations.eviction import EvictionCounters, EvictionPolicy, eviction_of, eviction_to_json, read_policy
 from ..declarations.json_kinds import counters_of
 from ..declarations.keys import read_page_hash
+from ..declarations.showing import ShownPool
 from ..declarations.snapshots import POOL_ARGUMENTS, retention_of
-from ..declarations.uncopied import Uncopied
 from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
 from .cached_map import CachedMap
 from .contents import cached_state, restore_cached
@@ -42,7 +42,7 @@ __all__ = ["PagePool"]
 _QUEUES: dict[EvictionPolicy, type[LruQueue]] = {"lru": LruQueue, "reuse": ReuseQueue, "adaptive": AdaptiveQueue}
 
 
-class PagePool(Uncopied):
+class PagePool(ShownPool):
     """A pool of pages: allocates them, counts references, frees them, and finds cached ones by their keys.
 
     Its parts deal with page ids and trust it: it reads arguments and refuses, counts references, and tells each part

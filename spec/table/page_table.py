@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..declarations.uncopied import Uncopied
+from ..declarations.showing import ShownTable
 from ..reading.arguments import index, integer, listed, refusal
 
 __all__ = ["PageTable", "cdiv"]
@@ -16,7 +16,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-integer("a", a, minimum=None) // integer("b", b, minimum=1))
 
 
-class PageTable(Uncopied):
+class PageTable(ShownTable):
     """The page table of one cache group: a host table that calls change, and a device table that `commit` updates.
 
     Args:
