@@ -11,7 +11,7 @@ from kvproof.spec.clauses import CLAUSES
 
 __all__ = ["implementations"]
 
-_ENGINE = f"{__package__}.engine"
+_ENGINE = "kvproof.conformance.engine"
 
 _LABEL = re.compile(r"\b(?:R[12]|[A-Z]+-\d+)\b")
 _NOT_CODE = {"__init__", "clauses"}

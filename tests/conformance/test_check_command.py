@@ -110,7 +110,6 @@ def test_a_failure_comes_with_the_command_that_finds_it_again(check: Check, caps
     assert f"again       kvproof check --backend kvproof_test_backends:hostile {again}" in capsys.readouterr().out
 
 
-
 def test_the_first_deviation_ends_it(check: Check) -> None:
     assert check("backwards", "--first", "--json", "report.json", machines="pool,pool_pins") == 1
     machines = read("report.json")["machines"]
