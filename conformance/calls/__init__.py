@@ -2,8 +2,9 @@
 
 **What there is.** A `Call` is a method, what it is called on, and its arguments as plain values. What no text can hold
 is named by how it came about: a page is the place in the result of the call that gave it (`Ref(3, (0,))`: ``r3[0]``);
-a request is what it asks for (`Prompt`); a key is the page of a request whose key it is (`Key`); a list is its entries
-and the type in which it is handed over (`Spelled`). So a call can be printed, written into a file, made again on
+a request is what it asks for (`Prompt`), and by then its id (``Ref("a")``) with what the engine says of it in this call
+(`Saying`); a key is the page of a request whose key it is (`Key`); a list is its entries and the type in which it is
+handed over (`Spelled`). So a call can be printed, written into a file, made again on
 another side, and made simpler. A `Kind` is a sort of value: it draws what is allowed now (``good``), the same with one
 thing wrong (``fault``), says what can be compared of a result (``plain``), how a log writes it (``log``), and what is
 left of an argument when calls before it were left out (``fits``). A `Method` is a row: the kinds of the arguments and
@@ -15,8 +16,9 @@ signatures of the specification: a new public method without a row fails there.
 **Who does what.**
 
 * *Draws*: a machine whose base is `machines.calling.Calling`. Each row with a weight is a step. What needs several
-  calls is a generator: it yields calls and is sent what came of each (`Both`). Decisions come from a `Source`, which
-  makes all of them of integers; `machines.draws.Drawing` is Hypothesis as a source.
+  calls is a generator: it yields calls and is sent what came of each (`Both`). The scenes of managers are made of other
+  scenes; they make their calls by `make_call`. Decisions come from a `Source`, which makes all of them of integers;
+  `machines.draws.Drawing` is Hypothesis as a source.
 * *Knows*: the machine, by the specification's objects. Kinds ask it (``known``): which pages are held, cached or free,
   what a page is called (``known.ref``), whether other iterables than lists are taken (``known.takes_iterables``).
 * *Performs*: `perform`, the same on both sides. `resolve` makes of a value what one side is given.

@@ -2,7 +2,8 @@
 
 A thing that no text can hold is named by how it came about: a page by the call that gave it (`Ref`), a request by what
 it asks for (`Prompt`), a key by the page of a request whose key it is (`Key`), a list by its entries and the type in
-which they are handed over (`Spelled`). `resolve` makes of such a value what one side is given.
+which they are handed over (`Spelled`). What an engine says of a request goes with it (`Saying`). `resolve` makes of
+such a value what one side is given.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +17,17 @@ from kvproof.spec.declarations import ExtraKey
 from .spelling import Spelling, request_as, request_source
 
 __all__ = [
-    *("Call", "GoneError", "Holder", "Key", "Prompt", "Ref", "Spelled"),
-    *("exchange", "larger", "mended", "refs", "renamed", "resolve", "simpler", "written"),
+    *("Call", "GoneError", "Holder", "Key", "Pages", "Prompt", "Ref", "Saying", "Slot", "Spelled"),
+    *("LEFT_OUT", "exchange", "larger", "mended", "refs", "renamed", "resolve", "said_of", "simpler", "written"),
 ]
 
 
 class GoneError(LookupError):
     """A `Ref` names what no call gave: the call that gave it was left out, or it was refused."""
+
+
+LEFT_OUT: Any = object()
+"""Among the changes of a call's arguments: one that is not given."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,68 @@ class Prompt:
     extra_keys: tuple[ExtraKey, ...] = ()
     how: Spelling = Spelling.INT32
     request_id: str = "r"
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Saying:
+    """A request, and what the engine says of it when it hands it over.
+
+    Attributes:
+        request: the request: a `Ref` or a `Prompt`.
+        said: attributes of the request that are set first, such as ``num_computed_tokens``, each with its value.
+    """
+
+    request: Any
+    said: tuple[tuple[str, Any], ...]
+
+    def made_on(self, holder: "Holder") -> Any:
+        """The request, which says so from now on."""
+        request = resolve(self.request, holder)
+        for name, value in self.said:
+            setattr(request, name, value)
+        return request
+
+    def simpler(self) -> Iterator["Saying"]:
+        """The same with a smaller number."""
+        for place, (name, value) in enumerate(self.said):
+            for less in simpler(value):
+                yield replace(self, said=(*self.said[:place], (name, less), *self.said[place + 1 :]))
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Page lists group by group, made by the backend's own ``CachePages``.
+
+    Attributes:
+        groups: the lists, each a list of pages or a `Ref` to one.
+    """
+
+    groups: Any
+
+    def made_on(self, holder: "Holder") -> Any:
+        """A side's own object."""
+        return holder.names.get("CachePages")(resolve(self.groups, holder))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A live request's slot in batched steps.
+
+    Attributes:
+        manager: the manager.
+        request_id: the request's id.
+    """
+
+    manager: Ref
+    request_id: str
+
+    def made_on(self, holder: "Holder") -> int:
+        """The slot on one side."""
+        return int(holder.thing(self.manager).slot_of(self.request_id))
+
+    def __repr__(self) -> str:
+        return f"slot of {self.request_id}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +164,7 @@ class Call:
         number: what `Ref` calls its result; it stays when calls before it are left out.
         fault: the name of the argument that is wrong; "" if none is known to be.
         refused: whether the specification refused it when it was drawn.
+        about: the label of the clause that it is made for, where not that of the row.
     """
 
     target: Ref | None
@@ -105,6 +173,7 @@ class Call:
     number: int = 0
     fault: str = ""
     refused: bool = False
+    about: str = ""
 
     @property
     def name(self) -> str:
@@ -112,16 +181,24 @@ class Call:
         return self.method
 
     def given(self, **changes: Any) -> "Call":
-        """The same call with other arguments."""
-        return replace(self, arguments={**self.arguments, **changes})
+        """The same call with other arguments, those left out that are `LEFT_OUT`."""
+        given = {name: value for name, value in {**self.arguments, **changes}.items() if value is not LEFT_OUT}
+        return replace(self, arguments=given)
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name!r}: {value!r}" for name, value in self.arguments.items())
-        return f"Call({self.target!r}, {self.method!r}, {{{given}}}, {self.number})"
+        about = f", about={self.about!r}" if self.about else ""
+        return f"Call({self.target!r}, {self.method!r}, {{{given}}}, {self.number}{about})"
 
 
 class Holder(Protocol):
-    """One of the two sides that are compared: it has objects by name, and the results of calls."""
+    """One of the two sides that are compared: it has objects by name, and the results of calls.
+
+    Attributes:
+        names: where its public names come from.
+    """
+
+    names: Any
 
     def thing(self, ref: Ref) -> Any:
         """The thing that a `Ref` names; raises `GoneError` if there is none."""
@@ -139,7 +216,7 @@ def resolve(value: Any, holder: Holder) -> Any:
     if type(value) in (list, tuple) and value:
         return type(value)(resolve(entry, holder) for entry in value)
     if isinstance(value, Prompt):
-        return request_as(value.how, value.request_id, value.tokens, value.extra_keys)
+        return request_as(value.how, value.request_id, value.tokens, value.extra_keys, value.logprobs)
     if isinstance(value, Key):
         return holder.key(value)
     return value.made_on(holder) if hasattr(value, "made_on") else value
@@ -151,6 +228,8 @@ def renamed(value: Any, name: Callable[[Ref], Ref]) -> Any:
         return name(value)
     if isinstance(value, Spelled):
         return replace(value, values=renamed(value.values, name))
+    if isinstance(value, Pages):
+        return Pages(renamed(value.groups, name))
     if type(value) in (list, tuple):
         return type(value)(renamed(entry, name) for entry in value)
     return value
@@ -176,11 +255,20 @@ def refs(value: Any) -> Iterator[Ref]:
         yield value
     elif isinstance(value, Spelled):
         yield from refs(value.values)
+    elif isinstance(value, Pages):
+        yield from refs(value.groups)
+    elif isinstance(value, Saying):
+        yield from refs(value.request)
     elif isinstance(value, Call):
         yield from refs((value.target, *value.arguments.values()))
     elif type(value) in (list, tuple):
         for entry in value:
             yield from refs(entry)
+
+
+def said_of(value: Any) -> tuple[tuple[str, Any], ...]:
+    """What an engine says of a request when it hands it over; nothing of any other value."""
+    return value.said if isinstance(value, Saying) else ()
 
 
 def written(value: Any, shown: Callable[[Ref], str] = str) -> str:
@@ -200,12 +288,18 @@ def written(value: Any, shown: Callable[[Ref], str] = str) -> str:
         return value.how.source(value.values, each)
     if type(value) is list:
         return f"[{', '.join(map(each, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(each, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, Prompt):
-        return request_source(value.how, value.request_id, value.tokens, value.extra_keys)
+        return request_source(value.how, value.request_id, value.tokens, value.extra_keys, value.logprobs)
+    if isinstance(value, Saying):
+        return each(value.request)
+    if isinstance(value, Pages):
+        return f"<pages {each(value.groups)}>"
     if isinstance(value, Key):
         owner = "no page" if value.made_by_hand else f"page {value.place}"
         return f"<key of {owner} of {list(value.prompt.tokens)}>"
-    return str(value) if isinstance(value, np.generic) else repr(value)
+    return str(value) if isinstance(value, np.generic) or hasattr(value, "made_on") else repr(value)
 
 
 def mended(steps: Sequence[Any]) -> tuple[Any, ...]:
@@ -263,6 +357,8 @@ def simpler(value: Any) -> Iterator[Any]:
         yield from (replace(value, extra_keys=less) for less in simpler(value.extra_keys))
         if value.how is not Spelling.INT32:
             yield replace(value, how=Spelling.INT32)
+        if value.logprobs is not None:
+            yield replace(value, logprobs=None)
     elif value is True:
         yield False
     elif isinstance(value, int | np.integer) and value and type(value) is not bool:

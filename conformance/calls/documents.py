@@ -23,7 +23,7 @@ from kvproof.spec.declarations.json_kinds import (
     group_to_json,
 )
 
-from .datum import Call, Key, Prompt, Ref, Spelled
+from .datum import Call, Key, Pages, Prompt, Ref, Saying, Slot, Spelled
 from .spelling import Spelling
 
 __all__ = ["VERSION", "calls_from_json", "calls_to_json", "parsed_ref", "value_from_json", "value_to_json"]
@@ -100,7 +100,7 @@ def _spelled_from(members: dict[str, Part]) -> Spelled:
     return Spelled(_spelling_of(members, Spelling.LIST), values)
 
 
-_PROMPT = {"extra_keys": [], "as": Spelling.INT32.name}
+_PROMPT: dict[str, Any] = {"extra_keys": [], "as": Spelling.INT32.name, "logprobs": None}
 
 
 def _prompt_to_json(prompt: Prompt) -> dict[str, Any]:
@@ -109,6 +109,7 @@ def _prompt_to_json(prompt: Prompt) -> dict[str, Any]:
         "tokens": list(map(int, prompt.tokens)),
         "extra_keys": extra_keys_to_json(tuple(prompt.extra_keys)),
         "as": prompt.how.name,
+        "logprobs": prompt.logprobs,
     }
     return _without_defaults(written, _PROMPT)
 
@@ -117,7 +118,19 @@ def _prompt_from(members: dict[str, Part]) -> Prompt:
     tokens = np.frombuffer(members["tokens"].tokens(), "<i4").tolist() if "tokens" in members else []
     keys = (extra_keys_of(members["extra_keys"]) or ()) if "extra_keys" in members else ()
     how = _spelling_of(members, Spelling.INT32)
-    return Prompt(tuple(tokens), keys, how, members["request"].unicode())
+    logprobs = members["logprobs"].integer(minimum=0) if "logprobs" in members else None
+    return Prompt(tuple(tokens), keys, how, members["request"].unicode(), logprobs)
+
+
+def _saying_from(members: dict[str, Part]) -> Saying:
+    said = _dict_from({"dict": members["says"]}) if "says" in members else {}
+    return Saying(value_from_json(members["of_request"]), tuple(said.items()))
+
+
+def _slot_from(members: dict[str, Part]) -> Slot:
+    if "of_manager" not in members:
+        raise members["slot_of"].damaged("must have 'of_manager' beside it")
+    return Slot(_ref_of(members["of_manager"]), members["slot_of"].unicode())
 
 
 _KEY = {"made_by_hand": False, "group": None}
@@ -190,7 +203,27 @@ _FORMS: dict[str, _Form] = {
         _spelled_from,
         ("as",),
     ),
-    "request": _Form((Prompt,), _prompt_to_json, _prompt_from, ("tokens", "extra_keys", "as")),
+    "request": _Form((Prompt,), _prompt_to_json, _prompt_from, ("tokens", "extra_keys", "as", "logprobs")),
+    "of_request": _Form(
+        (Saying,),
+        lambda saying: {
+            "of_request": value_to_json(saying.request),
+            "says": [[name, value_to_json(value)] for name, value in saying.said],
+        },
+        _saying_from,
+        ("says",),
+    ),
+    "pages": _Form(
+        (Pages,),
+        lambda pages: {"pages": value_to_json(pages.groups)},
+        lambda members: Pages(value_from_json(members["pages"])),
+    ),
+    "slot_of": _Form(
+        (Slot,),
+        lambda slot: {"slot_of": slot.request_id, "of_manager": str(slot.manager)},
+        _slot_from,
+        ("of_manager",),
+    ),
     "key": _Form((Key,), _key_to_json, _key_from, ("of", "page_size", "made_by_hand", "group")),
     "tuple": _Form(
         (tuple,),
@@ -262,8 +295,8 @@ def value_from_json(part: Part) -> Any:
 
 # -- Calls -------------------------------------------------------------------------------------------------------------
 
-_CALL = {"target": None, "fault": "", "refused": False}
-_MEMBERS = ("target", "method", "arguments", "number", "fault", "refused")
+_CALL = {"target": None, "fault": "", "refused": False, "about": ""}
+_MEMBERS = ("target", "method", "arguments", "number", "fault", "refused", "about")
 
 
 def calls_to_json(calls: Iterable[Call]) -> dict[str, Any]:
@@ -279,6 +312,7 @@ def _call_to_json(call: Call) -> dict[str, Any]:
         "number": call.number,
         "fault": call.fault,
         "refused": call.refused,
+        "about": call.about,
     }
     return _without_defaults(written, _CALL)
 
@@ -322,4 +356,5 @@ def _call_from(part: Part, place: int) -> Call:
         given["number"].integer(minimum=1) if "number" in given else place,
         given["fault"].text() if "fault" in given else "",
         "refused" in given and given["refused"].flag(),
+        given["about"].text() if "about" in given else "",
     )

@@ -1,18 +1,116 @@
-"""The tables of a cache manager, and of one over several shards."""
+"""The tables of a cache manager, of one over several shards, and of the page lists that they give.
 
-from collections.abc import Mapping
+What is known when a call is made is a machine's (`kvproof.conformance.machines.manager_base`), which also says which
+clause a wrong hit or wrong pages break: that depends on what the pages hold.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvproof.spec.declarations import ManagerOptions
+from kvproof.spec.declarations import ManagerOptions, PageRemoved, PageStored
 
+from .datum import LEFT_OUT, Holder, Spelled
 from .kinds import HASHES, NONE, PLAIN, recorded
-from .method import Kind, Method, Table
+from .method import EVERY, Given, Kind, Method, Table
+from .readings import page_list
 
-__all__ = ["MANAGER", "SHARDS"]
+__all__ = ["COUNTS", "HIT_AGAIN", "MANAGER", "MOST_PAGES", "PAGE_LISTS", "SHARDS", "StrangePage", "event"]
 
-_REQUEST, _ID, _HITS, _TABLES, _IDS = (Kind(name) for name in ("request", "id", "hits", "tables", "ids"))
-_GROUPS, _HIT, _BATCH, _PIN, _PLAN = (Kind(name) for name in ("groups", "hit", "batch", "pin", "plan"))
-_COPIES, _EVENTS, _COUNTERS, _DOCUMENT = (Kind(name) for name in ("copies", "events", "counters", "document"))
+MOST_PAGES = 1000
+"""A page of shard n is shown as its id and n times this."""
+
+COUNTS = ("ref_cnt", "free pages", "numbers of free pages", "null page")
+"""What shows who holds which page."""
+
+
+@dataclass(frozen=True)
+class StrangePage:
+    """A page of another manager."""
+
+    def made_on(self, holder: Holder) -> Any:
+        """A page that a side's own manager gives, which is made for it."""
+        return holder.names.get("CacheManager")(3, [], 8, False).page_pool.get_new_pages(1)[0]
+
+    def __str__(self) -> str:
+        return "<another manager's page>"
+
+
+# -- How results are compared ------------------------------------------------------------------------------------------
+
+
+def _group_of(pages: Any, side: Any) -> Any:
+    """One group's pages by their ids; of shards, with what is wrong with them as a list of one shard's pages."""
+    shards = getattr(side, "shards", None)
+    if shards is None:
+        return page_list(pages, side)
+    owners = [next(n for n, shard in enumerate(shards) if shard.pages[page.page_id] == page) for page in pages]
+    shown = page_list(pages, shards[owners[0]]) if len(set(owners)) == 1 else []
+    if isinstance(shown, str):
+        return shown
+    return [page.page_id and page.page_id + owner * MOST_PAGES for page, owner in zip(pages, owners, strict=True)]
+
+
+def _lists(pages: Any, side: Any) -> Any:
+    """Pages that a manager gave: the ids of each group's, or None."""
+    return None if pages is None else [_group_of(group, side) for group in pages.pages]
+
+
+def _pinned(pinned: Any, side: Any) -> Any:
+    return pinned and (int(pinned.pin_id), int(pinned.num_tokens), _lists(pinned.pages, side))
+
+
+def _plan(plan: Any, _: Any) -> Any:
+    """A plan: its parts, and each copy's."""
+    if plan is None:
+        return None
+    copies = [tuple(int(number) for number in copy) for copy in plan.copies]
+    return int(plan.swap_id), plan.request_id, plan.direction, int(plan.num_tokens), copies
+
+
+def _batch(batch: Any, _: Any) -> Any:
+    """A `SlotBatch`: its arrays with their types, and what it says of each request."""
+    arrays = [batch.granted, *batch.page_ids, *batch.offsets]
+    each = [[list(map(int, group)) for group in batch.get_page_ids(place)] for place in range(len(batch.granted))]
+    return [(str(array.dtype), array.tolist()) for array in arrays], each, int(batch.num_granted)
+
+
+_SAID = {kind.__name__: kind._fields for kind in (PageStored, PageRemoved)}
+
+
+def event(told: Any) -> tuple[Any, ...]:
+    """An event of any backend, to be compared: its kind and what it says, token ids included."""
+    kind = type(told).__name__
+    return (kind, *(getattr(told, name) for name in _SAID.get(kind, ())))
+
+
+def _by_group(ids: Any, _: Any) -> Any:
+    return [list(map(int, group)) for group in ids]
+
+
+def _chains(keys: Any, _: Any) -> Any:
+    return {name: [tuple(key.token_ids) for key in chain] for name, chain in keys.items() if chain}
+
+
+def _ints(values: Any, _: Any) -> Any:
+    return list(map(int, values))
+
+
+_REQUEST, _ID, _HITS, _TABLES, _COUNTERS = (Kind(name) for name in ("request", "id", "hits", "tables", "counters"))
+_GROUPS, _HIT, _BATCH = (
+    Kind("groups", plain=_lists),
+    Kind("hit", plain=lambda found, side: (_lists(found[0], side), int(found[1]))),
+    Kind("batch", plain=_batch),
+)
+_LISTED = Kind("groups", plain=_by_group)
+_PIN, _PLAN = Kind("pin", plain=_pinned), Kind("plan", plain=_plan)
+_COPIES = Kind("copies", plain=lambda copies, _: [tuple(map(int, copy)) for copy in copies])
+_EVENTS = Kind("events", plain=lambda events, _: list(map(event, events)))
+_HOLDERS = Kind("ids", plain=lambda holders, _: None if holders is None else list(holders))
+_DOCUMENT = Kind("document", plain=lambda *_: None)
+_COUNT, _COUNTED_PAGES = Kind(plain=lambda count, _: int(count)), Kind(plain=_ints)
+
+# -- The rows ----------------------------------------------------------------------------------------------------------
 
 
 def _plain(names: str) -> dict[str, Kind]:
@@ -20,12 +118,11 @@ def _plain(names: str) -> dict[str, Kind]:
 
 
 def _changes(
-    name: str, arguments: Mapping[str, Kind], result: Kind, clause: str, rest: str = "", hashes: str = "", **more: Any
-) -> Method:
-    """A method that changes the state: wrong page lists and counts are charged to ``rest``, hashes to ``hashes``."""
-    charges = dict.fromkeys(("pages of requests", "ref_cnt", "free pages", "host rows"), rest or clause)
-    charges |= dict.fromkeys(("pages in a row",), rest or clause) | dict.fromkeys(HASHES, hashes or clause)
-    return Method(name, arguments, result, clause, charges, **more)
+    name: str, arguments: Mapping[str, Kind], result: Kind, clause: str, charges: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Method:  # fmt: skip
+    """A method that changes the state, or that looks: whatever is wrong then is charged to its clause."""
+    return Method(name, arguments, result, clause, {EVERY: clause} if charges is None else charges, **more)
 
 
 def _reads(name: str, arguments: Mapping[str, Kind], result: Kind, clause: str, **more: Any) -> Method:
@@ -52,21 +149,79 @@ _STEP = {
 }
 _COUNTED = {**_OF_REQUEST, **_plain("num_scheduled_requests")}
 _BUILT = _plain("num_pages kv_cache_groups max_model_len")
+_RANKING = {**_OF_REQUEST, **_plain("priority num_tokens expires_at")}
 _OPTIONS = ("enable_caching", "use_eagle", *recorded(ManagerOptions))
+
+
+def _slots_less(given: Given) -> Iterator[Given]:
+    """Fewer tokens of a hit, or none of it; nothing beside the new tokens."""
+    hits, new = given.get("num_new_computed_tokens"), given["num_new_tokens"]
+    if hits is not None:
+        yield {"num_new_computed_tokens": LEFT_OUT, "new_computed_pages": LEFT_OUT}
+        if type(hits) is int and type(new) is int:
+            yield {"num_new_computed_tokens": LEFT_OUT, "new_computed_pages": LEFT_OUT, "num_new_tokens": new + hits}
+    for option in ("num_lookahead_tokens", "delay_cache_pages"):
+        if option in given:
+            yield {option: LEFT_OUT}
+
+
+def _batch_less(given: Given) -> Iterator[Given]:
+    """One request fewer; one number for all that are alike."""
+    names = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens", "rows")
+    lists = {name: given[name] for name in names if isinstance(given.get(name), Spelled)}
+    count = len(lists["slots"].values) if "slots" in lists else 0
+    if all(len(own.values) == count for own in lists.values()):
+        for place in range(count):
+            rest = {name: (*own.values[:place], *own.values[place + 1 :]) for name, own in lists.items()}
+            yield {name: replace(lists[name], values=values) for name, values in rest.items()}
+    if "tables" in given:
+        yield {"tables": LEFT_OUT, "rows": LEFT_OUT}
+    for name in names[2:4]:
+        if name in lists and len(set(lists[name].values)) == 1:
+            yield {name: lists[name].values[0]}
+
+
+def _free_less(given: Given) -> Iterator[Given]:
+    """All of its tokens are written."""
+    if "num_written" in given:
+        yield {"num_written": LEFT_OUT}
+
+
+_CACHED = dict.fromkeys((*HASHES, "free pages"), "POOL-11")
+_RANKED = dict.fromkeys(("priorities", "free pages"), "PIN-2")
+_GRANTED = dict.fromkeys(("pages of requests", "host rows", "pages in a row", *COUNTS), "MAN-2")
+
+
+def _withdraws(_: Any, given: Given) -> str:
+    """The clause of a freed request's pages: what was not written is withdrawn (MAN-4)."""
+    return "MAN-4" if "num_written" in given else "MAN-5"
+
+
+_FREED = dict.fromkeys(("pages of requests", *COUNTS, "host rows", "pages in a row"), "MAN-5") | dict.fromkeys(
+    HASHES, _withdraws
+)
 
 _BOTH = (
     _changes("get_computed_pages", _OF_REQUEST, _HIT, "MAN-1"),
-    _reads("get_junction", _OF_REQUEST, PLAIN, "RET-2", optional=True),
-    _changes("allocate_slots", _SLOTS, _GROUPS, "MAN-2", hashes="MAN-3", by_name=("delay_cache_pages",)),
+    _changes("get_junction", _OF_REQUEST, _COUNT, "RET-2", reads=True, optional=True),
+    _changes(
+        *("allocate_slots", _SLOTS, _GROUPS, "MAN-2", _GRANTED | dict.fromkeys(HASHES, "MAN-3")),
+        by_name=("delay_cache_pages",),
+        less=_slots_less,
+    ),
     _changes("cache_pages", {**_OF_REQUEST, **_plain("num_computed_tokens")}, NONE, "MAN-3"),
-    _changes("free", {**_OF_REQUEST, **_plain("num_written")}, _IDS, "MAN-4", rest="MAN-5"),
+    _changes(
+        *("free", {**_OF_REQUEST, **_plain("num_written")}, _HOLDERS, "MAN-4", _FREED),
+        where=_withdraws,
+        less=_free_less,
+    ),
     _changes("free_page_hashes", _OF_REQUEST, NONE, "MAN-6"),
-    _reads("get_page_ids", _OF_ID, _GROUPS, "MAN-2"),
-    _reads("get_num_common_prefix_pages", _COUNTED, PLAIN, "MAN-10", optional=True),
+    _reads("get_page_ids", _OF_ID, _LISTED, "MAN-2"),
+    _reads("get_num_common_prefix_pages", _COUNTED, _COUNTED_PAGES, "MAN-10", optional=True, last=True),
     _changes("swap_out", _OF_REQUEST, _PLAN, "SWAP-1", capability="swap"),
     _changes("swap_in", _OF_REQUEST, _PLAN, "SWAP-1", capability="swap"),
     _changes("swap_done", _plain("swap_id"), NONE, "SWAP-1", capability="swap"),
-    _reads("get_host_page_ids", _OF_ID, _GROUPS, "SWAP-1", capability="swap"),
+    _reads("get_host_page_ids", _OF_ID, _LISTED, "SWAP-1", capability="swap"),
     _changes("reset_prefix_cache", {}, PLAIN, "POOL-9"),
     _reads("create_empty_page_list", {}, _GROUPS, "MAN-2", logged=False),
     _property("usage", PLAIN, "POOL-10"),
@@ -79,24 +234,28 @@ MANAGER = Table(
     (
         Method("CacheManager", _BUILT, NONE, "R1", form="build", by_name=_OPTIONS),
         *_BOTH,
-        _changes("allocate_slots_batch", _STEP, _BATCH, "MAN-11", by_name=("delay_cache_pages", "tables", "rows")),
+        _changes(
+            "allocate_slots_batch",
+            _STEP,
+            _BATCH,
+            "MAN-11",
+            by_name=("delay_cache_pages", "tables", "rows"),
+            less=_batch_less,
+        ),
         _reads("slot_of", _OF_ID, PLAIN, "MAN-11"),
         _reads("take_page_copies", {}, _COPIES, "MAN-13"),
         _changes("pin_prefix", _LENGTH, _PIN, "PIN-1", capability="pins"),
-        _changes("unpin_prefix", _plain("pin_id"), NONE, "PIN-1", capability="pins"),
-        _changes(
-            *("set_prefix_priority", {**_OF_REQUEST, **_plain("priority num_tokens expires_at")}, PLAIN, "PIN-2"),
-            capability="pins",
-        ),
-        _changes("advance_time", _plain("now"), NONE, "PIN-2", capability="pins"),
+        _changes(*("unpin_prefix", _plain("pin_id"), NONE, "PIN-1", dict.fromkeys(COUNTS, "PIN-1")), capability="pins"),
+        _changes("set_prefix_priority", _RANKING, PLAIN, "PIN-2", _RANKED, capability="pins"),
+        _changes("advance_time", _plain("now"), NONE, "PIN-2", _RANKED, capability="pins"),
         _changes("receive_pages", _LENGTH, _PLAN, "SWAP-2", capability="swap"),
-        _changes("evict_pages", _plain("page_ids"), NONE, "POOL-11", optional=True),
+        _changes("evict_pages", _plain("page_ids"), NONE, "POOL-11", _CACHED, optional=True),
         _reads("take_events", {}, _EVENTS, "MAN-12", optional=True),
         _property("counters", _COUNTERS, "MAN-12"),
         _property("num_free_host_pages", PLAIN, "SWAP-1", logged=False),
         _property("num_host_pages", PLAIN, "SWAP-1", logged=False),
         _property("retention_interval", PLAIN, "RET-1", logged=False),
-        _property("req_to_page_hashes", Kind("keys"), "HASH-3", optional=True, logged=False),
+        _property("req_to_page_hashes", Kind("keys", plain=_chains), "HASH-3", optional=True, logged=False, last=True),
         _reads("snapshot", {}, _DOCUMENT, "MAN-14", logged=False),
         Method(
             *("restore", {"snapshot": _DOCUMENT, "requests": Kind("requests")}, NONE, "MAN-14"),
@@ -117,4 +276,28 @@ SHARDS = Table(
         _reads("take_page_copies", _plain("shard"), _COPIES, "MAN-13"),
     ),
     _INNER,
+)
+
+HIT_AGAIN = replace(
+    MANAGER["get_computed_pages"],
+    result=Kind(plain=lambda found, _: int(found[1])),
+    clause="HIT-1",
+    charges={},
+    last=True,
+)
+"""A look-up of what was served last, nobody coming between: what counts is how much it finds."""
+
+_OTHER = Kind(plain=_lists)
+
+PAGE_LISTS = Table(
+    "page lists",
+    "CachePages",
+    (
+        Method("CachePages", {"pages": Kind("groups")}, NONE, "MAN-2", form="build", logged=False),
+        _reads("__add__", {"other": Kind("groups")}, _OTHER, "MAN-2", logged=False),
+        _reads("new_empty", {}, _OTHER, "MAN-2", logged=False),
+        _reads("get_page_ids", {}, Kind(plain=_by_group), "MAN-2", logged=False),
+        _reads("get_unhashed_page_ids", {}, Kind(plain=_ints), "POOL-1", logged=False),
+    ),
+    {"pages": "read with every result"},
 )

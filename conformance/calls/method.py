@@ -8,7 +8,10 @@ from typing import Any
 from .datum import Call, resolve, simpler
 from .source import Source
 
-__all__ = ["Kind", "Method", "Table", "bound", "perform"]
+__all__ = ["EVERY", "Kind", "Method", "Table", "bound", "perform"]
+
+EVERY = ""
+"""Among the charges of a row: every field of the state but events and counters."""
 
 Given = Mapping[str, Any]
 """The arguments of a call by name."""
@@ -56,7 +59,7 @@ class Method:
         arguments: the kinds of its arguments by name, in order.
         result: the kind of its result.
         clause: the label that a wrong result is charged to.
-        charges: labels for differences of the state after it, by field, where not the field's own.
+        charges: labels for differences of the state after it, by field, where not the field's own; see `EVERY`.
         where: the label of a wrong result, where it depends on the call; ``clause`` for whoever does not know that.
         refuses: the labels by which it refuses, beside R1, and those that ``where``, ``charges`` or ``blame`` gives.
         blame: the label of a wrong result, where it depends on what both sides gave.

@@ -62,6 +62,8 @@ class Machine(RuleBasedStateMachine):
         levels: the levels at which it runs; at both, if what it compares depends on no eviction policy.
         capability: what the whole machine is about, by a name of `capabilities`; "" if no backend may lack it.
         shows_answers: whether its calls are noted with what the backend answered, not with what it must answer.
+        records_calls: whether an example is known by the calls and operations that it makes, and a step by what it drew
+            only where it makes none; see `Calling`.
         session: what its examples share.
         at_once: whether what only the backend's own ``check()`` finds is reported at once; else at the end of a run
             that finds nothing that a user sees.
@@ -79,6 +81,7 @@ class Machine(RuleBasedStateMachine):
     levels: ClassVar[frozenset[Level]] = frozenset({"exact"})
     capability: ClassVar[str] = ""
     shows_answers: ClassVar[bool] = False
+    records_calls: ClassVar[bool] = False
     session: ClassVar[Session]
     at_once: ClassVar[bool] = False
 
@@ -95,6 +98,7 @@ class Machine(RuleBasedStateMachine):
         self._compared: set[str] = set()
         self._doubt: Deviation | None = None
         self._trace: list[TracedStep | Call] = []
+        self._step: TracedStep | None = None
         self._operating = False
         self.hurrying = False
 
@@ -186,12 +190,29 @@ class Machine(RuleBasedStateMachine):
         """Makes an operation; see `operations.operation`."""
         if self._operating:
             return act()
-        self._note_made(TracedStep(name, arguments, is_operation=True))
+        if self.records_calls:
+            self.note_call(TracedStep(name, arguments, is_operation=True))
+        else:
+            self._note_made(TracedStep(name, arguments, is_operation=True))
         self._operating = True
         try:
             return act()
         finally:
             self._operating = False
+
+    def note_call(self, made: TracedStep | Call) -> None:
+        """Notes a call, or an operation: it stands in the place of the step that makes it."""
+        if self._step is not None and self._trace[-1] is self._step:
+            self._trace.pop()
+        self._step = None
+        self._trace.append(made)
+        self.session.note_call()
+
+    def note_step(self, step: TracedStep | None) -> None:
+        """Notes the step that is taken; None if it is known by its calls alone."""
+        self._step = step
+        if step is not None:
+            self._trace.append(step)
 
     def _note_made(self, made: TracedStep | None) -> None:
         """Notes what the step that is taken is made of."""
@@ -217,8 +238,7 @@ class Machine(RuleBasedStateMachine):
         if self._over:
             return
         self._compared = set()
-        if drawn is not None:
-            self._trace.append(TracedStep(name, drawn, is_operation))
+        self.note_step(None if drawn is None else TracedStep(name, drawn, is_operation))
         wasted = False
         self.session.watch.begin(self.name, name, self.session.examples, self.session.steps)
         try:

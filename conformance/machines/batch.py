@@ -1,17 +1,20 @@
 """The batch machine: batched steps among single calls, good ones and ones with a fault, which change nothing."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
+from ..calls.datum import Holder, Slot, Spelled
 from ..calls.deviation import SpecificationError
-from ..calls.spelling import Spelling
-from .base import Field, Nothing, Side
-from .batch_steps import BatchSteps, Step
+from ..calls.kinds import HASHES
+from .base import Field, Nothing
+from .batch_steps import TABLE_REF, BatchSteps, Step
 from .draws import Drawing, one_of
 from .groups import MIXED
-from .manager_base import HASHES
-from .operations import operation
+from .manager_admission import IDS
+from .manager_base import MANAGER_REF
 from .properties import start, step
 from .worlds import World, worlds
 
@@ -38,6 +41,28 @@ _CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "
 
 _NOWHERE = {"rows": None, "tables": None}
 """A step that appends to no table."""
+
+
+@dataclass(frozen=True)
+class OtherTables:
+    """Tables that are made for a call.
+
+    Attributes:
+        length: the most tokens of a request.
+        page_sizes: those of the groups.
+        rows: the requests whose pages they name, each with its row.
+    """
+
+    length: int
+    page_sizes: tuple[int, ...]
+    rows: tuple[tuple[str, int], ...] = ()
+
+    def made_on(self, holder: Holder) -> Any:
+        """A side's own tables."""
+        made = holder.names.get("MultiGroupPageTable")(len(IDS) + 1, self.length, 8, list(self.page_sizes))
+        for name, row in self.rows:
+            made.add_row(holder.thing(MANAGER_REF).get_page_ids(name), row)
+        return made
 
 
 class Batch(BatchSteps):
@@ -81,41 +106,23 @@ class Batch(BatchSteps):
         if not asked.names:
             raise Nothing
         good: dict[str, Any] = {
-            "slots": [self.spec.manager.slot_of(name) for name in asked.names],
+            "slots": [Slot(MANAGER_REF, name) for name in asked.names],
             "num_computed_tokens": asked.computed,
             "num_new_tokens": asked.new,
             "num_lookahead_tokens": asked.lookahead,
             "rows": list(map(self.row, asked.names)),
-            "tables": "table",
+            "tables": TABLE_REF,
         }
         faults = [self.numbers, self.slots_and_lengths, self.rows_and_tables, self.rows_and_tables]
         if self.freed_slots(asked, good):
             faults += [self.freed_slots] * 4
         given = good | one_of(data, one_of(data, faults)(asked, good))
-        spellings = {name: self.spelling_of_fault(data, value) for name, value in given.items()}
-        self.go_on_in_vain(asked.names, {name: spelling for name, spelling in spellings.items() if spelling}, **given)
-
-    @operation
-    def go_on_in_vain(self, names: list[str], spellings: dict[str, Spelling], **given: Any) -> None:
-        """A batched step with one fault.
-
-        Args:
-            names: the requests that it is about, for those tables that are made for it.
-            spellings: how lists are handed over; what is not among them goes as it is.
-            given: the arguments; of tables a word for them.
-        """
-
-        def act(side: Side) -> Any:
-            more = {name: spelling.of(given[name]) for name, spelling in spellings.items()}
-            more["tables"] = self.given_tables(side, names, given["tables"])
-            return side.manager.allocate_slots_batch(**(given | more))
-
-        shown = ", ".join(
-            f"{name}={spellings[name].source(value) if name in spellings else repr(value)}"
-            for name, value in given.items()
-        )
-        tried = self.call(f"manager.allocate_slots_batch({shown})", act, "MAN-11")
-        if not tried.refused:
+        spelled = {}
+        for name, value in given.items():
+            numbers = [0 if isinstance(slot, Slot) else slot for slot in value] if isinstance(value, list) else value
+            how = self.spelling_of_fault(data, numbers)
+            spelled[name] = value if how is None else Spelled(how, tuple(value))
+        if not self.call_manager("allocate_slots_batch", **spelled).refused and self.session.refuses("MAN-11"):
             raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
 
     def numbers(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
@@ -174,32 +181,26 @@ class Batch(BatchSteps):
         if len(rows) > 1:
             faults.append({"rows": [*rows[:-1], rows[0]]})
         if len(self.world.groups) > 1:
-            faults.append({"tables": "tables of fewer groups"})
+            faults.append({"tables": self.other_tables(self.max_model_len, groups=len(self.world.groups) - 1)})
         if self.would_be_short(asked):
             far = {"num_lookahead_tokens": [*asked.lookahead[:-1], self.max_model_len]}
-            faults += [far | {"tables": "short tables"}] * 4
+            faults += [far | {"tables": self.other_tables(self.shortest(asked), asked.names)}] * 4
         return faults
 
-    def shortest(self, names: list[str]) -> int:
-        """The length of tables that have just room for what some requests have slots for."""
-        return max(self.cases[name].slots for name in names)
+    def other_tables(self, length: int, names: Sequence[str] = (), groups: int | None = None) -> OtherTables:
+        """Other tables than those at hand, with the pages of some requests."""
+        sizes = tuple(group.page_size for group in self.world.groups)[:groups]
+        return OtherTables(length, sizes, tuple((name, self.row(name)) for name in names))
+
+    def shortest(self, asked: Step) -> int:
+        """The length of tables that have just room for what the requests of a step have slots for."""
+        return max(self.cases[name].slots for name in asked.names)
 
     def would_be_short(self, asked: Step) -> bool:
         """Whether such tables have no room for the longest request."""
-        length = self.shortest(asked.names)
+        length = self.shortest(asked)
         return any(
             -(-self.max_model_len // group.page_size) > -(-length // group.page_size)
             for group in self.world.groups
             if not group.keeps_states
         )
-
-    def given_tables(self, side: Side, names: list[str], tables: str | None) -> Any:
-        """The tables that a drawn word stands for; the short ones have rows of some requests."""
-        if tables == "short tables":
-            made = self.tables(side, self.shortest(names))
-            for name in names:
-                made.add_row(side.manager.get_page_ids(name), self.row(name))
-            return made
-        if tables == "tables of fewer groups":
-            return self.tables(side, self.max_model_len, len(self.world.groups) - 1)
-        return side.table if tables == "table" else tables

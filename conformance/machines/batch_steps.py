@@ -1,21 +1,23 @@
-"""The batched step, held against single calls or against the specification's batched step."""
+"""The batched step, held against the specification's, which its own tests hold against single calls."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
 
+from ..calls.datum import Call, Ref, Slot, Spelled
 from ..calls.kinds import numbers_of
-from ..calls.spelling import NUMBERS, Spelling
-from .base import Field, Nothing, Side
+from ..calls.spelling import NUMBERS
+from .base import Both, Field, Nothing, Side
 from .draws import Drawing, one_of, rarely, some
 from .groups import GroupSteps
 from .manager_admission import IDS
-from .operations import operation
+from .manager_base import MANAGER_REF
 from .properties import step
 
-__all__ = ["BatchSteps", "Step"]
+__all__ = ["TABLE_REF", "BatchSteps", "Step"]
 
+TABLE_REF = Ref("table")
 
 _MANY_PAGES = 16
 """Lists that can be longer than this are long ones."""
@@ -42,13 +44,6 @@ class Step:
     tabled: bool
 
 
-def batch_result(batch: Any, _: Side) -> object:
-    """A `SlotBatch` as it is compared: its arrays with their types, and what it says of each request."""
-    arrays = [batch.granted, *batch.page_ids, *batch.offsets]
-    each = [[list(map(int, group)) for group in batch.get_page_ids(place)] for place in range(len(batch.granted))]
-    return [(str(array.dtype), array.tolist()) for array in arrays], each, int(batch.num_granted)
-
-
 def _rows(side: Any) -> object:
     return [numbers_of(table.get_cpu_tensor()) for table in side.table.page_tables]
 
@@ -58,9 +53,9 @@ class BatchSteps(GroupSteps):
 
     def parts(self, side: Side, manager: Any) -> dict[str, Any]:
         """See `ManagerMachine.parts`: the tables as well."""
-        return super().parts(side, manager) | {"table": self.tables(side, self.max_model_len)}
+        return super().parts(side, manager) | {"table": self.new_tables(side, self.max_model_len)}
 
-    def tables(self, side: Side, length: int, groups: int | None = None) -> Any:
+    def new_tables(self, side: Side, length: int, groups: int | None = None) -> Any:
         """Empty tables for requests of some length, of all groups or of the first ones."""
         sizes = [group.page_size for group in self.world.groups][:groups]
         return side.names.get("MultiGroupPageTable")(len(IDS) + 1, length, 8, sizes)
@@ -106,67 +101,39 @@ class BatchSteps(GroupSteps):
     def allocate_slots_batch(self, data: Drawing) -> None:
         """Live requests go on in one call, some of which may not fit: as if each had been called in turn."""
         asked = self.draw_step(data)
-        singly = not self.options.get("enable_events") and one_of(data, [True, False])
         spelling, one_for_all = self.spelling(data, NUMBERS), one_of(data, [True, False])
-        tokens = list(zip(asked.names, asked.computed, asked.new, asked.lookahead, strict=True))
-        self.go_on_together(tokens, asked.delay, asked.tabled, singly, spelling, one_for_all)
+
+        def listed(numbers: list[int], alike: bool = False) -> Any:
+            return numbers[0] if alike and one_for_all and len(set(numbers)) == 1 else Spelled(spelling, tuple(numbers))
+
+        rows = Spelled(spelling, tuple(map(self.row, asked.names)))
+        self.call_manager(
+            "allocate_slots_batch",
+            slots=Spelled(spelling, tuple(Slot(MANAGER_REF, name) for name in asked.names)),
+            num_computed_tokens=listed(asked.computed),
+            num_new_tokens=listed(asked.new, alike=True),
+            num_lookahead_tokens=listed(asked.lookahead, alike=True),
+            delay_cache_pages=asked.delay,
+            **({"tables": TABLE_REF, "rows": rows} if asked.tabled else {}),
+        )
         self.probe()
 
-    @operation
-    def go_on_together(
-        self,
-        requests: list[tuple[str, int, int, int]],
-        delay: bool,
-        tabled: bool,
-        singly: bool,
-        spelling: Spelling,
-        one_for_all: bool,
-    ) -> None:
-        """Live requests go on in one call.
+    def note_allocate_slots_batch(self, _: str, call: Call, granted: Both) -> None:
+        """Notes which of some requests were given slots."""
+        given = call.arguments
+        names = [slot.request_id for slot in given["slots"].values]
 
-        Args:
-            requests: for each its id, its computed tokens, its new tokens, and its look-ahead.
-            delay: see `Step`.
-            tabled: see `Step`.
-            singly: whether the specification is called once for each.
-            spelling: how the numbers are handed over.
-            one_for_all: whether one number stands for equal ones.
-        """
-        if not all(self.cases[name].live for name, *_ in requests):
-            raise Nothing
-        names, computed, news, ahead = [list(of_all) for of_all in zip(*requests, strict=True)] or [[], [], [], []]
-        asked = Step(names, computed, news, ahead, delay, tabled)
-        new = asked.new[0] if one_for_all and len(set(asked.new)) == 1 else asked.new
-        lookahead = asked.lookahead[0] if one_for_all and len(set(asked.lookahead)) == 1 else asked.lookahead
+        def numbers(name: str) -> list[int]:
+            value = given[name]
+            return list(map(int, value.values)) if isinstance(value, Spelled) else [int(value)] * len(names)
 
-        def act(side: Side) -> Any:
-            if side is self.spec and singly:
-                return self.singly(asked)
-            return side.manager.allocate_slots_batch(
-                spelling.of(side.manager.slot_of(name) for name in asked.names),
-                spelling.of(asked.computed),
-                new if isinstance(new, int) else spelling.of(new),
-                lookahead if isinstance(lookahead, int) else spelling.of(lookahead),
-                delay_cache_pages=asked.delay,
-                **({"tables": side.table, "rows": spelling.of(map(self.row, asked.names))} if asked.tabled else {}),
-            )
-
-        shown = [value if isinstance(value, int) else spelling.source(value) for value in (computed, new, lookahead)]
-        rows = f", tables=table, rows={spelling.source(map(self.row, asked.names))}" if asked.tabled else ""
-        granted = self.call(
-            f"manager.allocate_slots_batch({spelling.source(asked.names, 'slot of {}'.format)}, "
-            f"{', '.join(map(str, shown))}, delay_cache_pages={asked.delay}{rows})",
-            act,
-            "MAN-11",
-            lambda batch, side: batch if isinstance(batch, tuple) else batch_result(batch, side),
-            self.charged("MAN-11"),
-        )
-        for place, name in enumerate(asked.names):
-            self.cases[name].request.num_computed_tokens = self.cases[name].told = asked.computed[place]
-            if granted.backend.granted[place]:
-                self.grant(name, asked.computed[place], 0, asked.new[place], asked.lookahead[place])
+        each = map(numbers, ("num_computed_tokens", "num_new_tokens", "num_lookahead_tokens"))
+        for place, (name, computed, new, ahead) in enumerate(zip(names, *each, strict=True)):
+            self.cases[name].request.num_computed_tokens = self.cases[name].told = computed
+            if granted.spec.granted[place]:
+                self.grant(name, computed, 0, new, ahead)
             else:
-                self.write(name, asked.computed[place])
+                self.write(name, computed)
 
     def draw_step(self, data: Drawing) -> Step:
         """Draws a step of live requests, now and then of none; first those that came to an end make room for others."""
@@ -211,27 +178,3 @@ class BatchSteps(GroupSteps):
         if one_of(data, [False] * seldom + [True]):
             return [self.max_model_len] * len(extras)
         return [extra.get("num_lookahead_tokens", 0) for extra in extras]
-
-    def singly(self, asked: Step) -> tuple[Any, ...]:
-        """Calls the specification once for each request; what came of it as a batch shows it."""
-        each: list[list[list[int]]] = []
-        granted: list[bool] = []
-        for place, name in enumerate(asked.names):
-            request = self.cases[name].request
-            before, request.num_computed_tokens = request.num_computed_tokens, asked.computed[place]
-            pages = self.spec.manager.allocate_slots(
-                request,
-                asked.new[place],
-                num_lookahead_tokens=asked.lookahead[place],
-                delay_cache_pages=asked.delay,
-            )
-            request.num_computed_tokens = before  # the batched step does not read it
-            granted.append(pages is not None)
-            each.append([[] for _ in self.world.groups] if pages is None else list(pages.get_page_ids()))
-            if granted[-1] and asked.tabled:
-                self.append(self.spec, name)
-        groups = range(len(self.world.groups))
-        ids = [("int32", [page for own in each for page in own[group]]) for group in groups]
-        lengths = [[len(own[group]) for own in each] for group in groups]
-        offsets = [("int64", [sum(own[:place]) for place in range(len(own) + 1)]) for own in lengths]
-        return [("bool", granted), *ids, *offsets], each, sum(granted)

@@ -2,17 +2,17 @@
 
 import functools
 import inspect
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import kvproof.spec
 
 from ..backends.raising import Ending
-from ..calls.datum import Call, Ref, renamed, resolve, written
+from ..calls.datum import Call, Ref, renamed, resolve, said_of, written
 from ..calls.deviation import REFUSALS
-from ..calls.method import Method, Table, bound, perform
-from .base import Both, Machine, Side
+from ..calls.method import EVERY, Method, Table, bound, perform
+from .base import Both, Charge, Machine, Nothing, Side
 from .draws import Drawing
 from .properties import Step
 
@@ -31,8 +31,9 @@ class Calling(Machine):
     """A machine that makes calls which stand in tables.
 
     Each row with a weight is a step of its own: one call, drawn by the kinds of its arguments. What needs several calls
-    is a step that yields them and is sent what came of each. The calls themselves are the trace of an example: making
-    it shorter leaves out calls, and entries of their arguments; nothing is drawn again.
+    is a step that yields them and is sent what came of each; or, where scenes are made of scenes, one that makes them
+    by `make_call`. The calls themselves are the trace of an example: making it shorter leaves out calls, and entries of
+    their arguments; nothing is drawn again.
 
     Attributes:
         tables: the interfaces that it calls.
@@ -43,6 +44,7 @@ class Calling(Machine):
     tables: ClassVar[tuple[Table, ...]] = ()
     strangers: ClassVar[Mapping[int | str, str]] = {}
     held_as: ClassVar[Mapping[str, str]] = {}
+    records_calls = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +60,11 @@ class Calling(Machine):
     def row_of(cls, name: str) -> tuple[Table, Method]:
         """The table and the row of a method."""
         return next((table, table[name]) for table in cls.tables if name in table.by_name)
+
+    @classmethod
+    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
+        """The table and the row of a call: where tables have methods of one name, by what it is called on."""
+        return cls.row_of(call.method)
 
     @classmethod
     def steps_of_rows(cls) -> dict[str, Step]:
@@ -77,7 +84,7 @@ class Calling(Machine):
     @classmethod
     def simpler(cls, call: Call) -> Iterator[Call]:
         """See `Machine.simpler`."""
-        return cls.row_of(call.method)[1].simpler(call)
+        return cls.row_of_call(call)[1].simpler(call)
 
     # -- What is known while calls are drawn ----------------------------------------------------------------
 
@@ -145,8 +152,9 @@ class Calling(Machine):
 
     def make_call(self, call: Call) -> Both:
         """Makes a call on both sides, and compares what came of it."""
-        self._trace.append(call)
-        table, row = self.row_of(call.method)
+        if not self._operating:
+            self.note_call(call)
+        table, row = self.row_of_call(call)
         self.session.note_drawn(table.counted(call))
 
         def act(side: Side) -> Any:
@@ -156,7 +164,8 @@ class Calling(Machine):
                 if side is self.spec:
                     if self._repeats and not call.refused:
                         raise _LeftOut from None
-                    self._trace[-1] = replace(call, refused=True)
+                    if not self._operating:
+                        self._trace[-1] = replace(call, refused=True)
                 raise
 
         both = self.call(
@@ -164,15 +173,30 @@ class Calling(Machine):
             act,
             row.label(self, call.arguments),
             row.result.plain,
-            row.charged(self, call.arguments),
-            row.blame,
-            row.refuses if row.blame else (),
+            self.charge_of(row, call),
+            *self.blame_of(row, call),
             alone=row.last,
         )
         if not both.refused:
             self.spec.results[call.number], self.backend.results[call.number] = both.spec, both.backend
             self.learn(call, both)
         return both
+
+    def charges_of(self, row: Method, call: Call) -> Mapping[str, str]:
+        """Labels of wrong fields of the state after a call."""
+        charges = row.charged(self, call.arguments)
+        if EVERY not in charges:
+            return charges
+        return {shows.name: charges[EVERY] for shows in self.fields if shows.clause != "MAN-12"} | charges
+
+    def charge_of(self, row: Method, call: Call) -> Charge | Callable[[Any], Charge]:
+        """See `charges_of`; or what says the labels by the specification's result."""
+        return self.charges_of(row, call)
+
+    def blame_of(self, row: Method, call: Call) -> tuple[Callable[[Any, Any], str] | None, tuple[str, ...]]:
+        """What says the label of a wrong result by both results, if anything does, and the labels that it may say."""
+        del call
+        return row.blame, row.refuses if row.blame else ()
 
     def perform(self, side: Side, call: Call, row: Method) -> Any:
         """Makes a call on one side; see `kvproof.conformance.calls.method.perform`."""
@@ -188,7 +212,7 @@ class Calling(Machine):
             resolve((call.target, *call.arguments.values()), side)
         self._repeats = True
         try:
-            row = self.row_of(call.method)[1]
+            row = self.row_of_call(call)[1]
             given = call.arguments if call.refused else row.fitting(self, call.arguments)
             given = {name: renamed(value, self.named_now) for name, value in given.items()}
             self.make_call(replace(call, arguments=given))
@@ -196,6 +220,10 @@ class Calling(Machine):
             self._trace.pop()
         finally:
             self._repeats = False
+
+    def left_out(self) -> BaseException:
+        """What ends a call that makes no sense: where it is made again it is left out."""
+        return _LeftOut() if self._repeats else Nothing()
 
     def named_now(self, ref: Ref) -> Ref:
         """A name of a thing that says what it is now: then it can do without the call that gave it."""
@@ -211,7 +239,11 @@ class Calling(Machine):
         if row.form in ("get", "set"):
             return " = ".join([f"{target}{call.method}", *texts.values()])
         leading, named = bound(tuple(row.arguments), texts, row.by_name)
-        return f"{target}{call.method}({', '.join([*leading, *(f'{name}={text}' for name, text in named.items())])})"
+        said = [f"{name}={told!r}" for value in call.arguments.values() for name, told in said_of(value) if told]
+        at = f"  [{', '.join(said)}]" if said else ""
+        return (
+            f"{target}{call.method}({', '.join([*leading, *(f'{name}={text}' for name, text in named.items())])}){at}"
+        )
 
     def show(self, ref: Ref) -> str:
         """A thing as a report shows it: a page by its id."""
@@ -231,6 +263,8 @@ def _shown(thing: Any) -> str:
         return str(thing.page_id)
     if isinstance(thing, int):
         return str(thing)
+    if hasattr(thing, "get_page_ids") and hasattr(thing, "pages"):
+        return repr(thing)
     return str(thing.page_ids) if hasattr(thing, "page_ids") else ""
 
 

@@ -56,8 +56,13 @@ class Events(GroupSteps):
         """How many leading pages of a request a follower knows to be cached, in one group or in several."""
         name = one_of(data, list(self.cases))
         asked = one_of(data, range(len(self.world.groups)))
-        size = self.world.groups[asked].page_size
         groups = one_of(data, [[asked], [asked], [0], list(range(len(self.world.groups))), []])
+        self.ask_for(name, asked, groups)
+
+    @operation
+    def ask_for(self, name: str, asked: int, groups: list[int]) -> None:
+        """Asks the follower for a request's pages of one group's size."""
+        size = self.world.groups[asked].page_size
         self.call(
             f"follower.num_cached_pages(<keys of {name}, page size {size}>, {groups})",
             lambda side: side.follower.num_cached_pages(self.keys(side, name, size), groups),
@@ -99,11 +104,7 @@ class Events(GroupSteps):
         option, value = one_of(
             data, [("enable_events", 1), ("counter_sampling", 0), *(("counter_sampling", wrong) for wrong in NO_INTS)]
         )
-        self.call(
-            f"CacheManager(4, [], 8, {option}={value!r})",
-            lambda side: side.names.get("CacheManager")(4, [], 8, **{option: value}),
-            "MAN-12",
-        )
+        self.construct_one(4, [], 8, **{option: value})
 
     @operation
     def follow_in_vain(self, events: Any) -> None:

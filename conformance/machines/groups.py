@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from .base import Side
 from .draws import Drawing, one_of
 from .hash import weak
 from .manager_admission import IDS
@@ -12,7 +11,7 @@ from .manager_base import ManagerMachine
 from .manager_steps import ManagerSteps
 from .operations import operation
 from .properties import start, step
-from .worlds import KINDS, STATES, Group, World, worlds
+from .worlds import KINDS, STATES, Declared, Group, World, worlds
 
 __all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "State", "Window"]
 
@@ -162,6 +161,11 @@ class GroupSteps(ManagerSteps):
         """An interval is None or a multiple of every page size, 0 among them."""
         size = max(group.page_size for group in self.world.groups)
         interval = one_of(data, [-1, True, "1", 1.5, *([size + 1, 2 * size - 1] if size > 1 else [])])
+        self.ask_to_keep(interval)
+
+    @operation
+    def ask_to_keep(self, interval: Any) -> None:
+        """Constructs another manager like this one, told which lengths to keep."""
         self.call(
             f"{self.made}(..., retention_interval={interval!r})",
             lambda side: self.new_manager(side, retention_interval=interval).retention_interval,
@@ -174,19 +178,9 @@ class GroupSteps(ManagerSteps):
         del data
         self.take_all_copies()
 
-    @operation
     def take_all_copies(self) -> None:
         """Takes the copies that are to be run."""
-        self.call(
-            "manager.take_page_copies()",
-            self.take_copies,
-            "MAN-13",
-            lambda copies, _: [tuple(map(int, copy)) for copy in copies],
-        )
-
-    def take_copies(self, side: Side) -> Any:
-        """The copies that a side hands out."""
-        return side.manager.take_page_copies()
+        self.call_manager("take_page_copies")
 
 
 class Window(GroupSteps):
@@ -284,12 +278,5 @@ class Hybrid(GroupSteps):
             ],
         )
 
-        def act(side: Side) -> Any:
-            groups = [
-                group.declared(number, side.names, self.spec.names) if isinstance(group, Group) else group
-                for number, group in numbered
-            ]
-            return side.names.get("CacheManager")(4, groups, 8, True, True)
-
-        shown = ", ".join(f"{group} of layer {number}" for number, group in numbered)
-        self.call(f"CacheManager(4, [{shown}], 8, True, True)", act, "MAN-7")
+        groups = [Declared(group, number) if isinstance(group, Group) else group for number, group in numbered]
+        self.construct_one(4, groups, 8, True, True)

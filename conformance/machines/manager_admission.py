@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, MultimodalItem, PromptEmbeddings
 
-from ..calls.spelling import Spelling, request_as, request_source
-from .base import Both, Nothing, Side
+from ..calls.datum import Prompt, Ref
+from ..calls.spelling import Spelling
+from .base import Nothing
 from .draws import EXTRA_KEYS, Drawing, counted, one_of, rarely
-from .manager_blame import Case
 from .manager_endings import Endings
-from .operations import operation
 
 __all__ = ["IDS", "Admission"]
 
@@ -55,7 +54,6 @@ class Admission(Endings):
             self.look_up(name)
         return name
 
-    @operation
     def bring(
         self,
         name: str,
@@ -65,15 +63,8 @@ class Admission(Endings):
         spelling: Spelling | None = None,
     ) -> None:
         """A request comes under an id that is not live, its tokens handed over as in this world unless told how."""
-        spelling = spelling or self.world.spellings[0]
-        earlier = self.cases.get(name)
-        if not tokens or (earlier is not None and earlier.live):
-            raise Nothing
-        given = spelling, name, tokens, extra_keys, logprobs
-        self.calls.append(f"{name} = {request_source(*given)}")
-        self.cases[name] = Case(request_as(*given))
-        if earlier is not None:
-            self.cases[name].earlier = [*earlier.earlier, (earlier.tokens, earlier.request.extra_keys)]
+        how = spelling or self.world.spellings[0]
+        self.make_call(self.call_of("Request", None, prompt=Prompt(tuple(tokens), extra_keys, how, name, logprobs)))
 
     def impossible_counts(self, name: str) -> list[int]:
         """Computed tokens that a live request can't have: never given slots, fallen, or of a state rolled back."""
@@ -100,7 +91,6 @@ class Admission(Endings):
         self.probe()
         return name
 
-    @operation
     def admit_with(self, name: str, new: int, hits: int | None = None, **options: Any) -> None:
         """A waiting request gets slots.
 
@@ -114,12 +104,7 @@ class Admission(Endings):
         if case.live:
             raise Nothing
         case.request.num_computed_tokens = 0
-        found = None if hits is None else case.found
-        if found is not None and hits is not None and hits < found.spec[1]:
-            found = self.part_of(found, hits)
-        self.allocate(name, new, found, **options)
-        if self.cases[name].live:
-            case.request.status = EngineRequestStatus.RUNNING
+        self.allocate(name, new, hits, **options)
 
     def chunk(self, data: Drawing, start: int, end: int) -> int:
         """How many tokens a step computes that begins after ``start`` tokens of ``end``: all, up to a page, or some."""
@@ -161,7 +146,6 @@ class Admission(Endings):
             raise Nothing
         self.continue_with(name, counted(data, computed), counted(data, new), **self.extras(data))
 
-    @operation
     def continue_with(self, name: str, computed: int, new: int, **options: Any) -> None:
         """A live request gets slots for ``new`` tokens behind those computed."""
         if not self.cases[name].live:
@@ -169,12 +153,10 @@ class Admission(Endings):
         self.cases[name].request.num_computed_tokens = computed
         self.allocate(name, new, **options)
 
-    @operation
     def grow(self, name: str, tokens: list[int]) -> None:
         """A request has more tokens: it was decoded, or drafts were accepted."""
         for token in tokens:
-            self.cases[name].request.append(token)
-        self.calls.append(f"{name} grows by {tokens}")
+            self.make_call(self.call_of("append", Ref(name), token_id=token))
 
     def next_chunk(self, data: Drawing, name: str) -> tuple[int, int]:
         """How many tokens of a live request are computed now, and how many come next; 0 at the longest length.
@@ -210,15 +192,6 @@ class Admission(Endings):
         return [
             name for name in self.names_of(live=True) if self.cases[name].request.status is EngineRequestStatus.RUNNING
         ]
-
-    def part_of(self, found: Both, tokens: int) -> Both:
-        """The first pages of a hit; where a window or a state of the shorter prefix is not among them, no hit."""
-
-        def cut(side: Side) -> Any:
-            groups = zip(self.world.groups, found.of(self, side)[0].pages, strict=True)
-            return side.names.get("CachePages")(tuple(held[: tokens // group.page_size] for group, held in groups))
-
-        return Both((cut(self.spec), tokens), (cut(self.backend), tokens))
 
     def turn(self, data: Drawing) -> None:
         """Draws which pool is meant by a side's ``pool`` and ``pages``, where there are several."""

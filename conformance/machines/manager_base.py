@@ -1,34 +1,51 @@
 """What the steps of the manager machines share: the two managers, what they show, look-ups and slots."""
 
 import functools
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from kvproof.spec.declarations import EngineRequestStatus
+
 from ..backends.loading import takes_parameter
+from ..calls.datum import Call, GoneError, Pages, Prompt, Ref, Saying, resolve, said_of, written
 from ..calls.deviation import attempt
-from ..calls.readings import page_list
+from ..calls.kinds import HASHES
+from ..calls.manager import COUNTS, HIT_AGAIN, MANAGER, PAGE_LISTS
+from ..calls.method import Method, Table
+from ..calls.pool import POOL
+from ..calls.request import REQUEST
 from ..calls.spelling import LISTED
 from .base import Both, Field, Side
+from .calling import Calling
 from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Case, ManagerBlame
 from .manager_fields import event_fields, follow, pin_fields
-from .operations import operation
 from .pool_state import order_clause, page_views, pool_fields, pool_options
 from .worlds import World
 
-__all__ = ["COUNTS", "HASHES", "ManagerMachine"]
+__all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]
 
-COUNTS = ("ref_cnt", "free pages", "numbers of free pages", "null page")
-"""What shows who holds which page."""
-
-HASHES = ("hashed pages", "cached map")
-"""What shows which page is cached."""
+MANAGER_REF, POOL_REF = Ref("manager"), Ref("pool")
 
 
-class ManagerMachine(ManagerBlame):
-    """Two managers side by side. A side has ``manager``, its ``pool``, and ``pages`` by id.
+@dataclass(frozen=True)
+class Before:
+    """What is known just before a call.
+
+    Attributes:
+        held: the pages that the request which it is about holds, group by group.
+        released: the clauses by which the request will give pages back in it.
+    """
+
+    held: list[list[int]] = field(default_factory=list)
+    released: tuple[str, ...] = ()
+
+
+class ManagerMachine(ManagerBlame, Calling):
+    """Two managers side by side. A side has ``manager``, its ``pool``, ``pages`` by id, and the requests by their ids.
 
     Attributes:
         options: the managers' keywords.
@@ -37,6 +54,7 @@ class ManagerMachine(ManagerBlame):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages")
+    tables: ClassVar[tuple[Table, ...]] = (MANAGER, PAGE_LISTS, REQUEST)
     made: ClassVar[str] = "CacheManager"
     first: tuple[int, ...] = ()
     always = frozenset(
@@ -134,42 +152,164 @@ class ManagerMachine(ManagerBlame):
         """Whether prefixes are cached and found."""
         return self.world.caching and bool(self.world.groups)
 
-    def charged(self, clause: str) -> dict[str, str]:
-        """One label for all that the managers show, but for what they tell of it (MAN-12)."""
-        return {shows.name: clause for shows in self.fields if shows.clause != "MAN-12"}
+    # -- Calls --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
+        """See `Calling.row_of_call`."""
+        if call.about == HIT_AGAIN.clause:
+            return MANAGER, HIT_AGAIN
+        if call.target is None:
+            return cls.row_of(call.method)
+        table = {MANAGER_REF.of: cls.tables[0], POOL_REF.of: POOL}.get(call.target.of, REQUEST)
+        table = PAGE_LISTS if isinstance(call.target.of, int) else table
+        return table, table[call.method]
+
+    def call_manager(self, method: str, **arguments: Any) -> Both:
+        """Makes a call on the managers."""
+        return self.make_call(self.call_of(method, MANAGER_REF, **arguments))
+
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: what an engine does with a request of its own calls no manager."""
+        table, row = self.row_of_call(call)
+        if table is REQUEST:
+            return self.change(call, row)
+        name = self.name_in(call)
+        self.was = Before(
+            self.held(name) if row.name in ("free", "swap_out") and name else [], self.released_by(name, call)
+        )
+        said = self.said_before(call)
+        both = super().make_call(call)
+        if both.refused:
+            for request, attribute, value in said:
+                setattr(request, attribute, value)
+        return both
+
+    def repeat_call(self, call: Call) -> None:
+        """See `Calling.repeat_call`: a call that names what there is not any more is left out."""
+        with suppress(GoneError):
+            super().repeat_call(call)
+
+    def show_target(self, ref: Ref) -> str:
+        """See `Calling.show_target`."""
+        return self.show(ref) if isinstance(ref.of, int) else str(ref)
+
+    def name_in(self, call: Call) -> str:
+        """The id of the request that a call is about; "" if it is about none, or about another one with its id."""
+        request = call.arguments.get("request")
+        ref = request.request if isinstance(request, Saying) else request
+        return ref.of if isinstance(ref, Ref) and isinstance(ref.of, str) else ""
+
+    def said_before(self, call: Call) -> list[tuple[Any, str, Any]]:
+        """What the engine said of its requests before a call that says something else."""
+        return [
+            (self.cases[name].request, attribute, getattr(self.cases[name].request, attribute))
+            for name in (self.name_in(call),)
+            for attribute, _ in said_of(call.arguments.get("request"))
+            if name in self.cases
+        ]
+
+    def change(self, call: Call, row: Method) -> Both:
+        """What an engine does with a request of its own: both sides have the same one."""
+        if not self._operating:
+            self.note_call(call)
+        if row.form == "build":
+            self.brought(call.arguments["prompt"])
+            return Both()
+        assert call.target is not None, "it is called on a request"
+        name, (value,) = str(call.target.of), call.arguments.values()
+        if name not in self.cases:
+            raise self.left_out()
+        if row.name == "append":
+            self.cases[name].request.append(value)
+            self.calls.append(f"{name} grows by [{value}]")
+        else:
+            setattr(self.cases[name].request, row.name, value)
+            self.calls.append(f"{name}.{row.name} = {getattr(value, 'name', repr(value))}")
+        return Both()
+
+    def brought(self, prompt: Prompt) -> None:
+        """Notes that a request comes under an id that is not live."""
+        name = prompt.request_id
+        earlier = self.cases.get(name)
+        if not prompt.tokens or (earlier is not None and earlier.live):
+            raise self.left_out()
+        self.calls.append(f"{name} = {written(prompt)}")
+        request = resolve(prompt, self.spec)
+        self.cases[name] = Case(request)
+        for side in (self.spec, self.backend):
+            side.put({name: request})
+        if earlier is not None:
+            self.cases[name].earlier = [*earlier.earlier, (earlier.tokens, earlier.request.extra_keys)]
+
+    def perform(self, side: Side, call: Call, row: Method) -> Any:
+        """See `Calling.perform`: nobody's pages were withdrawn where nobody asked for whose they were."""
+        given = super().perform(side, call, row)
+        return [] if given is None and row.name == "free" and "num_written" not in call.arguments else given
+
+    def charge_of(self, row: Method, call: Call) -> Any:
+        """See `Calling.charge_of`: without slots only what was given back has changed (MAN-2).
+
+        Where pages without a hash are freed to the front, what was withdrawn shows in the order of the free ones.
+        """
+        charges = dict(self.charges_of(row, call))
+        if row.name == "free" and self.options.get("unhashed_first"):
+            return charges | {"free pages": charges["hashed pages"]}
+        if row.name != "allocate_slots" or not self.was.released:
+            return charges
+        giving = charges | dict.fromkeys(("pages of requests", *COUNTS), self.was.released[0])
+        return lambda pages: charges if pages is None else giving
+
+    def blame_of(self, row: Method, call: Call) -> tuple[Callable[[Any, Any], str] | None, tuple[str, ...]]:
+        """See `Calling.blame_of`: what the pages hold says it."""
+        name = self.name_in(call)
+        if not name or call.about:
+            return super().blame_of(row, call)
+        if row.name == "get_computed_pages":
+            also = ("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9"), *self.of_states)
+            return functools.partial(self.blame_hit, self.cases[name]), also
+        if row.name == "allocate_slots":
+            released = self.was.released
+            blame = functools.partial(self.blame_allocation, name, released=released)
+            return blame, (*self.of_states, *released)
+        return super().blame_of(row, call)
+
+    def learn(self, call: Call, both: Both) -> None:
+        """See `Calling.learn`: what the request's pages hold, and how far it has come."""
+        note = getattr(self, f"note_{call.method}", None)
+        name = self.name_in(call)
+        if note is not None and (name or "request" not in self.row_of_call(call)[1].arguments):
+            note(name, call, both)
 
     # -- Requests ---------------------------------------------------------------------------------------
 
-    @operation
     def look_up(self, name: str) -> Both:
         """Looks a request up on both sides; nothing changes in the pool, and what is found is the request's own."""
+        found = self.call_manager("get_computed_pages", request=Ref(name))
+        if self.world.gives_back and self.offers("manager", "get_junction"):
+            self.call_manager("get_junction", request=Ref(name))
+        return found
+
+    def note_get_computed_pages(self, name: str, call: Call, found: Both) -> None:
+        """Notes what a look-up found."""
         case = self.cases[name]
-        found = self.call(
-            f"manager.get_computed_pages({name})",
-            lambda side: side.manager.get_computed_pages(case.request),
-            "MAN-1",
-            self.found_pages,
-            self.charged("MAN-1"),
-            lambda expected, observed: self.blame_hit(case, expected, observed),
-            also=("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9"), *self.of_states),
-        )
-        if not found.refused and found.spec[1]:
+        if call.about:
+            return
+        if found.spec[1]:
             self.session.hits += 1
             self.judge(case, found)
-        case.found = found
-        if self.world.gives_back and self.offers("manager", "get_junction"):
-            self.call(
-                f"manager.get_junction({name})",
-                lambda side: side.manager.get_junction(case.request),
-                "RET-2",
-                lambda junction, _: int(junction),
-                self.charged("RET-2"),
-            )
-        return found
+        case.found, case.found_by = found, call.number
 
     def found_pages(self, found: Any, side: Any) -> Any:
         """A look-up's result as it is compared."""
-        return self.page_lists(found[0], side), int(found[1])
+        return MANAGER["get_computed_pages"].result.plain(found, side)
+
+    def released_by(self, name: str, call: Call) -> tuple[str, ...]:
+        """The clauses by which a request gives pages back in a call."""
+        if call.method != "allocate_slots" or name not in self.cases:
+            return ()
+        said = dict(said_of(call.arguments["request"]))
+        return self.giving_back(name, said.get("num_computed_tokens", self.cases[name].request.num_computed_tokens))
 
     def judge(self, case: Case, found: Both) -> None:
         """Holds a hit against what the pages hold, which no hash function and no key is asked about (R2)."""
@@ -180,42 +320,49 @@ class ManagerMachine(ManagerBlame):
 
     # -- Slots ------------------------------------------------------------------------------------------
 
-    def allocate(self, name: str, new: Any, found: Both | None = None, **options: Any) -> Both:
+    def allocate(self, name: str, new: Any, hits: int | None = None, **options: Any) -> Both:
         """Allocates slots on both sides.
 
         Args:
             name: the request's id.
             new: tokens to be computed.
-            found: a look-up's result that is handed back.
+            hits: how many tokens of what its last look-up found are handed back; None to hand nothing back.
             options: the other arguments, those left out that the backend's manager does not take.
         """
+        request = Saying(Ref(name), (("num_computed_tokens", self.cases[name].request.num_computed_tokens),))
+        given = {} if hits is None else self.hits_of(name, hits)
+        taken = {option: value for option, value in options.items() if self.takes(option)}
+        return self.call_manager("allocate_slots", request=request, num_new_tokens=new, **given, **taken)
+
+    def hits_of(self, name: str, tokens: int) -> dict[str, Any]:
+        """The first tokens of what a request's last look-up found, and their pages, as arguments of a call.
+
+        Where a window or a state of the shorter prefix is not among the pages, they are no hit.
+        """
         case = self.cases[name]
-        options = {option: value for option, value in options.items() if self.takes(option)}
-        tokens = found.spec[1] if found is not None else 0
-        computed = case.request.num_computed_tokens
-        shown = "".join(f", {option}={value!r}" for option, value in options.items())
-        with_hits = f", {tokens}, {found.spec[0]!r}" if found is not None else ""
-        at = f"  [num_computed_tokens={computed!r}]" if computed else ""
-        released = self.giving_back(name, computed)
-        allocated = self.call(
-            f"manager.allocate_slots({name}, {new!r}{with_hits}{shown}){at}",
-            lambda side: side.manager.allocate_slots(
-                case.request, new, *([tokens, found.of(self, side)[0]] if found is not None else []), **options
-            ),
-            "MAN-2",
-            self.page_lists,
-            lambda pages: self.charge_allocation(pages, released),
-            lambda expected, observed: self.blame_allocation(name, expected, observed, released),
-            also=(*self.of_states, *released),
-        )
-        if allocated.refused:
-            return allocated
+        if case.found is None:
+            return {}
+        pages, length = Ref(case.found_by, (0,)), int(case.found.spec[1])
+        if tokens >= length:
+            return {"num_new_computed_tokens": length, "new_computed_pages": pages}
+        ends = enumerate(tokens // group.page_size for group in self.world.groups)
+        first = tuple(pages.to(".pages", number, f":{end}") for number, end in ends)
+        return {"num_new_computed_tokens": tokens, "new_computed_pages": Pages(first)}
+
+    def note_allocate_slots(self, name: str, call: Call, allocated: Both) -> None:
+        """Notes whether a request was given slots."""
+        case, given = self.cases[name], call.arguments
+        computed, found = case.request.num_computed_tokens, given.get("num_new_computed_tokens", 0)
         if allocated.spec is not None:
-            self.grant(name, int(computed), int(tokens), int(new), options.get("num_lookahead_tokens", 0))
+            self.grant(name, int(computed), int(found), int(given["num_new_tokens"]), self.lookahead_of(call))
         elif case.live:
             self.write(name, int(computed))  # the drafts that were accepted are, with new slots or without
         case.told = int(computed)
-        return allocated
+
+    @staticmethod
+    def lookahead_of(call: Call) -> int:
+        """The look-ahead of a call that asks for slots."""
+        return int(call.arguments.get("num_lookahead_tokens", 0))
 
     def takes(self, option: str) -> bool:
         """Whether the backend's ``allocate_slots`` takes an option."""
@@ -224,10 +371,6 @@ class ManagerMachine(ManagerBlame):
             self.session.lacks.add(f"manager.allocate_slots({option})")
         return taken
 
-    def page_lists(self, pages: Any, side: Any) -> Any:
-        """Pages that a manager returned as they are compared: the ids of each group's, or None."""
-        return None if pages is None else [page_list(group, side) for group in pages.pages]
-
     def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
         """Notes that a request was given slots, and holds what its step reads against what the pages hold (R2)."""
         case = self.cases[name]
@@ -235,6 +378,7 @@ class ManagerMachine(ManagerBlame):
             case.given = case.slots = 0
             case.hits = case.written = case.computed = found
             case.void = False
+            case.request.status = EngineRequestStatus.RUNNING
         case.live = True
         start, promised = computed + found, computed + found + new
         case.given = max(case.given, promised)
@@ -248,14 +392,15 @@ class ManagerMachine(ManagerBlame):
         self.write(name, promised)
         case.computed = start
 
-    def write(self, name: str, end: int) -> None:
-        """Notes that a request's pages hold its tokens up to ``end``, as far as they are known."""
+    def write(self, name: str, end: int, held: list[list[int]] | None = None) -> None:
+        """Notes that a request's pages hold its tokens up to ``end``, as far as they are known.
+
+        Args:
+            name: the request's id.
+            end: the number of tokens.
+            held: the pages, where it does not hold them any more.
+        """
         case = self.cases[name]
         if end > case.written or not self.world.has_states:
             case.written = max(case.written, min(end, case.request.num_tokens))
-            self.ghost.write(self.held(name), case.computed, case.written, case.request)
-
-    def charge_allocation(self, pages: Any, released: tuple[str, ...]) -> Mapping[str, str]:
-        """Labels for what a call left behind: without slots only what was given back has changed (MAN-2)."""
-        clause = "MAN-2" if pages is None or not released else released[0]
-        return dict.fromkeys(("pages of requests", *COUNTS), clause) | dict.fromkeys(HASHES, "MAN-3")
+            self.ghost.write(held or self.held(name), case.computed, case.written, case.request)

@@ -32,6 +32,7 @@ class Case:
         published: tokens up to which its full pages are published (MAN-3).
         void: whether it holds a page whose content was withdrawn, and should have been scheduled anew (MAN-4).
         found: the last look-up's result.
+        found_by: the number of the call that looked it up.
         earlier: what the id stood for before: tokens and extra keys.
     """
 
@@ -46,6 +47,7 @@ class Case:
     published: int = 0
     void: bool = False
     found: Both | None = None
+    found_by: int = 0
     earlier: list[tuple[list[int], tuple[ExtraKey, ...]]] = field(default_factory=list)
 
     @property

@@ -1,17 +1,17 @@
 """Calls on a manager with one fault each: both sides refuse them, and nothing has changed."""
 
-import functools
 from typing import Any
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import EngineRequestStatus, Request
+from kvproof.spec.declarations import EngineRequestStatus
 
-from .base import Both, Side
+from ..calls.datum import Pages, Prompt, Ref, Saying
+from ..calls.manager import StrangePage
 from .draws import NO_INTS, Drawing, likely, one_of
 from .manager_admission import Admission
 from .properties import step
-from .worlds import Group
+from .worlds import Declared, Group
 
 __all__ = ["ManagerFaults"]
 
@@ -39,33 +39,34 @@ class ManagerFaults(Admission):
     def construct_badly(self, data: Drawing) -> None:
         """A manager needs 2 pages, a length, flags, and groups that are groups, of numbers."""
         if self.session.backend.offers("CacheGroupSpec") and one_of(data, [False, True]):
-            dtype = one_of(data, NO_NUMBERS)
-            self.call(
-                f"CacheManager(4, [CacheGroupSpec(FullAttentionSpec(1, 1, 1, {dtype!r}))], 8)",
-                functools.partial(_made_of, dtype),
-                "R1",
-            )
+            groups = [Declared(Group("full", 1), 0, one_of(data, NO_NUMBERS))]
+            self.construct_one(4, groups, 8)
             return
-        arguments: tuple[Any, ...] = one_of(
-            data, [(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8), (4, ["group"], 8), (4, [], 8, 1)]
+        self.construct_one(
+            *one_of(
+                data, [(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8), (4, ["group"], 8), (4, [], 8, 1)]
+            )
         )
-        self.call(f"CacheManager{arguments}", lambda side: side.names.get("CacheManager")(*arguments), "R1")
+
+    def construct_one(self, *arguments: Any, **options: Any) -> None:
+        """Constructs another manager."""
+        names = ("num_pages", "kv_cache_groups", "max_model_len", "enable_caching", "use_eagle")
+        given = dict(zip(names, arguments, strict=False)) | options
+        self.make_call(self.call_of("CacheManager", None, **given))
 
     def call_with_no_request(self, data: Drawing) -> None:
         """What is no request, or has no fit id or tokens."""
-        nameless: Any = Request("x", [0])
-        nameless.request_id = 1
+        nameless = Saying(Prompt((0,), request_id="x"), (("request_id", 1),))
         request: Any = one_of(data, [None, "a", nameless])
-        calls = {
-            "get_computed_pages": lambda side: side.manager.get_computed_pages(request),
-            "allocate_slots": lambda side: side.manager.allocate_slots(request, 1),
-            "free": lambda side: side.manager.free(request),
-            "free_page_hashes": lambda side: side.manager.free_page_hashes(request),
+        calls: dict[str, dict[str, Any]] = {
+            "get_computed_pages": {},
+            "allocate_slots": {"num_new_tokens": 1},
+            "free": {},
+            "free_page_hashes": {},
         }
         name = one_of(data, [name for name in calls if self.offers("manager", name)])
-        self.call(f"manager.{name}({request!r})", calls[name], "R1")
-        wrong = one_of(data, [None, 1])
-        self.call(f"manager.get_page_ids({wrong})", lambda side: side.manager.get_page_ids(wrong), "R1")
+        self.call_manager(name, request=request, **calls[name])
+        self.call_manager("get_page_ids", request_id=one_of(data, [None, 1]))
 
     def allocate_badly(self, data: Drawing) -> None:
         """Numbers of tokens that are none, negative, or beyond the longest request; a flag that is none."""
@@ -95,34 +96,15 @@ class ManagerFaults(Admission):
         """Computed tokens that were never given slots, fell, or are no number; another object under a live id."""
         name = self.some_live(data)
         case = self.cases[name]
-        computed = case.request.num_computed_tokens
         wrong = likely(data, [*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
         if wrong == "another object":
-            stranger = Request(name, case.tokens, case.request.extra_keys)
-            self.call(
-                f"manager.get_computed_pages(<another request {name!r}>)",
-                lambda side: side.manager.get_computed_pages(stranger),
-                "MAN-6",
-                self.found_pages,
-            )
-            self.call(
-                f"manager.allocate_slots(<another request {name!r}>, 1)",
-                lambda side: side.manager.allocate_slots(stranger, 1),
-                "MAN-6",
-                self.page_lists,
-            )
+            stranger = self.namesake(name, case.request.extra_keys)
+            self.call_manager("get_computed_pages", request=stranger)
+            self.call_manager("allocate_slots", request=stranger, num_new_tokens=1)
             return
-        live: Any = case.request
-        live.num_computed_tokens = wrong
-        try:
-            self.call(
-                f"manager.allocate_slots({name}, 1)  [num_computed_tokens={wrong!r}]",
-                lambda side: side.manager.allocate_slots(case.request, 1),
-                "MAN-8",
-                self.page_lists,
-            )
-        finally:
-            case.request.num_computed_tokens = computed
+        self.call_manager(
+            "allocate_slots", request=Saying(Ref(name), (("num_computed_tokens", wrong),)), num_new_tokens=1
+        )
 
     def hit_badly(self, data: Drawing) -> None:
         """Pages as hits that are not the request's own: others, too few, of another group or pool, null pages."""
@@ -145,15 +127,16 @@ class ManagerFaults(Admission):
             pages = [*pages[:group], *pages[group + 1 :]] if one_of(data, [True, False]) else [*pages, []]
         else:
             place = data.draw(st.integers(0, len(pages[group]) - 1))
-            pages[group][place] = {"page": one_of(data, sorted(self.spec.pages)), "null": 0}.get(fault, fault)
+            page = {"page": one_of(data, sorted(self.spec.pages)), "null": 0}.get(fault)
+            pages[group][place] = StrangePage() if page is None else page
+        self.hit_with(name, pages, length)
 
-        def given(side: Side) -> Any:
-            def view(page: Any) -> Any:
-                return self.strange_page(side) if isinstance(page, str) else side.pages[page]
-
-            return side.names.get("CachePages")([[view(page) for page in held] for held in pages]), length
-
-        self.allocate(name, 1, Both(given(self.spec), given(self.backend)))
+    def hit_with(self, name: str, pages: list[list[Any]], length: int) -> None:
+        """A request asks for a slot behind pages that are handed over as its hits, some of them by their ids."""
+        lists = [[Ref("pages", (page,)) if isinstance(page, int) else page for page in held] for held in pages]
+        request = Saying(Ref(name), (("num_computed_tokens", self.cases[name].request.num_computed_tokens),))
+        hits = {"num_new_computed_tokens": length, "new_computed_pages": Pages(lists)}
+        self.call_manager("allocate_slots", request=request, num_new_tokens=1, **hits)
 
     def some_pages(self, data: Drawing, group: Group, length: int) -> list[Any]:
         """Some pages in the places of a prefix where a group needs pages."""
@@ -163,50 +146,26 @@ class ManagerFaults(Admission):
             for place in range(length // group.page_size)
         ]
 
-    def strange_page(self, side: Side) -> Any:
-        """A page of another pool."""
-        return side.names.get("CacheManager")(3, [], 8, False).page_pool.get_new_pages(1)[0]
-
     def publish_badly(self, data: Drawing) -> None:
         """Publishes more than the request was given slots for, or for a request that is not live."""
         name = self.some_live(data)
         case = self.cases[name]
-        stranger = Request("z", [0])
-        numbers = [(case.request, wrong) for wrong in (-1, *NO_INTS)]
-        request, count = likely(data, [(case.request, case.given + 1), (stranger, 0)], numbers)
-        self.call(
-            f"manager.cache_pages({request.request_id}, {count!r})",
-            lambda side: side.manager.cache_pages(request, count),
-            "MAN-3",
-        )
+        numbers = [(Ref(name), wrong) for wrong in (-1, *NO_INTS)]
+        request, count = likely(data, [(Ref(name), case.given + 1), (Prompt((0,), request_id="z"), 0)], numbers)
+        self.call_manager("cache_pages", request=request, num_computed_tokens=count)
 
     def free_badly(self, data: Drawing) -> None:
         """What was written is a number."""
-        case = self.cases[self.some_case(data)]
+        name = self.some_case(data)
         wrong = one_of(data, [-1, *NO_INTS[:-1]])
         if self.backend.names.accepts("CacheManager.free", "num_written"):
-            self.call(
-                f"manager.free({case.request.request_id}, {wrong!r})",
-                lambda side: side.manager.free(case.request, wrong),
-                "MAN-4",
-            )
+            self.call_manager("free", request=Ref(name), num_written=wrong)
 
     def count_badly(self, data: Drawing) -> None:
         """Counts common pages for a request that is not live or does not run, or is told no number."""
-        case = self.cases[self.some_live(data)]
-        stranger = Request("z", [0])
-        stranger.status = EngineRequestStatus.RUNNING
-        request, count = likely(data, [(stranger, 1)], [(case.request, wrong) for wrong in (-1, *NO_INTS)])
-        status = request.status
-        one_fault = request is stranger or status is EngineRequestStatus.RUNNING
-        self.call(
-            f"manager.get_num_common_prefix_pages({request.request_id}, {count if one_fault else 1!r})",
-            lambda side: side.manager.get_num_common_prefix_pages(request, count if one_fault else 1),
-            "MAN-10",
-        )
-
-
-def _made_of(dtype: Any, side: Side) -> Any:
-    """A side's manager of one group of a dtype."""
-    layers = side.names.get("FullAttentionSpec")(1, 1, 1, dtype)
-    return side.names.get("CacheManager")(4, [side.names.get("CacheGroupSpec")(layers)], 8)
+        name = self.some_live(data)
+        stranger = Saying(Prompt((0,), request_id="z"), (("status", EngineRequestStatus.RUNNING),))
+        asked, count = likely(data, [(stranger, 1)], [(Ref(name), wrong) for wrong in (-1, *NO_INTS)])
+        one_fault = asked is stranger or self.cases[name].request.status is EngineRequestStatus.RUNNING
+        given = {"num_scheduled_requests": count if one_fault else 1}
+        self.call_manager("get_num_common_prefix_pages", request=asked, **given)

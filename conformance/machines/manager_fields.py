@@ -4,25 +4,18 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from kvproof.spec.declarations import CacheCounters, PageRemoved, PageStored
+from kvproof.spec.declarations import CacheCounters
 
+from ..calls.manager import event
 from .base import Field, Side
 
-__all__ = ["TAKEN", "event", "event_fields", "follow", "pin_fields"]
+__all__ = ["TAKEN", "event_fields", "follow", "pin_fields"]
 
 _LAST = 48
 """So many of the last events are shown; they are compared after every call, and no call tells of so many pages."""
 
 TAKEN = ("events", "cached map of a follower")
 """The fields for which events are taken off a manager."""
-
-_FIELDS = {kind.__name__: kind._fields for kind in (PageStored, PageRemoved)}
-
-
-def event(told: Any) -> tuple[Any, ...]:
-    """An event of any backend, to be compared: its kind and what it says, token ids included."""
-    kind = type(told).__name__
-    return (kind, *(getattr(told, name) for name in _FIELDS.get(kind, ())))
 
 
 def follow(side: Side) -> dict[str, Any]:

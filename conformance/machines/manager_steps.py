@@ -1,18 +1,18 @@
 """The steps of all manager machines: requests arrive, hit, run, are preempted, resumed and freed, as engines do it."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus
 
-from .base import Nothing, Side
+from ..calls.datum import Call, Ref
+from .base import Both, Nothing
 from .draws import Drawing, likely, one_of, rarely
 from .manager_admission import IDS
-from .manager_base import HASHES
+from .manager_base import MANAGER_REF, POOL_REF
 from .manager_faults import ManagerFaults
-from .operations import operation
 from .properties import step
 
 __all__ = ["ManagerSteps"]
@@ -67,19 +67,10 @@ class ManagerSteps(ManagerFaults):
         )
         self.hit_again(name)
 
-    @operation
     def hit_again(self, name: str) -> None:
         """Looks up a request that comes again: it hits as many tokens as the specification finds."""
-        case = self.cases[name]
-        if case.live:
-            raise Nothing
-        self.call(
-            f"manager.get_computed_pages({name})",
-            lambda side: side.manager.get_computed_pages(case.request),
-            "HIT-1",
-            lambda found, _: int(found[1]),
-            alone=True,
-        )
+        call = self.call_of("get_computed_pages", MANAGER_REF, request=Ref(name))
+        self.make_call(replace(call, about="HIT-1"))
 
     @step("MAN-3", "MAN-5", when=can_part)
     def cache_again(self, data: Drawing) -> None:
@@ -150,19 +141,13 @@ class ManagerSteps(ManagerFaults):
         self.publish(name, data.draw(st.integers(0, given)) if rarely(data) else given)
         self.probe()
 
-    @operation
     def publish(self, name: str, count: int) -> None:
         """Publishes the full pages of a live request's first tokens."""
-        case = self.cases[name]
-        if not case.live or count > case.given:
-            raise Nothing
-        self.write(name, count)  # drafts may have been accepted
-        self.call(
-            f"manager.cache_pages({name}, {count})",
-            lambda side: side.manager.cache_pages(case.request, count),
-            "MAN-3",
-            charge=self.charged("MAN-3"),
-        )
+        self.call_manager("cache_pages", request=Ref(name), num_computed_tokens=count)
+
+    def note_cache_pages(self, name: str, call: Call, _: Both) -> None:
+        """Notes that tokens are written: drafts may have been accepted."""
+        self.write(name, call.arguments["num_computed_tokens"])
 
     @step("MAN-3", "MAN-10", when=lambda self: self.offers("manager", "get_num_common_prefix_pages"))
     def get_num_common_prefix_pages(self, data: Drawing) -> None:
@@ -178,22 +163,13 @@ class ManagerSteps(ManagerFaults):
         right = self.num_running(asked)
         self.count_common(asked, one_of(data, [right, right, right, data.draw(st.integers(0, 4))]))
 
-    @operation
     def set_status(self, name: str, status: EngineRequestStatus) -> None:
         """The engine sets a request's status."""
-        self.cases[name].request.status = status
-        self.calls.append(f"{name}.status = {status.name}")
+        self.make_call(self.call_of("status", Ref(name), value=status))
 
-    @operation
     def count_common(self, asked: str, count: int) -> None:
         """Counts the pages that all running requests share, told how many run."""
-        self.call(
-            f"manager.get_num_common_prefix_pages({asked}, {count})",
-            lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
-            "MAN-10",
-            lambda counts, _: list(map(int, counts)),
-            alone=True,
-        )
+        self.call_manager("get_num_common_prefix_pages", request=Ref(asked), num_scheduled_requests=count)
 
     # -- Requests go ----------------------------------------------------------------------------------------
 
@@ -240,25 +216,13 @@ class ManagerSteps(ManagerFaults):
         elif self.cases:
             self.look_up(one_of(data, list(self.cases)))
 
-    @operation
     def reset(self) -> None:
         """Forgets every cached prefix."""
-        self.call(
-            "manager.reset_prefix_cache()",
-            lambda side: side.manager.reset_prefix_cache(),
-            "POOL-9",
-            charge=self.charged("POOL-9"),
-        )
+        self.call_manager("reset_prefix_cache")
 
-    @operation
     def evict(self, pages: list[int]) -> None:
         """Drops the hashes of some pages."""
-        self.call(
-            f"manager.page_pool.evict_pages({pages})",
-            lambda side: side.pool.evict_pages(pages),
-            "POOL-11",
-            charge=dict.fromkeys((*HASHES, "free pages"), "POOL-11"),
-        )
+        self.make_call(self.call_of("evict_pages", POOL_REF, page_ids=pages))
 
     # -- Looking --------------------------------------------------------------------------------------------
 
@@ -277,33 +241,16 @@ class ManagerSteps(ManagerFaults):
 
     def read_keys(self, _: Drawing) -> None:
         """The keys of the full pages of every request looked up or admitted, as far as its tokens go."""
-        self.call(
-            "manager.req_to_page_hashes",
-            lambda side: side.manager.req_to_page_hashes,
-            "HASH-3",
-            lambda keys, _: {name: [tuple(key.token_ids) for key in chain] for name, chain in keys.items() if chain},
-            alone=True,
-        )
+        self.call_manager("req_to_page_hashes")
 
     def add_pages(self, data: Drawing) -> None:
         """Adds what look-ups found, group by group, and lists what of it has no hash."""
-        first = self.look_up(one_of(data, list(self.cases)))
-        second = self.look_up(one_of(data, list(self.cases)))
-
-        def act(side: Side) -> Any:
-            return first.of(self, side)[0] + second.of(self, side)[0]
-
-        self.call("<what the two look-ups found>, added", act, "MAN-2", self.page_lists)
-        self.call("<the same>.new_empty()", lambda side: act(side).new_empty(), "MAN-2", self.page_lists)
-        self.call(
-            "<the same>.get_page_ids()",
-            lambda side: act(side).get_page_ids(),
-            "MAN-2",
-            lambda found, _: [list(map(int, group)) for group in found],
-        )
-        self.call(
-            "<the same>.get_unhashed_page_ids()",
-            lambda side: act(side).get_unhashed_page_ids(),
-            "POOL-1",
-            lambda found, _: list(map(int, found)),
-        )
+        found = []
+        for _ in range(2):
+            name = one_of(data, list(self.cases))
+            self.look_up(name)
+            found.append(Ref(self.cases[name].found_by, (0,)))
+        both = self.call_of("__add__", found[0], other=found[1])
+        self.make_call(both)
+        for method in ("new_empty", "get_page_ids", "get_unhashed_page_ids"):
+            self.make_call(self.call_of(method, Ref(both.number)))

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
+from ..calls.datum import Call, Ref, resolve
 from ..calls.values import BAD_TIMES, PRIORITIES
-from .base import Field, Nothing, Side
+from .base import Both, Field
 from .draws import NO_INTS, Drawing, likely, one_of, rarely, some
 from .groups import MIXED, GroupSteps
-from .manager_base import COUNTS, HASHES
-from .operations import operation
 from .properties import start, step
 from .worlds import World, worlds
 
@@ -29,7 +28,6 @@ PINNED: tuple[dict[str, Any], ...] = (
 """Bounds of what can be pinned."""
 
 _SALTED: tuple[tuple[ExtraKey, ...], ...] = ((), (), (CacheSalt("a"),), (CacheSalt("a"),), (CacheSalt("b"),))
-_RANKED = {"priorities": "PIN-2", "free pages": "PIN-2"}
 
 
 class Pins(GroupSteps):
@@ -54,7 +52,7 @@ class Pins(GroupSteps):
 
     def begin(self, world: World) -> None:
         """Builds the managers; nothing is pinned, and it is no time."""
-        self.pins: list[int] = []
+        self.pins: dict[int, int] = {}
         self.now = 0.0
         self.build_managers(world)
 
@@ -86,47 +84,33 @@ class Pins(GroupSteps):
         """
         give_up: bool = one_of(data, [True, False])
         if self.pins and give_up:
-            self.unpin(one_of(data, self.pins))
+            self.unpin(one_of(data, list(self.pins)))
         gone, every = self.names_of(live=False), list(self.cases)
         name = one_of(data, one_of(data, [gone or every, every]))
         tokens = data.draw(st.integers(0, self.max_model_len)) if rarely(data) else None
         self.pin(name, tokens)
 
-    @operation
     def pin(self, name: str, tokens: int | None) -> None:
         """Pins what is cached of a request, or of its first tokens."""
-        more = () if tokens is None else (tokens,)
-        pinned = self.call(
-            f"manager.pin_prefix({name}{'' if tokens is None else f', {tokens}'})",
-            lambda side: side.manager.pin_prefix(self.cases[name].request, *more),
-            "PIN-1",
-            self.pinned_prefix,
-            self.charged("PIN-1"),
-        )
-        if not pinned.refused and pinned.spec is not None:
-            self.pins.append(pinned.spec.pin_id)
+        self.call_manager("pin_prefix", request=Ref(name), **({} if tokens is None else {"num_tokens": tokens}))
 
-    def pinned_prefix(self, pinned: Any, side: Side) -> Any:
-        """A `PinnedPrefix` as it is compared."""
-        return pinned and (int(pinned.pin_id), int(pinned.num_tokens), self.page_lists(pinned.pages, side))
+    def note_pin_prefix(self, _: str, call: Call, pinned: Both) -> None:
+        """Notes a pin by its id, and by which call it came."""
+        if pinned.spec is not None:
+            self.pins[pinned.spec.pin_id] = call.number
 
     @step("PIN-1", when=lambda self: self.pins, weight=3)
     def unpin_prefix(self, data: Drawing) -> None:
         """What was pinned is given up: the last page first, group by group."""
-        self.unpin(one_of(data, self.pins))
+        self.unpin(one_of(data, list(self.pins)))
 
-    @operation
     def unpin(self, pin: int) -> None:
         """Gives a pinned prefix up."""
-        if pin not in self.pins:
-            raise Nothing
-        self.pins.remove(pin)
-        self.call(
-            f"manager.unpin_prefix({pin})",
-            lambda side: side.manager.unpin_prefix(pin),
-            "PIN-1",
-            charge=dict.fromkeys(COUNTS, "PIN-1"),
-        )
+        self.call_manager("unpin_prefix", pin_id=Ref(self.pins[pin], (".pin_id",)))
+
+    def note_unpin_prefix(self, _: str, call: Call, __: Both) -> None:
+        """Notes that a pin is given up."""
+        self.pins.pop(resolve(call.arguments["pin_id"], self.spec), None)
 
     @step("PIN-2", when=caches_any, weight=3)
     def set_prefix_priority(self, data: Drawing) -> None:
@@ -139,81 +123,53 @@ class Pins(GroupSteps):
             options["expires_at"] = self.now + one_of(data, [1, 2, 0.5])
         self.rank(name, priority, **options)
 
-    @operation
     def rank(self, name: str, priority: int, **options: Any) -> None:
         """Ranks what is cached of a request."""
-        shown = "".join(f", {option}={value}" for option, value in options.items())
-        self.call(
-            f"manager.set_prefix_priority({name}, {priority}{shown})",
-            lambda side: side.manager.set_prefix_priority(self.cases[name].request, priority, **options),
-            "PIN-2",
-            charge=_RANKED,
-        )
+        self.call_manager("set_prefix_priority", request=Ref(name), priority=priority, **options)
 
     @step("PIN-2", when=ranks_any)
     def advance_time(self, data: Drawing) -> None:
         """Time goes on, or stands still; priorities end."""
         self.pass_time(one_of(data, [1, 0.5, 0, 3]))
 
-    @operation
     def pass_time(self, seconds: float) -> None:
         """Some time passes."""
-        self.now += seconds
-        self.call(
-            f"manager.advance_time({self.now})",
-            lambda side: side.manager.advance_time(self.now),
-            "PIN-2",
-            charge=_RANKED,
-        )
+        self.call_manager("advance_time", now=self.now + seconds)
+
+    def note_advance_time(self, _: str, call: Call, __: Both) -> None:
+        """Notes how late it is."""
+        self.now = call.arguments["now"]
 
     @step("POOL-11", "PIN-1", when=caches_any)
     def evict_pages(self, data: Drawing) -> None:
         """Drops the hashes of some pages; a pinned one refuses the call."""
         cached = [page for page in sorted(self.spec.pages)[1:] if self.spec.pages[page].page_hash is not None]
-        self.evict_of_manager(some(data, [*cached, 0], most=2, least=1))
-
-    @operation
-    def evict_of_manager(self, pages: list[int]) -> None:
-        """Drops the hashes of some pages by the manager's own call."""
-        self.call(
-            f"manager.evict_pages({pages})",
-            lambda side: side.manager.evict_pages(pages),
-            "POOL-11",
-            charge=dict.fromkeys((*HASHES, "free pages"), "POOL-11"),
-        )
+        self.call_manager("evict_pages", page_ids=some(data, [*cached, 0], most=2, least=1))
 
     @step("PIN-1", "PIN-2", when=lambda self: self.cases)
     def misuse_pins(self, data: Drawing) -> None:
         """Pins that there are not, priorities and times that make no sense, bounds that are none."""
-        request = self.cases[self.some_case(data)].request
-        often = [
-            ("unpin_prefix", (max([*self.pins, 6]) + 1,)),
-            ("set_prefix_priority", (request, 1, None, self.now - 1)),
-            ("advance_time", (self.now - 1,)),
+        request = Ref(self.some_case(data))
+        often: list[tuple[str, dict[str, Any]]] = [
+            ("unpin_prefix", {"pin_id": max([*self.pins, 6]) + 1}),
+            ("set_prefix_priority", {"request": request, "priority": 1, "expires_at": self.now - 1}),
+            ("advance_time", {"now": self.now - 1}),
         ]
-        seldom: list[tuple[str, tuple[Any, ...]]] = [
-            *(("unpin_prefix", (wrong,)) for wrong in (-1, *NO_INTS)),
-            *(("pin_prefix", (wrong,)) for wrong in (None, "a")),
-            *(("pin_prefix", (request, wrong)) for wrong in (-1, *NO_INTS[:-1])),
-            *(("set_prefix_priority", (request, wrong)) for wrong in (2**31, -(2**31) - 1, *NO_INTS)),
-            *(("set_prefix_priority", (request, 1, wrong)) for wrong in (-1, *NO_INTS[:-1])),
-            *(("set_prefix_priority", (request, 1, None, wrong)) for wrong in BAD_TIMES),
-            *(("advance_time", (wrong,)) for wrong in (None, *BAD_TIMES)),
-            *(("evict_pages", (wrong,)) for wrong in ([-1], [self.world.num_pages], [True], 1)),
+        ranking = {"request": request, "priority": 1}
+        seldom: list[tuple[str, dict[str, Any]]] = [
+            *(("unpin_prefix", {"pin_id": wrong}) for wrong in (-1, *NO_INTS)),
+            *(("pin_prefix", {"request": wrong}) for wrong in (None, "a")),
+            *(("pin_prefix", {"request": request, "num_tokens": wrong}) for wrong in (-1, *NO_INTS[:-1])),
+            *(("set_prefix_priority", ranking | {"priority": wrong}) for wrong in (2**31, -(2**31) - 1, *NO_INTS)),
+            *(("set_prefix_priority", ranking | {"num_tokens": wrong}) for wrong in (-1, *NO_INTS[:-1])),
+            *(("set_prefix_priority", ranking | {"expires_at": wrong}) for wrong in BAD_TIMES),
+            *(("advance_time", {"now": wrong}) for wrong in (None, *BAD_TIMES)),
+            *(("evict_pages", {"page_ids": wrong}) for wrong in ([-1], [self.world.num_pages], [True], 1)),
         ]
         method, arguments = likely(data, often, seldom)
-        self.call(
-            f"manager.{method}{arguments!r}",
-            lambda side: getattr(side.manager, method)(*arguments),
-            "PIN-1",
-            charge="R1",
-        )
+        self.call_manager(method, **arguments)
         option, value = one_of(
             data,
             [(name, wrong) for name in ("max_pinned_pages", "max_pinned_pages_per_salt") for wrong in (-1, 1.0, True)],
         )
-        self.call(
-            f"CacheManager(4, [], 8, {option}={value!r})",
-            lambda side: side.names.get("CacheManager")(4, [], 8, **{option: value}),
-            "PIN-1",
-        )
+        self.construct_one(4, [], 8, **{option: value})

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import Request
 
+from ..calls.datum import Call
 from .base import Both, Side
 from .document_damage import damaged
 from .draws import Drawing
@@ -39,16 +40,9 @@ class Restoring(GroupSteps):
 
     # -- Which requests are known ---------------------------------------------------------------------------
 
-    def look_up(self, name: str) -> Both:
-        """See `ManagerMachine.look_up`: what is looked up is known."""
-        found = super().look_up(name)
-        if not found.refused:
-            self.note_look_up(name)
-        return found
-
-    def hit_again(self, name: str) -> None:
-        """See `ManagerSteps.hit_again`: this is a look-up, too."""
-        super().hit_again(name)
+    def note_get_computed_pages(self, name: str, call: Call, found: Both) -> None:
+        """See `ManagerMachine.note_get_computed_pages`: what is looked up is known."""
+        super().note_get_computed_pages(name, call, found)
         self.note_look_up(name)
 
     def note_look_up(self, name: str) -> None:
@@ -62,9 +56,8 @@ class Restoring(GroupSteps):
         self.known[name] = self.cases[name].request
         super().grant(name, computed, found, new, lookahead)
 
-    def drop_keys(self, name: str) -> None:
-        """See `ManagerSteps.drop_keys`: whose keys are dropped is not known any more."""
-        super().drop_keys(name)
+    def note_free_page_hashes(self, name: str, _: Call, __: Both) -> None:
+        """A request whose keys are dropped is not known any more."""
         self.known.pop(name, None)
 
     # -- Snapshots --------------------------------------------------------------------------------------------
@@ -100,7 +93,9 @@ class Restoring(GroupSteps):
             "MAN-14",
         )
         for case in self.cases.values():
-            case.found = None  # pages of a manager that there is no more
+            if case.found is not None:  # pages of a manager that there is no more
+                self.backend.results.pop(case.found_by, None)
+                case.found = None
         if own:
             again = "snapshot of the restored manager"
             self.check("MAN-14", again, restored.backend, lambda: as_json(self.backend.manager))
@@ -111,16 +106,21 @@ class Restoring(GroupSteps):
 
         What is taken comes to the same state.
         """
-        shot, drawn = as_json(self.spec.manager), random.Random(data.draw(st.integers(0, 2**32 - 1)))
+        drawn = random.Random(data.draw(st.integers(0, 2**32 - 1)))
         for _ in range(_MUTANTS):
-            mutant, what = damaged(shot, drawn.randrange)
-            self.call(
-                f"CacheManager.restore(<snapshot, {what}>, requests)",
-                functools.partial(self._of_mutant, mutant),
-                "MAN-14",
-                lambda restored, _: restored,
-                "MAN-14",
-            )
+            self.restore_mutant(drawn.randrange(2**32))
+
+    @operation
+    def restore_mutant(self, seed: int) -> None:
+        """One damaged snapshot is taken or refused."""
+        mutant, what = damaged(as_json(self.spec.manager), random.Random(seed).randrange)
+        self.call(
+            f"CacheManager.restore(<snapshot, {what}>, requests)",
+            functools.partial(self._of_mutant, mutant),
+            "MAN-14",
+            lambda restored, _: restored,
+            "MAN-14",
+        )
 
     def _of_mutant(self, mutant: Any, side: Side) -> Any:
         """What a manager of a damaged snapshot would write."""

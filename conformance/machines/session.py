@@ -46,6 +46,7 @@ class Session:
     Attributes:
         examples: sequences of calls begun.
         steps: steps taken.
+        calls: calls and operations by which steps are known; see `Machine.records_calls`.
         wasted: steps that had nothing possible to do.
         tried: for each clause the steps in which it was compared.
         deviations: for each clause that the backend was seen to break, the shortest deviation.
@@ -81,6 +82,7 @@ class Session:
         self.effort = effort
         self.examples = 0
         self.steps = 0
+        self.calls = 0
         self.wasted = 0
         self.tried: Counter[str] = Counter()
         self.hits = 0
@@ -160,6 +162,15 @@ class Session:
             self.steps += 1
             self.wasted += wasted
             self.tried.update(compared)
+
+    @property
+    def calls_in_a_step(self) -> float:
+        """By how many calls a step is known in the mean; 1 where it is known by what it drew."""
+        return max(self.calls / max(self.steps, 1), 1.0)
+
+    def note_call(self) -> None:
+        """Counts a call or an operation by which a step is known; repetitions count nothing."""
+        self.calls += not self._repeats and not self.deviations
 
     def note_drawn(self, names: Iterable[str]) -> None:
         """Counts what was drawn; repetitions count nothing."""

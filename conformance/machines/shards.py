@@ -7,15 +7,16 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..calls.readings import page_list
-from .base import Both, Field, Side
+from ..calls.datum import Ref
+from ..calls.manager import MOST_PAGES, SHARDS, StrangePage
+from .base import Field, Side
 from .draws import NO_INTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
 from .operations import operation
 from .pool_state import page_views, pool_fields
 from .properties import start, step
 from .sides import equal
-from .swap_steps import MOST_PAGES, SwapSteps
+from .swap_steps import SwapSteps
 from .worlds import World, worlds
 
 __all__ = ["Shards"]
@@ -41,6 +42,7 @@ class Shards(SwapSteps):
     labels = frozenset({"MAN-7", "MAN-8", "POOL-12"})
     always = GroupSteps.always | labels | {"MAN-13", "SWAP-1"}
     made = "ShardedCacheManager"
+    tables = (SHARDS, *GroupSteps.tables)
 
     @start(
         world=worlds(MIXED, counts=(1, 1, 2), ample=True, options=_OPTIONS),
@@ -108,25 +110,10 @@ class Shards(SwapSteps):
         shard = self.spec.manager.shard_of(name) or 0
         return [[page and page + shard * MOST_PAGES for page in group] for group in super().held(name)]
 
-    def page_lists(self, pages: Any, side: Any) -> Any:
-        """See `ManagerMachine.page_lists`: pages are told apart by their shards too."""
-        return None if pages is None else [self.page_list(group, side) for group in pages.pages]
-
-    def page_list(self, pages: Any, side: Any) -> Any:
-        """One group's pages, with what is wrong with them as a list of views of one shard's pages."""
-        owners = [self.owner(page, side) for page in pages]
-        shown = page_list(pages, side.shards[owners[0]]) if len(set(owners)) == 1 else []
-        if isinstance(shown, str):
-            return shown
-        return [page.page_id and page.page_id + owner * MOST_PAGES for page, owner in zip(pages, owners, strict=True)]
-
-    def owner(self, page: Any, side: Any) -> int:
-        """The number of the shard that a page is of."""
-        return next(number for number, shard in enumerate(side.shards) if shard.pages[page.page_id] == page)
-
-    def take_copies(self, side: Side) -> Any:
-        """See `GroupSteps.take_copies`: shard by shard."""
-        return [(shard, *copy) for shard in range(self.first[0]) for copy in side.manager.take_page_copies(shard)]
+    def take_all_copies(self) -> None:
+        """See `GroupSteps.take_all_copies`: shard by shard."""
+        for shard in range(self.first[0]):
+            self.call_manager("take_page_copies", shard=shard)
 
     def num_running(self, asked: str) -> int:
         """See `ManagerSteps.num_running`: on the same shard."""
@@ -167,13 +154,10 @@ class Shards(SwapSteps):
         length = 2 * self.unit
         strange = one_of(data, [False, False, True])
 
-        def given(side: Side) -> Any:
-            first, second = side.shards[0].pages, side.shards[1].pages
-            pages = [[first[0]] * (length // known.page_size) for known in self.world.groups]
-            pages[group][-2:] = [self.strange_page(side) if strange else first[1], second[1]]
-            return side.names.get("CachePages")(pages), length
-
-        self.allocate(name, 1, Both(given(self.spec), given(self.backend)))
+        null, first, second = (Ref("shards", (shard, ".pages", page)) for shard, page in ((0, 0), (0, 1), (1, 1)))
+        pages: list[list[Any]] = [[null] * (length // known.page_size) for known in self.world.groups]
+        pages[group][-2:] = [StrangePage() if strange else first, second]
+        self.hit_with(name, pages, length)
 
     def name_badly(self, data: Drawing) -> None:
         """A shard that there is not, or a request id that is none."""
@@ -182,22 +166,19 @@ class Shards(SwapSteps):
             [("take_page_copies", self.first[0]), ("take_page_copies", -1)],
             [*(("take_page_copies", wrong) for wrong in NO_INTS), *(("shard_of", wrong) for wrong in (None, 1))],
         )
-        self.call(f"manager.{method}({wrong!r})", lambda side: getattr(side.manager, method)(wrong), "POOL-12")
+        self.call_manager(method, **{"shard" if method == "take_page_copies" else "request_id": wrong})
 
     def end_badly(self, data: Drawing) -> None:
         """The end of a plan that there is not, or whose copies have ended."""
         often: list[Any] = [number for number in range(-1, max([*self.flights, 2]) + 2) if number not in self.flights]
         number = likely(data, often, NO_INTS)
-        self.call(f"manager.swap_done({number!r})", lambda side: side.manager.swap_done(number), "SWAP-1")
+        self.call_manager("swap_done", swap_id=number)
 
     def count_shards_badly(self, data: Drawing) -> None:
         """No shard, or a number of them that is none."""
         wrong = one_of(data, [0, -1, *NO_INTS])
-        self.call(
-            f"ShardedCacheManager({wrong!r}, 4, [], 8)",
-            lambda side: side.names.get("ShardedCacheManager")(wrong, 4, [], 8),
-            "POOL-12",
-        )
+        given = {"num_shards": wrong, "num_pages": 4, "kv_cache_groups": [], "max_model_len": 8}
+        self.make_call(self.call_of("ShardedCacheManager", None, **given))
 
 
 def _shards(pages: Any) -> set[int]:

@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from ..calls.deviation import SpecificationError
-from .base import Field
+from .base import Field, Nothing
 from .draws import Drawing, one_of
 from .groups import MIXED, GroupSteps
 from .hash import weak
-from .manager_fields import TAKEN, event
+from .manager_fields import TAKEN
+from .operations import operation
 from .pins import Pins
 from .properties import start, step
 from .restoring import Restoring, as_json
@@ -61,12 +62,7 @@ class Snapshots(Restoring, Pins):
     def take_events(self, data: Drawing) -> None:
         """The events that waited, through whatever was restored meanwhile."""
         del data
-        self.call(
-            "manager.take_events()",
-            lambda side: side.manager.take_events(),
-            "MAN-12",
-            lambda told, _: list(map(event, told)),
-        )
+        self.call_manager("take_events")
 
     # -- Snapshots --------------------------------------------------------------------------------------------
 
@@ -78,15 +74,31 @@ class Snapshots(Restoring, Pins):
     @step("MAN-14", "SEC-3", weight=2)
     def restore_badly(self, data: Drawing) -> None:
         """A snapshot that is damaged, of another kind or version, or whose requests are missing, is refused."""
-        shot = as_json(self.spec.manager)
-        kinds = damages(shot)
+        kinds = damages(as_json(self.spec.manager))
         kind = one_of(data, sorted(kinds))
-        damage = one_of(data, kinds[kind])
-        damaged, what = damage.done(shot), damage.what
-        requests = list(self.known.values())
-        if kind == "requests" and requests and one_of(data, [True, False]):
+        place = data.draw(st.integers(0, len(kinds[kind]) - 1))
+        without = None
+        if kind == "requests" and self.known and one_of(data, [True, False]):
+            without = data.draw(st.integers(0, len(self.known) - 1))
+        self.restore_damaged(kind, place, without)
+
+    @operation
+    def restore_damaged(self, kind: str, place: int, without: int | None) -> None:
+        """A damaged snapshot is refused.
+
+        Args:
+            kind: what the damage is about.
+            place: which of the damages of that kind.
+            without: which of the known requests is not handed over, instead of the damage; None for all of them.
+        """
+        shot, requests = as_json(self.spec.manager), list(self.known.values())
+        found = damages(shot).get(kind, [])
+        if place >= len(found) or (without is not None and without >= len(requests)):
+            raise Nothing
+        damaged, what = found[place].done(shot), found[place].what
+        if without is not None:
             damaged, what = shot, "without one of the requests"
-            requests.pop(data.draw(st.integers(0, len(requests) - 1)))
+            requests.pop(without)
         tried = self.call(
             f"CacheManager.restore(<snapshot, {what}>, requests)",
             lambda side: self.restored(side, damaged, requests),

@@ -4,13 +4,13 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from .base import Nothing
+from ..calls.datum import Call, Ref
+from .base import Both, Nothing
 from .draws import NO_INTS, Drawing, likely, one_of, rarely
 from .groups import MIXED, GroupSteps
-from .operations import operation
 from .properties import start, step
 from .restoring import Restoring
-from .swap_steps import Away, Flight, SwapSteps, plan_parts
+from .swap_steps import Away, Flight, SwapSteps
 from .worlds import World, worlds
 
 __all__ = ["Swap"]
@@ -89,22 +89,18 @@ class Swap(SwapSteps, Restoring):
             self.end_copies(max(self.flights))
         self.probe()
 
-    @operation
     def receive(self, name: str, tokens: int) -> None:
         """Plans how pages of a waiting request come from elsewhere."""
-        case = self.cases[name]
-        if case.live or name in self.away:
+        if self.cases[name].live or name in self.away:
             raise Nothing
-        plan = self.call(
-            f"manager.receive_pages({name}, {tokens})",
-            lambda side: side.manager.receive_pages(case.request, tokens),
-            "SWAP-2",
-            plan_parts,
-            self.charged("SWAP-2"),
-        )
-        if not plan.refused and plan.spec is not None:
-            self.away[name] = away = Away(case, tokens, plan.spec.swap_id, is_received=True)
-            self.flights[plan.spec.swap_id] = Flight(away, plan.spec)
+        self.call_manager("receive_pages", request=Ref(name), num_tokens=tokens)
+
+    def note_receive_pages(self, name: str, call: Call, plan: Both) -> None:
+        """Notes that pages of a request are on their way."""
+        if plan.spec is not None:
+            away = Away(self.cases[name], call.arguments["num_tokens"], plan.spec.swap_id, is_received=True)
+            self.away[name] = away
+            self.flights[plan.spec.swap_id] = Flight(away, plan.spec, call.number)
 
     def arrive(self, away: Away, plan: Any) -> None:
         """See `SwapSteps.arrive`: of pages from elsewhere it is noted what they hold; look-ups judge the rest (R2)."""
@@ -129,29 +125,22 @@ class Swap(SwapSteps, Restoring):
     def misuse_swaps(self, data: Drawing) -> None:
         """Requests that are not live, or not swapped out; plans that there are not; host memory that is none."""
         name = one_of(data, list(self.cases))
-        request = self.cases[name].request
-        often: list[tuple[str, Any]] = [("swap_done", max([*self.flights, -1]) + 1), ("swap_done", -1)]
-        often += [] if self.cases[name].live else [("swap_out", request)]
-        often += [] if name in self.away else [("swap_in", request)]
-        seldom: list[tuple[str, Any]] = [
-            *(("swap_done", wrong) for wrong in NO_INTS),
-            *((method, wrong) for method in ("swap_out", "swap_in", "get_host_page_ids") for wrong in (None, 1)),
+        request = Ref(name)
+        often: list[tuple[str, dict[str, Any]]] = [
+            ("swap_done", {"swap_id": wrong}) for wrong in (max([*self.flights, -1]) + 1, -1)
         ]
-        method, argument = likely(data, often, seldom)
-        more: tuple[Any, ...] = ()
+        often += [] if self.cases[name].live else [("swap_out", {"request": request})]
+        often += [] if name in self.away else [("swap_in", {"request": request})]
+        seldom: list[tuple[str, dict[str, Any]]] = [
+            *(("swap_done", {"swap_id": wrong}) for wrong in NO_INTS),
+            *((method, {"request": wrong}) for method in ("swap_out", "swap_in") for wrong in (None, 1)),
+            *(("get_host_page_ids", {"request_id": wrong}) for wrong in (None, 1)),
+        ]
+        method, arguments = likely(data, often, seldom)
         if rarely(data) and self.offers("manager", "receive_pages"):
-            method, argument, more = "receive_pages", request, (one_of(data, (self.unit, 0, -1, *NO_INTS)),)
-            if more[0] == self.unit and not self.cases[name].live and name not in self.away:
+            tokens = one_of(data, (self.unit, 0, -1, *NO_INTS))
+            method, arguments = "receive_pages", {"request": request, "num_tokens": tokens}
+            if tokens == self.unit and not self.cases[name].live and name not in self.away:
                 raise Nothing
-        self.call(
-            f"manager.{method}{(argument, *more)!r}",
-            lambda side: getattr(side.manager, method)(argument, *more),
-            "SWAP-1",
-            charge="R1",
-        )
-        wrong = one_of(data, (-1, *NO_INTS))
-        self.call(
-            f"CacheManager(4, [], 8, num_host_pages={wrong!r})",
-            lambda side: side.names.get("CacheManager")(4, [], 8, num_host_pages=wrong),
-            "SWAP-1",
-        )
+        self.call_manager(method, **arguments)
+        self.construct_one(4, [], 8, num_host_pages=one_of(data, (-1, *NO_INTS)))

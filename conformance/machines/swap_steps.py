@@ -3,21 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kvproof.spec.declarations import EngineRequestStatus, LoraAdapter, Request
+from kvproof.spec.declarations import EngineRequestStatus, LoraAdapter
 
-from .base import Both, Field, Nothing, Side
+from ..calls.datum import Call, Prompt, Ref, Saying, resolve
+from ..calls.manager import MOST_PAGES
+from .base import Both, Field, Nothing
 from .draws import Drawing, one_of, rarely
 from .ghost import Content
 from .groups import GroupSteps
 from .manager_blame import Case
-from .operations import operation
 from .properties import step
 from .worlds import World
 
-__all__ = ["MOST_PAGES", "Away", "Flight", "SwapSteps", "plan_parts"]
-
-MOST_PAGES = 1000
-"""A page of shard n is shown as its id and n times this."""
+__all__ = ["Away", "Flight", "SwapSteps"]
 
 
 @dataclass
@@ -45,10 +43,11 @@ class Away:
 
 @dataclass(frozen=True)
 class Flight:
-    """Copies under way: whose, and the plan as the specification made it."""
+    """Copies under way: whose, the plan as the specification made it, and the number of the call that planned it."""
 
     away: Away
     plan: Any
+    call: int
 
 
 class SwapSteps(GroupSteps):
@@ -108,20 +107,20 @@ class SwapSteps(GroupSteps):
             raise Nothing
         return super().arrived(data)
 
-    def bring(self, name: str, *args: Any) -> None:
-        """See `Admission.bring`: the id of what is swapped out is taken."""
-        if name in self.away:
-            raise Nothing
-        super().bring(name, *args)
+    def brought(self, prompt: Prompt) -> None:
+        """See `ManagerMachine.brought`: the id of what is swapped out is taken."""
+        if prompt.request_id in self.away:
+            raise self.left_out()
+        super().brought(prompt)
 
     def some_case(self, data: Drawing) -> str:
         """See `Admission.some_case`: a call with one fault for a request that is swapped out would have two."""
         here = [name for name in self.cases if name not in self.away]
         return one_of(data, here) if here else self.arrived(data)
 
-    def free_request(self, name: str, written: int | None) -> None:
-        """See `Endings.free_request`: what is swapped out is forgotten."""
-        super().free_request(name, written)
+    def note_free(self, name: str, call: Call, freed: Both) -> None:
+        """See `Endings.note_free`: what is swapped out is forgotten."""
+        super().note_free(name, call, freed)
         self.away.pop(name, None)
 
     # -- There and back ---------------------------------------------------------------------------
@@ -136,31 +135,24 @@ class SwapSteps(GroupSteps):
         self.go_out(name, computed)
         self.probe()
 
-    @operation
     def go_out(self, name: str, computed: int) -> None:
         """Plans how a live request goes to host memory."""
         case = self.cases[name]
         if not case.live or computed > case.request.num_tokens:
             raise Nothing
-        case.request.num_computed_tokens = computed
-        self.write(name, computed)  # drafts may have been accepted
-        plan = self.plan(f"manager.swap_out({name})  [num_computed_tokens={computed}]", "swap_out", case.request)
-        if plan.refused or plan.spec is None:
+        self.call_manager("swap_out", request=Saying(Ref(name), (("num_computed_tokens", computed),)))
+
+    def note_swap_out(self, name: str, call: Call, plan: Both) -> None:
+        """Notes that a request is on its way to host memory."""
+        case = self.cases[name]
+        computed = int(case.request.num_computed_tokens)
+        self.write(name, computed, self.was.held)  # drafts may have been accepted
+        if plan.spec is None:
             return
         case.live = False
         case.request.status = EngineRequestStatus.PREEMPTED
         self.away[name] = away = Away(case, computed, plan.spec.swap_id, self.shard_of(name))
-        self.flights[plan.spec.swap_id] = Flight(away, plan.spec)
-
-    def plan(self, line: str, method: str, request: Request) -> Both:
-        """Makes a call that returns a plan."""
-        return self.call(
-            line,
-            lambda side: getattr(side.manager, method)(request),
-            "SWAP-1",
-            plan_parts,
-            self.charged("SWAP-1"),
-        )
+        self.flights[plan.spec.swap_id] = Flight(away, plan.spec, call.number)
 
     def out(self) -> list[str]:
         """The requests in host memory, no copies of theirs being under way."""
@@ -175,16 +167,18 @@ class SwapSteps(GroupSteps):
         self.come_in(name)
         self.probe()
 
-    @operation
     def come_in(self, name: str) -> None:
         """Plans how a request comes back."""
         away = self.away.get(name)
         if away is None or away.swap_id is not None or away.is_received:
             raise Nothing
-        plan = self.plan(f"manager.swap_in({name})", "swap_in", away.case.request)
-        if not plan.refused and plan.spec is not None:
-            away.swap_id = plan.spec.swap_id
-            self.flights[plan.spec.swap_id] = Flight(away, plan.spec)
+        self.call_manager("swap_in", request=Ref(name))
+
+    def note_swap_in(self, name: str, call: Call, plan: Both) -> None:
+        """Notes that a request is on its way back."""
+        if plan.spec is not None:
+            self.away[name].swap_id = plan.spec.swap_id
+            self.flights[plan.spec.swap_id] = Flight(self.away[name], plan.spec, call.number)
 
     @step("SWAP-1", "MAN-3", when=lambda self: self.flights, weight=5)
     def swap_done(self, data: Drawing) -> None:
@@ -196,24 +190,21 @@ class SwapSteps(GroupSteps):
             self.go_on(data, name)
         self.probe()
 
-    @operation
     def end_copies(self, number: int) -> None:
         """The fence: what was under way has been copied."""
         if number not in self.flights:
             raise Nothing
-        flight = self.flights.pop(number)
+        self.call_manager("swap_done", swap_id=Ref(self.flights[number].call, (".swap_id",)))
+
+    def note_swap_done(self, _: str, call: Call, __: Both) -> None:
+        """Notes what was copied, and that a request is live again."""
+        flight = self.flights.pop(int(resolve(call.arguments["swap_id"], self.spec)))
         away, plan = flight.away, flight.plan
         name = away.case.request.request_id
         for copy in plan.copies:
             if plan.direction == "out":
                 held = self.ghost.contents.get(away.device_page(copy.device_page))
                 self.host[away.shard, copy.host_page] = held
-        self.call(
-            f"manager.swap_done({number})",
-            lambda side: side.manager.swap_done(number),
-            "SWAP-1",
-            charge=self.charged("SWAP-1"),
-        )
         away.swap_id = None
         if plan.direction == "in" and self.away.get(name) is away:
             del self.away[name]
@@ -274,42 +265,24 @@ class SwapSteps(GroupSteps):
         """What can't be done with a request that is swapped out: it is admitted, or comes back as another one."""
         name = one_of(data, list(self.away))
         case = self.away[name].case
-        stranger = Request(name, case.tokens)
+        stranger = self.namesake(name)
         case.request.num_computed_tokens = 0
-        acts: list[tuple[str, Any]] = [
-            ("reset_prefix_cache()", lambda side: side.manager.reset_prefix_cache()),
-            (f"allocate_slots({name}, 1)", lambda side: side.manager.allocate_slots(case.request, 1)),
-            (f"cache_pages({name}, 1)", lambda side: side.manager.cache_pages(case.request, 1)),
-            (f"swap_out({name})", lambda side: side.manager.swap_out(case.request)),
-            (f"swap_in(<another request {name!r}>)", lambda side: side.manager.swap_in(stranger)),
-            (
-                f"get_computed_pages(<another request {name!r}>)",
-                lambda side: side.manager.get_computed_pages(stranger),
-            ),
+        own = Ref(name)
+        acts: list[tuple[str, dict[str, Any]]] = [
+            ("reset_prefix_cache", {}),
+            ("allocate_slots", {"request": own, "num_new_tokens": 1}),
+            ("cache_pages", {"request": own, "num_computed_tokens": 1}),
+            ("swap_out", {"request": own}),
+            ("swap_in", {"request": stranger}),
+            ("get_computed_pages", {"request": stranger}),
         ]
         if self.away[name].swap_id is not None:
-            acts.append((f"swap_in({name})", lambda side: side.manager.swap_in(case.request)))
+            acts.append(("swap_in", {"request": own}))
         else:
-            acts.append((f"swap_in({name}), with another adapter", lambda side: _with_adapter(side, case.request)))
+            kept = (key for key in case.request.extra_keys if not isinstance(key, LoraAdapter))
+            adapted = Saying(own, (("extra_keys", (*kept, LoraAdapter("another"))),))
+            acts.append(("swap_in", {"request": adapted}))
         if self.offers("manager", "snapshot"):
-            acts.append(("snapshot()", lambda side: side.manager.snapshot()))
-        line, act = one_of(data, acts)
-        self.call(f"manager.{line}", act, "SWAP-1", charge=self.charged("SWAP-1"))
-
-
-def plan_parts(plan: Any, _: Side) -> Any:
-    """A plan as it is compared: its parts, and each copy's."""
-    if plan is None:
-        return None
-    copies = [tuple(int(number) for number in copy) for copy in plan.copies]
-    return int(plan.swap_id), plan.request_id, plan.direction, int(plan.num_tokens), copies
-
-
-def _with_adapter(side: Side, request: Request) -> Any:
-    """Swaps a request in that has another adapter than when it went; it has its own again afterwards."""
-    own = request.extra_keys
-    request.extra_keys = (*(key for key in own if not isinstance(key, LoraAdapter)), LoraAdapter("another"))
-    try:
-        return side.manager.swap_in(request)
-    finally:
-        request.extra_keys = own
+            acts.append(("snapshot", {}))
+        method, arguments = one_of(data, acts)
+        self.call_manager(method, **arguments)

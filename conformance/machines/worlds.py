@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from ..backends.loading import Backend
+from ..calls.datum import Holder
 from ..calls.spelling import TOKENS, Spelling
 from .draws import token_lists
 
-__all__ = ["ATTENTION", "KINDS", "STATES", "Group", "World", "worlds"]
+__all__ = ["ATTENTION", "KINDS", "STATES", "Declared", "Group", "World", "worlds"]
 
 _CLASSES = {
     "full": "FullAttentionSpec",
@@ -77,13 +78,14 @@ class Group:
             return max(-(-computed // self.page_size) - 1, 0)
         return 0
 
-    def declared(self, number: int, names: Backend, others: Backend) -> Any:
+    def declared(self, number: int, names: Backend, others: Backend, dtype: Any = "float32") -> Any:
         """The declaration of it, with the classes of a backend, or of another where it lacks them.
 
         Args:
             number: the group's number.
             names: the backend.
             others: the other.
+            dtype: what attention stores.
         """
         offered = names.offers("CacheGroupSpec") and names.offers(_CLASSES[self.kind])
         classes = names if offered else others
@@ -91,7 +93,7 @@ class Group:
             mode = "align" if self.kind == "aligned" else "none"
             shape: dict[str, Any] = {"shapes": ((2, 2),), "dtypes": ("float32",), "mamba_cache_mode": mode}
         else:
-            shape = {"num_kv_heads": 1, "head_size": 8, "dtype": "float32"}
+            shape = {"num_kv_heads": 1, "head_size": 8, "dtype": dtype}
             shape |= {_EXTENTS[self.kind]: self.extent} if self.kind in _EXTENTS else {}
         spec = classes.get(_CLASSES[self.kind])(page_size=self.page_size, **shape)
         flag = {"is_eagle_group": True} if self.flagged else {}
@@ -108,6 +110,28 @@ class Group:
     def __str__(self) -> str:
         more = f", {_EXTENTS[self.kind]}={self.extent}" if self.kind in _EXTENTS else ""
         return f"{self.kind}({self.page_size}{more}{', is_eagle_group' if self.flagged else ''})"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A cache group, as a call is given it.
+
+    Attributes:
+        group: the group.
+        number: the number of its layer.
+        dtype: what attention stores.
+    """
+
+    group: Group
+    number: int
+    dtype: Any = "float32"
+
+    def made_on(self, holder: Holder) -> Any:
+        """Its declaration by a side's own classes."""
+        return self.group.declared(self.number, holder.names, holder.names, self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.group} of layer {self.number}" + (f", {self.dtype!r}" if self.dtype != "float32" else "")
 
 
 @dataclass(frozen=True)

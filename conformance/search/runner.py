@@ -192,7 +192,10 @@ def run_machine(
                 break
             session.settle()
             budget.taken += session.steps
-            budget.taken += shorten(bound, session, budget.shrinking, budget.shrink_seconds)
+            calls = session.calls_in_a_step
+            budget.taken += round(
+                shorten(bound, session, round(budget.shrinking * calls), budget.shrink_seconds) / calls
+            )
             if session.shortest is None:
                 make_again(bound, session)
                 break

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from ..backends.loading import Backend
-from ..calls.datum import Call, exchange, larger, mended, refs, simpler
+from ..calls.datum import Call, Prompt, exchange, larger, mended, refs, simpler
 from ..calls.deviation import Deviation
 from ..machines import Machine
 from ..machines.base import SPEC
@@ -345,7 +345,10 @@ def _by_name(first: TracedStep | Call) -> Mapping[str, Any]:
 
 def _marks(step: TracedStep | Call) -> set[str]:
     """What a step has in common with others: its name, and the names that it is given of requests and the like."""
-    given = step.arguments.values() if isinstance(step, Call) else () if isinstance(step.drawn, Mapping) else step.drawn
+    if isinstance(step, Call):
+        prompts = (value.request_id for value in step.arguments.values() if isinstance(value, Prompt))
+        return {step.name, *(f"of {name}" for name in (*(ref.of for ref in refs(step)), *prompts))}
+    given = () if isinstance(step.drawn, Mapping) else step.drawn
     return {step.name, *(f"of {value}" for value in given if isinstance(value, str))}
 
 

@@ -10,9 +10,10 @@ from ..calls.kinds import NONE, PLAIN
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
+from ..calls.request import REQUEST
 from ..calls.table import TABLE
 
-__all__ = ["BUILDS", "FUNCTIONS", "REQUEST", "TABLES_BY_OWNER", "FileError", "Rows"]
+__all__ = ["BUILDS", "FUNCTIONS", "TABLES_BY_OWNER", "FileError", "Rows"]
 
 
 class FileError(Exception):
@@ -22,19 +23,6 @@ class FileError(Exception):
 def _own(name: str, arguments: tuple[str, ...] = (), form: str = "call") -> Method:
     return Method(name, dict.fromkeys(arguments, PLAIN), NONE, "R1", form=form, logged=False)
 
-
-REQUEST = Table(
-    "request",
-    "Request",
-    (
-        _own("Request", ("prompt",), "build"),
-        _own("append", ("token_id",)),
-        _own("num_computed_tokens", ("value",), "set"),
-        _own("status", ("value",), "set"),
-        _own("extra_keys", ("value",), "set"),
-    ),
-)
-"""What an engine does with a request of its own. The request is one object, which both sides are given."""
 
 TABLES_BY_OWNER: Mapping[str, Table] = {table.owner: table for table in (*INTERFACES, REQUEST) if table.owner}
 

@@ -20,12 +20,13 @@ from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import READINGS, readable
+from ..calls.request import REQUEST
 from ..calls.spelling import request_as
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.pool_state import page_views
 from ..machines.sides import Side, equal
-from .rows import REQUEST, FileError, Rows
+from .rows import FileError, Rows
 from .script import Entry
 
 __all__ = ["Said", "Trial"]
@@ -396,7 +397,7 @@ class Trial:
         if row.form == "build":
             return row.name
         plain = row.result.plain(value, side)
-        if plain is value and row.result.log in _AS_IN_A_LOG:
+        if row.result.log == "events" or (plain is value and row.result.log in _AS_IN_A_LOG):  # their keys by numbers
             plain = result(row.result.log, value, self._keys[side is self.spec])
         plain = readable(plain)
         return plain if self._level == "exact" else _sizes(row.result.log, plain)

@@ -21,7 +21,7 @@ from kvproof.conformance.calls.datum import (
     written,
 )
 from kvproof.conformance.calls.interfaces import INTERFACES
-from kvproof.conformance.calls.manager import MANAGER, SHARDS
+from kvproof.conformance.calls.manager import MANAGER, PAGE_LISTS, SHARDS
 from kvproof.conformance.calls.method import Method, Table
 from kvproof.conformance.calls.pool import POOL
 from kvproof.conformance.calls.queue import PAGE, QUEUE
@@ -31,7 +31,7 @@ from kvproof.conformance.calls.table import TABLE, TABLES
 from kvproof.conformance.engine.scheduler import Scheduler
 from kvproof.spec import CLAUSES, CacheSalt
 
-OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, CACHE, VIEW)
+OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, PAGE_LISTS, CACHE, VIEW)
 OF_FUNCTIONS = tuple(table for table in INTERFACES if not table.owner)
 EVERY = INTERFACES
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
-from kvproof.spec.declarations import EngineRequestStatus, Request
+from kvproof.spec.declarations import EngineRequestStatus
 
-from ..base import Both, Side
+from ...calls.datum import Pages, Ref, Saying
 from ..manager_admission import Admission
 from ..properties import step
 from .ways import Way
@@ -85,12 +84,7 @@ class ManagerLooks(SmallWorld, Admission):
     @step()
     def read_keys_now(self) -> None:
         """The keys of the requests that are known (HASH-3)."""
-        self.call(
-            "manager.req_to_page_hashes",
-            lambda side: side.manager.req_to_page_hashes,
-            "HASH-3",
-            lambda keys, _: {name: [tuple(key.token_ids) for key in chain] for name, chain in keys.items() if chain},
-        )
+        self.call_manager("req_to_page_hashes")
 
     @step()
     def probe_for(self, tokens: tuple[int, ...]) -> None:
@@ -101,55 +95,30 @@ class ManagerLooks(SmallWorld, Admission):
     @step("MAN-10")
     def count_common(self, name: str, count: int) -> None:
         """Counts the pages that all running requests share, told the right number of them or a wrong one (MAN-10)."""
-        self.call(
-            f"manager.get_num_common_prefix_pages({name}, {count})",
-            lambda side: side.manager.get_num_common_prefix_pages(self.cases[name].request, count),
-            "MAN-10",
-            lambda counts, _: list(map(int, counts)),
-        )
+        self.call_manager("get_num_common_prefix_pages", request=Ref(name), num_scheduled_requests=count)
 
     @step("MAN-8")
     def go_wrongly(self, name: str, computed: int, new: int) -> None:
         """A live request asks for no token or too many, or tells of computed tokens that it cannot have (MAN-8)."""
-        request = self.cases[name].request
-        before = request.num_computed_tokens
-        request.num_computed_tokens = computed
-        try:
-            self.call(
-                f"manager.allocate_slots({name}, {new})  [num_computed_tokens={computed}]",
-                lambda side: side.manager.allocate_slots(request, new),
-                "MAN-2",
-                self.page_lists,
-            )
-        finally:
-            request.num_computed_tokens = before
+        self.call_manager(
+            "allocate_slots", request=Saying(Ref(name), (("num_computed_tokens", computed),)), num_new_tokens=new
+        )
 
     @step()
     def come_under(self, name: str) -> None:
         """Another request comes under the id of a live one (MAN-6)."""
-        stranger = Request(name, self.cases[name].tokens, self.cases[name].request.extra_keys)
-        self.call(
-            f"manager.get_computed_pages(<another request {name!r}>)",
-            lambda side: side.manager.get_computed_pages(stranger),
-            "MAN-6",
-            self.found_pages,
-        )
+        self.call_manager("get_computed_pages", request=self.namesake(name, self.cases[name].request.extra_keys))
 
     @step()
     def run_under(self, name: str) -> None:
         """Another request asks for slots under the id of a live one (MAN-6)."""
-        stranger = Request(name, self.cases[name].tokens, self.cases[name].request.extra_keys)
-        self.call(
-            f"manager.allocate_slots(<another request {name!r}>, 1)",
-            lambda side: side.manager.allocate_slots(stranger, 1),
-            "MAN-6",
-            self.page_lists,
-        )
+        stranger = self.namesake(name, self.cases[name].request.extra_keys)
+        self.call_manager("allocate_slots", request=stranger, num_new_tokens=1)
 
     @step("MAN-4")
     def free_request_wrongly(self, name: str) -> None:
         """What was written is no negative number (MAN-4)."""
-        self.call(f"manager.free({name}, -1)", lambda side: side.manager.free(self.cases[name].request, -1), "MAN-4")
+        self.call_manager("free", request=Ref(name), num_written=-1)
 
     @step("MAN-3")
     def hit_wrongly(self, page: int) -> None:
@@ -157,11 +126,9 @@ class ManagerLooks(SmallWorld, Admission):
         tokens = [0] * min(self.unit + 1, self.max_model_len)
         self.bring(_PROBE, tokens)
 
-        def given(side: Side) -> tuple[Any, int]:
-            lists = [[side.pages[page]] * (self.unit // group.page_size) for group in self.world.groups]
-            return side.names.get("CachePages")(lists), self.unit
-
-        self.allocate(_PROBE, 1, Both(given(self.spec), given(self.backend)))
+        pages = [[Ref("pages", (page,))] * (self.unit // group.page_size) for group in self.world.groups]
+        hits = {"num_new_computed_tokens": self.unit, "new_computed_pages": Pages(pages)}
+        self.call_manager("allocate_slots", request=Ref(_PROBE), num_new_tokens=1, **hits)
 
     @step()
     def find(self, name: str) -> None:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from kvproof.spec.declarations import EngineRequestStatus
 from kvproof.spec.pool.hashing import PageHash
 
-from ..base import Both, Side
-from ..manager_base import COUNTS, HASHES, ManagerMachine
+from ...calls.datum import Call, Ref
+from ..base import Both
+from ..manager_base import POOL_REF, ManagerMachine
 from ..properties import step
 from ..worlds import World
 from .manager_looks import ManagerLooks
@@ -237,9 +238,9 @@ class ManagerWorld(ManagerLooks):
             self.came_back.discard(name)
         case = self.cases[name]
         found = self.lightly(lambda: self.look_up(name)) if how == "hits" else None
-        hits = found.spec[1] if found is not None else 0
-        new = 1 if how == "one" else case.request.num_tokens - hits
-        self._grant(name, self.allocate(name, new, found, **({"delay_cache_pages": True} if how == "late" else {})))
+        hits = None if found is None else int(found.spec[1])
+        new = 1 if how == "one" else case.request.num_tokens - (hits or 0)
+        self._grant(name, self.allocate(name, new, hits, **({"delay_cache_pages": True} if how == "late" else {})))
 
     @step("MAN-3", "MAN-8")
     def advance(self, name: str, token: int | None, new: int, options: dict[str, Any]) -> None:
@@ -247,8 +248,7 @@ class ManagerWorld(ManagerLooks):
         case = self.cases[name]
         computed = min(case.given, case.request.num_tokens)
         if token is not None:
-            case.request.append(token)
-            self.calls.append(f"{name} grows by [{token}]")
+            self.grow(name, [token])
         case.request.num_computed_tokens = computed
         self._grant(name, self.allocate(name, new, **options))
 
@@ -257,25 +257,17 @@ class ManagerWorld(ManagerLooks):
             self.turned_away.add(name)
             return
         self.turned_away.discard(name)
-        self.cases[name].request.status = EngineRequestStatus.RUNNING
         if any(group.kind == "aligned" for group in self.world.groups):
-            self.call(
-                "manager.take_page_copies()",
-                lambda side: side.manager.take_page_copies(),
-                "MAN-13",
-                lambda copies, _: [tuple(map(int, copy)) for copy in copies],
-            )
+            self.call_manager("take_page_copies")
 
     @step("MAN-3")
     def publish(self, name: str, count: int) -> None:
         """Publishes a live request's full pages up to a number of tokens (MAN-3)."""
-        self.write(name, min(count, self.cases[name].given))
-        self.call(
-            f"manager.cache_pages({name}, {count})",
-            lambda side: side.manager.cache_pages(self.cases[name].request, count),
-            "MAN-3",
-            charge=self.charged("MAN-3"),
-        )
+        self.call_manager("cache_pages", request=Ref(name), num_computed_tokens=count)
+
+    def note_cache_pages(self, name: str, call: Call, _: Both) -> None:
+        """Notes that tokens are written."""
+        self.write(name, min(call.arguments["num_computed_tokens"], self.cases[name].given))
 
     @step("MAN-3", "MAN-4", "MAN-5")
     def give_back(self, name: str, written: int | None) -> None:
@@ -298,19 +290,9 @@ class ManagerWorld(ManagerLooks):
     @step("POOL-11")
     def evict(self, pages: list[int]) -> None:
         """Drops hashes (POOL-11)."""
-
-        def act(side: Side) -> None:
-            side.pool.evict_pages(pages)
-
-        line = f"manager.page_pool.evict_pages({pages})"
-        self.call(line, act, "POOL-11", charge=dict.fromkeys((*HASHES, *COUNTS), "POOL-11"))
+        self.make_call(self.call_of("evict_pages", POOL_REF, page_ids=pages))
 
     @step("POOL-9")
     def reset(self) -> None:
         """Forgets every prefix, unless a page is in use (POOL-9)."""
-        self.call(
-            "manager.reset_prefix_cache()",
-            lambda side: side.manager.reset_prefix_cache(),
-            "POOL-9",
-            charge=self.charged("POOL-9"),
-        )
+        self.call_manager("reset_prefix_cache")

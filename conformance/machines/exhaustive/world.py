@@ -93,8 +93,7 @@ class SmallWorld(Machine):
         if care is not PASSING_OVER:
             self.run_step(way.name, act, drawn)
             return
-        if drawn is not None:
-            self._trace.append(TracedStep(way.name, drawn))
+        self.note_step(None if drawn is None else TracedStep(way.name, drawn))
         watch = self.session.watch
         watch.begin(self.name, way.name, self.session.examples, self.session.steps)
         try:

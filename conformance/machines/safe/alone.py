@@ -28,6 +28,7 @@ class Alone(Machine):
 
     levels: ClassVar[frozenset[Level]] = frozenset({"safe"})
     shows_answers = True
+    records_calls = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class Alone(Machine):
 
     # -- What it shows --------------------------------------------------------------------------------
 
-    def show(self, readers: Mapping[str, Callable[[Side], object]]) -> None:
+    def show_fields(self, readers: Mapping[str, Callable[[Side], object]]) -> None:
         """Makes reports show these things, each by what reads it off the backend."""
         self.fields = tuple(Field(name, "R1", self._reader(name, read)) for name, read in readers.items())
 

@@ -116,29 +116,54 @@ class ManagerCalls(ManagerModel):
         shown_as = [held[:end] for held, end in zip(lists, ends, strict=True)]
         return Both((shown_as, tokens), (self.backend.names.get("CachePages")(first), tokens))
 
+    # -- Requests ---------------------------------------------------------------------------------------
+
+    @operation
+    def bring(self, name: str, *given: Any) -> None:
+        """See `Admission.bring`."""
+        super().bring(name, *given)
+
+    @operation
+    def admit_with(self, name: str, new: int, hits: int | None = None, **options: Any) -> None:
+        """See `Admission.admit_with`."""
+        super().admit_with(name, new, hits, **options)
+
+    @operation
+    def continue_with(self, name: str, computed: int, new: int, **options: Any) -> None:
+        """See `Admission.continue_with`."""
+        super().continue_with(name, computed, new, **options)
+
+    @operation
+    def grow(self, name: str, tokens: list[int]) -> None:
+        """See `Admission.grow`."""
+        super().grow(name, tokens)
+
     # -- Slots ------------------------------------------------------------------------------------------
 
-    def allocate(self, name: str, new: Any, found: Both | None = None, **options: Any) -> Both:
+    def allocate(self, name: str, new: Any, hits: int | None = None, **options: Any) -> Both:
         """Allocates slots: what is not wrong is answered, by pages where there is room for them.
 
         Args:
             name: the request's id.
             new: tokens to be computed.
-            found: a look-up's result that is handed back.
+            hits: how many tokens of what its last look-up found are handed back; None to hand nothing back.
             options: the other arguments, those left out that the backend's manager does not take.
         """
         case = self.cases[name]
+        found = None if hits is None else case.found
+        if found is not None and hits is not None and hits < found.spec[1]:
+            found = self.part_of(found, hits)
         options = {option: value for option, value in options.items() if self.takes(option)}
-        hits, tokens = found.spec if found is not None else ([[] for _ in self.world.groups], 0)
+        lists, tokens = found.spec if found is not None else ([[] for _ in self.world.groups], 0)
         computed = int(case.request.num_computed_tokens)
         promised = computed + tokens + int(new)
         if case.live and not max(case.least, case.given if self.world.has_states else 0) <= computed <= case.slots:
             raise Nothing  # made again, where that is bad input
         slots = min(promised + options.get("num_lookahead_tokens", 0), self.max_model_len)
-        standing = self.standing(case, hits, tokens) if promised <= self.max_model_len else "wrong"
-        wanted = demand(self.world.groups, self.lists, name, hits, computed, promised, slots)
+        standing = self.standing(case, lists, tokens) if promised <= self.max_model_len else "wrong"
+        wanted = demand(self.world.groups, self.lists, name, lists, computed, promised, slots)
         more = "".join(f", {option}={value!r}" for option, value in options.items())
-        with_hits = f", {tokens}, <pages {hits}>" if found is not None else ""
+        with_hits = f", {tokens}, <pages {lists}>" if found is not None else ""
         at = f"  [num_computed_tokens={case.request.num_computed_tokens!r}]" if computed else ""
         given = (tokens, found.backend[0]) if found is not None else ()
         answer = self.try_out(
@@ -225,6 +250,7 @@ class ManagerCalls(ManagerModel):
             self.kept.clear()
             self.hidden -= self.fresh
         if not case.live:
+            case.request.status = EngineRequestStatus.RUNNING
             case.given = case.slots = case.published = 0
             case.hits = case.written = case.computed = found
             case.void, case.live = False, True

@@ -71,7 +71,7 @@ class ManagerModel(Alone, Admission):
             return {"manager": manager, "pool": pool, "pages": views}
 
         self.make(f"manager = {self.construction(world, flags)}", "MAN-2", act)
-        self.show({name: read for name, read in self.readers().items() if read(self.backend) is not None})
+        self.show_fields({name: read for name, read in self.readers().items() if read(self.backend) is not None})
         self.settle("MAN-2")
 
     def readers(self) -> Mapping[str, Any]:

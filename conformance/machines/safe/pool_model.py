@@ -66,7 +66,7 @@ class PoolModel(Alone):
             "pages with a hash": lambda side: showing.with_hash(side.pages),
             "cached pages": lambda side: showing.resident(side.pool, side.pool, side.pages),
         }
-        self.show({name: read for name, read in readers.items() if read(self.backend) is not None})
+        self.show_fields({name: read for name, read in readers.items() if read(self.backend) is not None})
         self.null_count = getattr(self.backend.pages[0], "ref_cnt", None)
         self.settle("POOL-3")
 
