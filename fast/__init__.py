@@ -50,6 +50,7 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 from kvproof.spec.declarations.event_documents import events_from_json, events_to_json
+from kvproof.spec.declarations.event_wire import events_from_msgpack, events_to_msgpack
 from kvproof.spec.declarations.pool_size import PoolSize
 from kvproof.spec.declarations.prefix_files import ExportedPrefix
 
@@ -91,6 +92,7 @@ from .pool.hashing import (
 )
 from .pool.page_pool import PagePool
 from .pool.pages import CachePage, PageList
+from .saved.event_stream import EventPublisher, EventSubscriber
 from .saved.exported_prefix import export_prefix, import_prefix
 from .saved.follower import CacheFollower
 from .step.slot_batch import SlotBatch
@@ -115,6 +117,8 @@ __all__ = [
     "ChunkedLocalAttentionSpec",
     "EngineRequest",
     "EngineRequestStatus",
+    "EventPublisher",
+    "EventSubscriber",
     "ExportedPrefix",
     "ExtraKey",
     "FreeCachePageQueue",
@@ -162,7 +166,9 @@ __all__ = [
     "cdiv",
     "copy_pages",
     "events_from_json",
+    "events_from_msgpack",
     "events_to_json",
+    "events_to_msgpack",
     "export_pages",
     "export_prefix",
     "fused_ragged_paged_attention",

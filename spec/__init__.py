@@ -48,6 +48,7 @@ from .declarations import (
     WeightsVersion,
 )
 from .declarations.event_documents import events_from_json, events_to_json
+from .declarations.event_wire import events_from_msgpack, events_to_msgpack
 from .declarations.partitions import AxisRules
 from .declarations.pool_size import PoolSize
 from .declarations.prefix_files import ExportedPrefix
@@ -156,7 +157,9 @@ __all__ = [
     "cdiv",
     "copy_pages",
     "events_from_json",
+    "events_from_msgpack",
     "events_to_json",
+    "events_to_msgpack",
     "export_pages",
     "export_prefix",
     "fused_ragged_paged_attention",

@@ -14,12 +14,13 @@ MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 IDS = [str(path.relative_to(ROOT)) for path in MODULES]
 
 EXTERNAL = {
-    "spec": {"numpy", "ml_dtypes"},
-    "fast": {"numpy", "jax"},
+    "spec": {"numpy", "ml_dtypes", "msgspec"},
+    "fast": {"numpy", "jax", "zmq"},
     "kernels": {"numpy", "jax"},
     "conformance": {"numpy", "jax", "hypothesis", "rich", "pytest", "safetensors"},
 }
-"""The packages from elsewhere that a folder may import; conformance imports JAX where it runs, not at its top."""
+"""The packages from elsewhere that a folder may import; conformance imports JAX, and spec and
+fast import what sends events, where they run and not at their top."""
 
 PYTEST = {"pytest_plugin", "pytest_run", "test_conformance"}
 """The modules of conformance that are pytest's: no other imports it, so that the command does without."""

@@ -56,6 +56,7 @@ ALONE = {
     "fast/step/step_reading": "a batched step by columns; single calls in spec",
     "fast/table/slots": "part of page_table in spec",
     "fast/table/table_lag": "what the device lacks; spec's device copy is an array of the host's",
+    "fast/saved/event_stream": "sends and receives what both packages make and follow",
     "fast/cache/cache_programs": "compiled programs; spec computes at once",
     "fast/cache/host_arrays": "arrays of a device on the host; spec's are there",
     "fast/cache/page_copies": "padding for compiled programs, checks of imported pages; layout/states in spec",

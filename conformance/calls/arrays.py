@@ -91,6 +91,8 @@ ATTENTION = Table(
         ),
         _row("events_to_json", "events", "MAN-12", _DOCUMENT),
         _row("events_from_json", "json_str", "SEC-3"),
+        _row("events_to_msgpack", "events kv_cache_groups * timestamp rank medium publisher", "MAN-12", _DOCUMENT),
+        _row("events_from_msgpack", "message", "SEC-3"),
     ),
     {
         "get_kv_cache_coordinator": "the seeds' name for a part of the manager",

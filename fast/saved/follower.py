@@ -24,7 +24,8 @@ class CacheFollower:
     """
 
     def __init__(self) -> None:
-        self._key_of: dict[int, PageHashWithGroupId] = {}
+        self._stored: dict[int, PageStored] = {}
+        """The event that told of each cached page, in the order in which the pages were cached."""
         self._pages: dict[PageHashWithGroupId, OrderedDict[int, None]] = {}
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[int]] = _FollowedMap(self._pages)
 
@@ -40,23 +41,23 @@ class CacheFollower:
                 removed that is not there or is there under another hash. Nothing is applied then.
         """
         read = self._read(listed("events", events))
-        for page, key in read:
+        for page, event in read:
             if page == 0:
-                self._key_of.clear()
+                self._stored.clear()
                 self._pages.clear()
-            elif key is not None:
-                self._key_of[page] = key
-                self._pages.setdefault(key, OrderedDict())[page] = None
+            elif event is not None:
+                self._stored[page] = event
+                self._pages.setdefault(_key_of(event), OrderedDict())[page] = None
             else:
-                gone = self._key_of.pop(page)
+                gone = _key_of(self._stored.pop(page))
                 del self._pages[gone][page]
                 if not self._pages[gone]:
                     del self._pages[gone]
 
-    def _read(self, events: Sequence[object]) -> list[tuple[int, PageHashWithGroupId | None]]:
-        """Reads events as (page, its key or None if it is removed), page 0 if the cache is cleared (R1)."""
-        read: list[tuple[int, PageHashWithGroupId | None]] = []
-        changed: dict[int, PageHashWithGroupId | None] = {}  # the changes of earlier events, not applied yet
+    def _read(self, events: Sequence[object]) -> list[tuple[int, PageStored | None]]:
+        """Reads events as (page, the event or None if it is removed), page 0 if the cache is cleared (R1)."""
+        read: list[tuple[int, PageStored | None]] = []
+        changed: dict[int, PageStored | None] = {}  # the changes of earlier events, not applied yet
         cleared = False
         for event in events:
             if isinstance(event, CacheCleared):
@@ -67,19 +68,29 @@ class CacheFollower:
             if not isinstance(event, PageStored | PageRemoved):
                 raise refusal(TypeError, "R1", f"events has {event!r}, which is no CacheEvent")
             page = integer("events page_id", event.page_id, minimum=1, clause="POOL-1")
-            known = changed[page] if page in changed else None if cleared else self._key_of.get(page)
+            known = changed[page] if page in changed else None if cleared else self._stored.get(page)
             if isinstance(event, PageStored):
-                changed[page] = _read_key(event)
+                read_stored(event)
+                read_page_hash("events page_hash", (event.page_hash, event.token_ids, event.extra_keys))
+                changed[page] = event
                 if known is not None:
                     raise refusal(ValueError, "MAN-12", f"events: page {page} is stored, which is stored already")
             else:
                 changed[page] = None
                 if known is None:
                     raise refusal(ValueError, "MAN-12", f"events: page {page} is removed, which is not stored")
-                if (known.group_id, known.get_hash_value()) != (event.group_id, event.page_hash):
+                if (known.group_id, known.page_hash) != (event.group_id, event.page_hash):
                     raise refusal(ValueError, "MAN-12", f"events: page {page} is removed under another hash")
             read.append((page, changed[page]))
         return read
+
+    def events(self) -> list[CacheEvent]:
+        """The events that tell a follower all that is cached now, whatever it knew before (MAN-12). O(cached pages).
+
+        Returns:
+            A `CacheCleared`, then the cached pages in the order in which they were cached.
+        """
+        return [CacheCleared(), *self._stored.values()]
 
     def num_cached_pages(self, page_hashes: Iterable[PageHash], kv_cache_group_ids: Iterable[int]) -> int:
         """The number of leading keys of a request that are cached in all of some groups (POOL-7).
@@ -101,12 +112,12 @@ class CacheFollower:
         Raises:
             AssertionError: they don't; the message shows both.
         """
-        state = f"pages {self._pages}, keys {self._key_of}"
+        state = f"pages {self._pages}, stored {self._stored}"
         mapped = {page: key for key, pages in self._pages.items() for page in pages}
-        assert mapped == self._key_of, f"POOL-7: {state}"
+        assert mapped == {page: _key_of(event) for page, event in self._stored.items()}, f"POOL-7: {state}"
         assert len(mapped) == sum(map(len, self._pages.values())), f"POOL-8: a page stands twice: {state}"
         assert all(self._pages.values()), f"POOL-7: a key without a page: {state}"
-        assert min(self._key_of, default=1) > 0, f"POOL-1: {state}"
+        assert min(self._stored, default=1) > 0, f"POOL-1: {state}"
         assert all(key.group_id >= 0 for key in self._pages), f"POOL-7: {state}"
 
 
@@ -131,8 +142,6 @@ class _FollowedMap(Mapping[PageHashWithGroupId, Sequence[int]]):
         return f"CachedMap({dict(self)})"
 
 
-def _read_key(event: PageStored) -> PageHashWithGroupId:
-    """The key of a stored page (R1)."""
-    _, group = read_stored(event)
-    key = read_page_hash("events page_hash", (event.page_hash, event.token_ids, event.extra_keys))
-    return PageHashWithGroupId(key, group)
+def _key_of(event: PageStored) -> PageHashWithGroupId:
+    """The key of a stored page, which has been read."""
+    return PageHashWithGroupId(PageHash(event.page_hash, event.token_ids, event.extra_keys), event.group_id)

@@ -18,8 +18,8 @@ class CacheFollower:
     """
 
     def __init__(self) -> None:
-        self._key_of: dict[int, PageHashWithGroupId] = {}
-        """The key of each cached page, in the order in which the pages were cached."""
+        self._stored: dict[int, PageStored] = {}
+        """The event that told of each cached page, in the order in which the pages were cached."""
 
     def apply(self, events: Iterable[CacheEvent]) -> None:
         """Applies events, all of them or, if one is refused, none (MAN-12). O(cached pages + events).
@@ -31,35 +31,43 @@ class CacheFollower:
             TypeError: an element is no event.
             ValueError: a stored page is cached already (POOL-8); a removed page is not cached, or under another hash.
         """
-        key_of = dict(self._key_of)
+        stored = dict(self._stored)
         for event in listed("events", events):
             match event:
                 case PageStored():
-                    page_id, key = _stored(event)
-                    if page_id in key_of:
+                    page_id, _ = _stored(event)
+                    if page_id in stored:
                         raise refusal(ValueError, "MAN-12", f"events: page {page_id} is stored and was so already")
-                    key_of[page_id] = key
+                    stored[page_id] = event
                 case PageRemoved():
                     page_id = integer("events page_id", event.page_id, minimum=1, clause="POOL-1")
-                    known = key_of.get(page_id)
-                    if known is None:
+                    if page_id not in stored:
                         raise refusal(ValueError, "MAN-12", f"events: page {page_id} is removed and was not stored")
-                    if (known.group_id, known.get_hash_value()) != (event.group_id, event.page_hash):
+                    known = stored[page_id]
+                    if (known.group_id, known.page_hash) != (event.group_id, event.page_hash):
                         raise refusal(ValueError, "MAN-12", f"events: page {page_id} is removed under another hash")
-                    del key_of[page_id]
+                    del stored[page_id]
                 case CacheCleared():
-                    key_of.clear()
+                    stored.clear()
                 case _:
                     raise refusal(TypeError, "R1", f"events has {event!r}, which is no CacheEvent")
-        self._key_of = key_of
+        self._stored = stored
 
     @property
     def cached_page_hash_to_page(self) -> Mapping[PageHashWithGroupId, Sequence[int]]:
         """The cached map: key to page ids, in the order in which they were cached (POOL-7). Read-only."""
         pages: dict[PageHashWithGroupId, list[int]] = {}
-        for page_id, key in self._key_of.items():
-            pages.setdefault(key, []).append(page_id)
+        for page_id, event in self._stored.items():
+            pages.setdefault(_stored(event)[1], []).append(page_id)
         return MappingProxyType({key: tuple(page_ids) for key, page_ids in pages.items()})
+
+    def events(self) -> list[CacheEvent]:
+        """The events that tell a follower all that is cached now, whatever it knew before (MAN-12). O(cached pages).
+
+        Returns:
+            A `CacheCleared`, then the cached pages in the order in which they were cached.
+        """
+        return [CacheCleared(), *self._stored.values()]
 
     def num_cached_pages(self, page_hashes: Iterable[PageHash], kv_cache_group_ids: Iterable[int]) -> int:
         """How many leading pages of a request are cached in all of some groups (POOL-7). O(cached pages).
@@ -70,7 +78,7 @@ class CacheFollower:
         """
         keys = [read_page_hash("page_hashes", key) for key in listed("page_hashes", page_hashes)]
         groups = [integer("kv_cache_group_ids", group) for group in listed("kv_cache_group_ids", kv_cache_group_ids)]
-        cached = set(self._key_of.values())
+        cached = {_stored(event)[1] for event in self._stored.values()}
         for place, key in enumerate(keys):
             if not all(PageHashWithGroupId(key, group) in cached for group in groups):
                 return place
@@ -82,9 +90,9 @@ class CacheFollower:
         Raises:
             AssertionError: a page is not; the message has the whole state.
         """
-        for page_id, key in self._key_of.items():
-            assert page_id > 0, f"POOL-1: page {page_id} is cached\n{self._key_of}"
-            assert key.group_id >= 0, f"POOL-7: page {page_id} is cached for no group\n{self._key_of}"
+        for page_id, event in self._stored.items():
+            assert page_id > 0, f"POOL-1: page {page_id} is cached\n{self._stored}"
+            assert event.group_id >= 0, f"POOL-7: page {page_id} is cached for no group\n{self._stored}"
 
 
 def _stored(event: PageStored) -> tuple[int, PageHashWithGroupId]:

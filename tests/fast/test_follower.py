@@ -133,12 +133,17 @@ def test_man_12_the_map_is_live_and_read_only(package: ModuleType) -> None:
 
 OTHER = fast.PageHashWithGroupId(fast.PageHash(A, TOKENS), 3)
 
+
+def _of(page_id: int, group_id: int) -> PageStored:
+    return PageStored(group_id, page_id, A, None, TOKENS, None)
+
+
 DAMAGE: dict[str, Any] = {
-    "a page without a key": lambda follower: follower._key_of.pop(1),
-    "a page with another key": lambda follower: follower._key_of.update({1: OTHER}),
-    "a page twice": lambda follower: follower._pages.update({follower._key_of[1]: (1, 1)}),
+    "a page without a key": lambda follower: follower._stored.pop(1),
+    "a page with another key": lambda follower: follower._stored.update({1: _of(1, 3)}),
+    "a page twice": lambda follower: follower._pages.update({fast.PageHashWithGroupId(OTHER.page_hash, 0): (1, 1)}),
     "a key without a page": lambda follower: follower._pages.update({OTHER: ()}),
-    "the null page": lambda follower: (follower._pages.update({OTHER: (0,)}), follower._key_of.update({0: OTHER})),
+    "the null page": lambda follower: (follower._pages.update({OTHER: (0,)}), follower._stored.update({0: _of(0, 3)})),
 }
 
 

@@ -161,9 +161,9 @@ def test_look_ups_are_refused(page_hashes: Any, groups: Any, error: type[Excepti
         _following(_stored(1)).num_cached_pages(page_hashes, groups)
 
 
-@pytest.mark.parametrize("damage", [{0: _key(A)}, {2: _key(A, -1)}])
-def test_check_sees(damage: dict[int, PageHashWithGroupId]) -> None:
+@pytest.mark.parametrize("damage", [{0: _stored(1)}, {2: _stored(2)._replace(group_id=-1)}])
+def test_check_sees(damage: dict[int, PageStored]) -> None:
     follower = _following(_stored(1))
-    follower._key_of.update(damage)
-    with pytest.raises(AssertionError, match=r"(?s)^POOL-[17].*hash_value"):
+    follower._stored.update(damage)
+    with pytest.raises(AssertionError, match=r"(?s)^POOL-[17].*page_hash"):
         follower.check()
