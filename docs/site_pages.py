@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from kvproof import conformance, fast
-from kvproof.conformance.commands.clauses import clause_list
+from kvproof.conformance.commands.clauses import clause_list, family_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,11 +71,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _clauses() -> Iterator[str]:
     """Every clause under its label: its sentence, the code that implements it, what checks it."""
+    clauses = clause_list()
+    families = list(dict.fromkeys(family_of(clause["clause"]) for clause in clauses))
     family = ""
-    for clause in clause_list():
+    for clause in sorted(clauses, key=lambda clause: families.index(family_of(clause["clause"]))):
         label: str = clause["clause"]
-        if label.rstrip("0123456789").rstrip("-") != family:
-            family = label.rstrip("0123456789").rstrip("-")
+        if family_of(label) != family:
+            family = family_of(label)
             yield f"## {family}\n"
         yield f"### {label} {{ #{label} }}\n\n{clause['sentence']}\n"
         yield f"*{clause['class']}*\n"
@@ -93,7 +95,8 @@ def _reference() -> Iterator[tuple[str, str]]:
     """The pages of the reference, by name: the public names of the fast backend, those of the suite."""
     left = set(fast.__all__)
     for room, (title, modules) in ROOMS.items():
-        names = sorted(name for name in left if getattr(getattr(fast, name), "__module__", "").startswith(modules))
+        names = [name for name in left if getattr(getattr(fast, name), "__module__", "").startswith(modules)]
+        names.sort(key=lambda name: ("Coordinator" in name, name))  # the inside of a manager comes last
         left.difference_update(names)
         yield f"reference/{room}.md", _page(title, [f"kvproof.fast.{name}" for name in names])
     yield "reference/conformance.md", _page("Conformance", [f"kvproof.conformance.{n}" for n in conformance.__all__])

@@ -20,7 +20,7 @@ from ..oracle.relations import RELATIONS
 from ..report.clause_examples import EXAMPLES
 from ..report.clause_index import implementations
 
-__all__ = ["add_parser", "clause_list", "run_clauses"]
+__all__ = ["add_parser", "clause_list", "family_of", "run_clauses"]
 
 _MOST = 8
 """The most names of code or properties that are printed of a clause."""
@@ -75,12 +75,12 @@ def run_clauses(arguments: argparse.Namespace) -> int:
     """
     clauses = clause_list()
     if arguments.labels:
-        known = [*CLAUSES, *dict.fromkeys(map(_family, CLAUSES))]
+        known = [*CLAUSES, *dict.fromkeys(map(family_of, CLAUSES))]
         strange = [label for label in arguments.labels if label not in known]
         if strange:
             meant = did_you_mean(strange[0], known)
             return could_not_run("clauses", f"there is no clause {strange[0]}{meant or '; kvproof clauses lists them'}")
-        clauses = [entry for entry in clauses if {entry["clause"], _family(entry["clause"])} & {*arguments.labels}]
+        clauses = [entry for entry in clauses if {entry["clause"], family_of(entry["clause"])} & {*arguments.labels}]
     if arguments.json is None:
         _print(clauses, Console(), bool(arguments.labels))
         return FINE
@@ -95,7 +95,7 @@ def run_clauses(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _family(label: str) -> str:
+def family_of(label: str) -> str:
     """What the labels of a family begin with."""
     return label.rstrip("0123456789").rstrip("-")
 
