@@ -429,6 +429,9 @@ class ReuseOrder:
         is_reused = self._is_reused[pages] != 0
         if not np.count_nonzero(is_reused):
             return
+        if CANDIDATES[self._candidate].extends:
+            self._is_reused[self._cached(pages)] = 1
+            return
         first = is_reused.argmax()
         needed, is_cached = pages[first:], self._run_of[pages[first:]] != 0
         if np.count_nonzero(is_cached) < len(needed):  # a page without a hash is needed by none

@@ -38,6 +38,7 @@ class _Shadow:
 
     __slots__ = (
         "_again",
+        "_extends",
         "_front",
         "_ghosts",
         "_num_slots",
@@ -52,7 +53,7 @@ class _Shadow:
 
     def __init__(self, size: int, candidate: Candidate) -> None:
         self._size = size
-        self._turnovers, self._uses_ghosts = candidate
+        self._turnovers, self._uses_ghosts, self._extends = candidate
         self._num_slots = num_ghost_slots(size)
         self.clock = 0
         self.at: dict[int, OrderedDict[int, int] | None] = {}
@@ -90,7 +91,7 @@ class _Shadow:
         rest = self._once
         if self._turnovers is None and clock >= 1:
             rest = OrderedDict()
-        behind = False
+        behind = self._extends and not reused.isdisjoint(marks)
         for mark in marks:
             if behind or mark in reused:
                 behind = True

@@ -45,17 +45,20 @@ class Candidate(NamedTuple):
         turnovers: how many pool turnovers longer a reused page stays than another; None: the rule keeps what is there,
             and lets new pages take each other's places.
         uses_ghosts: whether a content that was evicted lately counts as reused when it is published again.
+        extends: whether what a request computed behind a reused page counts as reused when the request lets go of both:
+            the next turn of a conversation needs it.
     """
 
     turnovers: int | None
     uses_ghosts: bool
+    extends: bool = False
 
 
 CANDIDATES = (
     Candidate(0, True),
     Candidate(1, True),
     Candidate(4, True),
-    Candidate(None, False),
+    Candidate(None, False, True),
     Candidate(None, True),
 )
 """The rules that ``adaptive`` chooses among. The first is LRU: by it reused pages stay no longer than others."""

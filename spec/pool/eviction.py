@@ -215,12 +215,17 @@ class EvictionOrder:
         """The slot and the tag of a mark."""
         return (mark % 2**32) * num_ghost_slots(self.size) >> 32, (mark >> 32) + 1
 
-    def carry(self, entries: Iterable[int]) -> None:
+    def carry(self, entries: Sequence[int]) -> None:
         """What a reused entry needs for its hits counts as reused: what follows it here, up to one without a content.
+
+        By a candidate that extends, so does all that the request computed behind a reused entry.
 
         Args:
             entries: entries of one request, the last one first.
         """
+        if self.candidate.extends and not self.reused.isdisjoint(entries):
+            self.reused.update(entry for entry in entries if entry in self.mark_of)
+            return
         behind = False
         for entry in entries:
             behind = entry in self.mark_of and (behind or entry in self.reused)
