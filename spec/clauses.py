@@ -74,8 +74,11 @@ _SENTENCES = {
     "POOL-11": "evict_pages(ids) drops hashes only; it never frees and never moves a page in the queue. Pinned pages "
     "are refused.",
     "POOL-12": "With data parallelism each shard has its own pool, null page and local ids; a request lives on one "
-    "shard: where the longest cached prefix is, else where most pages are free, else on the lowest number. It swaps on "
-    "that shard, whose host pages are its own too, and comes back to it.",
+    "shard, which the placement names at its look-up and admission. It is told for each shard how many tokens of the "
+    "request are not cached there, how many wait there (known tokens of live requests that were not computed at the "
+    "last call for each), and the free pages. By cost, the default, the sum of the first two is least; by prefix the "
+    "first is least, then most pages are free; of equals the lowest number is taken. It swaps on that shard, whose "
+    "host pages are its own too, and comes back to it.",
     "POOL-13": "With unhashed_first=True freed pages that carry no hash go to the front of the queue, in the order "
     "given; off by default.",
     # -- Pins and priorities ----------------------------------------------------------------------

@@ -113,6 +113,19 @@ def freed_on_the_first_shard(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, ShardedCacheManager=derived(fast.ShardedCacheManager, {"free": free}))
 
 
+@seeded(FORESEEN, "POOL-12", "shards")
+def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
+    """All streams of a prompt come to the shard that has it cached, however many tokens wait there."""
+
+    def number_of(self: Any, request: Any) -> int:
+        own = self.shard_of(request.request_id)
+        hits = [shard.prefixes.hit_length(request) for shard in self.shards]
+        return int(hits.index(max(hits)) if own is None else own)
+
+    made = derived(fast.ShardedCacheManager, {"_number_of": number_of})
+    return backend_with(fast, ShardedCacheManager=made)
+
+
 @seeded(FORESEEN, "SWAP-2", "cache")
 def pages_exported_whole(fast: ModuleType) -> SimpleNamespace:
     """Pages leave the device as they are: with them goes what an earlier tenant left behind the last live slot."""

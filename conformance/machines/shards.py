@@ -23,7 +23,8 @@ __all__ = ["Shards"]
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
-    {"unhashed_first": True},
+    {"placement": "prefix"},
+    {"placement": "prefix", "unhashed_first": True},
     {"num_host_pages": 12},
     {"num_host_pages": 4, "unhashed_first": True},
 )
@@ -143,6 +144,8 @@ class Shards(SwapSteps):
         name = one_of(data, list(self.cases))
         mixed = not self.cases[name].live and not self.cases[name].request.num_computed_tokens
         acts: list[Callable[[Drawing], None]] = [self.name_badly, self.count_shards_badly]
+        takes = all(side.names.accepts(self.made, "placement") for side in (self.spec, self.backend))
+        acts += [self.place_badly] if takes else []
         acts += [self.end_badly] if self.swaps() else []
         if mixed:
             acts += [functools.partial(self.mix, name)] * 3
@@ -179,6 +182,19 @@ class Shards(SwapSteps):
         wrong = one_of(data, [0, -1, *NO_INTS])
         given = {"num_shards": wrong, "num_pages": 4, "kv_cache_groups": [], "max_model_len": 8}
         self.make_call(self.call_of("ShardedCacheManager", None, **given))
+
+    def place_badly(self, data: Drawing) -> None:
+        """A placement that names no shard, or is none."""
+        wrong = one_of(data, [2, -1, *NO_INTS])
+        given = one_of(data, [wrong, "fewest", lambda _: wrong])
+        request = next(iter(self.cases.values())).request
+
+        def act(side: Side) -> Any:
+            manager = side.names.get("ShardedCacheManager")(2, 4, [], 8, placement=given)
+            return manager.get_computed_pages(request)[1]
+
+        shown = f"lambda loads: {wrong!r}" if callable(given) else repr(given)
+        self.call(f"ShardedCacheManager(2, 4, [], 8, placement={shown}).get_computed_pages(...)", act, "POOL-12")
 
 
 def _shards(pages: Any) -> set[int]:

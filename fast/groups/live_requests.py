@@ -125,6 +125,15 @@ class LiveRequests:
         self._resize(_FIRST_CAPACITY)
         self.last_slots = self.last_rows = DistinctIds(b"", 0, np.empty(0, np.int64), slice(0, 0))
 
+    def count_waiting(self) -> int:
+        """Tokens of live requests that are known now and were not computed at the last call for each. O(requests)."""
+        count = 0
+        for slot in self.slot_of.values():
+            request = self.requests[slot]
+            assert request is not None
+            count += max(request.num_tokens - self.num_computed[slot], 0)
+        return count
+
     def _resize(self, capacity: int) -> None:
         """Makes room for ``capacity`` requests. After a MemoryError it can be called again."""
         for group in self._groups:

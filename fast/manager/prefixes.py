@@ -85,6 +85,16 @@ class Prefixes:
         hits, length = coordinator.find_longest_cache_hit(tokens, segments, most if most > 0 else 0)
         return coordinator.cache_pages_of(hits), length
 
+    def hit_length(self, request: EngineRequest) -> int:
+        """How many tokens `find` would find. Changes nothing: the request is not remembered."""
+        coordinator = self.coordinator
+        _, tokens, extra_keys, params = read_prompt(request)
+        self._require_own_id(request)
+        if not coordinator.enable_caching or (params is not None and params.prompt_logprobs is not None):
+            return 0
+        segments = coordinator.segments_of(extra_keys)
+        return coordinator.find_longest_cache_hit(tokens, segments, max(len(tokens) // 4 - 1, 0))[1]
+
     def junction(self, request: EngineRequest) -> int:
         """The junction of a request, that of its admission if it is live; see `CacheManager.get_junction`."""
         coordinator = self.coordinator

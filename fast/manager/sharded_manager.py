@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
+from kvproof.spec.declarations.placement import Placement, ShardLoad, read_placement
 from kvproof.spec.declarations.showing import ShownShards
 
 from ..groups.cache_pages import CachePages
@@ -20,7 +21,7 @@ __all__ = ["ShardedCacheManager"]
 
 
 class ShardedCacheManager(ShownShards):
-    """The cache managers of several shards. A request lives on one of them, which is chosen at its admission.
+    """The cache managers of several shards. A request lives on one of them, which the placement names (POOL-12).
 
     Page ids and host page ids are local to a shard: a request is swapped out on its shard and comes back to it. For
     batched steps, events, pins, priorities and received pages call ``shards[number]``. The plan with id k of shard i
@@ -35,11 +36,14 @@ class ShardedCacheManager(ShownShards):
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model is served (MAN-9).
+        placement: which shard a request comes to, see `Placement`; asked at its look-up, and at an admission with
+            no pages.
         options: see `ManagerOptions`; they are each shard's, with one seed for all.
 
     Attributes:
         num_shards: the number of shards.
         shards: the manager of each shard.
+        placement: the argument.
     """
 
     @takes_options
@@ -51,9 +55,11 @@ class ShardedCacheManager(ShownShards):
         max_model_len: int,
         enable_caching: bool = True,
         use_eagle: bool = False,
+        placement: Placement = "cost",
         **options: Unpack[ManagerOptions],
     ) -> None:
         self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
+        self.placement = read_placement(placement)
         groups = listed("kv_cache_groups", kv_cache_groups)
         if options["hash_seed"] is None:
             options["hash_seed"] = os.urandom(32)
@@ -103,9 +109,7 @@ class ShardedCacheManager(ShownShards):
     # -- Requests ---------------------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request on its shard; if it is on none, the longest on any shard (MAN-1).
-
-        Among shards with equally long ones the one with the most free pages is chosen, then the lowest number.
+        """The longest cached prefix of a request on its shard, or if it is on none on that to which it comes (MAN-1).
 
         Args:
             request: a request that is to be admitted.
@@ -113,23 +117,36 @@ class ShardedCacheManager(ShownShards):
         Returns:
             The cached pages, all of one shard, and the number of their tokens. Costs a look-up on each shard.
         """
+        return self.shards[self._number_of(request)].get_computed_pages(request)
+
+    def _number_of(self, request: EngineRequest) -> int:
+        """The number of a request's shard; if it is on none, of that to which it comes. O(tokens and live requests).
+
+        Raises:
+            IndexError: the placement names no shard (POOL-12).
+            TypeError: it gives no number.
+        """
         number = self.shard_of(read_request_id(request))
         if number is not None:
-            return self.shards[number].get_computed_pages(request)
-        found = [shard.get_computed_pages(request) for shard in self.shards]
-        return found[self._best([length for _, length in found])]
-
-    def _best(self, lengths: Sequence[int]) -> int:
-        """The number of the shard with the longest hit, then with the most free pages, then the lowest."""
-        free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
-        return max(range(len(free)), key=lambda shard: (lengths[shard], free[shard], -shard))
+            return number
+        hits = [shard.prefixes.hit_length(request) for shard in self.shards]
+        num_tokens = request.num_tokens
+        if self.placement == "prefix":
+            free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
+            return max(range(len(free)), key=lambda shard: (hits[shard], free[shard], -shard))
+        waiting = [shard.coordinator.live.count_waiting() for shard in self.shards]
+        if self.placement == "cost":
+            costs = [tokens - hit for hit, tokens in zip(hits, waiting, strict=True)]
+            return costs.index(min(costs))
+        loads = [
+            ShardLoad(num_tokens - hit, tokens, shard.page_pool.get_num_free_pages())
+            for hit, tokens, shard in zip(hits, waiting, self.shards, strict=True)
+        ]
+        return index("the shard of placement", self.placement(loads), self.num_shards, "POOL-12")
 
     def get_junction(self, request: EngineRequest) -> int:
-        """The junction of a request on its shard, or on the one where `get_computed_pages` finds most (RET-2)."""
-        number = self.shard_of(read_request_id(request))
-        if number is None:
-            number = self._best([shard.get_computed_pages(request)[1] for shard in self.shards])
-        return self.shards[number].get_junction(request)
+        """The junction of a request on its shard, or on the one to which it comes (RET-2)."""
+        return self.shards[self._number_of(request)].get_junction(request)
 
     def allocate_slots(
         self,
@@ -142,15 +159,15 @@ class ShardedCacheManager(ShownShards):
     ) -> CachePages | None:
         """Allocates slots for new tokens of a request on its shard; arguments as of `CacheManager.allocate_slots`.
 
-        A request that is not live is admitted on the shard of its computed pages; without any, on the shard with the
-        most free pages, then of the lowest number. If it doesn't fit there it is on no shard.
+        A request that is not live is admitted on the shard of its computed pages; without any, on that of the
+        placement. If it doesn't fit there it is on no shard.
 
         Raises:
             ValueError: as in `CacheManager.allocate_slots`; or computed pages are of several shards (POOL-12).
         """
         number = self.shard_of(read_request_id(request))
         if number is None:
-            number = self._shard_for(new_computed_pages)
+            number = self._shard_for(request, new_computed_pages)
         return self.shards[number].allocate_slots(
             request,
             num_new_tokens,
@@ -160,14 +177,13 @@ class ShardedCacheManager(ShownShards):
             delay_cache_pages,
         )
 
-    def _shard_for(self, given: CachePages | None) -> int:
+    def _shard_for(self, request: EngineRequest, given: CachePages | None) -> int:
         """The number of the shard on which to admit a request with these computed pages."""
         if given is not None and not isinstance(given, CachePages):
             raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
         pools = {pool for pages in given.pages for pool in pages.pools} if given is not None else set()
         if not pools:
-            free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
-            return free.index(max(free))
+            return self._number_of(request)
         owners = [number for number, shard in enumerate(self.shards) if shard.page_pool in pools]
         if len(pools) != 1 or not owners:
             raise refusal(ValueError, "POOL-12", "new_computed_pages are not of one shard")

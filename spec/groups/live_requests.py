@@ -72,6 +72,11 @@ class LiveRequests:
     def __init__(self) -> None:
         self.by_id: dict[str, Live] = {}
 
+    @property
+    def num_waiting(self) -> int:
+        """Tokens of live requests that are known now and were not computed at the last call for each (POOL-12)."""
+        return sum(max(live.request.num_tokens - live.num_computed, 0) for live in self.by_id.values())
+
     def admit(self, request: EngineRequest, request_id: str, num_computed: int, num_slots: int = 0) -> Live:
         """Makes a request live in the lowest free slot (MAN-11), all that has slots promised; see `Live`."""
         taken = {live.slot for live in self.by_id.values()}

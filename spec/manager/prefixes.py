@@ -63,12 +63,22 @@ class Prefixes:
 
     def find(self, request: EngineRequest) -> tuple[CachePages, int]:
         """The longest cached prefix of a request to be admitted; see `CacheManager.get_computed_pages`."""
+        found = self.look_up(request)
+        if self._can_hit(request):
+            self.remember(request, request_id_of(request))
+        return found
+
+    def _can_hit(self, request: EngineRequest) -> bool:
+        """Whether a look-up finds anything (MAN-1)."""
+        params = request.sampling_params
+        return self._pool.enable_caching and (params is None or params.prompt_logprobs is None)
+
+    def look_up(self, request: EngineRequest) -> tuple[CachePages, int]:
+        """What `find` finds. Changes nothing: the request is not remembered."""
         tokens = read_tokens(request)
         chains = self.chains(request, tokens)
-        wants_logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
-        if not self._pool.enable_caching or wants_logprobs:
+        if not self._can_hit(request):
             return CachePages([] for _ in self._coordinator.rules), 0
-        self.remember(request, request_id_of(request))
         pages, found = self._coordinator.find_longest_cache_hit(chains, len(tokens) - 1)
         return CachePages(pages), found
 

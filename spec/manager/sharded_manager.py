@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
+from ..declarations.placement import Placement, ShardLoad, read_placement
 from ..declarations.showing import ShownShards
 from ..groups.cache_pages import CachePages
 from ..groups.live_requests import read_id, request_id_of
@@ -17,10 +18,9 @@ __all__ = ["ShardedCacheManager"]
 class ShardedCacheManager(ShownShards):
     """A `CacheManager` for each shard, each with a pool, a null page and page ids of its own.
 
-    A request is admitted on the shard with its longest cached prefix; if several have the same, on the one with most
-    free pages, then on that with the lowest number. It stays there, also while it is swapped out: its host pages are
-    in that shard's host memory. Events, counters, pins, priorities, batched steps and received pages have no methods
-    here: call them on ``shards[i]``.
+    A request is admitted on the shard that the placement names. It stays there, also while it is swapped out: its host
+    pages are in that shard's host memory. Events, counters, pins, priorities, batched steps and received pages have no
+    methods here: call them on ``shards[i]``.
 
     The plan with the id k on shard i has the id ``k * num_shards + i`` here, so that `swap_done` needs no shard.
 
@@ -31,10 +31,13 @@ class ShardedCacheManager(ShownShards):
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model runs.
+        placement: which shard a request comes to, see `Placement`. It is asked by each call about a request that is on
+            no shard, unless the call brings pages of one.
         options: see `ManagerOptions`; they are each shard's, with one seed for all.
 
     Attributes:
         shards: the shards' managers.
+        placement: the argument.
     """
 
     @takes_options
@@ -46,9 +49,11 @@ class ShardedCacheManager(ShownShards):
         max_model_len: int,
         enable_caching: bool = True,
         use_eagle: bool = False,
+        placement: Placement = "cost",
         **options: Unpack[ManagerOptions],
     ) -> None:
         self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
+        self.placement = read_placement(placement)
         if options["hash_seed"] is None:
             options["hash_seed"] = os.urandom(32)
         groups = listed("kv_cache_groups", kv_cache_groups)
@@ -76,30 +81,49 @@ class ShardedCacheManager(ShownShards):
         """The manager of a request's shard; if it is on none, the first, which refuses what needs a live request."""
         return self.shards[self.shard_of(request_id) or 0]
 
-    def _best(self, lengths: Sequence[int]) -> int:
-        """The number of the shard with the longest hit, then with most free pages, then the lowest."""
-        free = [shard.page_pool.get_num_free_pages() for shard in self.shards]
-        return max(range(self.num_shards), key=lambda number: (lengths[number], free[number], -number))
+    def _place(self, request: EngineRequest) -> int:
+        """The number of the shard to which a request comes that is on none (POOL-12).
+
+        Raises:
+            IndexError: the placement names no shard.
+            TypeError: it gives no number.
+        """
+        loads = [
+            ShardLoad(
+                request.num_tokens - shard.prefixes.look_up(request)[1],
+                shard.coordinator.live.num_waiting,
+                shard.page_pool.get_num_free_pages(),
+            )
+            for shard in self.shards
+        ]
+        if self.placement == "cost":
+            return min(
+                range(self.num_shards),
+                key=lambda number: (loads[number].num_to_compute + loads[number].num_waiting, number),
+            )
+        if self.placement == "prefix":
+            return min(
+                range(self.num_shards),
+                key=lambda number: (loads[number].num_to_compute, -loads[number].num_free_pages, number),
+            )
+        return index("the shard of placement", self.placement(loads), self.num_shards, "POOL-12")
 
     # -- Finding and allocating -------------------------------------------------------------------
 
     def get_computed_pages(self, request: EngineRequest) -> tuple[CachePages, int]:
-        """The longest cached prefix of a request: on its own shard if it is on one, else on any shard.
+        """The longest cached prefix of a request on its own shard if it is on one, else on the one to which it comes.
 
-        See `CacheManager.get_computed_pages`.
+        See `CacheManager.get_computed_pages`. The request is remembered on that shard only.
         """
+        return self._home_or_place(request).get_computed_pages(request)
+
+    def _home_or_place(self, request: EngineRequest) -> CacheManager:
         number = self.shard_of(request_id_of(request))
-        if number is not None:
-            return self.shards[number].get_computed_pages(request)
-        found = [shard.get_computed_pages(request) for shard in self.shards]
-        return found[self._best([length for _, length in found])]
+        return self.shards[self._place(request) if number is None else number]
 
     def get_junction(self, request: EngineRequest) -> int:
-        """The junction of a request on its shard, or on the one where a look-up finds most; see `CacheManager`."""
-        number = self.shard_of(request_id_of(request))
-        if number is None:
-            number = self._best([shard.get_computed_pages(request)[1] for shard in self.shards])
-        return self.shards[number].get_junction(request)
+        """The junction of a request on its shard, or on the one to which it comes; see `CacheManager`."""
+        return self._home_or_place(request).get_junction(request)
 
     def allocate_slots(
         self,
@@ -112,18 +136,16 @@ class ShardedCacheManager(ShownShards):
     ) -> CachePages | None:
         """Gives a request slots on its shard; see `CacheManager.allocate_slots`.
 
-        A new request is admitted on the shard of ``new_computed_pages``, or without these on that with most free pages.
+        A new request is admitted on the shard of ``new_computed_pages``, or without these on that of the placement.
 
         Raises:
             ValueError: the pages belong to no shard, or to several.
         """
-        number = self.shard_of(request_id_of(request))
-        if number is not None:
-            shard = self.shards[number]
-        elif isinstance(new_computed_pages, CachePages) and any(new_computed_pages.pages):
+        is_new = self.shard_of(request_id_of(request)) is None
+        if is_new and isinstance(new_computed_pages, CachePages) and any(new_computed_pages.pages):
             shard = self._shard_of_pages(new_computed_pages)
         else:
-            shard = self.shards[self._best([0] * self.num_shards)]
+            shard = self._home_or_place(request)
         return shard.allocate_slots(
             request,
             num_new_tokens,

@@ -22,6 +22,7 @@ from kvproof.spec import (
     ShardedCacheManager,
     SlotBatch,
 )
+from kvproof.spec.declarations import EngineRequest
 from kvproof.spec.groups.group_rules import AlignedStates, ChunkedLocal, GroupRules, OneState, SlidingWindow
 from kvproof.spec.manager.steps import Steps
 from kvproof.spec.pool.free_order import FreeOrder
@@ -465,8 +466,9 @@ class PinsWithoutEagle(CacheManager):
 class FirstShard(ShardedCacheManager):
     """Where no prefix is cached the first shard is taken."""
 
-    def _best(self, lengths: Sequence[int]) -> int:
-        return super()._best(lengths) if any(lengths) else 0
+    def _place(self, request: EngineRequest) -> int:
+        found = any(shard.prefixes.look_up(request)[1] for shard in self.shards)
+        return super()._place(request) if found else 0
 
 
 class ForgetsOrder(CacheManager):

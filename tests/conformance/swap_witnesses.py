@@ -64,13 +64,22 @@ def back_in_part_of_a_page(names: Any) -> object:
 
 def freed_on_the_first_shard(names: Any) -> object:
     manager = names.ShardedCacheManager(2, 8, read_groups("full:2", 1), 32, hash_seed=SEED, num_host_pages=8)
-    for name in ("a", "b"):  # b goes to the second shard, where more pages are free
+    for name in ("a", "b"):  # b goes to the second shard, where no tokens wait
         request = Request(name, [1, 2, 3])
         manager.allocate_slots(request, 3)
         request.num_computed_tokens = 3
     manager.swap_done(manager.swap_out(request).swap_id)
     manager.free(request)
     return [shard.num_free_host_pages for shard in manager.shards]
+
+
+def waiting_tokens_do_not_count(names: Any) -> object:
+    manager = names.ShardedCacheManager(2, 8, read_groups("full:2", 1), 32, hash_seed=SEED)
+    for name in ("a", "b"):
+        request = Request(name, [1, 2, 3, 4, 5])
+        pages, found = manager.get_computed_pages(request)
+        manager.allocate_slots(request, 1, found, pages)
+    return manager.shard_of("b")
 
 
 def pages_exported_whole(names: Any) -> object:
@@ -88,6 +97,7 @@ SWAP_WITNESSES: dict[str, Callable[[Any], object]] = {
         aborted_on_the_host,
         back_in_part_of_a_page,
         freed_on_the_first_shard,
+        waiting_tokens_do_not_count,
         pages_exported_whole,
     )
 }

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
+from kvproof.spec.declarations.placement import ShardLoad
 
 from ..strategies import PlainRequest, group_mixes
 from .lockstep import both, pool_state
@@ -23,6 +25,12 @@ WINDOW = spec.CacheGroupSpec(spec.SlidingWindowSpec(2, 1, 1, "float32", 9))
 def _sharded(package: ModuleType, num_shards: int = 2, num_pages: int = 8, **options: Any) -> Any:
     groups = options.pop("groups", [FULL])
     return package.ShardedCacheManager(num_shards, num_pages, groups, 12, **{"hash_seed": b"s"} | options)
+
+
+def _fullest(shards: Sequence[ShardLoad]) -> int:
+    """A placement of an engine's own: the shard with the fewest free pages, of several the last."""
+    free = [shard.num_free_pages for shard in shards]
+    return len(free) - 1 - free[::-1].index(min(free))
 
 
 # -- Beside the specification -----------------------------------------------------------------------
@@ -60,11 +68,19 @@ class Side:
 class Lockstep:
     """Random calls on both, as an engine makes them."""
 
-    def __init__(self, seed: int, num_shards: int, num_pages: int, groups: Any) -> None:
+    def __init__(self, seed: int, num_shards: int, num_pages: int, groups: Any, placement: Any = "cost") -> None:
         self.source = random.Random(seed)
         self.num_shards = num_shards
         self.sides = [
-            Side(package, num_shards, num_pages, groups=groups, enable_events=True, num_host_pages=8)
+            Side(
+                package,
+                num_shards,
+                num_pages,
+                groups=groups,
+                placement=placement,
+                enable_events=True,
+                num_host_pages=8,
+            )
             for package in (spec, fast)
         ]
         self.promised: dict[str, int] = {}
@@ -176,9 +192,62 @@ class Lockstep:
 
 
 @settings(max_examples=40)
-@given(seed=st.integers(0, 2**32), num_shards=st.integers(1, 3), num_pages=st.integers(3, 16), groups=group_mixes)
-def test_pool_12_fast_and_specification_in_lockstep(seed: int, num_shards: int, num_pages: int, groups: Any) -> None:
-    Lockstep(seed, num_shards, num_pages, groups).run(25)
+@given(
+    seed=st.integers(0, 2**32),
+    num_shards=st.integers(1, 3),
+    num_pages=st.integers(3, 16),
+    groups=group_mixes,
+    placement=st.sampled_from(["cost", "prefix", _fullest]),
+)
+def test_pool_12_fast_and_specification_in_lockstep(
+    seed: int, num_shards: int, num_pages: int, groups: Any, placement: Any
+) -> None:
+    Lockstep(seed, num_shards, num_pages, groups, placement).run(25)
+
+
+@PACKAGES
+def test_pool_12_streams_are_spread(package: ModuleType) -> None:
+    """Two prompts, eight streams of each at once, four shards: four streams on each, of one prompt."""
+    manager = package.ShardedCacheManager(4, 200, [FULL], 60, hash_seed=b"s")
+    hits: Counter[tuple[int, int]] = Counter()
+    for number in range(16):
+        request = PlainRequest(f"r{number}", [number % 2] * 40)
+        pages, found = manager.get_computed_pages(request)
+        assert manager.allocate_slots(request, min(20, 40 - found), found, pages) is not None
+        shard = manager.shard_of(request.request_id)
+        hits[shard, number % 2] += 1
+        assert (found > 0) == (hits[shard, number % 2] > 1), "all but a shard's first"
+    assert sorted(hits.values()) == [4, 4, 4, 4]
+
+
+@PACKAGES
+def test_ret_2_a_junction_that_is_asked_for_changes_nothing(package: ModuleType) -> None:
+    manager = _sharded(package, groups=[FULL, WINDOW])
+    before = [shard.snapshot() for shard in manager.shards]
+    assert manager.get_junction(PlainRequest("r", [1, 2, 3])) == 0
+    assert [shard.snapshot() for shard in manager.shards] == before
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (2, IndexError, r"the shard of placement=2 must be in \[0, 2\) \[POOL-12\]"),
+        (-1, IndexError, r"the shard of placement=-1 "),
+        (None, TypeError, r"the shard of placement=None "),
+        (True, TypeError, r"the shard of placement=True "),
+    ],
+)
+def test_pool_12_a_placement_that_returns_no_shard_is_refused(
+    package: ModuleType, given: Any, error: Any, message: str
+) -> None:
+    manager = _sharded(package, placement=lambda _: given)
+    before = [shard.snapshot() for shard in manager.shards]
+    request = PlainRequest("r", [1, 2, 3])
+    for call in (manager.get_computed_pages, manager.get_junction, lambda own: manager.allocate_slots(own, 1)):
+        with pytest.raises(error, match=message):
+            call(request)
+        assert [shard.snapshot() for shard in manager.shards] == before
 
 
 def test_pool_12_all_of_it_happens() -> None:
@@ -338,6 +407,8 @@ def test_r1_a_refused_call_changes_nothing(name: str) -> None:
         ((2, 1, [FULL], 12), ValueError, r"num_pages=1.*\[POOL-1\]"),
         ((2, 8, 5, 12), TypeError, r"kv_cache_groups=5.*\[R1\]"),
         ((2, 8, [FULL], 0), ValueError, r"max_model_len=0.*\[R1\]"),
+        ((2, 8, [FULL], 12, True, False, "least"), ValueError, r"placement='least' must be one of .*\[POOL-12\]"),
+        ((2, 8, [FULL], 12, True, False, 1), TypeError, r"placement=1 must be a str or callable \[POOL-12\]"),
     ],
 )
 def test_r1_what_makes_no_shards_is_refused(package: ModuleType, arguments: Any, error: Any, message: str) -> None:

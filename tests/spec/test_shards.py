@@ -1,5 +1,6 @@
 """POOL-12: a manager over shards is the managers of its shards, each request living on one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import spec
+from kvproof.spec.declarations.placement import ShardLoad
 
 from ..strategies import PlainRequest
 from .driven_managers import full, group_lists, states, window
 
 
 def _sharded(num_shards: int = 2, num_pages: int = 8, **options: Any) -> spec.ShardedCacheManager:
-    return spec.ShardedCacheManager(num_shards, num_pages, [full(2)], 12, **options)
+    return spec.ShardedCacheManager(num_shards, num_pages, [full(2)], 12, placement="prefix", **options)
 
 
 def _come(manager: Any, request: PlainRequest, new: int) -> Any:
@@ -25,21 +27,27 @@ def _come(manager: Any, request: PlainRequest, new: int) -> Any:
     return given and given.get_page_ids()
 
 
+def most_free(shards: Sequence[ShardLoad]) -> int:
+    free = [shard.num_free_pages for shard in shards]
+    return free.index(max(free))
+
+
 @given(
     data=st.data(),
     groups=group_lists,
     num_shards=st.integers(1, 3),
     num_pages=st.integers(4, 16),
     names=st.lists(st.sampled_from("abcdef"), min_size=4, max_size=24),
+    placement=st.sampled_from(["cost", "prefix", most_free]),
 )
 def test_every_call_is_the_one_of_the_requests_shard(
-    data: st.DataObject, groups: Any, num_shards: int, num_pages: int, names: list[str]
+    data: st.DataObject, groups: Any, num_shards: int, num_pages: int, names: list[str], placement: Any
 ) -> None:
-    """POOL-12: a request comes to the shard of the longest hit, then of most free pages, then of the lowest number.
+    """POOL-12: a request comes to the shard that the placement names.
 
     Beside the sharded manager stand managers of one shard each, which get the calls of the shard that is expected.
     """
-    manager = spec.ShardedCacheManager(num_shards, num_pages, groups, 12, hash_seed=b"s")
+    manager = spec.ShardedCacheManager(num_shards, num_pages, groups, 12, placement=placement, hash_seed=b"s")
     beside = [spec.CacheManager(num_pages, groups, 12, hash_seed=b"s") for _ in range(num_shards)]
     requests: dict[str, PlainRequest] = {}
     place: dict[str, int] = {}
@@ -58,10 +66,18 @@ def test_every_call_is_the_one_of_the_requests_shard(
             request = requests[name] = PlainRequest(
                 name, data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=9))
             )
-            hits = [each.get_computed_pages(request) for each in beside]
+            hits = [each.prefixes.look_up(request) for each in beside]  # it is remembered only where it comes to
             free = [each.page_pool.get_num_free_pages() for each in beside]
-            best = min(range(num_shards), key=lambda shard: (-hits[shard][1], -free[shard], shard))
-            pages, found = hits[best]
+            waits = [
+                sum(live.request.num_tokens - live.num_computed for live in each.coordinator.live.by_id.values())
+                for each in beside
+            ]
+            best = {
+                "cost": min(range(num_shards), key=lambda shard: (waits[shard] - hits[shard][1], shard)),
+                "prefix": min(range(num_shards), key=lambda shard: (-hits[shard][1], -free[shard], shard)),
+                most_free: free.index(max(free)),
+            }[placement]
+            pages, found = beside[best].get_computed_pages(request)
             answer = beside[best].allocate_slots(request, 1, found, pages)
             assert _come(manager, request, 1) == (answer and answer.get_page_ids())
             assert manager.shard_of(name) == (None if answer is None else best)
@@ -151,11 +167,12 @@ def test_a_reset_is_of_all_shards_or_of_none() -> None:
 
 
 def test_keys_are_dropped_on_every_shard() -> None:
-    """MAN-6: a request was looked up on all."""
+    """MAN-6: a request is remembered on the shard to which it comes, and may have been looked up on another."""
     manager = _sharded()
     request = PlainRequest("a", [1, 2, 3])
     assert manager.get_computed_pages(request) == (manager.create_empty_page_list(), 0)
-    assert all("a" in shard.req_to_page_hashes for shard in manager.shards)
+    assert ["a" in shard.req_to_page_hashes for shard in manager.shards] == [True, False]
+    manager.shards[1].get_computed_pages(request)
     manager.free_page_hashes(request)
     assert not any(shard.req_to_page_hashes for shard in manager.shards)
 
