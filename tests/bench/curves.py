@@ -1,7 +1,7 @@
-"""Curves drawn as SVG, by hand: panels with two logarithmic axes, a line for each name, on white."""
+"""Curves drawn as SVG, by hand: panels with two logarithmic axes, or of shares, a line for each name, on white."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
@@ -12,7 +12,7 @@ Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 380, 260, 58, 34, 16, 44
 LEGEND = 34
-COLOURS = ("#0b62a4", "#d1495b", "#3a8d50", "#8a5fb0")
+COLOURS = ("#0b62a4", "#d1495b", "#3a8d50", "#8a5fb0", "#b8860b", "#777777")
 INK, GRID = "#222222", "#dddddd"
 
 
@@ -24,19 +24,28 @@ class Panel(NamedTuple):
         across: the horizontal axis.
         up: the vertical axis.
         curves: by name, its points; what is shown is the same name's line in every panel.
+        of_shares: whether the vertical axis goes from 0 to 1; both are linear then, the horizontal one marked at points.
     """
 
     title: str
     across: str
     up: str
     curves: dict[str, Points]
+    of_shares: bool = False
+
+
+class _Axis(NamedTuple):
+    """Where values lie between the ends of an axis, from 0 to 1, and its marks by value."""
+
+    place: Callable[[float], float]
+    marks: dict[float, str]
 
 
 def drawn(panels: Sequence[Panel], columns: int = 2, notes: Sequence[str] = ()) -> str:
     """The panels as one SVG picture, with one legend above.
 
     Args:
-        panels: what to draw; every number is above 0.
+        panels: what to draw; every number is above 0, but for shares.
         columns: panels side by side.
         notes: lines of text, the first a title, which stand where a further panel would.
     """
@@ -65,25 +74,26 @@ def drawn(panels: Sequence[Panel], columns: int = 2, notes: Sequence[str] = ()) 
 
 def _panel(panel: Panel, colours: dict[str, str]) -> str:
     points = [point for curve in panel.curves.values() for point in curve]
-    x_low, x_high = _decades([x for x, _ in points])
-    y_low, y_high = _decades([y for _, y in points])
+    across, up = [x for x, _ in points], [y for _, y in points]
+    if panel.of_shares:
+        x_axis = _linear(min(across), max(across), {x: f"{x:,.0f}" for x in across})
+        y_axis = _linear(0, 1, {share / 5: f"{share / 5:g}" for share in range(6)})
+    else:
+        x_axis, y_axis = _logarithmic(across), _logarithmic(up)
     inner_width, inner_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            LEFT + inner_width * (math.log10(x) - x_low) / (x_high - x_low),
-            TOP + inner_height * (y_high - math.log10(y)) / (y_high - y_low),
-        )
+        return LEFT + inner_width * x_axis.place(x), TOP + inner_height * (1 - y_axis.place(y))
 
     parts = [_text(LEFT, TOP - 12, panel.title, weight="bold")]
-    for exponent in range(x_low, x_high + 1):
-        x, y = at(10.0**exponent, 10.0**y_low)
-        parts.append(_line([(x, TOP), (x, y)], GRID, 1))
-        parts.append(_text(x, y + 16, _power(exponent), anchor="middle"))
-    for exponent in range(y_low, y_high + 1):
-        x, y = at(10.0**x_low, 10.0**exponent)
-        parts.append(_line([(x, y), (x + inner_width, y)], GRID, 1))
-        parts.append(_text(x - 6, y + 4, _power(exponent), anchor="end"))
+    for value, label in x_axis.marks.items():
+        x = LEFT + inner_width * x_axis.place(value)
+        parts.append(_line([(x, TOP), (x, TOP + inner_height)], GRID, 1))
+        parts.append(_text(x, TOP + inner_height + 16, label, anchor="middle"))
+    for value, label in y_axis.marks.items():
+        y = TOP + inner_height * (1 - y_axis.place(value))
+        parts.append(_line([(LEFT, y), (LEFT + inner_width, y)], GRID, 1))
+        parts.append(_text(LEFT - 6, y + 4, label, anchor="end"))
     parts.append(_text(LEFT + inner_width / 2, HEIGHT - 10, panel.across, anchor="middle"))
     parts.append(
         f'<text transform="translate(14 {TOP + inner_height / 2:.1f}) rotate(-90)" text-anchor="middle">'
@@ -96,10 +106,16 @@ def _panel(panel: Panel, colours: dict[str, str]) -> str:
     return "".join(parts)
 
 
-def _decades(values: Sequence[float]) -> tuple[int, int]:
-    """The powers of ten that hold all values between them, at least one apart."""
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    return low, max(high, low + 1)
+def _logarithmic(values: Sequence[float]) -> _Axis:
+    """An axis between the powers of ten that hold all values between them, at least one apart; each is marked."""
+    low = math.floor(math.log10(min(values)))
+    high = max(math.ceil(math.log10(max(values))), low + 1)
+    marks = {10.0**exponent: _power(exponent) for exponent in range(low, high + 1)}
+    return _Axis(lambda value: (math.log10(value) - low) / (high - low), marks)
+
+
+def _linear(low: float, high: float, marks: dict[float, str]) -> _Axis:
+    return _Axis(lambda value: (value - low) / (high - low), marks)
 
 
 def _power(exponent: int) -> str:

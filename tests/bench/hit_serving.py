@@ -1,10 +1,9 @@
 """The serving loop of the hit-share bench, and the managers that it drives.
 
 A step goes as in an engine: first slots for the next tokens of each live request, in the order of admission, the last
-of them giving way where pages run out; then admissions. Prompts are computed in steps of at most `STEP_TOKENS`; with
-state groups a step ends at page boundaries, at the prompt's last one and at a junction that the look-up reports, where
-states can be kept. Generated tokens come `STRIDE` a step: which pages are taken, and in which order, hardly depends on
-it.
+of them giving way where pages run out; then admissions. Prompts are computed in steps of at most `STEP_TOKENS`, which
+end where states are worth keeping, see `StepEnds`. Generated tokens come `STRIDE` a step: which pages are taken, and in
+which order, hardly depends on it.
 """
 
 import logging
@@ -12,12 +11,14 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from math import lcm
 from typing import Any, NamedTuple, Protocol
 
 from kvproof import fast
+from kvproof.conformance.replay.step_ends import StepEnds, junction_of
 from kvproof.spec import Request
+from kvproof.spec.declarations.eviction import POLICIES
 
 from .hit_workloads import Prompt, Workload
 from .implementation import Tokens, peer_module
@@ -43,7 +44,13 @@ class Found(NamedTuple):
 
 
 class Server(Protocol):
-    """A cache manager of any package."""
+    """A cache manager of any package.
+
+    Attributes:
+        retention_interval: tokens between the lengths at which states are kept anyway; 0: there are none.
+    """
+
+    retention_interval: int
 
     def open(self, request_id: str, prompt: Tokens) -> Any:
         """The package's own request."""
@@ -69,6 +76,7 @@ class Ours:
 
     def __init__(self, workload: Workload, num_pages: int, max_len: int, **options: Any) -> None:
         groups, made = list(workload.groups), {"hash_seed": b"hit share", **options}
+        self.retention_interval = int(options.get("retention_interval", 0))
         self._is_sharded = workload.num_shards > 1
         self.manager: Any = (
             fast.ShardedCacheManager(workload.num_shards, num_pages, groups, max_len, **made)
@@ -81,7 +89,7 @@ class Ours:
 
     def look_up(self, request: Request) -> Found:
         pages, hit = self.manager.get_computed_pages(request)
-        return Found(pages, hit, self.manager.get_junction(request))
+        return Found(pages, hit, junction_of(self.manager, request))
 
     def admit(self, request: Request, found: Found, num_tokens: int) -> bool:
         return self.manager.allocate_slots(request, num_tokens, found.hit, found.pages) is not None
@@ -104,6 +112,8 @@ class Ours:
 
 class Vllm:
     """vLLM's manager, with the defaults of its engine; look-ups hand the junction on as its scheduler does."""
+
+    retention_interval = 0
 
     def __init__(self, workload: Workload, num_pages: int, max_len: int) -> None:
         os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # else a machine without a GPU has no platform to it
@@ -146,7 +156,7 @@ class Vllm:
         return 0
 
 
-SERVERS: dict[str, Callable[[Workload, int, int], Server]] = {"kvproof lru": Ours}
+SERVERS: dict[str, Callable[..., Server]] = {f"kvproof {policy}": partial(Ours, eviction=policy) for policy in POLICIES}
 """Managers by name."""
 if find_spec("vllm"):
     SERVERS["vLLM"] = Vllm
@@ -185,14 +195,9 @@ class _Live:
 class _Loop:
     """The live and waiting requests of a workload."""
 
-    def __init__(self, workload: Workload, server: Server) -> None:
-        self._workload, self._server = workload, server
-        states = [
-            group.kv_cache_spec.page_size
-            for group in workload.groups
-            if isinstance(group.kv_cache_spec, fast.MambaSpec)
-        ]
-        self._state_page = lcm(*states) if states else None
+    def __init__(self, workload: Workload, server: Server, step_tokens: int) -> None:
+        self._workload, self._server, self._step_tokens = workload, server, step_tokens
+        self._ends = StepEnds(workload.groups, server.retention_interval)
         self._arrivals = deque(enumerate(workload.prompts))
         self._waiting: deque[_Live] = deque()
         self._live: list[_Live] = []
@@ -264,29 +269,25 @@ class _Loop:
 
     def _step_end(self, session: _Live, start: int) -> int:
         """The tokens computed after a step that starts behind ``start`` of them."""
-        prompt, page = session.prompt.length, self._state_page
-        if start >= prompt:
-            end = min(start + STRIDE, len(session.tokens))
-            return end if page is None else min(end, (start // page + 1) * page)
-        end = min(start + STEP_TOKENS, prompt)
-        if page is None:
-            return end
-        last = (prompt - 1) // page * page
-        stops = [stop for stop in (session.junction, last) if start < stop < end]
-        if not stops and end < prompt and end // page * page > start:
-            return end // page * page
-        return min(stops, default=end)
+        prompt = session.prompt.length
+        if start < prompt:
+            return self._ends.end(start, min(start + self._step_tokens, prompt), prompt, session.junction)
+        length = len(session.tokens)  # as if in steps of one token: one ends at each boundary, the last among them
+        return self._ends.end(start, min(start + STRIDE, length), length + 1, 0)
 
 
-def serve(workload: Workload, server: Server, progress: Callable[[int], None]) -> Outcome:
+def serve(
+    workload: Workload, server: Server, progress: Callable[[int], None], step_tokens: int = STEP_TOKENS
+) -> Outcome:
     """Serves a workload from its first request to its last.
 
     Args:
         workload: the workload.
         server: a fresh manager.
         progress: called after every step with the number of requests that were admitted.
+        step_tokens: the most tokens of a prompt that a step computes.
     """
-    loop = _Loop(workload, server)
+    loop = _Loop(workload, server, step_tokens)
     while loop.step():
         progress(loop.num_arrived)
     return loop.outcome

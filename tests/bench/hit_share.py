@@ -3,6 +3,7 @@
     python -m tests.bench.hit_share                                     # the workloads that need no file
     KVPROOF_TRACE=FILE python -m tests.bench.hit_share --workloads conversation-full
     python -m tests.bench.hit_share --workloads seats-3,families --json hits.json
+    python -m tests.bench.hit_share --from hits.json --svg docs/guides/hits.svg    # draw what was measured
 
 Hits are counted at a request's first admission, tokens of its prompt. vLLM runs with the defaults of its engine where
 it is installed. The optimum knows all later requests (`replay.limits`) and is an upper bound; "unbounded"
@@ -23,11 +24,12 @@ from typing import Any
 from kvproof.conformance.replay.limits import chain_numbers, optimum_hits
 
 from .compare import machine, on_a_cpu
-from .hit_serving import SERVERS, serve
+from .curves import Panel, drawn
+from .hit_serving import SERVERS, STEP_TOKENS, serve
 from .hit_workloads import Workload, conversation, made_up
 from .trace_row import TRACE_VARIABLE, missing_trace, trace_path
 
-__all__ = ["limits", "main", "measure", "table"]
+__all__ = ["limits", "main", "measure", "picture", "table"]
 
 
 @lru_cache(maxsize=1)
@@ -56,8 +58,17 @@ def limits(workload: Workload, num_pages: int) -> dict[str, float]:
     }
 
 
-def measure(workload: Workload, num_pages: int, names: Sequence[str]) -> dict[str, Any]:
+def measure(
+    workload: Workload, num_pages: int, names: Sequence[str], step_tokens: int = STEP_TOKENS, **options: Any
+) -> dict[str, Any]:
     """Serves a workload in a pool of a size by each manager.
+
+    Args:
+        workload: the workload.
+        num_pages: pages of the pool.
+        names: of `SERVERS`.
+        step_tokens: the most tokens of a prompt that a step computes.
+        options: further ones of our managers.
 
     Returns:
         The shares by manager, the bounds, and what else is worth knowing.
@@ -79,7 +90,8 @@ def measure(workload: Workload, num_pages: int, names: Sequence[str]) -> dict[st
                 shown = time.monotonic()
                 print(f"\r  {name}: {done:,} of {len(workload.prompts):,}", end="", file=sys.stderr, flush=True)
 
-        outcome = serve(workload, SERVERS[name](workload, num_pages, longest), progress)
+        own = options if name.startswith("kvproof") else {}
+        outcome = serve(workload, SERVERS[name](workload, num_pages, longest, **own), progress, step_tokens)
         seconds = time.monotonic() - start
         print(f"\r  {name}: {len(workload.prompts):,} requests in {seconds:.0f} s", file=sys.stderr, flush=True)
         shares[name] = sum(outcome.hits[number] for number in counted) / asked
@@ -121,6 +133,25 @@ def _note(name: str, note: Any, requests: int) -> str:
     return f"{name}: {', '.join(said)}" if said else ""
 
 
+def picture(results: Sequence[dict[str, Any]]) -> str:
+    """Hit share against the pool's size as one SVG picture, a panel a workload; of chats against their number."""
+    panels: dict[str, tuple[str, dict[str, list[tuple[float, float]]]]] = {}
+    for result in results:
+        name, seats, number = result["workload"].partition("seats-")
+        across, x = ("seats", int(number)) if seats else ("pages of the pool", result["num_pages"])
+        title = f"chat seats in {result['num_pages']:,} pages" if seats else name
+        curves = panels.setdefault(title, (across, {}))[1]
+        for whose, share in {**result["shares"], "optimum": result["limits"]["optimum"]}.items():
+            curves.setdefault(whose, []).append((x, share))
+    return drawn(
+        [
+            Panel(title, across, "share of prompt tokens hit", dict(curves), of_shares=True)
+            for title, (across, curves) in panels.items()
+            if any(len(curve) > 1 for curve in curves.values())
+        ]
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the bench; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.hit_share", description=__doc__.splitlines()[0])
@@ -129,8 +160,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--of", default=",".join(SERVERS), help="managers, separated by commas (default: %(default)s)")
     parser.add_argument("--num-pages", help="sizes of pools, separated by commas, in place of the workload's own")
     parser.add_argument("--requests", type=int, help="the first requests of traces only")
+    parser.add_argument(
+        "--step-tokens", type=int, default=STEP_TOKENS, help="most tokens of a prompt in a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--retention-interval", type=int, default=0, help="of our managers (RET-1; default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
+    parser.add_argument("--from", type=Path, nargs="+", dest="source", metavar="FILE", help="draw the figures of these")
     options = parser.parse_args(arguments)
+    if options.source is not None:
+        results = [result for file in options.source for result in json.loads(file.read_text())["results"]]
+        if options.svg is not None:
+            options.svg.write_text(picture(results))
+        print(table(results))
+        return 0
     on_a_cpu()
     workloads = made_up(options.requests or 6_000)
     if (reason := missing_trace()) is None:
@@ -152,9 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = workload.num_pages if options.num_pages is None else map(int, options.num_pages.split(","))
         for num_pages in sizes:
             print(f"{workload.name}, {num_pages:,} pages", file=sys.stderr, flush=True)
-            results.append(measure(workload, num_pages, names))
+            results.append(
+                measure(workload, num_pages, names, options.step_tokens, retention_interval=options.retention_interval)
+            )
             if options.json is not None:
                 options.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+    if options.svg is not None:
+        options.svg.write_text(picture(results))
     print(table(results))
     return 0
 

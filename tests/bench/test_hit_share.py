@@ -70,3 +70,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for result in results:
         assert f"| {result['shares']['kvproof lru']:.4f} | {result['limits']['optimum']:.4f} |" in printed.out
     assert "families, 2,000 pages" in printed.err
+
+
+def test_what_was_measured_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [
+        {**measure(workload, pages, ["kvproof adaptive"], 1_024), "num_pages": pages}
+        for workload in (WORKLOADS["chats-full"], WORKLOADS["seats-2"])
+        for pages in (60, 400, 12_000)[2 * workload.name.startswith("seats") :]
+    ]
+    file, drawing = tmp_path / "hits.json", tmp_path / "hits.svg"
+    file.write_text(json.dumps({"results": results}))
+    assert main(["--from", str(file), "--svg", str(drawing)]) == 0
+    assert "| chats-full | 60 |" in capsys.readouterr().out
+    shown = drawing.read_text()
+    assert shown.startswith("<svg")
+    assert ">chats-full<" in shown
+    assert ">kvproof adaptive<" in shown
+    assert "seats" not in shown, "one number of seats is no curve"
