@@ -18,14 +18,14 @@ from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from ..log.reading import is_log
 from ..replay.engine import DeviationError, Engine
-from ..replay.groups import GroupsError, copies_states, read_groups
+from ..replay.groups import GroupsError, read_groups
 from ..replay.limits import limits_of
 from ..replay.lockstep import LockstepEngine
 from ..replay.report import deviation_text, limits_json, limits_table, report_json, report_table
 from ..replay.serving import Replay
 from ..replay.sizes import Sizes, sizes_for
 from ..replay.synthetic import synthetic_trace, write_trace
-from ..replay.traces import BLOCK_TOKENS, TraceError, TraceRequest, read_trace
+from ..replay.traces import TraceError, TraceRequest, read_trace
 from . import log
 
 __all__ = ["add_parser", "run"]
@@ -135,7 +135,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         type=int,
         metavar="C",
         help="a step ends at a prompt's next multiple of C tokens (default: whole prompts; with mamba:16:align and "
-        "its like 512, since states are found only where a step ended)",
+        "its like steps end where a prompt parts from an earlier one and at its last page as well)",
     )
     add("--live", type=int, default=64, metavar="K", help="requests live at once, at most (default 64)")
     add(
@@ -249,7 +249,7 @@ def _prepare(args: argparse.Namespace) -> _Job:
             f"--num-pages {num_pages} of {max(page_sizes)} tokens have more slots than an int32 counts"
         )
     most_live = _at_least("--live", args.live, 1)
-    chunk = BLOCK_TOKENS if args.prefill_chunk is None and copies_states(groups) else args.prefill_chunk
+    chunk = args.prefill_chunk
     if chunk is not None:
         _at_least("--prefill-chunk", chunk, 1)
     backend = load_backend(args.backend)

@@ -1,7 +1,6 @@
 """What a scheduler is told and what it decides: requests as the engine knows them, limits, chunks, plans."""
 
 from dataclasses import dataclass
-from math import lcm
 
 from kvproof.spec.declarations import CacheGroupSpec, MambaSpec, Request, SwapPlan
 
@@ -25,6 +24,7 @@ class Served:
         slot: the manager's number for it while it runs.
         is_away: whether what it computed is in host memory (SWAP-1); it waits then.
         preemptions: how often it gave way.
+        junction: the length at which it parts from an earlier request, where a step ends (RET-2); 0: none is known.
     """
 
     request: Request
@@ -37,6 +37,7 @@ class Served:
     slot: int = -1
     is_away: bool = False
     preemptions: int = 0
+    junction: int = 0
 
     @property
     def urgency(self) -> tuple[int, int]:
@@ -118,8 +119,3 @@ class Limits:
     def has_states(self) -> bool:
         """Whether a group keeps states."""
         return any(isinstance(group.kv_cache_spec, MambaSpec) for group in self.groups)
-
-    @property
-    def boundary(self) -> int:
-        """Hits are multiples of so many tokens: the least common multiple of the page sizes (MAN-1)."""
-        return lcm(*(group.kv_cache_spec.page_size for group in self.groups))

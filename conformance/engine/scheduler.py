@@ -25,6 +25,7 @@ import numpy as np
 from kvproof.spec.declarations import EngineRequestStatus, SwapPlan
 from kvproof.spec.reading.arguments import refusal
 
+from ..replay.step_ends import StepEnds, junction_of
 from .groups import most_pages
 from .plans import Chunk, Limits, Plan, Served
 
@@ -71,6 +72,7 @@ class Scheduler:
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
         # A state is there when a step has ended; whoever finds it in the same step would copy it too early (MAN-13).
         self._publishes_late = limits.has_states
+        self._ends = StepEnds(limits.groups if limits.enable_caching else (), getattr(manager, "retention_interval", 0))
         self._batches = hasattr(manager, "allocate_slots_batch") and hasattr(manager, "slot_of")
 
     # -- Coming and going -----------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class Scheduler:
             return
         chunks, budget, pages = [], step.budget, 0
         for served in takewhile(lambda served: served.is_running, self.queue):
-            count = self._count(served, budget)
+            count = self._end(served, served.request.num_computed_tokens, budget) - served.request.num_computed_tokens
             if not count:
                 break
             chunks.append(Chunk(served, served.request.num_computed_tokens, count))
@@ -207,7 +209,7 @@ class Scheduler:
         if served.is_away and not self._come_back(served):
             return 0
         if served.is_running:
-            count = self._count(served, budget)
+            count = self._end(served, request.num_computed_tokens, budget) - request.num_computed_tokens
             given = self.manager.allocate_slots(request, count, delay_cache_pages=self._publishes_late)
             if given is None:
                 return 0
@@ -215,7 +217,8 @@ class Scheduler:
             return count
         hit: int
         pages, hit = self.manager.get_computed_pages(request)
-        count = self._end(hit, budget, request.num_tokens) - hit
+        served.junction = junction_of(self.manager, request)
+        count = self._end(served, hit, budget) - hit
         given = self.manager.allocate_slots(request, count, hit, pages, delay_cache_pages=self._publishes_late)
         if given is None:
             return 0
@@ -249,22 +252,10 @@ class Scheduler:
         self.manager.swap_done(plan.swap_id)
         self._swaps.append(plan)
 
-    def _count(self, served: Served, budget: int) -> int:
-        """How many tokens a running request computes if there is room."""
-        start = served.request.num_computed_tokens
-        return self._end(start, budget, served.request.num_tokens) - start
-
-    def _end(self, start: int, budget: int, num_tokens: int) -> int:
-        """Where a chunk ends: with states at a boundary, so that what a step leaves can be found again (MAN-13)."""
-        end = min(start + budget, num_tokens)
-        if not self._publishes_late or not self.limits.enable_caching:
-            return end
-        boundary = self.limits.boundary
-        longest = (num_tokens - 1) // boundary * boundary  # that a prompt like this one can hit
-        if start < longest:
-            end = min(end, longest)
-        aligned = end // boundary * boundary
-        return aligned if start < aligned and end < num_tokens else end
+    def _end(self, served: Served, start: int, budget: int) -> int:
+        """Where a chunk of a request ends that starts behind some tokens, if there is room for it."""
+        num_tokens = served.request.num_tokens
+        return self._ends.end(start, min(start + budget, num_tokens), num_tokens, served.junction)
 
     def _preempt(self, served: Served) -> None:
         """Takes from a running request all that it holds; what it computed goes to host memory, or is lost.

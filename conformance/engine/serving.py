@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -9,6 +10,7 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import ExtraKey, ManagerOptions, Request, SwapPlan, defaults_of, takes_options
+from kvproof.spec.declarations.eviction import EvictionPolicy
 from kvproof.spec.reading.arguments import flag, integer, listed, refusal, shown, token_list
 
 from ..backends.loading import DEFAULT_BACKEND, Backend, load_backend
@@ -21,6 +23,9 @@ from .sampler import GREEDY, Sampling, sample
 from .scheduler import Scheduler
 
 __all__ = ["Engine", "Output"]
+
+EVICTION: EvictionPolicy = "adaptive"
+"""The policy by which an engine's pools evict, unless another is asked for (EVICT-1)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +71,8 @@ class Engine:
         keep_logits: whether outputs have the logits of all tokens.
         optimise: whether programs are compiled to be fast; False halves the time that compiling takes.
         options: of the manager, see `ManagerOptions`. In host memory those who give way wait with what they computed
-            (SWAP-1); there is none with several data shards. A backend that takes no seed draws its own.
+            (SWAP-1); there is none with several data shards. A backend that takes no seed draws its own, and one that
+            takes no policy evicts by its own (EVICT-1).
 
     Attributes:
         config: the model.
@@ -78,7 +84,7 @@ class Engine:
         ValueError: one out of its range, or that the model does not go with [R1].
     """
 
-    @takes_options
+    @partial(takes_options, eviction=EVICTION)
     def __init__(
         self,
         model: tuple[ModelConfig, Params],
@@ -288,14 +294,18 @@ class Engine:
         return Output(request.request_id, token, ends, chunk.start, logits if self._keep_logits else None)
 
     def _shard_for(self, request: Request) -> int:
-        """The data shard of a new request: where most of it is cached, else where the fewest are (POOL-12)."""
+        """The data shard of a new request: where it is computed with the fewest tokens before it and its own (POOL-12).
+
+        Those of requests that wait for a row count as well, of which managers don't know yet.
+        """
         if self._num_shards == 1:
             return 0
         hits = [scheduler.manager.get_computed_pages(request)[1] for scheduler in self.schedulers]
         for scheduler in self.schedulers:
             scheduler.manager.free_page_hashes(request)
-        crowds = [len(scheduler.queue) for scheduler in self.schedulers]
-        return max(range(self._num_shards), key=lambda shard: (hits[shard], -crowds[shard], -shard))
+        waiting = [sum(served.num_left for served in scheduler.queue) for scheduler in self.schedulers]
+        costs = [request.num_tokens - hit + tokens for hit, tokens in zip(hits, waiting, strict=True)]
+        return costs.index(min(costs))
 
 
 def _managers(names: Backend, limits: Limits, num_shards: int, options: ManagerOptions) -> list[Any]:
@@ -309,6 +319,8 @@ def _managers(names: Backend, limits: Limits, num_shards: int, options: ManagerO
     wanted = {name: value for name, value in options.items() if value is not defaults[name]}
     if not names.accepts(kind, "hash_seed"):
         wanted.pop("hash_seed", None)
+    if wanted.get("eviction") == EVICTION and not names.accepts(kind, "eviction"):
+        wanted.pop("eviction")
     for name, value in wanted.items():
         if not names.accepts(kind, name):
             raise refusal(ValueError, "R1", f"{name}={shown(value)}: the backend's manager takes none")

@@ -19,6 +19,7 @@ from ..backends.loading import Backend
 from ..backends.raising import Ending, frames
 from .groups import copies_states
 from .sizes import LOOKAHEAD, Sizes
+from .step_ends import junction_of
 
 __all__ = ["DeviationError", "Engine", "Part", "Timings", "described"]
 
@@ -120,9 +121,6 @@ class Engine:
         if self.eviction != "lru":
             options["eviction"] = self.eviction
         self._copies_states = copies_states(sizes.groups)
-        if self._copies_states and backend.accepts("CacheManager", "retention_interval"):
-            # Steps end where chunks of prompts do, wherever prompts part: any state may be the one that is hit.
-            options["retention_interval"] = None
         length = sizes.max_model_len
         try:
             self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)
@@ -156,6 +154,13 @@ class Engine:
         with self._library("look_up", "get_computed_pages", request.request_id):
             pages, num_tokens = self.manager.get_computed_pages(request)
         return pages, num_tokens
+
+    def junction(self, request: Request) -> int:
+        """The length at which a request parts from an earlier one, where a step is to end (RET-2); 0: none is known."""
+        if not self._copies_states:
+            return 0
+        with self._library("look_up", "get_junction", request.request_id):
+            return junction_of(self.manager, request)
 
     def admit(self, request: Request, num_new_tokens: int, hits: Pages, num_hit_tokens: int) -> Pages | None:
         """Slots for the first new tokens of a request, behind those that it hit; None for want of pages."""

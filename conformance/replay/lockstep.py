@@ -71,6 +71,14 @@ class LockstepEngine(Engine):
         self._spec_hits[request.request_id] = spec_hits
         return hits, num_tokens
 
+    def junction(self, request: Request) -> int:
+        """Asks both sides: the same number of tokens."""
+        with self._specification() as spec:
+            expected = spec.junction(self._mirror(request))
+        observed = super().junction(request)
+        self._compare("get_junction", request.request_id, expected, observed)
+        return observed
+
     def admit(self, request: Request, num_new_tokens: int, hits: Pages, num_hit_tokens: int) -> Pages | None:
         """Admits on both sides: the same pages, or None from both."""
         call = "allocate_slots at admission"

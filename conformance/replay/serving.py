@@ -20,6 +20,7 @@ from .engine import DeviationError, Engine
 from .groups import holds_states, keeps_all_pages
 from .report import Report
 from .sizes import LOOKAHEAD, Sizes, num_slots
+from .step_ends import StepEnds
 from .traces import TraceRequest, output_tokens, prompt_tokens
 
 __all__ = ["Progress", "Replay", "num_accepted"]
@@ -50,6 +51,7 @@ class _Session:
         hit_tokens: tokens that it found at its admission.
         row: its row in the tables while it is live.
         has_drafts: whether a draft model has proposed tokens for its next step.
+        junction: the length at which it parts from an earlier request (RET-2); 0: none is known.
     """
 
     number: int
@@ -59,6 +61,7 @@ class _Session:
     hit_tokens: int = 0
     row: int = -1
     has_drafts: bool = False
+    junction: int = 0
 
 
 class Replay:
@@ -85,6 +88,7 @@ class Replay:
         # states can't be taken back from a draft that is not accepted
         self._accepts_drafts = sizes.use_eagle and not holds_states(sizes.groups)
         self._published = 0
+        self._ends = StepEnds(sizes.groups, 0)
 
     def run(self, progress: Progress) -> None:
         """Serves the trace to its end.
@@ -140,18 +144,17 @@ class Replay:
 
     # -- One step's parts -------------------------------------------------------------------------
 
-    def _num_new(self, request: Request, computed: int) -> int:
-        """How many tokens the step computes of a request behind those computed: all, or up to the chunk's end."""
-        chunk = self._sizes.prefill_chunk
-        if chunk is None:
-            return request.num_tokens - computed
-        return min(request.num_tokens, (computed // chunk + 1) * chunk) - computed
+    def _num_new(self, session: _Session, computed: int) -> int:
+        """How many tokens the step computes of a request behind those computed: to where it ends, see `StepEnds`."""
+        chunk, num_tokens = self._sizes.prefill_chunk, session.request.num_tokens
+        most = num_tokens if chunk is None else min(num_tokens, (computed // chunk + 1) * chunk)
+        return self._ends.end(computed, most, num_tokens, session.junction) - computed
 
     def _advance(self) -> bool:
         """Slots for the next tokens of every live request. Returns whether some had to give way."""
         engine, live = self._engine, self._live
         requests = [session.request for session in live]
-        num_new = [self._num_new(request, request.num_computed_tokens) for request in requests]
+        num_new = [self._num_new(session, session.request.num_computed_tokens) for session in live]
         granted = engine.advance(requests, num_new)
         preempted = len(granted) < len(requests)
         while len(granted) < len(requests):
@@ -187,7 +190,8 @@ class Replay:
                 return
             request = session.request
             hits, hit_tokens = self._engine.look_up(request)
-            if self._engine.admit(request, self._num_new(request, hit_tokens), hits, hit_tokens) is not None:
+            session.junction = self._engine.junction(request)
+            if self._engine.admit(request, self._num_new(session, hit_tokens), hits, hit_tokens) is not None:
                 self._waiting.popleft()
                 self._enter(session, hit_tokens)
             elif self._live:
@@ -235,7 +239,7 @@ class Replay:
         num_generated = 0
         for session in self._live:
             request = session.request
-            reached = request.num_computed_tokens + self._num_new(request, request.num_computed_tokens)
+            reached = request.num_computed_tokens + self._num_new(session, request.num_computed_tokens)
             if reached == request.num_tokens:
                 if session.has_drafts:
                     accepted = min(num_accepted(request.request_id, reached), session.last_length - reached)

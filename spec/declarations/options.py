@@ -106,10 +106,14 @@ def defaults_of(declared: type) -> dict[str, Any]:
     return {name: hint.__metadata__[0] for name, hint in get_type_hints(declared, include_extras=True).items()}
 
 
-def takes_options(called: Called) -> Called:
+def takes_options(called: Called, **own: Any) -> Called:
     """A call whose ``**options: Unpack[...]`` hold every declared option: one that is not passed has its default.
 
     Its signature shows each option as a keyword with its default.
+
+    Args:
+        called: the call.
+        own: defaults of this call, in place of those declared.
 
     Raises:
         TypeError: a keyword that is not declared was passed; as if the call took the options one by one.
@@ -117,7 +121,7 @@ def takes_options(called: Called) -> Called:
     signature = inspect.signature(called)
     *named, options = signature.parameters.values()
     (declared,) = get_args(options.annotation)
-    defaults, types = defaults_of(declared), get_type_hints(declared)
+    defaults, types = {**defaults_of(declared), **own}, get_type_hints(declared)
     known = {*defaults, *(parameter.name for parameter in named)}
 
     @functools.wraps(called)

@@ -50,7 +50,7 @@ from typing import Any
 
 from .codec import Part, plain
 from .eviction import POLICIES
-from .groups import CacheGroupSpec, FullAttentionSpec, MLAAttentionSpec
+from .groups import CacheGroupSpec, FullAttentionSpec, MambaSpec, MLAAttentionSpec
 from .json_kinds import group_of
 from .reading import refusal
 from .requests import EngineRequest
@@ -175,9 +175,14 @@ def with_retention(
 
 
 def _needs_parts(groups: Sequence[CacheGroupSpec]) -> bool:
-    """Whether a hit needs only part of a prefix in some group."""
-    keeping = FullAttentionSpec, MLAAttentionSpec
-    return any(not isinstance(group.kv_cache_spec, keeping) for group in groups)
+    """Whether a hit needs only part of a prefix in some group: states of mode ``none`` are never hit (MAN-13)."""
+    specs = [group.kv_cache_spec for group in groups]
+    return any(
+        spec.mamba_cache_mode == "align"
+        if isinstance(spec, MambaSpec)
+        else not isinstance(spec, FullAttentionSpec | MLAAttentionSpec)
+        for spec in specs
+    )
 
 
 def request_named(part: Part, objects: Mapping[str, EngineRequest]) -> EngineRequest:

@@ -15,6 +15,7 @@ from kvproof.conformance.engine.groups import groups_of, most_pages
 from kvproof.conformance.engine.plans import Limits, Plan, Served
 from kvproof.conformance.engine.sampler import GREEDY, Sampling, noise, sample, sure_token
 from kvproof.conformance.engine.scheduler import Scheduler
+from kvproof.conformance.replay.step_ends import StepEnds
 
 KINDS = {
     "full": (LayerKind("full"),),
@@ -129,6 +130,24 @@ def test_what_needs_the_whole_pool_finishes_and_what_needs_more_is_refused(kinds
         if needed > 1:
             with pytest.raises(ValueError, match=r"'a' needs .*\[ENG-2\]$"):
                 scheduler_of(limits_of(kinds, needed)).add(served("a", [1] * length, 4))
+
+
+def test_with_states_steps_end_where_a_hit_can_end() -> None:
+    """RET-1, RET-2: at the last page of a prompt, where it parts from an earlier one, and at the interval."""
+    shared, ends = [1] * 10, list[list[int]]()
+    scheduler = scheduler_of(limits_of("state", 60, tokens=16))
+    for own in range(3):
+        scheduler.add(served(f"r{own}", [*shared, *[2 + own] * 5], 1, arrival=own))
+        ends.append([])
+        while scheduler.queue:
+            plan = scheduler.schedule()
+            ends[-1] += [chunk.end for chunk in plan.chunks]
+            finish_step(scheduler, plan, lambda: 0)
+    assert ends == [[14, 15], [10, 14, 15], [14, 15]]
+    assert scheduler.manager.prefixes.counters.hit_tokens == 10, "of the third"
+    ahead = StepEnds(limits_of("state", 60).groups, 4)
+    assert [ahead.end(start, min(start + 9, 15), 15, 10) for start in (0, 4, 9, 10, 14)] == [4, 8, 10, 12, 15]
+    assert StepEnds(limits_of("full", 60).groups, 4).end(0, 9, 15, 10) == 9
 
 
 def test_the_urgent_go_first_and_take_from_the_others() -> None:

@@ -17,6 +17,7 @@ from kvproof.conformance.replay.report import Report
 from kvproof.conformance.replay.serving import num_accepted
 from kvproof.conformance.replay.sizes import LOOKAHEAD, num_slots, sizes_for
 from kvproof.conformance.replay.synthetic import synthetic_trace
+from kvproof.conformance.replay.traces import TraceRequest
 from kvproof.spec.declarations import MambaSpec, PageCopy, SlidingWindowSpec
 
 from .replays import Backends, replayed, request
@@ -121,15 +122,23 @@ def test_a_short_pool_serves_all(groups: str, chunk: int | None, use_eagle: bool
     assert report.published_pages is not None
 
 
-def test_a_states_prefix_is_found_where_a_step_ended() -> None:
+def test_a_step_ends_at_the_last_page_of_a_prompt() -> None:
+    """RET-1, MAN-13: the state there is what the same prompt finds."""
     trace = [request(1000, 1), request(1000, 1)]
     whole = replayed(trace, num_pages=200, groups="full,mamba:16:align", live=1, engine=LockstepEngine)
-    assert (whole.hit_tokens, whole.page_copies, whole.published_pages) == (0, 0, 62 + 62)
+    assert (whole.hit_tokens, whole.page_copies, whole.steps) == (992, 2, 3)
+    assert whole.published_pages == 62 + 1, "the second publishes nothing: its last page has 8 tokens"
     chunked = replayed(
         trace, num_pages=200, groups="full,mamba:16:align", live=1, prefill_chunk=512, engine=LockstepEngine
     )
-    assert (chunked.hit_tokens, chunked.page_copies, chunked.steps) == (512, 2, 3)
-    assert chunked.published_pages == 62 + 1 + 30
+    assert (chunked.hit_tokens, chunked.page_copies, chunked.steps) == (992, 3, 4)
+
+
+def test_a_step_ends_where_a_prompt_parts_from_an_earlier_one() -> None:
+    """RET-2: the second prompt finds the junction, the third hits there."""
+    trace = [TraceRequest(0, 1000, 1, (0, own)) for own in (1, 2, 3)]
+    report = replayed(trace, num_pages=300, groups="full,mamba:16:align", live=1, engine=LockstepEngine)
+    assert (report.hit_tokens, report.steps) == (512, 2 + 3 + 2)
 
 
 def test_a_prompt_is_taken_in_chunks() -> None:
@@ -291,7 +300,7 @@ def test_the_report_names_the_groups(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert shown in printed
     report = json.loads(path.read_text())
     assert report["groups"] == ["full:16", "window:8:256", "mamba:16:align"]
-    assert (report["eagle"], report["page_size"], report["prefill_chunk"]) == (True, None, 512)
+    assert (report["eagle"], report["page_size"], report["prefill_chunk"]) == (True, None, None)
     assert (report["accepted_drafts"], report["page_copies"] > 0) == (0, True)
     assert main([*words, "--page-size", "32"]) == 0
     report = json.loads(path.read_text())
