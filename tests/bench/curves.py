@@ -24,7 +24,7 @@ class Panel(NamedTuple):
         across: the horizontal axis.
         up: the vertical axis.
         curves: by name, its points; what is shown is the same name's line in every panel.
-        of_shares: whether the vertical axis goes from 0 to 1; both are linear then, the horizontal one marked at points.
+        of_shares: whether the vertical axis goes from 0 to 1; both are linear then, the lower one marked at points.
     """
 
     title: str
