@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import PageCopy, Request
+from kvproof.spec.declarations.eviction import EvictionCounters
 
 from ..backends.loading import Backend
 from ..backends.raising import Ending, frames
@@ -325,6 +326,14 @@ class Engine:
             return None
         with self._library(None, "counters"):
             return int(self.manager.counters.evictions)
+
+    def eviction_counters(self) -> EvictionCounters | None:
+        """What the eviction policy has seen (EVICT-1); None if the pool does not tell."""
+        if not hasattr(self.manager.page_pool, "eviction_counters"):
+            return None
+        with self._library(None, "page_pool.eviction_counters"):
+            seen: EvictionCounters = self.manager.page_pool.eviction_counters
+        return seen
 
     def num_cached_pages(self) -> int:
         """How many pages carry a hash. O(pages)."""

@@ -186,6 +186,9 @@ class LockstepEngine(Engine):
     def _check_both(self) -> None:
         self._compare("cached_page_hash_to_page: pages", None, self._spec.num_cached_pages(), self.num_cached_pages())
         evictions = self.num_evictions()
+        seen = self.eviction_counters()
+        if seen is not None:
+            self._compare("page_pool.eviction_counters", None, self._spec.eviction_counters(), seen)
         if evictions is not None:
             self._compare("counters.evictions", None, self._spec.num_evictions(), evictions)
         with self._specification() as spec:

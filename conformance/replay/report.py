@@ -9,6 +9,7 @@ from rich.table import Table
 from .engine import DeviationError, Timings
 from .groups import copies_states, named
 from .limits import Limit
+from .reasons import Reason
 from .sizes import Sizes
 
 __all__ = ["Report", "deviation_text", "limits_json", "limits_table", "report_json", "report_table"]
@@ -26,10 +27,13 @@ class Report:
         output_tokens: tokens that they generated.
         looked_up_tokens: tokens looked up at admissions, those after a preemption included.
         hit_tokens: how many of them were found.
+        hit_tokens_by_reason: those by reason, see `Reasons.served`.
         accepted_drafts: tokens of a draft model among those generated.
         page_copies: states copied onto the page of another (MAN-13).
         published_pages: pages that got a hash; None where the replay did not come to its end, or nobody counts.
         evictions: pages that lost theirs because they were handed out again; None as above.
+        regrets: pages published again soon after their content was evicted; None as above. LRU counts none (EVICT-1).
+        unreachable_pages: pages that lost theirs as no hit could need them any more (RET-3); None as above.
         peak_usage: the largest share of the pool in use at a step's end.
         steps: steps.
         wall_seconds: time from the first step to the last, the driver's own included.
@@ -43,10 +47,15 @@ class Report:
     output_tokens: int = 0
     looked_up_tokens: int = 0
     hit_tokens: int = 0
+    hit_tokens_by_reason: dict[Reason, int] = field(
+        default_factory=lambda: {"own_turn": 0, "junction": 0, "other_request": 0}
+    )
     accepted_drafts: int = 0
     page_copies: int = 0
     published_pages: int | None = None
     evictions: int | None = None
+    regrets: int | None = None
+    unreachable_pages: int | None = None
     peak_usage: float = 0.0
     steps: int = 0
     wall_seconds: float = 0.0
@@ -108,8 +117,12 @@ def report_table(report: Report, backend_name: str, sizes: Sizes, *, lockstep: b
     if sizes.use_eagle:
         table.add_row("  of them drafts", f"{report.accepted_drafts:,}")
     table.add_row("hit rate", f"{report.hit_rate:.2%}")
+    for reason, tokens in report.hit_tokens_by_reason.items():
+        table.add_row(f"  {reason.replace('_', ' ')}", f"{tokens / max(report.looked_up_tokens, 1):.2%}")
     table.add_row("pages published", _counted(report.published_pages))
     table.add_row("pages evicted", _counted(report.evictions))
+    table.add_row("  published again soon", _counted(report.regrets))
+    table.add_row("pages let go as unreachable", _counted(report.unreachable_pages))
     if copies_states(sizes.groups):
         table.add_row("states copied", f"{report.page_copies:,}")
     table.add_row("preemptions", f"{report.preemptions:,}")

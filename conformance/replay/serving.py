@@ -18,6 +18,7 @@ from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from .engine import DeviationError, Engine
 from .groups import holds_states, keeps_all_pages
+from .reasons import Reasons
 from .report import Report
 from .sizes import LOOKAHEAD, Sizes, num_slots
 from .step_ends import StepEnds
@@ -89,6 +90,7 @@ class Replay:
         self._accepts_drafts = sizes.use_eagle and not holds_states(sizes.groups)
         self._published = 0
         self._ends = StepEnds(sizes.groups, 0)
+        self._reasons = Reasons()
 
     def run(self, progress: Progress) -> None:
         """Serves the trace to its end.
@@ -118,6 +120,9 @@ class Replay:
         with self._dated():
             self._engine.end_replay()
             cached, evictions = self._engine.num_cached_pages(), self._engine.num_evictions()
+            seen = self._engine.eviction_counters()
+        if seen is not None:
+            self.report.regrets, self.report.unreachable_pages = seen.regrets, seen.unreachable
         if evictions is not None:
             self.report.evictions, self.report.published_pages = evictions, evictions + cached
         elif keeps_all_pages(self._sizes.groups) and not self._sizes.use_eagle:
@@ -232,6 +237,11 @@ class Replay:
         self._live.append(session)
         self.report.looked_up_tokens += request.num_tokens
         self.report.hit_tokens += hit_tokens
+        most = session.source.input_length  # of one that gave way more is known
+        junction = session.junction if session.junction <= most else 0
+        reason = self._reasons.served(session.source, min(hit_tokens, most), junction)
+        if reason is not None:
+            self.report.hit_tokens_by_reason[reason] += hit_tokens
 
     def _generate(self) -> None:
         """Every live request whose tokens are all computed has one more; those that have all of theirs finish."""

@@ -51,6 +51,7 @@ def let_go(pool: PagePool, pages: NDArray[np.int64], worth: NDArray[np.int8]) ->
     goes_second = is_cached & ~goes_first & (worth == SECOND)
     lost = freed[~(goes_first | goes_second)]
     if lost.size:
+        pool.num_unreachable += int(np.count_nonzero(is_cached)) - (freed.size - lost.size)
         pool.forget_hashes(lost)
         order.put_front(lost)
     if lost.size < freed.size:
@@ -76,6 +77,7 @@ def let_go_one(pool: PagePool, page: int, worth: int) -> None:
     stays = is_cached and (worth >= FIRST or bool(kept[page]) or order.priority(page) != 0)
     if not stays and not (is_cached and worth == SECOND):
         if is_cached:
+            pool.num_unreachable += 1
             pool.forget_hashes(np.array((page,)))
         order.put_front_one(page)
         return

@@ -7,6 +7,7 @@ whole arrays; `take_one` takes a scalar path through the same structures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -63,6 +64,7 @@ class PagePool(ShownPool):
         pins: the pins of each page (PIN-1).
         log: events and counters (MAN-12).
         lasting: True for each cached page that is never of second class, `bool[num_pages]`; None: none is (RET-3).
+        num_unreachable: see `EvictionCounters`.
         num_withdrawals: times a page in use lost its hash; 'published up to here' is valid while this is unchanged.
         null_page: page 0 (POOL-1).
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
@@ -92,6 +94,7 @@ class PagePool(ShownPool):
         self.counts = RefCounts(self.num_pages)
         self.num_withdrawals = 0
         self.lasting: NDArray[np.bool_] | None = None
+        self.num_unreachable = 0
         self.null_page: CachePage = PageView(self, 0)
         self.free_page_queue = PoolFreeQueue(self, self.free_order)
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[CachePage]] = CachedMap(
@@ -175,7 +178,8 @@ class PagePool(ShownPool):
     @property
     def eviction_counters(self) -> EvictionCounters:
         """What the eviction policy has seen (EVICT-1)."""
-        return EvictionCounters() if self.policy is None else self.policy.counters()
+        seen = EvictionCounters() if self.policy is None else self.policy.counters()
+        return replace(seen, unreachable=self.num_unreachable)
 
     # -- Allocating and freeing -------------------------------------------------------------------
 

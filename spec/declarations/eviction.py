@@ -69,18 +69,21 @@ REUSE = CANDIDATES[2]
 
 @dataclass(frozen=True)
 class EvictionCounters:
-    """What a pool's eviction policy has seen since the pool was made; all is 0 with ``lru``, which watches nothing.
+    """What a pool's eviction policy has seen since the pool was made; ``lru`` watches nothing.
 
     Attributes:
         regrets: number of pages that were published with a content that had been evicted lately.
         candidate: the place in `CANDIDATES` of the rule in force.
         scores: hits of each candidate's shadow pool, halved after every `HALVED_AFTER` contents; empty unless
             ``adaptive``.
+        unreachable: number of pages that lost their hashes when they were let go, by any policy, as no hit can need
+            them (RET-3); not kept in snapshots.
     """
 
     regrets: int = 0
     candidate: int = 0
     scores: tuple[int, ...] = ()
+    unreachable: int = 0
 
 
 def read_policy(policy: object) -> EvictionPolicy:

@@ -42,6 +42,7 @@ def let_go(pool: PagePool, pages: Sequence[CachePage], worth: Iterable[Worth]) -
     for page in freed:
         own = Worth.FIRST if page in pool.lasting or order.priority(page) else worth_of[page]
         by_worth[own if page in cached else Worth.NONE].append(page)
+    pool.num_unreachable += sum(page in cached for page in by_worth[Worth.NONE])
     pool.withdraw(pool.pages[page] for page in by_worth[Worth.NONE])
     for page in by_worth[Worth.NONE]:
         order.set_priority(page, 0, None)  # PIN-2

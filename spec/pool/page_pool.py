@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -62,6 +63,7 @@ class PagePool(ShownPool):
         pins: the pins of each page (PIN-1).
         log: events and counters (MAN-12).
         lasting: cached pages that go to the back of the queue whoever lets go of them (RET-3).
+        num_unreachable: see `EvictionCounters`.
         pages: every page, the null page first.
         null_page: page 0.
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
@@ -81,6 +83,7 @@ class PagePool(ShownPool):
         self.index = CachedMap()
         self.free_order = FreeOrder(self.num_pages, _QUEUES[self.eviction](self.num_pages), self.index.key_of)
         self.lasting: set[int] = set()
+        self.num_unreachable = 0
         self.keys = PageKeys(options["hash_function"], init_none_hash(options["hash_seed"], options["hash_function"]))
         self.marks = Marks(self.keys)
         self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
@@ -166,7 +169,7 @@ class PagePool(ShownPool):
     @property
     def eviction_counters(self) -> EvictionCounters:
         """What the eviction policy has seen (EVICT-1)."""
-        return self.free_order.queue.counters()
+        return replace(self.free_order.queue.counters(), unreachable=self.num_unreachable)
 
     # -- Allocating and freeing -------------------------------------------------------------------
 

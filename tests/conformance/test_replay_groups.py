@@ -2,6 +2,7 @@
 
 import json
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,28 @@ def test_a_step_ends_where_a_prompt_parts_from_an_earlier_one() -> None:
     trace = [TraceRequest(0, 1000, 1, (0, own)) for own in (1, 2, 3)]
     report = replayed(trace, num_pages=300, groups="full,mamba:16:align", live=1, engine=LockstepEngine)
     assert (report.hit_tokens, report.steps) == (512, 2 + 3 + 2)
+
+
+def test_hits_are_told_by_their_reasons() -> None:
+    """The next turn of a conversation, a beginning that others have too, and a junction where states are kept."""
+    first, turn = TraceRequest(0, 1024, 1, (0, 1)), TraceRequest(0, 1500, 1, (0, 1, 2))
+    others = [TraceRequest(0, 1600, 1, (0, own, own + 1, own + 2)) for own in (10, 20, 30)]
+    report = replayed([first, turn, others[0]], num_pages=300, live=1, engine=LockstepEngine)
+    assert report.hit_tokens_by_reason == {"own_turn": 1024, "junction": 0, "other_request": 512}
+    states = replayed(others, num_pages=300, groups="full,mamba:16:align", live=1, engine=LockstepEngine)
+    assert states.hit_tokens_by_reason == {"own_turn": 0, "junction": 512, "other_request": 0}
+
+
+def test_what_no_hit_can_need_is_counted() -> None:
+    """RET-3: pages before the window of a prompt's end; EVICT-1: what comes again soon after its eviction."""
+    trace = [request(1024, 1, 10 * number) for number in (0, 1, 2, 0, 1, 2)]
+    options: dict[str, Any] = {"num_pages": 150, "groups": "full,window:16:64", "live": 1, "prefill_chunk": 256}
+    lru = replayed(trace, **options, engine=LockstepEngine)
+    assert lru.regrets == 0
+    assert lru.unreachable_pages == 6 * 59, "all but those that a hit of 1,008 or 1,024 tokens needs"
+    reuse = replayed(trace, **options, engine=partial(LockstepEngine, eviction="reuse"))
+    assert reuse.regrets
+    assert reuse.unreachable_pages == lru.unreachable_pages
 
 
 def test_a_prompt_is_taken_in_chunks() -> None:

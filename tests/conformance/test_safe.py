@@ -49,6 +49,37 @@ def test_correct_backends_conform(machine: str, backend: Backend) -> None:
     assert found.steps >= 10 * found.examples
 
 
+class Denser(kvproof.fast.CacheManager):
+    """Keeps every page of windows, chunks and states, and evicts what was not hit before what was."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "retention_interval": None, "eviction": "reuse"})
+
+
+class Sparser(kvproof.fast.CacheManager):
+    """Forgets the pages of windows, chunks and states when a request ends."""
+
+    def free(self, request: Any, num_written: int | None = None) -> list[str]:
+        lists = self.get_page_ids(request.request_id)
+        losers = super().free(request, num_written)
+        if any(map(any, self.get_page_ids(request.request_id))):
+            return losers  # another request with the id of a live one
+        kept = [isinstance(group.kv_cache_spec, FullAttentionSpec) for group in self.kv_cache_groups]
+        self.evict_pages(
+            {page for keeps, pages in zip(kept, lists, strict=True) for page in pages if page and not keeps}
+        )
+        return losers
+
+
+@pytest.mark.parametrize("manager", [Denser, Sparser])
+def test_how_much_of_windows_and_states_is_kept_is_nobodys_fault(manager: type) -> None:
+    """RET-4: what is hit is right, and as long as what is resident allows."""
+    backend = Backend("other keeping", SimpleNamespace(**{**vars(kvproof.fast), "CacheManager": manager}))
+    found = held("safe-groups", backend, examples=12)
+    assert [str(deviation) for deviation in found.deviations] == []
+    assert not found.undeclared
+
+
 def test_level_safe_has_machines_of_its_own_and_those_without_a_policy() -> None:
     chosen = {machine.name for machine in machines_for(CLAUSES, level="safe")}
     assert set(SAFE) == {"safe-pool", "safe-manager", "safe-groups"}
