@@ -147,9 +147,10 @@ _SENTENCES = {
     "MAN-10": "get_num_common_prefix_pages counts the leading non-null pages that stand at the same index in the "
     "lists of every live running request, by identity, not by count; 0 for window, chunk and state groups; zeros "
     "if the number given is not the number running.",
-    "MAN-11": "The batched step gives the same pages and the same final state as the single calls in the same order; "
-    "a request that does not fit is reported and the later ones go on; new pages are appended to the requests' "
-    "table rows.",
+    "MAN-11": "The batched step gives the same pages and the same final state as the single calls in the same order, "
+    "but that an eviction policy other than lru learns of all that it evicts before what it stores (EVICT-1); a "
+    "request that does not fit is reported and the later ones go on; new pages are appended to the requests' table "
+    "rows.",
     "MAN-12": "Events (stored, removed, cleared; with group, page, key, parent's key, tokens, extra keys) come in an "
     "order from which a follower rebuilds the cached map exactly, duplicates included; a batched step emits its "
     "removals, then its stores. Off unless asked for. Counters count queries, hits, evictions and preempted "

@@ -128,6 +128,27 @@ def test_what_a_request_without_room_no_longer_needs_is_given_back() -> None:
     assert batch.get_page_ids(1) == ([9], [2])
 
 
+@pytest.mark.parametrize(("eviction", "regrets"), [("lru", (0, 0)), ("reuse", (1, 0))])
+def test_what_a_step_evicts_comes_before_what_it_stores(eviction: Any, regrets: tuple[int, int]) -> None:
+    """MAN-11, EVICT-1: b evicts the content that a stores again; only a policy that looks for that tells the order."""
+    seen = []
+    for batched in (True, False):
+        manager = spec.CacheManager(4, [full(2)], 8, hash_seed=b"s", eviction=eviction)
+        gone, a, b = (PlainRequest(*given) for given in (("gone", [0, 0]), ("a", [0, 0]), ("b", [1, 1, 1])))
+        for request, tokens in ((gone, 2), (a, 1), (b, 2)):
+            assert manager.allocate_slots(request, tokens) is not None
+            if request is gone:
+                manager.free(gone)
+        if batched:
+            assert manager.allocate_slots_batch([0, 1], [1, 2], [1, 1]).num_granted == 2
+        else:
+            a.num_computed_tokens, b.num_computed_tokens = 1, 2
+            assert None not in [manager.allocate_slots(request, 1) for request in (a, b)]
+        assert [manager.get_page_ids(name) for name in "ab"] == [([2],), ([3, 1],)]
+        seen.append(manager.page_pool.eviction_counters.regrets)
+    assert tuple(seen) == regrets
+
+
 def test_slots_are_the_lowest_free_numbers() -> None:
     """MAN-11."""
     manager, requests = _manager(num_pages=20)
