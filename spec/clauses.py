@@ -104,13 +104,13 @@ _SENTENCES = {
     "HASH-2": "Extra keys (cache salt, LoRA adapter, weights version, multimodal content with its offset, prompt "
     "embeddings), each tagged with its kind, None differing from empty, enter the pages that they touch, generated "
     "pages included: two requests share a page only if tokens and extra keys agree from the first token on.",
-    "HASH-3": "Only full pages have keys; the chain runs over all tokens of the request, also where its page list "
-    "holds null pages.",
+    "HASH-3": "Only full pages have keys (and what MAN-17 adds); the chain runs over all tokens of the request, also "
+    "where its page list holds null pages.",
     # -- Cache manager ----------------------------------------------------------------------------
     "MAN-1": "get_computed_pages returns the longest cached prefix of the request that every group can serve: a "
-    "multiple of every group's page size and at most num_tokens - 1 tokens, null pages standing where a group "
-    "needs none; null pages alone are no hit. It changes nothing in the pool. Nothing is hit with caching off or "
-    "when prompt log-probabilities are asked for.",
+    "multiple of every group's page size (or of match_unit, MAN-17) and at most num_tokens - 1 tokens, null pages "
+    "standing where a group needs none; null pages alone are no hit. It changes nothing in the pool. Nothing is hit "
+    "with caching off or when prompt log-probabilities are asked for.",
     "HIT-1": "What was served is found again: once a request was computed, its pages published (MAN-3), and it was "
     "freed with all that was promised written, the same tokens with the same extra keys hit every full page of it "
     "that full attention and MLA keep, for as long as no page was taken, no hash was dropped by a call, and nothing "
@@ -163,6 +163,19 @@ _SENTENCES = {
     "MAN-14": "A manager restored from a snapshot behaves alike in every later call. Equal states give equal "
     "snapshots. A snapshot is refused if it is damaged, if the manager restored from it would give another snapshot, "
     "or if it does not fit the requests.",
+    "MAN-17": "With match_unit=u, a divisor of every page size, a request is admitted with hits that are multiples of "
+    "u (of their page size in align groups, whose states are copied whole); None, the default, is MAN-1's rule. Where "
+    "a hit ends amid a page, the first tokens of a cached page are the request's there, what comes before it and the "
+    "extra keys that touch the whole page being the same; of several such pages it is the one whose tokens come first "
+    "by their bytes. new_computed_pages are the full pages; the request gets a page of its own, behind them in its "
+    "list, and take_page_copies returns (group, source, destination, num_tokens), to be run before the step. The "
+    "source counts as in use until then, or until the request is freed or swapped out, and goes to the back of the "
+    "queue after it. A request that is freed with all written (MAN-4) publishes the unfilled page it ends with, if "
+    "the page before it is cached: under the key of its first tokens, a multiple of u, up to those computed at its "
+    "last call or published at its admission. With Eagle a group must hold the u tokens after the hit. Copies run "
+    "before the step: engines that look up what the same step writes publish after it (delay_cache_pages). Pins, "
+    "priorities, received and swapped pages are whole pages, and counters, events and retention know the lengths as "
+    "they are.",
     # -- Retention --------------------------------------------------------------------------------
     "RET-1": "With caching on, a page of a window, chunk or align group (MAN-13) is reachable if a hit could end "
     "where it is needed: at a resume point. Resume points of a request are the longest length below the end of its "
@@ -288,7 +301,7 @@ _KINDS_OF_FAMILIES = {
 
 _KINDS = {
     **dict.fromkeys(("R2", "POOL-7", "POOL-8", "MAN-1", "MAN-3", "MAN-4", "MAN-6", "MAN-7", "MAN-9"), "content"),
-    **dict.fromkeys(("MAN-13", "MAN-14", "MAN-15", "MAN-16", "SWAP-2"), "content"),
+    **dict.fromkeys(("MAN-13", "MAN-14", "MAN-15", "MAN-16", "MAN-17", "SWAP-2"), "content"),
     **dict.fromkeys(("ENG-2", "ENG-9", "ENG-12"), "ownership"),
     **dict.fromkeys(("POOL-9", "POOL-10", "MAN-10", "MAN-12", "TAB-8", "CACHE-1"), "accounting"),
     **dict.fromkeys(("POOL-3", "POOL-13", "PIN-2", "MAN-5"), "order"),

@@ -43,6 +43,7 @@ OTHER: dict[str, Any] = {
     "max_pinned_pages_per_salt": 2,
     "num_host_pages": 4,
     "retention_interval": 8,
+    "match_unit": 2,
 }
 """For each option a value that is not its default."""
 

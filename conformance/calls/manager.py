@@ -255,6 +255,7 @@ MANAGER = Table(
         _property("num_free_host_pages", PLAIN, "SWAP-1", logged=False),
         _property("num_host_pages", PLAIN, "SWAP-1", logged=False),
         _property("retention_interval", PLAIN, "RET-1", logged=False),
+        _property("match_unit", PLAIN, "MAN-17", logged=False),
         _property("req_to_page_hashes", Kind("keys", plain=_chains), "HASH-3", optional=True, logged=False, last=True),
         _reads("snapshot", {}, _DOCUMENT, "MAN-14", logged=False),
         Method(

@@ -1,5 +1,6 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
+from .amid import Amid
 from .attention import Attention, Latents, Limits
 from .base import Machine
 from .batch import Batch
@@ -49,6 +50,7 @@ MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} |
             Shards,
             Snapshots,
             Swap,
+            Amid,
             Secrets,
         ),
         *(SafePool, SafeManager, SafeGroups),

@@ -107,9 +107,9 @@ class GroupSteps(ManagerSteps):
         return 0
 
     def copies_states(self) -> bool:
-        """Whether states are copied, and the backend says how: one may copy them in its steps, unasked."""
-        aligned = any(group.kind == "aligned" for group in self.world.groups)
-        return aligned and self.offers("manager", "take_page_copies")
+        """Whether pages are copied, and the backend says how: one may copy them in its steps, unasked."""
+        copies = any(group.kind == "aligned" for group in self.world.groups) or bool(self.amid)
+        return copies and self.offers("manager", "take_page_copies")
 
     @step("MAN-3", "MAN-5", "MAN-8", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=4)
     def serve(self, data: Drawing) -> None:

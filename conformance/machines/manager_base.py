@@ -48,7 +48,6 @@ class ManagerMachine(ManagerBlame, Calling):
     """Two managers side by side. A side has ``manager``, its ``pool``, ``pages`` by id, and the requests by their ids.
 
     Attributes:
-        options: the managers' keywords.
         made: the class of the managers.
         first: its arguments before the number of pages.
     """
@@ -61,7 +60,6 @@ class ManagerMachine(ManagerBlame, Calling):
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
         | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "RET-2"}
     )
-    options: dict[str, Any]
 
     def build_managers(self, world: World) -> None:
         """Builds both managers, with those options that the backend's constructor knows."""
@@ -263,15 +261,17 @@ class ManagerMachine(ManagerBlame, Calling):
     def blame_of(self, row: Method, call: Call) -> tuple[Callable[[Any, Any], str] | None, tuple[str, ...]]:
         """See `Calling.blame_of`: what the pages hold says it."""
         name = self.name_in(call)
+        if row.name == "take_page_copies" and self.amid:
+            return lambda *_: "MAN-17", ("MAN-17", "MAN-13")
         if not name or call.about:
             return super().blame_of(row, call)
         if row.name == "get_computed_pages":
-            also = ("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9"), *self.of_states)
+            also = ("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9", "MAN-17"), *self.of_states)
             return functools.partial(self.blame_hit, self.cases[name]), also
         if row.name == "allocate_slots":
             released = self.was.released
             blame = functools.partial(self.blame_allocation, name, released=released)
-            return blame, (*self.of_states, *released)
+            return blame, (*self.of_states, *self.amid, *released)
         return super().blame_of(row, call)
 
     def learn(self, call: Call, both: Both) -> None:

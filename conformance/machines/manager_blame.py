@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,6 +67,7 @@ class ManagerBlame(Machine):
 
     Attributes:
         world: what was drawn to begin with.
+        options: the managers' keywords.
         cases: the requests by id.
         ghost: what the pages hold.
         labels: beside the clauses of one full-attention group those that the groups of the machine are about.
@@ -73,13 +75,27 @@ class ManagerBlame(Machine):
 
     labels: ClassVar[frozenset[str]] = frozenset()
     world: World
+    options: dict[str, Any]
     cases: dict[str, Case]
     ghost: Ghost
 
     @property
     def unit(self) -> int:
-        """Tokens of which every hit is a multiple."""
+        """Tokens of which every hit of whole pages is a multiple."""
         return self.world.unit
+
+    @property
+    def amid(self) -> tuple[str, ...]:
+        """The clause about hits that end amid a page, if there are any."""
+        return ("MAN-17",) if self.options.get("match_unit") is not None else ()
+
+    @property
+    def hit_step(self) -> int:
+        """Tokens of which every hit is a multiple."""
+        if not self.amid:
+            return self.unit
+        aligned = [group.page_size for group in self.world.groups if group.keeps_states]
+        return lcm(int(self.options["match_unit"]), *aligned)
 
     @property
     def of_states(self) -> tuple[str, ...]:
@@ -120,7 +136,8 @@ class ManagerBlame(Machine):
 
     def flaw_in_shape(self, case: Case, pages: list[list[int]], length: int) -> str:
         """The clause that a hit breaks by its length, or by null pages where there must be none; "" if it does not."""
-        if length % self.unit or length >= case.request.num_tokens or not any(map(any, pages)):
+        is_null = not any(map(any, pages)) and not any(length % group.page_size for group in self.world.groups)
+        if length % self.hit_step or length >= case.request.num_tokens or is_null:
             return "MAN-1"
         for group, held in zip(self.world.groups, pages, strict=True):
             first, end = group.first_place(length), length // group.page_size
@@ -139,7 +156,8 @@ class ManagerBlame(Machine):
         if clause or length == expected[1]:
             return clause or "MAN-1"
         eagle = ("MAN-9",) if self.world.eagle_groups else ()
-        labels: tuple[str, ...] = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
+        amid = self.amid if expected[1] % self.unit or length % self.unit else ()
+        labels: tuple[str, ...] = (*amid, *eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
         return labels[0]
 
     # -- Slots ------------------------------------------------------------------------------------------

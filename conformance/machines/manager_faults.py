@@ -121,6 +121,8 @@ class ManagerFaults(Admission):
         group = data.draw(st.integers(0, len(pages) - 1))
         strange = [] if self.lacks("groups") else ["another manager's page"]  # a manager without groups makes it
         fault = one_of(data, ["page", "page", "page", "null", *strange, "short", "group"])
+        if not pages[group]:
+            fault = "group"  # the hit ends in the first page
         if fault == "short":
             pages[group] = pages[group][1:]
         elif fault == "group":

@@ -189,7 +189,7 @@ class World:
 
     @property
     def unit(self) -> int:
-        """Tokens of which every hit is a multiple."""
+        """Tokens of which every hit of whole pages is a multiple."""
         return lcm(*(group.page_size for group in self.groups))
 
     @property

@@ -31,7 +31,8 @@ class CacheGroup(PageLists):
         group_id: the group's number.
         rule: which pages the group needs (MAN-7).
         tree: the tree of its cached prefixes.
-        is_eagle: True if a hit must be followed by a page of the same request (MAN-9).
+        is_eagle: True if a hit must be followed by a unit of the same request (MAN-9).
+        unit: the number of tokens of which the length of a hit is a multiple in this group (MAN-17); 0: a page's.
 
     Attributes:
         published: the number of leading places that are published, `i64[capacity]` (MAN-3).
@@ -70,10 +71,12 @@ class CacheGroup(PageLists):
         "tail_runs",
         "tails",
         "tree",
+        "unit",
     )
 
-    def __init__(self, group_id: int, rule: GroupRule, tree: RunTree, is_eagle: bool) -> None:
+    def __init__(self, group_id: int, rule: GroupRule, tree: RunTree, is_eagle: bool, unit: int = 0) -> None:
         self.group_id = group_id
+        self.unit = unit or rule.page_size
         self.rule = rule
         self.page_size = rule.page_size
         self.tree = tree

@@ -7,6 +7,7 @@ the run of the request's last page.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
+from math import lcm
 from typing import Any, Unpack
 
 import numpy as np
@@ -17,12 +18,13 @@ from kvproof.spec.declarations import (
     EngineRequest,
     ManagerOptions,
     PageCopy,
+    PartCopy,
     pool_options,
     takes_options,
 )
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.json_kinds import group_to_json
-from kvproof.spec.declarations.snapshots import with_retention
+from kvproof.spec.declarations.snapshots import firsts_of, with_retention, with_unit
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..pool.page_pool import PagePool
@@ -33,10 +35,11 @@ from ..reading.request_reading import never_slotted, too_long
 from ..reading.tokens import TokenBytes
 from .cache_group import CacheGroup
 from .cache_pages import CachePages
-from .group_rules import NEVER, rule_of
+from .group_rules import NEVER, read_unit, rule_of
 from .live_check import check_live
 from .live_requests import LiveRequests, Wanted
 from .longest_hit import Hits, check_hits, longest_hit, none_hit
+from .part_hits import find_parts, longest_amid
 from .publishing import Publisher
 from .request_states import point_states, read_requests, request_states, restore_points, restore_requests
 from .retention import Retention
@@ -76,8 +79,10 @@ class CacheCoordinator(Uncopied):
         publisher: the publisher of their pages.
         swapped: the requests in host memory (SWAP-1).
         plain: for each group the segments of a request without extra keys.
-        queued_copies: the state copies that `take_page_copies` has not returned yet, with the ids of their requests
-            (MAN-13).
+        match_unit: the argument ``match_unit`` (MAN-17).
+        hit_step: the number of tokens of which the length of a request's hit is a multiple.
+        queued_copies: the copies that `take_page_copies` has not returned yet, with the ids of their requests (MAN-13,
+            MAN-17).
         no_hits: the hits of a request without cached pages.
         nothing: an empty list of pages for each group.
         nothing_new: an empty tuple of ids for each group.
@@ -100,15 +105,18 @@ class CacheCoordinator(Uncopied):
         self.page_pool = PagePool(num_pages, enable_caching, **pool_options(options))
         flagged = any(spec.is_eagle_group for spec in kv_cache_groups)
         rules = [rule_of(spec.kv_cache_spec) for spec in kv_cache_groups]
+        self.match_unit = read_unit(rules, options["match_unit"])
         self.groups = tuple(
             CacheGroup(
                 number,
                 rule,
                 self.page_pool.index.tree(number, rule.page_size),
                 use_eagle and not rule.has_states and (spec.is_eagle_group or not flagged),
+                0 if rule.has_states else self.match_unit or 0,
             )
             for number, (spec, rule) in enumerate(zip(kv_cache_groups, rules, strict=True))
         )
+        self.hit_step = lcm(*(group.unit for group in self.groups))
         self.publishing = tuple(group for group in self.groups if enable_caching and group.rule.publishes)
         self._giving_back = tuple(group for group in self.groups if group.rule.gives_back)
         self.has_states = any(rule.has_states for rule in rules)
@@ -119,7 +127,7 @@ class CacheCoordinator(Uncopied):
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.most_slots = min(max_model_len + 1, NEVER)
         self.swapped = SwappedRequests(options["num_host_pages"])
-        self.queued_copies: list[tuple[str, PageCopy]] = []
+        self.queued_copies: list[tuple[str, PageCopy | PartCopy]] = []
         self.plain = tuple(PLAIN for _ in self.groups)
         self.no_hits = none_hit(self.groups)
         self.nothing_new: NewPages = tuple(() for _ in self.groups)
@@ -182,7 +190,10 @@ class CacheCoordinator(Uncopied):
         Returns:
             For each group its pages, and the number of their tokens. O(tokens compared).
         """
-        hits, length, _ = longest_hit(self.page_pool.index, self.groups, tokens, segments, max_cache_hit_length, eagle)
+        index, most = self.page_pool.index, max_cache_hit_length
+        if self.match_unit is not None and eagle:  # pins and priorities are of whole pages
+            return longest_amid(index, self.groups, tokens, segments, most)[:2]
+        hits, length, _ = longest_hit(index, self.groups, tokens, segments, most, eagle)
         return hits, length
 
     def find_junction(self, tokens: TokenBytes, segments: Sequence[Sequence[ExtraSegment]]) -> int:
@@ -194,15 +205,34 @@ class CacheCoordinator(Uncopied):
         """
         if not self.retention.finds_junctions:
             return 0
-        most = len(tokens) // 4 - 1
-        _, length, reach = longest_hit(self.page_pool.index, self.groups, tokens, segments, most, eagle=True)
+        index, most = self.page_pool.index, len(tokens) // 4 - 1
+        if self.match_unit is None:
+            _, length, reach = longest_hit(index, self.groups, tokens, segments, most, eagle=True)
+        else:
+            _, length, reach = longest_amid(index, self.groups, tokens, segments, most)
         return reach if reach > length else 0
 
     def check_hits(
         self, tokens: TokenBytes, segments: Sequence[Sequence[ExtraSegment]], hits: Hits, length: int
-    ) -> None:
-        """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared)."""
-        check_hits(self.page_pool.index, self.groups, tokens, segments, hits, length)
+    ) -> list[int]:
+        """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared).
+
+        Returns:
+            For each group the page from which the last of these tokens are copied, 0 where they end with a page; no
+            page at all where hits end with pages of all groups (MAN-17).
+        """
+        parts: list[int] = []
+        if self.match_unit is not None:
+            parts = find_parts(self.groups, tokens, segments, length)
+            for group, part in zip(self.groups, parts, strict=True):
+                if not part and length % group.page_size:
+                    raise refusal(
+                        ValueError,
+                        "MAN-17",
+                        f"num_new_computed_tokens={length}: no page of group {group.group_id} has the last of them",
+                    )
+        check_hits(self.page_pool.index, self.groups, tokens, segments, hits, length, any(parts))
+        return parts
 
     # -- Allocating -------------------------------------------------------------------------------
 
@@ -213,6 +243,8 @@ class CacheCoordinator(Uncopied):
         tokens: TokenBytes,
         segments: Sequence[Sequence[ExtraSegment]],
         hits: Hits,
+        found: int,
+        parts: Sequence[int],
         promised: int,
         slots: int,
         delay: bool,
@@ -225,6 +257,8 @@ class CacheCoordinator(Uncopied):
             tokens: its token bytes.
             segments: its extra keys over its pages, for each group.
             hits: its cached pages, checked.
+            found: the number of tokens that it hits.
+            parts: the pages that hold the last of them, see `check_hits`.
             promised: the number of its hit and new tokens.
             slots: these and its look-ahead.
             delay: True to publish nothing yet.
@@ -236,9 +270,10 @@ class CacheCoordinator(Uncopied):
         held = list(map(len, hits))
         wanted, total = self.get_num_pages_to_allocate(promised, slots, held)
         free = pool.free_order.num_free
+        sources = np.array([page for page in parts if page], np.int64)
+        total += pool.counts.num_free(sources) if len(sources) else 0
         if total + sum(held) > free and total + sum(pool.counts.num_free(own[own != 0]) for own in hits) > free:
             return None
-        found = len(hits[0]) * self.groups[0].rule.page_size if hits else 0
         bound = min(promised, len(tokens) // 4) if self.enable_caching and not delay else 0
         publishings = []
         for group, own, pages, first in zip(self.groups, segments, hits, held, strict=True):
@@ -251,7 +286,13 @@ class CacheCoordinator(Uncopied):
         if self.retention.judges or junction:
             live.points[slot] = self.retention.prompt_end(len(tokens) // 4), junction
         self.save_new_computed_pages(hits)
+        if len(sources):
+            pool.hold(sources)
+        num_queued = len(self.queued_copies)
         new = self.allocate_new_pages(slot, wanted, found)
+        if len(sources):
+            self._note_parts(request_id, new, parts, found, num_queued)
+        live.firsts[slot] = bound
         live.num_computed[slot] = found
         live.num_promised[slot] = promised
         live.num_slots[slot] = slots
@@ -392,31 +433,71 @@ class CacheCoordinator(Uncopied):
             source = group.page_at(slot, group.rule.first_place(computed))
             self.queued_copies.append((self.live.ids[slot], PageCopy(group.group_id, source, page)))
 
+    def _note_parts(self, request_id: str, new: NewPages, parts: Sequence[int], found: int, first: int) -> None:
+        """Records that the last tokens of a request's hit are to be copied before the step (MAN-17).
+
+        Its copies, recorded from place ``first`` on, are in the order of the groups.
+        """
+        for group, pages, part in zip(self.groups, new, parts, strict=True):
+            if part:
+                copy = PartCopy(group.group_id, part, int(pages[0]), found % group.page_size)
+                self.queued_copies.append((request_id, copy))
+        self.queued_copies[first:] = sorted(self.queued_copies[first:], key=lambda queued: queued[1].group_id)
+
     def cache_pages(self, request: EngineRequest, slot: int, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3)."""
         computed, promised = self.live.num_computed[slot], self.live.num_promised[slot]
         for publishing in self.publisher.read(request, slot, computed, promised, num_computed_tokens):
             self.publisher.publish(slot, publishing)
 
-    def take_page_copies(self) -> list[PageCopy]:
-        """The state copies recorded since the last call, in order (MAN-13)."""
+    def take_page_copies(self) -> list[PageCopy | PartCopy]:
+        """The copies recorded since the last call, in order (MAN-13); what they hold is released (MAN-17)."""
         queued, self.queued_copies = self.queued_copies, []
-        return [copy for _, copy in queued]
+        copies = [copy for _, copy in queued]
+        self._release_sources(copies)
+        return copies
+
+    def _release_sources(self, copies: Sequence[PageCopy | PartCopy]) -> None:
+        for copy in copies:
+            if isinstance(copy, PartCopy):
+                self.page_pool.release(np.array([copy.source]))
+
+    def _drop_copies(self, request_id: str) -> list[PageCopy | PartCopy]:
+        """Removes a request's recorded copies, and returns them."""
+        dropped = [copy for other, copy in self.queued_copies if other == request_id]
+        if dropped:
+            self.queued_copies = [queued for queued in self.queued_copies if queued[0] != request_id]
+        return dropped
+
+    def undo_copies(self, slot: int) -> None:
+        """Puts what a request was to copy amid a page into its list, in place of the page that waits (MAN-17)."""
+        for copy in self._drop_copies(self.live.ids[slot]):
+            if isinstance(copy, PartCopy):
+                group = self.groups[copy.group_id]
+                waits = group.page_at(slot, group.num_hits[slot]) == copy.destination
+                if waits:
+                    group.cell[group.num_origins[slot] + group.num_hits[slot]] = copy.source
+                self.page_pool.release(np.array([copy.destination if waits else copy.source]))
 
     # -- Giving back ------------------------------------------------------------------------------
 
-    def free(self, slot: int, request_id: str, num_written: int | None) -> list[str]:
+    def free(self, request: EngineRequest, slot: int, request_id: str, num_written: int | None) -> list[str]:
         """Frees a request's pages, withdraws unwritten ones; returns the ids of others with any (MAN-4, MAN-5)."""
         pool, live, held = self.page_pool, self.live, []
+        amid: dict[int, int] = {}
+        if self.match_unit is not None and num_written is None and self.enable_caching:
+            for publishing, segment in self.publisher.read_last(request, slot):
+                amid[publishing[0].group_id] = self.publisher.publish_last(slot, publishing, segment)
         for group in self.groups:
             held.append(group.last_first(slot))
-        ending = self.retention.at_end(slot, num_written) if self.retention.judges else None
+        ending = self.retention.at_end(slot, num_written, amid) if self.retention.judges else None
         lost, holders = (_NO_PAGES, None) if num_written is None else self._unwritten(slot, num_written)
         live.dismiss(slot)
-        if self.queued_copies:
-            self.queued_copies = [queued for queued in self.queued_copies if queued[0] != request_id]
+        dropped = self._drop_copies(request_id) if self.queued_copies else ()
         if len(lost):
             pool.forget_hashes(lost)
+        if dropped:
+            self._release_sources(dropped)
         for number, pages in enumerate(held):
             if ending is None or number not in ending:
                 pool.release(pages)
@@ -431,7 +512,7 @@ class CacheCoordinator(Uncopied):
         others hit one of the pages last. Where the counts show more (who hit further pages behind them, or was swapped
         in, restored or is being copied), all lists are searched, in array operations.
         """
-        withdrawn, holders, is_shared = [_NO_PAGES], {slot}, False
+        withdrawn, holders, is_shared, live = [_NO_PAGES], {slot}, False, self.live
         for group in self.groups:
             if group.rule.publishes:
                 first = max(group.num_hits[slot], num_written // group.page_size)
@@ -445,7 +526,11 @@ class CacheCoordinator(Uncopied):
                     holders.update(
                         known if len(known) == counts[place] else group.holders(first + place, page).tolist()
                     )
-        return np.concatenate(withdrawn), holders - {slot} if is_shared else None
+        lost = np.concatenate(withdrawn)
+        for request_id, copy in self.queued_copies:
+            if isinstance(copy, PartCopy) and copy.source in lost:
+                holders.add(live.slot_of[request_id])
+        return lost, holders - {slot} if is_shared else None
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -476,6 +561,9 @@ class CacheCoordinator(Uncopied):
         for group in self.groups:
             for slot in self.live.slot_of.values():
                 np.add.at(held, group.held(slot), 1)
+        for _, copy in self.queued_copies:
+            if isinstance(copy, PartCopy):
+                held[copy.source] += 1
         held[0] = 0  # POOL-1
         return held
 
@@ -515,6 +603,7 @@ class CacheCoordinator(Uncopied):
             "groups": [group_to_json(group) for group in self.kv_cache_groups],
             "requests": request_states(self.live, self.groups),
             "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],
+            **with_unit(self.match_unit, [(name, self.live.firsts[slot]) for name, slot in self.live.slot_of.items()]),
             **with_retention(
                 self.kv_cache_groups,
                 self.retention.interval,
@@ -538,17 +627,42 @@ class CacheCoordinator(Uncopied):
         restore_requests(self.live, self.groups, self.page_pool, saved, segments)
         self.retention.restore(parts)
         restore_points(self.live, self.groups, parts, self.page_pool.num_pages)
+        for request_id, tokens in firsts_of(parts).items():
+            if request_id in self.live.slot_of:
+                self.live.firsts[self.live.slot_of[request_id]] = tokens
         self.swapped.next_id = parts["next_swap_id"].integer()
         for part in parts["copies"].items():
-            id_part, group_part, *pages = part.items(4)
+            id_part, group_part, *numbers = part.items()
+            if len(numbers) not in (2, 3):
+                raise part.damaged("must be a copy of a state or of part of a page")
             if id_part.text() not in self.live.slot_of:
                 raise id_part.damaged(f"is {id_part.value!r}, which is not live")
             group = group_part.integer(below=len(self.groups))
             rule = self.groups[group].rule
+            source, destination = (page.integer(1, self.page_pool.num_pages) for page in numbers[:2])
+            if len(numbers) > 2:
+                amid = numbers[2].integer(1, rule.page_size)
+                if amid % self.groups[group].unit:
+                    raise numbers[2].damaged(f"must be a multiple of {self.groups[group].unit}")
+                self.queued_copies.append((id_part.text(), PartCopy(group, source, destination, amid)))
+                continue
             if not (rule.has_states and rule.gives_back):
                 raise group_part.damaged(f"is {group}, a group whose states are not copied")
-            source, destination = (page.integer(1, self.page_pool.num_pages) for page in pages)
             self.queued_copies.append((id_part.text(), PageCopy(group, source, destination)))
+
+    def _check_copies(self) -> None:
+        """Verifies that what is copied amid a page is held, and goes to a page that its request writes (MAN-17)."""
+        held, counts = self.held_counts, self.page_pool.counts.of
+        assert (held <= counts).all(), f"MAN-17: held {held.tolist()}, counted {counts.tolist()}: {self.queued_copies}"
+        for request_id, copy in self.queued_copies:
+            if isinstance(copy, PartCopy):
+                group, slot = self.groups[copy.group_id], self.live.slot_of[request_id]
+                place, state = group.num_hits[slot], f"MAN-17: {copy}: {self.live.state(request_id)}"
+                assert copy.num_tokens % group.unit == 0 < copy.num_tokens < group.page_size, state
+                assert place * group.page_size + copy.num_tokens <= self.live.num_computed[slot], state
+                # who goes on before the copies are taken may give the page back (MAN-8)
+                given_back = place < group.num_given_back[slot]
+                assert given_back or group.holds(slot, place, copy.destination), state
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages and cached tokens).
@@ -562,6 +676,7 @@ class CacheCoordinator(Uncopied):
         self.swapped.check()
         check_live(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
         self.retention.check()
+        self._check_copies()
         for request_id, slot in self.live.slot_of.items():
             recorded = self.live.num_needs_at[slot], self.live.num_due_at[slot]
             bounds = self.needs_at(slot), self.due_at(slot)

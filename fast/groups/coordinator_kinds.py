@@ -47,7 +47,7 @@ class UnitaryCacheCoordinator(CacheCoordinator):
     ) -> tuple[Hits, int]:
         """See `CacheCoordinator.find_longest_cache_hit`."""
         group = self.groups[0]
-        if group.rule.gives_back or not group.rule.publishes:
+        if group.rule.gives_back or not group.rule.publishes or self.match_unit is not None:
             return super().find_longest_cache_hit(tokens, segments, max_cache_hit_length, eagle=eagle)
         size = group.page_size
         most = limit = max_cache_hit_length // size

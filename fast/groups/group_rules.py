@@ -32,6 +32,7 @@ __all__ = [
     "StatesRule",
     "WindowRule",
     "read_groups",
+    "read_unit",
     "rule_of",
 ]
 
@@ -181,6 +182,26 @@ def rule_of(spec: object) -> GroupRule:
         case FullAttentionSpec() | MLAAttentionSpec():
             return FullRule(int(spec.page_size))
     raise TypeError(f"{type(spec).__name__} is no kind of cache group")
+
+
+def read_unit(rules: Sequence[GroupRule], match_unit: object) -> int | None:
+    """Reads ``match_unit``, a divisor of every page size, or None (R1, MAN-17).
+
+    Raises:
+        TypeError: it is no int.
+        ValueError: it is below 1, or no such divisor.
+    """
+    if match_unit is None:
+        return None
+    unit = integer("match_unit", match_unit, minimum=1, clause="MAN-17")
+    for group, rule in enumerate(rules):
+        if rule.page_size % unit:
+            raise refusal(
+                ValueError,
+                "MAN-17",
+                f"match_unit={unit} divides no page of {rule.page_size} tokens, as group {group} has",
+            )
+    return unit
 
 
 # -- Reading (R1) ---------------------------------------------------------------------------------

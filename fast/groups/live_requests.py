@@ -69,6 +69,7 @@ class LiveRequests:
         withdrawals: the pool's ``num_withdrawals`` when the last published page was last known to be cached,
             `i64[capacity]`; -1 if that page may have been withdrawn since.
         any_withdrawn: True if ``withdrawals`` has ever had a -1.
+        firsts: the tokens that the admission of each slot's request published: known, promised, not delayed (MAN-17).
         points: the end of the prompt and the junction of each slot's request, as lengths of hits; 0: none (RET-1).
         ids: the id of each slot's request, read at its admission; "" in a free slot.
         last_slots: the slots of the last batched step.
@@ -90,6 +91,7 @@ class LiveRequests:
         "any_withdrawn",
         "computed",
         "due_at",
+        "firsts",
         "ids",
         "is_live",
         "last_rows",
@@ -114,6 +116,7 @@ class LiveRequests:
         self.any_withdrawn = False
         self.ids: list[str] = []
         self.points: list[tuple[int, int]] = []
+        self.firsts: list[int] = []
         self._numbers: list[int] = []
         """The number of requests admitted before the one in each slot."""
         self._num_admitted = 0
@@ -152,6 +155,7 @@ class LiveRequests:
         self.computed[old:] = _NO_REQUEST + 1
         self.ids += [""] * (capacity - len(self.ids))
         self._numbers += [0] * (capacity - len(self._numbers))
+        self.firsts += [0] * (capacity - len(self.firsts))
         self.points += [_NO_POINTS] * (capacity - len(self.points))
         self.requests += more
         for slot in range(old, capacity):
@@ -198,6 +202,7 @@ class LiveRequests:
         self.requests[slot] = request
         self.ids[slot] = request_id
         self.points[slot] = _NO_POINTS
+        self.firsts[slot] = 0
         self._numbers[slot] = self._num_admitted
         self._num_admitted += 1
         self.is_live[slot] = True

@@ -102,9 +102,13 @@ def check_hits(
     segments: Sequence[Sequence[ExtraSegment]],
     hits: Hits,
     length: int,
+    ends_amid: bool = False,
 ) -> None:
-    """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-1, MAN-2). O(tokens compared)."""
-    num_held = 0
+    """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-1, MAN-2). O(tokens compared).
+
+    With ``ends_amid`` the last of these tokens are in further pages (MAN-17).
+    """
+    num_held = int(ends_amid)
     for group, own, pages in zip(groups, segments, hits, strict=True):
         first = group.rule.first_place(length) if group.rule.gives_back else 0
         if first and pages[:first].any():

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from kvproof.spec.declarations import EngineRequest
 
+from ..index.parts import extra_at
 from ..pool.page_pool import PagePool
 from ..pool.pool_log import KeyStretch
 from ..reading.extra_keys import ExtraSegment
@@ -129,6 +130,45 @@ class Publisher:
         run = self._pool.index.run_behind(group.page_at(slot, group.num_published[slot] - 1))
         if run is not None:
             group.tails[slot].begin(run)
+
+    def read_last(self, request: EngineRequest, slot: int) -> list[tuple[Publishing, ExtraSegment]]:
+        """Reads the unfilled pages with which a request that is freed ends; changes nothing (R1, MAN-17).
+
+        Each with its place as the first and as the last, and the segment of the request's extra keys that has it.
+        """
+        live = self._live
+        found: list[tuple[Publishing, ExtraSegment]] = []
+        known = min(max(live.num_computed[slot], live.firsts[slot]), request.num_tokens)
+        for group in self._groups:
+            size = group.page_size
+            place, end = known // size, known // group.unit * group.unit
+            if end == place * size or place != group.num_published[slot] or not group.page_at(slot, place):
+                continue
+            after = group.page_at(slot, place - 1) if place else 0
+            if place and not self._pool.index.run_cell[after]:
+                continue
+            tokens = read_tokens(request, place * size, end)
+            segments = group.segments[slot]
+            keys = self._pool.keys.ahead(group.tree, tokens, segments, place, after)
+            found.append(((group, place, after, place, tokens, keys), extra_at(segments, place)))
+        return found
+
+    def publish_last(self, slot: int, new: Publishing, segment: ExtraSegment) -> int:
+        """Publishes what `read_last` read of one group (MAN-17); returns its number of tokens."""
+        pool = self._pool
+        group, place, after, _, tokens, keys = new
+        page = group.page_at(slot, place)
+        pool.index.publish_part(group.tree, tokens, segment, page, place, after)
+        pool.note_keys((page,), keys)
+        if pool.policy is not None:
+            mark = pool.policy.marks.next(
+                pool.policy.mark_cell[after] if after else pool.policy.marks.root(group.group_id),
+                place,
+                bytes(tokens),
+                segment.extra,
+            )
+            pool.policy.published_one(page, mark)
+        return len(tokens) // 4
 
     def publish(self, slot: int, new: Publishing) -> None:
         """Publishes what was read of one group (MAN-3)."""

@@ -50,8 +50,8 @@ class Retention:
         self._pool = pool
         self._groups = groups
         self._live = live
-        self._eagle_sizes = [group.page_size for group in groups if group.is_eagle]
-        self._unit = lcm(*(group.page_size for group in groups))
+        self._eagle_units = [group.unit for group in groups if group.is_eagle]
+        self._unit = lcm(*(group.unit for group in groups))
         self._serves_hits = pool.enable_caching and all(group.rule.publishes for group in groups)
         self.interval = None if interval is None else integer("retention_interval", interval, clause="RET-1")
         for group in groups:
@@ -80,8 +80,8 @@ class Retention:
             return 0
         if num_cached < most:
             most = num_cached
-        for size in self._eagle_sizes:
-            before = (num_cached // size - 1) * size
+        for unit in self._eagle_units:
+            before = (num_cached // unit - 1) * unit
             if before < most:
                 most = before
         return most // self._unit * self._unit if most > 0 else 0
@@ -94,7 +94,7 @@ class Retention:
         """The bounds of the places whose pages a hit of ``length`` tokens needs in a group."""
         if not length:
             return 0, 0
-        return group.rule.first_place(length), length // group.page_size + group.is_eagle
+        return group.rule.first_place(length), -(-(length + group.unit * group.is_eagle) // group.page_size)
 
     def worth_between(
         self, group: CacheGroup, points: tuple[int, int], computed: int, end: Bounds, is_over: bool
@@ -175,19 +175,20 @@ class Retention:
                 place: page for place, page in passed.items() if low <= place < high and is_second(page)
             }
 
-    def at_end(self, slot: int, num_written: int | None) -> dict[int, Ending]:
+    def at_end(self, slot: int, num_written: int | None, amid: Mapping[int, int]) -> dict[int, Ending]:
         """What is to be known when a request is freed, for each group that needs only part of a prefix, by its number.
 
         Args:
             slot: the request's slot.
             num_written: leading tokens that are written; None: all.
+            amid: the tokens of the unfilled page with which the request ends, by group, where it is cached (MAN-17).
         """
         ends = []
         for group in self._groups:
             places = group.num_published[slot]
             if num_written is not None:
                 places = min(places, max(group.num_hits[slot], num_written // group.page_size))
-            ends.append(places * group.page_size)
+            ends.append(places * group.page_size + amid.get(group.group_id, 0))
         published = min(ends)
         point, points, found = self.resume_point(published, published), self._live.points[slot], {}
         for group in self._groups:

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
 from .joining import join, part, renumber, weighs_less
+from .parts import PART
 from .runs import Run, RunTree, common_pages
 
 __all__ = ["PrefixIndex"]
@@ -240,6 +241,36 @@ class PrefixIndex:
             self._run_of[own] = run.number
             self._depth_of[own] = places
             depth = stop
+
+    def publish_part(
+        self, tree: RunTree, tokens: TokenBytes, segment: ExtraSegment, page: int, place: int, after: int
+    ) -> None:
+        """Adds a page that is not full, and that nobody writes any more (MAN-17). O(its tokens).
+
+        Args:
+            tree: the tree to add it to.
+            tokens: its token bytes, fewer than a page has.
+            segment: the segment of the request's extra keys that has it.
+            page: the page.
+            place: its position in the request.
+            after: the cached page that holds the request's page before it; 0 where ``place`` is 0; ``page`` itself,
+                published there to make that place, where that page has been evicted since (MAN-14).
+        """
+        run = self._run_at(after) if after else tree.root
+        if run.tail is not None:
+            run.tail.leave()
+        if after == page:
+            run.pages[place - 1 - run.start] = 0
+            run.holes += 1
+        extra = PART + segment.extra
+        key = extra + tokens
+        child = (run.others or {}).get(place, {}).get(key)
+        if isinstance(child, Run):
+            self._occupy(child, 0, np.array([page]))
+            return
+        own = Run(tree, 0, run, key, extra, segment.extra_keys, place, bytes(tokens), array("i", (page,)))
+        self.run_cell[page] = self._add_run(own).number
+        self._depth_cell[page] = place
 
     def _straighten(self, run: Run, end: int) -> None:
         """Exchanges branches on a request's way with what follows in the runs above, where that is less. O(end).

@@ -214,7 +214,13 @@ class Run:
             f"POOL-7: run {self.number} at {self.start}, pages {self.pages.tolist()}, holes {self.holes}, "
             f"duplicates {self.duplicates}, {len(self.tokens)} token bytes, branches at {[p for p, _ in attached]}"
         )
-        assert len(self.tokens) == len(self.pages) * page_bytes, state
+        is_part = self.extra.startswith(b"\xff")  # see `parts.PART`
+        if is_part:
+            assert len(self.pages) == 1, f"MAN-17: pages behind one that is not full: {state}"
+            assert 0 < len(self.tokens) < page_bytes, state
+            assert not attached, f"MAN-17: branches behind a page that is not full: {state}"
+        else:
+            assert len(self.tokens) == len(self.pages) * page_bytes, state
         assert len(self.pages) < 2 or isinstance(self.tokens, bytearray), f"tokens that can't be cut: {state}"
         assert self.holes == self.pages.count(0), state
         assert len(self.digests or ()) <= len(self.pages), state

@@ -16,6 +16,7 @@ from kvproof.spec.declarations import (
     HashFunction,
     ManagerOptions,
     PageCopy,
+    PartCopy,
     SwapPlan,
     takes_options,
 )
@@ -120,6 +121,11 @@ class CacheManager(ShownManager):
             The number of tokens, a multiple of every page size; 0 if there is no junction. O(tokens compared).
         """
         return self.prefixes.junction(request)
+
+    @property
+    def match_unit(self) -> int | None:
+        """Tokens of which the lengths of a request's hits are multiples; None: whole pages (MAN-17)."""
+        return self.coordinator.match_unit
 
     @property
     def retention_interval(self) -> int | None:
@@ -289,8 +295,11 @@ class CacheManager(ShownManager):
         """
         self.steps.cache_pages(request, num_computed_tokens)
 
-    def take_page_copies(self) -> list[PageCopy]:
-        """The state copies recorded since the last call, to be run in order before the step (MAN-13)."""
+    def take_page_copies(self) -> list[PageCopy | PartCopy]:
+        """The copies recorded since the last call, to be run in order before the step (MAN-13, MAN-17).
+
+        `PageCopy` for whole states, `PartCopy` for the first tokens of a page; what is copied from is held until then.
+        """
         return self.coordinator.take_page_copies()
 
     # -- Host memory ------------------------------------------------------------------------------

@@ -8,7 +8,15 @@ import os
 from collections.abc import Sequence
 from typing import Unpack
 
-from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
+from kvproof.spec.declarations import (
+    CacheGroupSpec,
+    EngineRequest,
+    ManagerOptions,
+    PageCopy,
+    PartCopy,
+    SwapPlan,
+    takes_options,
+)
 from kvproof.spec.declarations.placement import Placement, ShardLoad, read_placement
 from kvproof.spec.declarations.showing import ShownShards
 
@@ -228,8 +236,8 @@ class ShardedCacheManager(ShownShards):
         for shard in self.shards:
             shard.free_page_hashes(request)
 
-    def take_page_copies(self, shard: int) -> list[PageCopy]:
-        """A shard's state copies recorded since its last call, to be run in order before its step (MAN-13)."""
+    def take_page_copies(self, shard: int) -> list[PageCopy | PartCopy]:
+        """A shard's copies recorded since its last call, to be run in order before its step (MAN-13, MAN-17)."""
         return self.shards[index("shard", shard, len(self.shards), "POOL-12")].take_page_copies()
 
     def reset_prefix_cache(self) -> bool:

@@ -3,6 +3,8 @@
 Every call reads and validates its arguments here (R1); the coordinator then changes the groups' pages.
 """
 
+from collections.abc import Sequence
+
 from kvproof.spec.declarations import EngineRequest
 
 from ..groups.cache_pages import CachePages
@@ -134,6 +136,7 @@ class Steps:
         if not hasattr(request, "status"):
             attribute(request, "status")  # refuses
         num_tokens = len(tokens) // 4
+        parts: Sequence[int] = ()
         if found:
             if not coordinator.enable_caching:
                 raise refusal(ValueError, "MAN-2", f"num_new_computed_tokens={found} with caching off")
@@ -141,14 +144,14 @@ class Steps:
                 raise refusal(
                     ValueError, "MAN-2", f"new_computed_pages hold {found} tokens, the request has {num_tokens}"
                 )
-            coordinator.check_hits(tokens, segments, hits, found)
+            parts = coordinator.check_hits(tokens, segments, hits, found)
         if computed:
             raise never_slotted(computed, 0)
         promised = found + new
         if promised > coordinator.max_model_len:
             raise too_long(new, promised, coordinator.max_model_len)
         slots = min(promised + lookahead, coordinator.max_model_len)
-        pages = coordinator.admit(request, request_id, tokens, segments, hits, promised, slots, delay)
+        pages = coordinator.admit(request, request_id, tokens, segments, hits, found, parts, promised, slots, delay)
         if pages is None:
             return None
         self._prefixes.admitted(request, request_id, num_tokens, found)
@@ -190,7 +193,7 @@ class Steps:
             return []
         slot = live.slot_of[request_id]
         self._prefixes.freed(request_id, live.num_promised[slot])
-        return self.coordinator.free(slot, request_id, written)
+        return self.coordinator.free(request, slot, request_id, written)
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -218,6 +221,9 @@ class Steps:
         coordinator = self.coordinator
         groups = coordinator.groups
         hits, is_right = coordinator.no_hits, found == 0
+        amid = coordinator.match_unit is not None and len(groups) > 0 and found % coordinator.hit_step == 0
+        if amid and given is None:
+            is_right = found < min(group.page_size for group in groups)
         if given is not None:
             if not isinstance(given, CachePages):
                 raise refusal(TypeError, "R1", f"new_computed_pages={given!r} must be CachePages")
@@ -229,7 +235,7 @@ class Steps:
             for group, pages in zip(groups, given.pages, strict=True):
                 ids = read_pages("new_computed_pages", pages, coordinator.page_pool)
                 hits.append(ids)
-                if len(ids) * group.page_size != found:
+                if len(ids) * group.page_size != found and not (amid and len(ids) == found // group.page_size):
                     is_right = False
         if not is_right:
             held = [len(pages) * group.page_size for group, pages in zip(groups, hits, strict=True)]

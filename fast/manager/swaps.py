@@ -58,12 +58,13 @@ class Swaps:
                 "SWAP-1",
                 f"request.num_computed_tokens={computed}: must be at least 1, of {len(tokens) // 4} tokens",
             )
-        pages = [group.pages(slot) for group in coordinator.groups]
         bounds = [
             (group.rule.first_place(computed), group.rule.end(computed, computed)) for group in coordinator.groups
         ]
         if sum(end - first for first, end in bounds) > swapped.host.num_free:
             return None
+        coordinator.undo_copies(slot)  # a step that would run them does not come
+        pages = [group.pages(slot) for group in coordinator.groups]
         host_pages = [swapped.host.take(end - first) for first, end in bounds]
         going = Swapped(
             request, request_id, tokens[: 4 * computed], extra, segments, [first for first, _ in bounds], host_pages
@@ -72,7 +73,6 @@ class Swaps:
         swapped.by_id[request_id] = going
         number = swapped.begin(Flight(going, True, pages))
         coordinator.live.dismiss(slot)
-        coordinator.queued_copies = [queued for queued in coordinator.queued_copies if queued[0] != request_id]
         needed = [own[first:end] for own, (first, end) in zip(pages, bounds, strict=True)]
         return SwapPlan(number, request_id, "out", computed, self.copies(going, needed))
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import HashFunction
 from kvproof.spec.declarations.keys import read_page_hash
 
+from ..index.parts import PART, extra_at
 from ..index.prefix_index import PrefixIndex
 from ..index.runs import Run, RunTree
 from ..reading.arguments import listed, refusal
@@ -111,7 +112,8 @@ class PageKeys:
             known = step.digests = step.digests or []
             for inner in range(len(known), last + 1):
                 before = known[-1] if known else digest
-                known.append(page_digest(self.hash_function, before, step.extra, step.page_tokens(inner)))
+                extra = step.extra.removeprefix(PART)
+                known.append(page_digest(self.hash_function, before, extra, step.page_tokens(inner)))
             digest = known[last]
         return digest
 
@@ -166,6 +168,9 @@ class PageKeys:
         tokens = bytes(tokens)  # an event is made of them only when it is taken
         before = self._known_digest(after) if after else None
         root = self.none_hash if before is None else before
+        if len(tokens) < tree.page_bytes:  # one page that is not full (MAN-17)
+            digest = page_digest(self.hash_function, root, extra_at(segments, start).extra, tokens)
+            return KeyStretch(tree.group_id, before, [digest], tokens, segments, start)
         digests = digest_chain(self.hash_function, root, tree.page_bytes, tokens, segments, start)
         return KeyStretch(tree.group_id, before, digests, tokens, segments, start)
 

@@ -25,7 +25,7 @@ from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.eviction import EvictionCounters, read_policy
 from kvproof.spec.declarations.keys import read_page_hash
 from kvproof.spec.declarations.showing import ShownPool
-from kvproof.spec.declarations.snapshots import POOL_ARGUMENTS
+from kvproof.spec.declarations.snapshots import POOL_ARGUMENTS, unit_of
 
 from ..index.prefix_index import PrefixIndex
 from ..reading.arguments import attribute, flag, id_array, index, integer, listed, refusal
@@ -555,7 +555,7 @@ class PagePool(ShownPool):
             ValueError: a part is damaged (MAN-14); here and below this leaves a pool that is not to be used.
         """
         self.keys.none_hash = parts["none_hash"].digest()
-        saved = SavedContents(parts["contents"], parts["cached"], self.num_pages, sizes)
+        saved = SavedContents(parts["contents"], parts["cached"], self.num_pages, sizes, unit_of(parts))
         if len(saved) and not self.enable_caching:
             raise parts["cached"].damaged("must be empty with caching off")
         saved.publish(self.index)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import CacheCleared, CacheCounters, CacheEvent, PageRemoved, PageStored
 from kvproof.spec.declarations.codec import Part, plain
 from kvproof.spec.declarations.json_kinds import counters_of, event_of, event_to_json
+from kvproof.spec.declarations.snapshots import unit_of
 
 from ..reading.extra_keys import ExtraSegment
 from .hashing import PageHash, PageHashWithGroupId, token_tuples
@@ -167,7 +168,7 @@ class PoolLog:
             ValueError: a part is damaged, or times are of other pages than the sampled cached ones (MAN-14).
         """
         num_pages = len(is_free)
-        events = [event_of(part, list(sizes), num_pages) for part in parts["events"].items()]
+        events = [event_of(part, list(sizes), num_pages, unit_of(parts)) for part in parts["events"].items()]
         if events and not self.keeps_events:
             raise parts["events"].damaged("must be empty: events are off")
         self._entries = list(events)

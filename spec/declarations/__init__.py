@@ -3,7 +3,7 @@
 Nothing here decides which page goes where. ``kvproof.fast`` imports these modules of the specification and no others.
 """
 
-from .events import NUM_BUCKETS, CacheCleared, CacheCounters, CacheEvent, PageCopy, PageRemoved, PageStored
+from .events import NUM_BUCKETS, CacheCleared, CacheCounters, CacheEvent, PageCopy, PageRemoved, PageStored, PartCopy
 from .eviction import EvictionCounters, EvictionPolicy
 from .extra_keys import (
     CacheSalt,
@@ -55,6 +55,7 @@ __all__ = [
     "PageCopy",
     "PageRemoved",
     "PageStored",
+    "PartCopy",
     "PoolOptions",
     "PromptEmbeddings",
     "Request",

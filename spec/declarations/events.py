@@ -14,6 +14,7 @@ __all__ = [
     "PageCopy",
     "PageRemoved",
     "PageStored",
+    "PartCopy",
     "read_stored",
 ]
 
@@ -128,3 +129,19 @@ class PageCopy(NamedTuple):
     group_id: int
     source: int
     destination: int
+
+
+class PartCopy(NamedTuple):
+    """A copy of the first tokens of one page onto another, to be run before the step (MAN-17).
+
+    Attributes:
+        group_id: the cache group.
+        source: the page that holds the tokens.
+        destination: the request's own page, to which it writes what follows.
+        num_tokens: how many slots are copied, from the first on.
+    """
+
+    group_id: int
+    source: int
+    destination: int
+    num_tokens: int

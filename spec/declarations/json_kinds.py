@@ -35,6 +35,7 @@ __all__ = [
     "extra_keys_to_json",
     "group_of",
     "group_to_json",
+    "is_length",
 ]
 
 
@@ -152,19 +153,25 @@ def any_event_of(part: Part) -> CacheEvent:
     return cast("CacheEvent", _made(_EVENTS, part))
 
 
-def event_of(part: Part, page_sizes: list[int], num_pages: int) -> CacheEvent:
+def is_length(num_tokens: int, page_size: int, unit: int | None) -> bool:
+    """Whether a cached page can have so many tokens: all of a page's, or a multiple of ``match_unit`` (MAN-17)."""
+    return num_tokens == page_size or (unit is not None and 0 < num_tokens < page_size and num_tokens % unit == 0)
+
+
+def event_of(part: Part, page_sizes: list[int], num_pages: int, unit: int | None) -> CacheEvent:
     """Reads an event.
 
     Args:
         part: the event.
         page_sizes: tokens in a page of each group.
         num_pages: pages of the pool.
+        unit: the manager's ``match_unit``: a page may be stored with a multiple of it in tokens (MAN-17).
     """
     event = any_event_of(part)
     if not isinstance(event, CacheCleared):
         if event.group_id >= len(page_sizes) or event.page_id >= num_pages:
             raise part.damaged("names a group or a page that does not exist")
-        if isinstance(event, PageStored) and len(event.token_ids) != page_sizes[event.group_id]:
+        if isinstance(event, PageStored) and not is_length(len(event.token_ids), page_sizes[event.group_id], unit):
             raise part.damaged(f"must have {page_sizes[event.group_id]} tokens")
     return event
 

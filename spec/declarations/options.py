@@ -53,10 +53,13 @@ class ManagerOptions(PoolOptions, total=False):
         retention_interval: tokens from one length at which hits can end to the next, in groups that need only part of a
             prefix (windows, chunks, states): a multiple of every page size. 0: hits end where prompts and requests
             ended and where prompts part ways; None: at every length, for which all pages are kept (RET-1).
+        match_unit: tokens of which the lengths of hits are multiples, a divisor of every page size; a hit may then end
+            amid a page, whose first tokens are copied. None: hits end where pages of all groups do (MAN-17).
     """
 
     num_host_pages: Annotated[int, 0]
     retention_interval: Annotated[int | None, 0]
+    match_unit: Annotated[int | None, None]
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -3,7 +3,7 @@
 ::
 
     kvproof         "manager snapshot"
-    version         2, without ``eviction`` and ``retention``; 3 with either
+    version         2, without ``eviction``, ``retention`` and ``match_unit``; 3 with any of them
     num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
     max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     the arguments of the manager
     none_hash       the root of its keys, hexadecimal as all bytes
@@ -24,7 +24,8 @@
     pins            [{id, num_tokens, pages}], a list of pages for each group
     next_pin_id     the id of the next pin
     next_swap_id    the id of the next plan of copies to or from the host
-    copies          [[request id, group, source, destination]], not taken by `take_page_copies` yet
+    copies          [[request id, group, source, destination]], not taken by `take_page_copies` yet; for copies amid a
+                    page the number of tokens follows
     events          [{kind, the fields of the event}], not taken by `take_events` yet
     counters        {the fields of CacheCounters}
     clock           the number of pages ever allocated
@@ -37,6 +38,8 @@
         kept        [page], the cached pages that are kept whoever lets go of them, by page
         points      [[request id, prompt's end, junction]] of the live requests that have either
         passed      [[request id, group, place, page]], what was let go although a hit of all computed tokens needs it
+    match_unit      {unit, first}: the argument, where it is not None; first: [[request id, tokens]] of the live
+                    requests whose admission published something. A content may then have fewer tokens than a page
 
 A snapshot has token ids. It has neither the engine's request objects, nor keys, which are computed from the contents,
 nor salts, of which only fingerprints are kept (SEC-2).
@@ -58,12 +61,15 @@ from .requests import EngineRequest
 __all__ = [
     "POOL_ARGUMENTS",
     "arguments_of",
+    "firsts_of",
     "parts_of",
     "request_named",
     "require_same",
     "retention_of",
     "snapshot_with",
+    "unit_of",
     "with_retention",
+    "with_unit",
 ]
 
 _HEADER = "manager snapshot"
@@ -76,8 +82,10 @@ _KEYS = (
     *("none_hash", "groups", "now", "free", "priorities", "contents", "cached", "requests", "known", "given_back"),
     *("pins", "next_pin_id", "next_swap_id", "copies", "events", "counters", "clock", "stored_at", "freed_at"),
 )
-_MORE = ("eviction", "retention")
+_MORE = ("eviction", "retention", "match_unit")
 """Keys that only some snapshots have, which then are of the later version."""
+
+_UNIT = ("unit", "first")
 
 _RETENTION = ("interval", "second", "kept", "points", "passed")
 
@@ -112,7 +120,7 @@ def parts_of(snapshot: object) -> dict[str, Part]:
     whole = Part("snapshot: the object", snapshot, "SEC-3")
     members = whole.members((*_KEYS, *more))
     parts = {name: Part(f"snapshot: {name}", part.value) for name, part in members.items()}
-    lists = [parts["free"]]
+    lists = [parts["free"], parts["copies"]]
     for request in parts["requests"].items():
         lists += [group.member("pages") for group in request.member("groups").items()]
     for pin in parts["pins"].items():
@@ -141,6 +149,7 @@ def arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
     return {
         **{name: parts[name].integer() for name in counts},
         "retention_interval": None if interval.value is None else interval.integer(),
+        "match_unit": unit_of(parts),
         **{name: parts[name].flag() for name in flags},
         "eviction": "lru" if policy is None else policy.value,
         "max_pinned_pages_per_salt": None if per_salt.value is None else per_salt.integer(),
@@ -172,6 +181,29 @@ def with_retention(
         return {}
     whole = {"interval": interval, **retention}
     return {"retention": {name: whole[name] for name in _RETENTION}}
+
+
+def unit_of(parts: Mapping[str, Part]) -> int | None:
+    """The argument ``match_unit`` of a snapshot's manager (MAN-17)."""
+    return parts["match_unit"].members(_UNIT)["unit"].integer(minimum=1) if "match_unit" in parts else None
+
+
+def firsts_of(parts: Mapping[str, Part]) -> dict[str, int]:
+    """What the admissions of live requests published, in tokens by request id (MAN-17)."""
+    if "match_unit" not in parts:
+        return {}
+    entries = [part.items(2) for part in parts["match_unit"].members(_UNIT)["first"].items()]
+    return {id_part.text(): tokens.integer(minimum=1) for id_part, tokens in entries}
+
+
+def with_unit(unit: int | None, firsts: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """The part ``match_unit`` of a snapshot, if it has one.
+
+    Args:
+        unit: the argument.
+        firsts: the id of each live request, and the tokens that its admission published.
+    """
+    return {} if unit is None else {"match_unit": {"unit": unit, "first": [list(own) for own in firsts if own[1]]}}
 
 
 def _needs_parts(groups: Sequence[CacheGroupSpec]) -> bool:

@@ -8,17 +8,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import lcm
 from typing import Any, Unpack
 
-from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, pool_options, takes_options
+import numpy as np
+
+from ..declarations import (
+    CacheGroupSpec,
+    EngineRequest,
+    ManagerOptions,
+    PageCopy,
+    PartCopy,
+    pool_options,
+    takes_options,
+)
 from ..declarations.codec import Part
 from ..declarations.json_kinds import group_to_json
-from ..declarations.snapshots import with_retention
+from ..declarations.snapshots import firsts_of, with_retention, with_unit
 from ..declarations.uncopied import Uncopied
-from ..pool.hashing import PageHash
+from ..pool.hashing import PageHash, page_extra_keys
 from ..pool.letting_go import is_second, let_go, put_first
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
 from ..reading.arguments import refusal
-from .group_rules import GroupRules, read_groups, rules_of
+from .group_rules import GroupRules, read_groups, read_unit, rules_of
 from .live_check import check_live, check_points
 from .live_requests import GroupPages, Live, LiveRequests
 from .request_keys import Chains
@@ -53,7 +63,8 @@ class CacheCoordinator(Uncopied):
         live: the live requests.
         swapped: the requests that are swapped out or being swapped (SWAP-1).
         held: each live request's pages in every group, by request id.
-        queued_copies: queued copies of states, each with its request's id, until `take_page_copies` (MAN-13).
+        queued_copies: queued copies of pages, each with its request's id, until `take_page_copies` (MAN-13, MAN-17).
+        match_unit: the argument ``match_unit`` (MAN-17).
     """
 
     @takes_options
@@ -69,37 +80,87 @@ class CacheCoordinator(Uncopied):
         self.kv_cache_groups = read_groups(kv_cache_groups)
         self.max_model_len = max_model_len
         self.use_eagle = use_eagle
-        self.rules = rules_of(self.kv_cache_groups, use_eagle)
+        self.match_unit = read_unit(self.kv_cache_groups, options["match_unit"])
+        self.rules = rules_of(self.kv_cache_groups, use_eagle, self.match_unit)
         self.retention = Retention(self.rules, options["retention_interval"], enable_caching)
         self.page_pool = PagePool(num_pages, enable_caching, **pool_options(options))
         self.live = LiveRequests()
         self.swapped = SwappedRequests(options["num_host_pages"])
         self.held: dict[str, list[GroupPages]] = {}
-        self.queued_copies: list[tuple[str, PageCopy]] = []
+        self.queued_copies: list[tuple[str, PageCopy | PartCopy]] = []
 
     # -- Finding ----------------------------------------------------------------------------------
 
     def find_longest_cache_hit(
-        self, chains: Chains, max_cache_hit_length: int, with_eagle: bool = True
+        self, chains: Chains, max_cache_hit_length: int, to_admit: bool = True
     ) -> tuple[list[list[CachePage]], int]:
-        """The longest prefix that every group can serve from its cached pages (MAN-1, MAN-9).
+        """The longest prefix that every group can serve from its cached pages (MAN-1, MAN-9, MAN-17).
 
         Args:
             chains: the chains of the request's full pages.
             max_cache_hit_length: the most tokens of a hit.
-            with_eagle: whether an Eagle group must hold the page after the prefix as well.
+            to_admit: whether a request is to be admitted with it: then it may end amid a page, and an Eagle group must
+                hold the unit after it as well.
 
         Returns:
-            The prefix's pages in each group, and its number of tokens; empty lists and 0 if there is none.
+            The prefix's full pages in each group, and its number of tokens; empty lists and 0 if there is none.
         """
         cached = self._cached_places(chains)
-        step = lcm(*(rules.page_size for rules in self.rules))
+        step = self.hit_step if to_admit else lcm(*(rules.page_size for rules in self.rules))
         for length in range(max_cache_hit_length // step * step, 0, -step):
-            if all(rules.is_served(length, own, with_eagle) for rules, own in zip(self.rules, cached, strict=True)):
+            if all(self._is_served(rules, length, chains, cached[rules.group_id], to_admit) for rules in self.rules):
                 pages = [self._prefix(rules, length, own) for rules, own in zip(self.rules, cached, strict=True)]
-                if any(not page.is_null for group in pages for page in group):
+                parts = any(self.find_parts(chains, length)) if to_admit else False
+                if parts or any(not page.is_null for group in pages for page in group):
                     return pages, length
         return [[] for _ in self.rules], 0
+
+    @property
+    def hit_step(self) -> int:
+        """The number of tokens of which the length of a request's hit is a multiple."""
+        return lcm(*(rules.unit for rules in self.rules))
+
+    def _is_served(
+        self, rules: GroupRules, length: int, chains: Chains, cached: Sequence[CachePage | None], with_eagle: bool
+    ) -> bool:
+        """Whether a group can serve a prefix of a request; see `GroupRules.is_served`."""
+        return rules.is_served(length, cached, with_eagle, lambda end: self._find_part(rules, chains, end))
+
+    def _find_part(self, rules: GroupRules, chains: Chains, end: int) -> CachePage | None:
+        """The cached page that holds a request's tokens up to ``end`` from the page boundary before it on (MAN-17).
+
+        What came before the page is the same, and so are the extra keys that touch it, those that touch only what
+        follows in it among them. Of several such pages it is the one whose tokens come first, compared by their bytes
+        (HASH-1), and of those of one content the first that was cached (POOL-7). A page that holds fewer tokens than a
+        page has room for is one that a freed request left.
+
+        Args:
+            rules: the group's rules.
+            chains: the chains of the request's full pages.
+            end: number of tokens, amid a page.
+        """
+        size, place = rules.page_size, end // rules.page_size
+        if end > len(chains.tokens):
+            return None
+        parent = chains[size][place - 1][1] if place else None
+        touching = page_extra_keys(chains.extra_keys, place * size, (place + 1) * size)
+        own = tuple(chains.tokens[place * size : end])
+        found: list[tuple[bytes, CachePage]] = []
+        for key, pages in self.page_pool.index.pages_of.items():
+            for page in self.page_pool.pages_of_ids(pages if key.group_id == rules.group_id else ()):
+                before, tokens, extra_keys = self.page_pool.keys.content_of_id[
+                    self.page_pool.index.content_of[page.page_id]
+                ]
+                if before == parent and tokens[: len(own)] == own and extra_keys == touching:
+                    found.append((np.array(tokens, "<i4").tobytes(), page))
+        return min(found, key=lambda entry: entry[0])[1] if found else None
+
+    def find_parts(self, chains: Chains, length: int) -> list[CachePage | None]:
+        """For each group the page from which the last tokens of a hit are copied; None if it ends with a page (MAN-17).
+
+        None as well if there is no such page any more.
+        """
+        return [self._find_part(rules, chains, length) if length % rules.page_size else None for rules in self.rules]
 
     def find_junction(self, chains: Chains, num_tokens: int) -> int:
         """The length up to which the groups that keep everything would hit, if all together hit less; else 0 (RET-2).
@@ -111,13 +172,13 @@ class CacheCoordinator(Uncopied):
         if not self.retention.finds_junctions:
             return 0
         cached = self._cached_places(chains)
-        step = lcm(*(rules.page_size for rules in self.rules))
+        step = self.hit_step
         keeping = [rules for rules in self.rules if rules.keeps_prefix]
         longest = next(
             (
                 length
                 for length in range((num_tokens - 1) // step * step, 0, -step)
-                if all(rules.is_served(length, cached[rules.group_id], with_eagle=True) for rules in keeping)
+                if all(self._is_served(rules, length, chains, cached[rules.group_id], True) for rules in keeping)
             ),
             0,
         )
@@ -173,16 +234,27 @@ class CacheCoordinator(Uncopied):
         ]
 
     def get_num_pages_to_allocate(
-        self, request_id: str, promised: int, slots: int, hits: Sequence[Sequence[CachePage]]
+        self,
+        request_id: str,
+        promised: int,
+        slots: int,
+        hits: Sequence[Sequence[CachePage]],
+        parts: Iterable[CachePage | None],
     ) -> int:
-        """How many free pages a request uses up, free hits included (MAN-2). See `get_num_new_places`."""
+        """How many free pages a request uses up, free hits and what it copies from included (MAN-2, MAN-17).
+
+        The arguments are those of `get_num_new_places`, and the pages from which the last tokens of its hit are copied.
+        """
         places = self.get_num_new_places(request_id, promised, slots, hits)
         new = sum(rules.num_pages(places[rules.group_id]) for rules in self.rules)
-        return new + sum(page.ref_cnt == 0 and not page.is_null for group in hits for page in group)
+        found = [page for group in hits for page in group if not page.is_null]
+        return new + sum(page.ref_cnt == 0 for page in (*found, *parts) if page is not None)
 
-    def save_new_computed_pages(self, request_id: str, hits: Sequence[Sequence[CachePage]]) -> None:
-        """Makes the page lists of a new request from its hits, and raises their counts."""
-        self.page_pool.touch(hits)
+    def save_new_computed_pages(
+        self, request_id: str, hits: Sequence[Sequence[CachePage]], parts: Iterable[CachePage | None]
+    ) -> None:
+        """Makes the page lists of a new request from its hits, and raises their counts and those of their sources."""
+        self.page_pool.touch([*hits, [page for page in parts if page is not None]])
         self.held[request_id] = [
             GroupPages(list(pages), len(pages), len(pages), self._states_of_hits(rules, pages))
             for rules, pages in zip(self.rules, hits, strict=True)
@@ -194,24 +266,30 @@ class CacheCoordinator(Uncopied):
             return {}
         return {place: (place + 1) * rules.page_size for place, page in enumerate(hits) if not page.is_null}
 
-    def allocate_new_pages(self, request_id: str, reached: int, promised: int, slots: int) -> list[list[CachePage]]:
-        """Appends new pages to a request's lists, group by group (MAN-2), and queues the copies of states (MAN-13).
+    def allocate_new_pages(
+        self, request_id: str, reached: int, promised: int, slots: int, parts: Sequence[CachePage | None]
+    ) -> list[list[CachePage]]:
+        """Appends new pages to a request's lists, group by group (MAN-2), and queues the copies (MAN-13, MAN-17).
 
         Args:
             request_id: a live request.
             reached: its computed tokens, those just found included.
             promised: its computed and new tokens.
             slots: its computed, new and look-ahead tokens.
+            parts: for each group the page that holds the last of the tokens just found, if these end amid a page.
 
         Returns:
             The pages appended to the list of each group, null pages included.
         """
         places = self.get_num_new_places(request_id, promised, slots, [[] for _ in self.rules])
         added: list[list[CachePage]] = []
-        for rules, held, lacking in zip(self.rules, self.held[request_id], places, strict=True):
+        for rules, held, lacking, part in zip(self.rules, self.held[request_id], places, parts, strict=True):
             taken = self.page_pool.get_new_pages(rules.num_pages(lacking))
             added.append([self.page_pool.null_page] * (lacking - len(taken)) + taken)
             held.pages += added[-1]
+            if part is not None:
+                amid = PartCopy(rules.group_id, part.page_id, taken[0].page_id, reached % rules.page_size)
+                self.queued_copies.append((request_id, amid))
             if rules.copies_states:
                 if taken and reached > 0:
                     source = held.pages[rules.first_place(reached)]
@@ -220,11 +298,42 @@ class CacheCoordinator(Uncopied):
                 held.states[len(held.pages) - 1] = promised
         return added
 
-    def take_page_copies(self) -> list[PageCopy]:
-        """The copies of states queued since the last call, in order, to run before the step (MAN-13)."""
+    def take_page_copies(self) -> list[PageCopy | PartCopy]:
+        """The copies queued since the last call, in order, to run before the step (MAN-13, MAN-17).
+
+        What is copied amid a page is held until then, and goes to the back of the queue if nobody else holds it.
+        """
         copies = [copy for _, copy in self.queued_copies]
         self.queued_copies.clear()
+        self._release_sources(copies)
         return copies
+
+    def _release_sources(self, copies: Iterable[PageCopy | PartCopy]) -> None:
+        """Frees the pages that were held for copies, in order."""
+        for copy in copies:
+            if isinstance(copy, PartCopy):
+                self.page_pool.free_pages([self.page_pool.pages[copy.source]])
+
+    def sources_of(self, request_id: str) -> list[CachePage]:
+        """The pages that are held for a request's queued copies (MAN-17)."""
+        return [
+            self.page_pool.pages[copy.source]
+            for other, copy in self.queued_copies
+            if other == request_id and isinstance(copy, PartCopy)
+        ]
+
+    def undo_copies(self, request_id: str) -> None:
+        """Puts what a request was to copy amid a page into its list, in place of the page that waits (MAN-17)."""
+        for other, copy in self.queued_copies:
+            if other == request_id and isinstance(copy, PartCopy):
+                held, source = self.held[request_id][copy.group_id], self.page_pool.pages[copy.source]
+                given = held.pages[held.num_hits]
+                if given.page_id == copy.destination:
+                    held.pages[held.num_hits] = source
+                self.page_pool.free_pages([given if given.page_id == copy.destination else source])
+        self.queued_copies = [
+            (other, copy) for other, copy in self.queued_copies if other != request_id or isinstance(copy, PageCopy)
+        ]
 
     def cache_pages(self, request_id: str, chains: Chains, num_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_tokens`` tokens, group by group (MAN-3).
@@ -242,6 +351,28 @@ class CacheCoordinator(Uncopied):
                 parent = chain[first - 1][0].hash_value if first else None
                 self.page_pool.publish(pages, chain[first:end], rules.group_id, parent)
                 held.num_published = end
+
+    def cache_last_pages(self, request_id: str, chains: Chains) -> None:
+        """Publishes the unfilled pages with which a request that is freed ends, group by group (MAN-17).
+
+        Nobody writes to them any more. Each gets a key of its first tokens, a multiple of the unit: those computed at
+        the last call, or published at the admission if they are more. One whose page before is not cached gets none.
+        """
+        live = self.live.by_id[request_id]
+        known = min(max(live.num_computed, live.num_first), len(chains.tokens))
+        for rules, held in zip(self.rules, self.held[request_id], strict=True):
+            size, chain = rules.page_size, chains[rules.page_size]
+            place = known // size
+            end = known // rules.unit * rules.unit
+            if end == place * size or place != held.num_published or held.pages[place].is_null:
+                continue
+            before = chain[place - 1] if place else None
+            if before is not None and not self.holds(held.pages[place - 1], before[1], rules.group_id):
+                continue
+            touching = page_extra_keys(chains.extra_keys, place * size, (place + 1) * size)
+            key = self.page_pool.keys.following(before, chains.tokens[place * size : end], touching)
+            parent = None if before is None else before[0].hash_value
+            self.page_pool.publish([held.pages[place]], [key], rules.group_id, parent)
 
     # -- Freeing ----------------------------------------------------------------------------------
 
@@ -322,14 +453,17 @@ class CacheCoordinator(Uncopied):
         places = held.num_published
         if num_written is not None:
             places = min(places, max(held.num_hits, num_written // rules.page_size))
-        return places * rules.page_size
+        last = held.pages[places].page_hash if places < len(held.pages) and num_written is None else None
+        return places * rules.page_size + (0 if last is None else len(last.page_hash.token_ids))
 
     def forget(self, request_id: str) -> list[GroupPages]:
         """Removes the page lists of a live request and returns them; the pages stay allocated.
 
-        The request's queued copies of states are dropped, as no step will use them.
+        The request's queued copies are dropped, as no step will use them, and what was held for them is freed.
         """
+        dropped = [copy for other, copy in self.queued_copies if other == request_id]
         self.queued_copies = [(other, copy) for other, copy in self.queued_copies if other != request_id]
+        self._release_sources(dropped)
         return self.held.pop(request_id)
 
     # -- Looking ----------------------------------------------------------------------------------
@@ -360,8 +494,9 @@ class CacheCoordinator(Uncopied):
 
     @property
     def held_pages(self) -> list[CachePage]:
-        """The pages that live requests hold, once for each reference, null pages among them."""
-        return [page for groups in self.held.values() for own in groups for page in own.pages]
+        """The pages that live requests hold, in lists and for copies, once for each reference; also null pages."""
+        lists = [page for groups in self.held.values() for own in groups for page in own.pages]
+        return lists + [page for request_id in self.held for page in self.sources_of(request_id)]
 
     @property
     def cached_sizes(self) -> list[int]:
@@ -403,6 +538,7 @@ class CacheCoordinator(Uncopied):
                 },
             ),
             "copies": [[request_id, *copy] for request_id, copy in self.queued_copies],
+            **with_unit(self.match_unit, [(name, live.num_first) for name, live in self.live.by_id.items()]),
             **swapped,
         }
 
@@ -418,16 +554,31 @@ class CacheCoordinator(Uncopied):
         """
         restore_requests(self.live, self.held, self.page_pool, self.rules, parts["requests"], objects)
         restore_points(self.live, self.held, self.page_pool, parts)
+        for request_id, tokens in firsts_of(parts).items():
+            if request_id in self.live.by_id:
+                self.live.by_id[
+                    request_id
+                ].num_first = tokens  # what is another's is found by the comparison at the end
         self.swapped.next_swap_id = parts["next_swap_id"].integer()
         for part in parts["copies"].items():
-            id_part, group_part, *pages = part.items(4)
+            entries = part.items()
+            if len(entries) not in (4, 5):
+                raise part.damaged("is no copy of a state or of part of a page")
+            id_part, group_part, source_part, destination_part, *amid = entries
             if id_part.text() not in self.held:
                 raise id_part.damaged(f"is {id_part.value!r}, which is not live")
             group = group_part.integer(below=len(self.rules))
-            if not self.rules[group].copies_states:
+            rules, pages = self.rules[group], self.page_pool.num_pages
+            source, destination = source_part.integer(1, pages), destination_part.integer(1, pages)
+            if not amid and not rules.copies_states:
                 raise group_part.damaged(f"is {group}, a group whose states are not copied")
-            source, destination = (page.integer(1, self.page_pool.num_pages) for page in pages)
-            self.queued_copies.append((id_part.text(), PageCopy(group, source, destination)))
+            if not amid:
+                self.queued_copies.append((id_part.text(), PageCopy(group, source, destination)))
+                continue
+            count = amid[0].integer(1, rules.page_size)
+            if count % rules.unit:
+                raise amid[0].damaged(f"must be a multiple of {rules.unit}")
+            self.queued_copies.append((id_part.text(), PartCopy(group, source, destination, count)))
 
     def check(self) -> None:
         """Verifies every redundancy of the pool and of the requests' pages; O(pages).
@@ -437,7 +588,24 @@ class CacheCoordinator(Uncopied):
         """
         self.page_pool.check()
         check_live(self.page_pool, self.rules, self.live, self.held, self.swapped, self.max_model_len)
+        self._check_copies()
         check_points(self.retention, self.rules, self.live, self.held)
+
+    def _check_copies(self) -> None:
+        """Verifies that what is copied amid a page is cached, and goes to a page that its request writes (MAN-17)."""
+        for request_id, copy in self.queued_copies:
+            if isinstance(copy, PartCopy):
+                rules, held = self.rules[copy.group_id], self.held[request_id][copy.group_id]
+                place, computed = held.num_hits, self.live.by_id[request_id].num_computed
+                state = f"MAN-17: {copy} of {request_id!r}, {held}"
+                assert copy.num_tokens % rules.unit == 0 < copy.num_tokens < rules.page_size, state
+                assert place * rules.page_size + copy.num_tokens <= computed, state
+                # who goes on before the copies are taken may give the page back (MAN-8)
+                given_back = place < rules.first_place(computed)
+                assert given_back or held.pages[place].page_id == copy.destination, state
+        holders = Counter(page.page_id for page in self.held_pages if not page.is_null)
+        for page_id, count in holders.items():
+            assert count <= self.page_pool.ref_count(page_id), f"MAN-17: page {page_id} is copied and not held"
 
 
 class CacheCoordinatorNoPrefixCache(CacheCoordinator):
@@ -447,7 +615,7 @@ class CacheCoordinatorNoPrefixCache(CacheCoordinator):
         self,
         chains: Chains,  # noqa: ARG002 - see the class
         max_cache_hit_length: int,  # noqa: ARG002
-        with_eagle: bool = True,  # noqa: ARG002
+        to_admit: bool = True,  # noqa: ARG002
     ) -> tuple[list[list[CachePage]], int]:
         """No pages and 0; see `CacheCoordinator`."""
         return [[] for _ in self.rules], 0

@@ -5,7 +5,7 @@ A request has a page list in every group. A *place* is an index in it. In an att
 Where a group needs no page, its list has the null page.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..declarations import (
     CacheGroupSpec,
@@ -15,7 +15,7 @@ from ..declarations import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
-from ..reading.arguments import flag, listed, refusal
+from ..reading.arguments import flag, integer, listed, refusal
 from ..table.page_table import cdiv
 from .group_fields import read_attention, read_layers, read_states
 
@@ -27,6 +27,7 @@ __all__ = [
     "OneState",
     "SlidingWindow",
     "read_groups",
+    "read_unit",
     "rules_of",
 ]
 
@@ -37,7 +38,9 @@ class GroupRules:
     Args:
         group_id: the group's number.
         page_size: tokens in a page.
-        is_eagle: whether a hit must be followed by one more cached page in this group (MAN-9).
+        is_eagle: whether a hit must be followed by one more cached unit in this group (MAN-9).
+        unit: the number of tokens of which the length of a hit is a multiple in this group: the page size, or in
+            attention groups ``match_unit`` if there is one (MAN-17). A state is not copied amid a page.
     """
 
     keeps_prefix = False
@@ -52,10 +55,11 @@ class GroupRules:
     copies_states = False
     """Whether a state stays in its page and the next one is advanced from a copy in a new page (MAN-13)."""
 
-    def __init__(self, group_id: int, page_size: int, is_eagle: bool = False) -> None:
+    def __init__(self, group_id: int, page_size: int, is_eagle: bool = False, unit: int | None = None) -> None:
         self.group_id = group_id
         self.page_size = page_size
         self.is_eagle = is_eagle
+        self.unit = page_size if unit is None else unit
 
     def first_place(self, num_computed: int) -> int:
         """The first place whose page a step after ``num_computed`` computed tokens can read (MAN-8)."""
@@ -87,26 +91,38 @@ class GroupRules:
         """
         return True
 
-    def is_served(self, length: int, cached: Sequence[object | None], with_eagle: bool) -> bool:
+    def reach(self, length: int, with_eagle: bool = True) -> int:
+        """The tokens that the group must hold for a hit: with Eagle a unit more than it has (MAN-9).
+
+        Args:
+            length: number of tokens of the hit, a multiple of the unit.
+            with_eagle: whether an Eagle group must hold the unit after the hit as well.
+        """
+        return length + self.unit * (with_eagle and self.is_eagle)
+
+    def is_served(
+        self, length: int, cached: Sequence[object | None], with_eagle: bool, part: Callable[[int], object | None]
+    ) -> bool:
         """Whether this group can serve a prefix from its cached pages (MAN-1).
 
         Args:
-            length: number of tokens of the prefix, a multiple of the page size.
+            length: number of tokens of the prefix, a multiple of the unit.
             cached: the cached page for each place that known tokens fill; None where none is cached.
-            with_eagle: whether an Eagle group must hold the page after the prefix as well (MAN-9).
+            with_eagle: see `reach`.
+            part: finds the page that holds the last tokens of so many, which end amid a page; None: none does (MAN-17).
         """
-        needed = self.needed(length, with_eagle)
-        return needed.stop <= len(cached) and None not in cached[needed.start : needed.stop]
+        reach = self.reach(length, with_eagle)
+        end, amid = divmod(reach, self.page_size)
+        is_whole = end <= len(cached) and None not in cached[self.first_place(length) : end]
+        return is_whole and (amid == 0 or part(reach) is not None)
 
-    def needed(self, length: int, with_eagle: bool = True) -> range:
+    def needed(self, length: int) -> range:
         """The places whose pages a hit needs (MAN-1); none for no tokens.
 
         Args:
-            length: number of tokens of the hit, a multiple of the page size.
-            with_eagle: whether an Eagle group must hold the page after the hit as well (MAN-9).
+            length: number of tokens of the hit, a multiple of the unit.
         """
-        end = length // self.page_size + (with_eagle and self.is_eagle)
-        return range(self.first_place(length), end) if length else range(0)
+        return range(self.first_place(length), cdiv(self.reach(length), self.page_size)) if length else range(0)
 
 
 class EveryPosition(GroupRules):
@@ -124,8 +140,8 @@ class SlidingWindow(GroupRules):
 
     needs_part = True
 
-    def __init__(self, group_id: int, page_size: int, is_eagle: bool, window: int) -> None:
-        super().__init__(group_id, page_size, is_eagle)
+    def __init__(self, group_id: int, page_size: int, is_eagle: bool, unit: int | None, window: int) -> None:
+        super().__init__(group_id, page_size, is_eagle, unit)
         self.window = window
 
     def first_place(self, num_computed: int) -> int:
@@ -138,8 +154,8 @@ class ChunkedLocal(GroupRules):
 
     needs_part = True
 
-    def __init__(self, group_id: int, page_size: int, is_eagle: bool, chunk: int) -> None:
-        super().__init__(group_id, page_size, is_eagle)
+    def __init__(self, group_id: int, page_size: int, is_eagle: bool, unit: int | None, chunk: int) -> None:
+        super().__init__(group_id, page_size, is_eagle, unit)
         self.chunk = chunk
 
     def first_place(self, num_computed: int) -> int:
@@ -221,7 +237,26 @@ def read_groups(kv_cache_groups: object) -> tuple[CacheGroupSpec, ...]:
     return groups
 
 
-def rules_of(groups: Sequence[CacheGroupSpec], use_eagle: bool) -> tuple[GroupRules, ...]:
+def read_unit(groups: Sequence[CacheGroupSpec], match_unit: object) -> int | None:
+    """Reads the argument ``match_unit`` (R1, MAN-17).
+
+    Raises:
+        TypeError: it is no int.
+        ValueError: it is below 1, or does not divide a group's page size.
+    """
+    if match_unit is None:
+        return None
+    unit = integer("match_unit", match_unit, minimum=1, clause="MAN-17")
+    for group_id, group in enumerate(groups):
+        size = int(group.kv_cache_spec.page_size)
+        if size % unit:
+            raise refusal(
+                ValueError, "MAN-17", f"match_unit={unit} must divide the {size} tokens in a page of group {group_id}"
+            )
+    return unit
+
+
+def rules_of(groups: Sequence[CacheGroupSpec], use_eagle: bool, unit: int | None = None) -> tuple[GroupRules, ...]:
     """The rules of each group.
 
     Eagle groups are the flagged ones; if none is flagged, all attention groups (MAN-9). Without Eagle, flags have no
@@ -230,6 +265,7 @@ def rules_of(groups: Sequence[CacheGroupSpec], use_eagle: bool) -> tuple[GroupRu
     Args:
         groups: groups that `read_groups` has read.
         use_eagle: whether an Eagle draft model runs.
+        unit: the argument ``match_unit``, read.
 
     Raises:
         ValueError: with Eagle, a state group is flagged.
@@ -242,9 +278,9 @@ def rules_of(groups: Sequence[CacheGroupSpec], use_eagle: bool) -> tuple[GroupRu
         is_eagle = use_eagle and (flagged[group_id] or not any(flagged))
         match spec:
             case SlidingWindowSpec():
-                rules.append(SlidingWindow(group_id, size, is_eagle, int(spec.sliding_window)))
+                rules.append(SlidingWindow(group_id, size, is_eagle, unit, int(spec.sliding_window)))
             case ChunkedLocalAttentionSpec():
-                rules.append(ChunkedLocal(group_id, size, is_eagle, int(spec.attention_chunk_size)))
+                rules.append(ChunkedLocal(group_id, size, is_eagle, unit, int(spec.attention_chunk_size)))
             case MambaSpec():
                 if use_eagle and flagged[group_id]:
                     raise refusal(
@@ -252,5 +288,5 @@ def rules_of(groups: Sequence[CacheGroupSpec], use_eagle: bool) -> tuple[GroupRu
                     )
                 rules.append((AlignedStates if spec.mamba_cache_mode == "align" else OneState)(group_id, size))
             case _:
-                rules.append(EveryPosition(group_id, size, is_eagle))
+                rules.append(EveryPosition(group_id, size, is_eagle, unit))
     return tuple(rules)

@@ -31,6 +31,7 @@ class Live:
         num_computed: computed tokens at the last call, or the hit tokens at admission (MAN-8).
         prompt_end: the longest length below the end of the tokens known at admission that a hit can have (RET-1).
         junction: the junction found at its admission; 0 if there was none (RET-2).
+        num_first: the tokens that its admission published: known, promised and not delayed (MAN-17).
     """
 
     request: EngineRequest
@@ -40,6 +41,7 @@ class Live:
     num_computed: int = 0
     prompt_end: int = 0
     junction: int = 0
+    num_first: int = 0
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """HASH-3, MAN-6: the keys of each request's full pages, kept so that each is computed once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..declarations import ExtraKey
@@ -10,23 +10,25 @@ from ..reading.arguments import refusal
 
 __all__ = ["Chains", "RequestKeys"]
 
-Chains = Mapping[int, Sequence[tuple[PageHash, int]]]
-"""Key and content id of each full page of a request, by page size: groups of one page size share a chain (HASH-3)."""
-
 
 @dataclass
-class _Keys:
-    """The keys of one request id, with the tokens and extra keys that they were computed from (MAN-6).
+class Chains:
+    """The keys of a request's full pages, with the tokens and extra keys that they were computed from (MAN-6).
+
+    Groups of one page size share a chain (HASH-3): ``chains[page_size]``.
 
     Attributes:
         tokens: tokens from which the keys were computed.
         extra_keys: extra keys from which the keys were computed.
-        chains: key and content id of each full page, by page size.
+        of_size: key and content id of each full page, by page size; empty with caching off.
     """
 
     tokens: list[int]
     extra_keys: tuple[ExtraKey, ...]
-    chains: dict[int, list[tuple[PageHash, int]]] = field(default_factory=dict)
+    of_size: dict[int, list[tuple[PageHash, int]]] = field(default_factory=dict)
+
+    def __getitem__(self, page_size: int) -> list[tuple[PageHash, int]]:
+        return self.of_size[page_size]
 
 
 class RequestKeys:
@@ -40,7 +42,7 @@ class RequestKeys:
     def __init__(self, pool: PagePool, page_sizes: Iterable[int]) -> None:
         self._pool = pool
         self._page_sizes = set(page_sizes)
-        self._keys: dict[str, _Keys] = {}
+        self._keys: dict[str, Chains] = {}
 
     def chains(self, request_id: str, tokens: list[int], extra_keys: tuple[ExtraKey, ...], is_live: bool) -> Chains:
         """The chains over all full pages of a request's known tokens (HASH-3).
@@ -61,11 +63,11 @@ class RequestKeys:
         if keys is None or keys.extra_keys != extra_keys or keys.tokens != tokens[: len(keys.tokens)]:
             if keys is not None and is_live:
                 raise refusal(ValueError, "MAN-6", f"request {request_id!r} is live, its tokens or extra keys changed")
-            keys = self._keys[request_id] = _Keys([], extra_keys, {size: [] for size in self._page_sizes})
+            keys = self._keys[request_id] = Chains([], extra_keys, {size: [] for size in self._page_sizes})
         keys.tokens = tokens
-        for size, chain in keys.chains.items():
+        for size, chain in keys.of_size.items():
             self._pool.keys.extend_chain(chain, tokens, extra_keys, size, len(tokens) // size)
-        return keys.chains
+        return keys
 
     def drop(self, request_id: str) -> None:
         """Forgets the keys of a request id."""

@@ -34,7 +34,7 @@ class Retention:
 
     def __init__(self, rules: Sequence[GroupRules], interval: object, enable_caching: bool) -> None:
         self._rules = rules
-        self._unit = lcm(*(own.page_size for own in rules))
+        self._unit = lcm(*(own.unit for own in rules))
         self._serves_hits = enable_caching and all(own.num_publishable(own.page_size) for own in rules)
         self.interval = None if interval is None else integer("retention_interval", interval, clause="RET-1")
         for own in rules:
@@ -58,11 +58,7 @@ class Retention:
         """
         lengths = range(most // self._unit * self._unit, 0, -self._unit) if self._serves_hits else ()
         return next(
-            (
-                length
-                for length in lengths
-                if all(own.needed(length).stop <= num_cached // own.page_size for own in self._rules)
-            ),
+            (length for length in lengths if all(own.reach(length) <= num_cached for own in self._rules)),
             0,
         )
 

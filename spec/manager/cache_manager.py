@@ -15,6 +15,7 @@ from ..declarations import (
     HashFunction,
     ManagerOptions,
     PageCopy,
+    PartCopy,
     SwapPlan,
     takes_options,
 )
@@ -117,6 +118,11 @@ class CacheManager(ShownManager):
             The number of tokens, a multiple of every page size; 0 if there is no junction.
         """
         return self.prefixes.junction(request)
+
+    @property
+    def match_unit(self) -> int | None:
+        """Tokens of which the lengths of a request's hits are multiples; None: whole pages (MAN-17)."""
+        return self.coordinator.match_unit
 
     @property
     def retention_interval(self) -> int | None:
@@ -291,8 +297,12 @@ class CacheManager(ShownManager):
         """
         self.steps.cache_pages(request, num_computed_tokens)
 
-    def take_page_copies(self) -> list[PageCopy]:
-        """The copies of states queued since the last call, in order, to run before the step (MAN-13)."""
+    def take_page_copies(self) -> list[PageCopy | PartCopy]:
+        """The copies of pages queued since the last call, in order, to run before the step (MAN-13, MAN-17).
+
+        A `PageCopy` is of a whole state, a `PartCopy` of the first tokens of a page. With ``match_unit`` it is called
+        once a step: the pages that are copied from are held until then.
+        """
         return self.coordinator.take_page_copies()
 
     # -- Host memory ------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class Prefixes:
         if any(known is not None and known.request is not request for known in (live, swapped)):
             raise refusal(ValueError, "MAN-6", f"request_id={request.request_id!r} is live for another request")
         if not self._pool.enable_caching:
-            return {}
+            return Chains(tokens, extra_keys)
         return self._keys.chains(request_id, tokens, extra_keys, live is not None)
 
     def _find_all(self, request: EngineRequest, num_tokens: int | None) -> tuple[list[list[CachePage]], int]:
@@ -109,7 +109,7 @@ class Prefixes:
         tokens = read_tokens(request)
         chains = self.chains(request, tokens)
         longest = len(tokens) if most is None else min(most, len(tokens))
-        return self._coordinator.find_longest_cache_hit(chains, longest, with_eagle=False)
+        return self._coordinator.find_longest_cache_hit(chains, longest, to_admit=False)
 
     # -- Pins and priorities ----------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Unpack
 
-from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, SwapPlan, takes_options
+from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, PageCopy, PartCopy, SwapPlan, takes_options
 from ..declarations.placement import Placement, ShardLoad, read_placement
 from ..declarations.showing import ShownShards
 from ..groups.cache_pages import CachePages
@@ -167,8 +167,8 @@ class ShardedCacheManager(ShownShards):
         """See `CacheManager.cache_pages`."""
         self._home(request_id_of(request)).cache_pages(request, num_computed_tokens)
 
-    def take_page_copies(self, shard: int) -> list[PageCopy]:
-        """The copies of states queued on a shard; see `CacheManager.take_page_copies` (MAN-13).
+    def take_page_copies(self, shard: int) -> list[PageCopy | PartCopy]:
+        """The copies of pages queued on a shard; see `CacheManager.take_page_copies` (MAN-13, MAN-17).
 
         Args:
             shard: its number.

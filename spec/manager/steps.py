@@ -120,7 +120,7 @@ class Steps:
         request_id = request_id_of(request)
         live = self._live.by_id.get(request_id)
         has_states = any(rules.holds_states for rules in coordinator.rules)
-        hits = read_hits(coordinator, request, live is not None, found, found_pages, chains)
+        hits, parts = read_hits(coordinator, request, live is not None, found, found_pages, chains)
         if computed is None:
             computed = read_computed("request.num_computed_tokens", request.num_computed_tokens, live, has_states)
         else:
@@ -133,7 +133,7 @@ class Steps:
                 f"num_new_tokens={new}: computed + new={promised} tokens exceed max_model_len={most}",
             )
         slots = min(promised + lookahead, most)
-        return Demand(request, request_id, live, len(tokens), chains, computed, found, hits, promised, slots)
+        return Demand(request, request_id, live, len(tokens), chains, computed, found, hits, parts, promised, slots)
 
     def meet(self, demand: Demand) -> list[list[CachePage]] | None:
         """Frees what a request no longer needs, then allocates the pages that it asks for; None if too few are free."""
@@ -141,7 +141,9 @@ class Steps:
         if live is not None:
             live.num_computed = demand.computed  # also if there is no room: the pages freed next are not computed again
             coordinator.remove_skipped_pages(request_id, demand.computed)
-        wanted = coordinator.get_num_pages_to_allocate(request_id, demand.promised, demand.slots, demand.hits)
+        wanted = coordinator.get_num_pages_to_allocate(
+            request_id, demand.promised, demand.slots, demand.hits, demand.parts
+        )
         if wanted > coordinator.page_pool.get_num_free_pages():
             return None
         if live is None:
@@ -150,16 +152,18 @@ class Steps:
             live = self._live.admit(demand.request, request_id, demand.found)
             live.prompt_end, live.junction = point, junction
             self._prefixes.admitted(demand.request, request_id, demand.num_tokens, demand.found)
-            coordinator.save_new_computed_pages(request_id, demand.hits)
+            coordinator.save_new_computed_pages(request_id, demand.hits, demand.parts)
         live.num_promised = max(live.num_promised, demand.promised)
         live.num_slots = max(live.num_slots, demand.slots)
         reached = demand.computed + demand.found
-        return coordinator.allocate_new_pages(request_id, reached, demand.promised, demand.slots)
+        return coordinator.allocate_new_pages(request_id, reached, demand.promised, demand.slots, demand.parts)
 
     def publish(self, demand: Demand) -> None:
         """Publishes the full pages up to the promised tokens, as far as the tokens are known (MAN-3)."""
         bound = min(demand.promised, demand.num_tokens)
         self._coordinator.cache_pages(demand.request_id, demand.chains, bound)
+        if demand.live is None:
+            self._live.by_id[demand.request_id].num_first = bound
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages that are written; see `CacheManager.cache_pages`."""
@@ -185,7 +189,12 @@ class Steps:
         if live is None:
             self._swaps.abandon(request, request_id)
             return []
+        chains = None
+        if self._coordinator.match_unit is not None and self._coordinator.page_pool.enable_caching and written is None:
+            chains = self._prefixes.chains(request, read_tokens(request))
         withdrawn = [] if written is None else self._coordinator.withdraw(request_id, written)
+        if chains is not None:
+            self._coordinator.cache_last_pages(request_id, chains)
         del self._live.by_id[request_id]
         self._prefixes.freed(request_id, live.num_promised)
         self._coordinator.free(request_id, live, written)
@@ -193,7 +202,8 @@ class Steps:
         holders = [
             other
             for other in self._live.by_id
-            if not lost.isdisjoint(page for pages in self._coordinator.get_pages(other) for page in pages)
+            if not lost.isdisjoint(self._coordinator.sources_of(other))
+            or not lost.isdisjoint(page for pages in self._coordinator.get_pages(other) for page in pages)
         ]
         return holders + self._coordinator.swapped.holders_of(withdrawn)
 

@@ -58,10 +58,11 @@ class Swaps:
                 f"request.num_computed_tokens={computed} must be in [1, {len(tokens)}] to be copied",
             )
         request_id = request_id_of(request)
-        pages = self._coordinator.get_pages(request_id)
         places = [list(_needed(rules, computed)) for rules in self._coordinator.rules]
         if sum(map(len, places)) > self._swapped.num_free:
             return None
+        self._coordinator.undo_copies(request_id)  # a step that would run them does not come
+        pages = self._coordinator.get_pages(request_id)
         host = [dict(zip(own, self._swapped.take(len(own)), strict=True)) for own in places]
         points = live.prompt_end, live.junction
         swapped = Swapped(request, request_id, tuple(tokens[:computed]), extra_keys, host, *points)

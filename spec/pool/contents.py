@@ -5,7 +5,7 @@ from typing import Any
 
 from ..declarations import ExtraKey, Request
 from ..declarations.codec import Part
-from ..declarations.json_kinds import extra_keys_of, extra_keys_to_json
+from ..declarations.json_kinds import extra_keys_of, extra_keys_to_json, is_length
 from .cached_map import CachedMap
 from .hashing import PageHash, PageHashWithGroupId, page_extra_keys, request_extra_keys
 from .page_keys import PageKeys
@@ -37,7 +37,13 @@ def cached_state(cached_map: CachedMap, keys: PageKeys) -> dict[str, Any]:
 
 
 def restore_cached(
-    cached_map: CachedMap, keys: PageKeys, contents: Part, cached: Part, num_pages: int, sizes: Sequence[int]
+    cached_map: CachedMap,
+    keys: PageKeys,
+    contents: Part,
+    cached: Part,
+    num_pages: int,
+    sizes: Sequence[int],
+    unit: int | None,
 ) -> None:
     """Fills an empty map with the cached pages of a snapshot, their keys computed from their contents (HASH-1).
 
@@ -48,36 +54,47 @@ def restore_cached(
         cached: the pages that have them.
         num_pages: pages of the pool.
         sizes: tokens in a page of each group; 0 for a group that caches none.
+        unit: the manager's ``match_unit``; without one all contents fill their pages (MAN-17).
 
     Raises:
         ValueError: something is damaged (MAN-14).
     """
-    chain = _read_contents(keys, contents)
+    chain = _read_contents(keys, contents, sizes, unit)
     for part in cached.items():
         group_part, page_part, known = part.items(3)
         group, page = group_part.integer(below=len(sizes)), page_part.integer(1, num_pages)
         key, content = chain[known.integer(below=len(chain))]
         if page in cached_map.key_of:
             raise cached.damaged(f"names page {page} twice")
-        if len(key.token_ids) != sizes[group] or not sizes[group]:
+        before = keys.content_of_id[content][0]
+        size = len(key.token_ids) if before is None else len(keys.content_of_id[before][1])
+        is_whole = before is None or size == sizes[group]
+        if not sizes[group] or not is_whole or not is_length(len(key.token_ids), sizes[group], unit):
             raise part.damaged(f"names page {page} for what group {group} can't cache")
         cached_map.add(page, PageHashWithGroupId(key, group), content)
 
 
-def _read_contents(keys: PageKeys, contents: Part) -> list[tuple[PageHash, int]]:
-    """Key and content id of each content."""
+def _read_contents(
+    keys: PageKeys, contents: Part, sizes: Sequence[int], unit: int | None
+) -> list[tuple[PageHash, int]]:
+    """Key and content id of each content; one that nothing follows may have fewer tokens than those before (MAN-17)."""
     chain: list[tuple[PageHash, int]] = []
     depths: list[int] = []
+    room: list[int] = []
     for place, part in enumerate(contents.items()):
         before_part, tokens_part, extra_part = part.items(3)
         before = before_part.integer(-1, place)
         tokens = [token.integer(-(2**31), 2**31) for token in tokens_part.items()]
         extra_keys = extra_keys_of(extra_part)
-        if before >= 0 and len(chain[before][0].token_ids) != len(tokens):
+        count = len(tokens) if before < 0 else len(chain[before][0].token_ids)
+        if before >= 0 and (len(tokens) > count or count < room[before] or (unit is None and len(tokens) < count)):
             raise part.damaged("has another number of tokens than the content before it")
         depths.append(0 if before < 0 else depths[before] + 1)
-        if not _can_touch(extra_keys, depths[-1] * len(tokens), (depths[-1] + 1) * len(tokens)):
+        fitting = [size for size in (sorted(sizes) if before < 0 and any(sizes) else [count]) if size >= count]
+        touched = [size for size in fitting if _can_touch(extra_keys, depths[-1] * size, (depths[-1] + 1) * size)]
+        if not touched:
             raise part.damaged("has extra keys that no request has at its place")
+        room.append(touched[0])
         chain.append(keys.following(chain[before] if before >= 0 else None, tokens, extra_keys))
     return chain
 

@@ -22,7 +22,7 @@ from ..declarations.eviction import EvictionCounters, EvictionPolicy, eviction_o
 from ..declarations.json_kinds import counters_of
 from ..declarations.keys import read_page_hash
 from ..declarations.showing import ShownPool
-from ..declarations.snapshots import POOL_ARGUMENTS, retention_of
+from ..declarations.snapshots import POOL_ARGUMENTS, retention_of, unit_of
 from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
 from .cached_map import CachedMap
 from .contents import cached_state, restore_cached
@@ -453,6 +453,10 @@ class PagePool(ShownPool):
 
     # -- Inside -----------------------------------------------------------------------------------
 
+    def pages_of_ids(self, pages: Iterable[int]) -> PageList:
+        """Pages by their ids."""
+        return self._listed(pages)
+
     def _listed(self, pages: Iterable[int]) -> PageList:
         return PageList(self.pages[page] for page in pages)
 
@@ -535,7 +539,7 @@ class PagePool(ShownPool):
         self.keys.none_hash = parts["none_hash"].digest()
         if len(parts["cached"]) and not self.enable_caching:
             raise parts["cached"].damaged("names pages with caching off")
-        restore_cached(self.index, self.keys, parts["contents"], parts["cached"], self.num_pages, sizes)
+        restore_cached(self.index, self.keys, parts["contents"], parts["cached"], self.num_pages, sizes, unit_of(parts))
         for page, content in self.index.content_of.items() if self.free_order.queue.watches else ():
             self.free_order.queue.restored(page, self.marks.of(content, self.index.key_of[page].group_id))
 

@@ -6,6 +6,7 @@ from typing import Any
 from ..declarations import NUM_BUCKETS, CacheCounters, CacheEvent
 from ..declarations.codec import Part
 from ..declarations.json_kinds import counters_of, event_of, event_to_json
+from ..declarations.snapshots import unit_of
 
 __all__ = ["PoolLog"]
 
@@ -102,7 +103,7 @@ class PoolLog:
         self._evictions = counters.evictions
         self._page_lifetimes, self._reuse_gaps = list(counters.page_lifetimes), list(counters.reuse_gaps)
         self._clock = parts["clock"].integer()
-        self._events = [event_of(part, list(sizes), num_pages) for part in parts["events"].items()]
+        self._events = [event_of(part, list(sizes), num_pages, unit_of(parts)) for part in parts["events"].items()]
         for name, times in (("stored_at", self._stored_at), ("freed_at", self._freed_at)):
             times.clear()
             for part in parts[name].items():

@@ -25,7 +25,8 @@ class Demand:
         chains: keys of the full pages, by page size.
         computed: number of computed tokens, as the engine passed it.
         found: number of tokens just found in the cache; 0 unless this is the admission.
-        hits: pages that hold the found tokens, a list for each group.
+        hits: full pages that hold the found tokens, a list for each group.
+        parts: for each group the page that holds the last of the found tokens, if these end amid a page (MAN-17).
         promised: number of computed, found and new tokens.
         slots: number of computed, found, new and look-ahead tokens, cut at ``max_model_len``.
     """
@@ -38,13 +39,14 @@ class Demand:
     computed: int
     found: int
     hits: list[list[CachePage]]
+    parts: list[CachePage | None]
     promised: int
     slots: int
 
 
 def read_hits(
     coordinator: CacheCoordinator, request: EngineRequest, is_live: bool, found: int, pages: object, chains: Chains
-) -> list[list[CachePage]]:
+) -> tuple[list[list[CachePage]], list[CachePage | None]]:
     """Reads ``new_computed_pages``, and checks again that they hold the request's prefix (MAN-2).
 
     Args:
@@ -56,7 +58,7 @@ def read_hits(
         chains: keys of the request's full pages, by page size.
 
     Returns:
-        The pages, a list for each group.
+        The pages, a list for each group, and for each group the page from which the last tokens are copied (MAN-17).
 
     Raises:
         TypeError: ``pages`` is neither `CachePages` nor None.
@@ -78,10 +80,11 @@ def read_hits(
         if page.pool is not coordinator.page_pool:
             raise refusal(ValueError, "R1", f"new_computed_pages: page {page.page_id} belongs to another pool")
     held = [len(group) * rules.page_size for rules, group in zip(coordinator.rules, hits, strict=True)]
-    if found != max(held, default=0) or found != min(held, default=0):
+    wanted = [found // rules.page_size * rules.page_size for rules in coordinator.rules]
+    if held != wanted or found % coordinator.hit_step or (found and not held):
         raise refusal(ValueError, "MAN-2", f"num_new_computed_tokens={found}, but new_computed_pages hold {held}")
     if found == 0:
-        return hits
+        return hits, [None for _ in hits]
     if is_live:
         raise refusal(ValueError, "MAN-2", f"new_computed_pages for {request.request_id!r}, which holds pages already")
     if not coordinator.page_pool.enable_caching:
@@ -101,6 +104,14 @@ def read_hits(
                     f"new_computed_pages: page {page.page_id} at place {place} of group {rules.group_id} does not "
                     f"hold the request's prefix",
                 )
-    if all(page.is_null for group in hits for page in group):
+    parts = coordinator.find_parts(chains, found)
+    for rules, part in zip(coordinator.rules, parts, strict=True):
+        if part is None and found % rules.page_size:
+            raise refusal(
+                ValueError,
+                "MAN-17",
+                f"num_new_computed_tokens={found}: no page of group {rules.group_id} holds the last of these tokens",
+            )
+    if not any(parts) and all(page.is_null for group in hits for page in group):
         raise refusal(ValueError, "MAN-1", f"new_computed_pages={pages!r} are null pages alone")
-    return hits
+    return hits, parts

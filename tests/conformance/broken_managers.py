@@ -18,6 +18,7 @@ from kvproof.spec import (
     PagePool,
     PageRemoved,
     PageStored,
+    PartCopy,
     PinnedPrefix,
     ShardedCacheManager,
     SlotBatch,
@@ -184,7 +185,9 @@ class KeepsOnNoneSteps(Steps):
                 if not page.is_null
             ]
             coordinator = self._coordinator
-            wanted = coordinator.get_num_pages_to_allocate(request_id, demand.promised, demand.slots, demand.hits)
+            wanted = coordinator.get_num_pages_to_allocate(
+                request_id, demand.promised, demand.slots, demand.hits, demand.parts
+            )
             if wanted > coordinator.page_pool.get_num_free_pages() + len(skipped):
                 demand.live.num_computed = demand.computed
                 return None
@@ -210,7 +213,7 @@ class PublishesMidway(CacheManager):
 
 
 class NotesNoCopies(CacheManager):
-    def take_page_copies(self) -> list[PageCopy]:
+    def take_page_copies(self) -> list[PageCopy | PartCopy]:
         super().take_page_copies()
         return []
 

@@ -19,7 +19,7 @@ from kvproof.conformance.replay.serving import num_accepted
 from kvproof.conformance.replay.sizes import LOOKAHEAD, num_slots, sizes_for
 from kvproof.conformance.replay.synthetic import synthetic_trace
 from kvproof.conformance.replay.traces import TraceRequest
-from kvproof.spec.declarations import MambaSpec, PageCopy, SlidingWindowSpec
+from kvproof.spec.declarations import MambaSpec, PageCopy, PartCopy, SlidingWindowSpec
 
 from .replays import Backends, replayed, request
 
@@ -223,7 +223,7 @@ def test_a_draft_model_needs_the_page_after_the_hit() -> None:
 class SwapsCopies(spec.CacheManager):
     """Copies a new state onto the old one."""
 
-    def take_page_copies(self) -> list[PageCopy]:
+    def take_page_copies(self) -> list[PageCopy | PartCopy]:
         return [PageCopy(copy.group_id, copy.destination, copy.source) for copy in super().take_page_copies()]
 
 
