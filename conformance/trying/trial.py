@@ -21,7 +21,6 @@ from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import READINGS, readable
 from ..calls.request import REQUEST
-from ..calls.spelling import request_as
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.pool_state import page_views
@@ -281,7 +280,7 @@ class Trial:
             prompt = call.arguments["prompt"]
             if not isinstance(prompt, Prompt):
                 raise FileError(f"prompt={prompt!r:.60} must be a request")
-            made = request_as(prompt.how, prompt.request_id, prompt.tokens, prompt.extra_keys)
+            made = resolve(prompt, self.spec)
             self.spec.results[call.number] = self.backend.results[call.number] = made
             self._requests[prompt.request_id] = None
             return
@@ -329,7 +328,7 @@ class Trial:
     def _key(self, side: Side, key: Key) -> Any:
         """A side's own key of a page of a request."""
         prompt, pool = key.prompt, side.pool
-        request = request_as(prompt.how, prompt.request_id, prompt.tokens, prompt.extra_keys)
+        request = resolve(prompt, side)
         hashed = side.names.get("hash_request_tokens")
         own = list(hashed(pool.hash_function, key.page_size, request, none_hash=pool.none_hash))[key.place]
         return own if key.group is None else side.names.get("PageHashWithGroupId")(own, key.group)
