@@ -1,107 +1,28 @@
 """Faults at the boundary of an engine: what its manager, tables and steps say is spoilt on the way to the device.
 
 Each is modelled on a fault that was reported of a real engine and showed in what it answered. They are faults of no one
-class, so that no machine looks for them: the oracle over whole engines does (`kvproof.conformance.oracle`).
+class, so that no machine looks for them: the oracle over whole engines does (`kvproof.conformance.oracle`). Those by
+which pages are found under wrong keys are in `served_keys`.
 """
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import CacheSalt, LoraAdapter, Request, SlidingWindowSpec
+from kvproof.spec.declarations import SlidingWindowSpec
 
 from ..engine.plans import Chunk, Plan
 from ..engine.scheduler import Scheduler
 from .patching import backend_with, derived
-from .registry import served
+from .registry import FORESEEN, served
 
 __all__: list[str] = []
-
-
-# -- Salts and adapters ---------------------------------------------------------------------------------------------
-
-
-def _with_keys(fast: ModuleType, change: Callable[[Sequence[Any]], list[Any]]) -> SimpleNamespace:
-    """A backend whose scheduler gives requests other extra keys."""
-
-    def add(self: Any, served: Any) -> None:
-        request = served.request
-        served.request = Request(request.request_id, request.all_token_ids, change(request.extra_keys))
-        Scheduler.add(self, served)
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
-
-
-@served(13, "ENG-12", "keys")
-def salts_left_out(fast: ModuleType) -> SimpleNamespace:
-    """The cache salt never reaches the manager: every tenant hits what others computed (EasyDeL, CVE-2025-46570)."""
-    return _with_keys(fast, lambda keys: [key for key in keys if not isinstance(key, CacheSalt)])
-
-
-@served(15, "ENG-12", "keys")
-def adapters_left_out(fast: ModuleType) -> SimpleNamespace:
-    """The adapter never reaches the manager: pages computed with other weights are hit (EasyDeL)."""
-    return _with_keys(fast, lambda keys: [key for key in keys if not isinstance(key, LoraAdapter)])
-
-
-@served(14, "ENG-12", "keys")
-def adapters_as_salts(fast: ModuleType) -> SimpleNamespace:
-    """Extra keys carry no kind: an adapter's name equal to another request's salt shares its pages (vLLM 44701)."""
-    return _with_keys(fast, lambda keys: [CacheSalt(key.name) if isinstance(key, LoraAdapter) else key for key in keys])
-
-
-# -- Keys of pages --------------------------------------------------------------------------------------------------
-
-
-def _with_tokens(fast: ModuleType, change: Callable[[NDArray[np.int32]], NDArray[np.int32]]) -> SimpleNamespace:
-    """A backend whose manager sees other tokens than are computed, by which it finds pages of other texts."""
-
-    class Seen:
-        """A request as the manager sees it."""
-
-        def __init__(self, request: Any) -> None:
-            self._request = request
-
-        @property
-        def all_token_ids(self) -> NDArray[np.int32]:
-            return change(np.array(self._request.all_token_ids, np.int32))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._request, name)
-
-    def seen(method: str) -> Callable[..., Any]:
-        right = getattr(fast.CacheManager, method)
-
-        def call(self: Any, request: Any, *more: Any, **options: Any) -> Any:
-            known = self.__dict__.setdefault("seen", {})
-            return right(self, known.setdefault(request.request_id, Seen(request)), *more, **options)
-
-        return call
-
-    methods = ("get_computed_pages", "allocate_slots", "cache_pages", "free", "free_page_hashes")
-    return backend_with(fast, CacheManager=derived(fast.CacheManager, {name: seen(name) for name in methods}))
-
-
-@served(14, "ENG-4", "prefix")
-def keys_of_few_bits(fast: ModuleType) -> SimpleNamespace:
-    """Pages are found by a digest that drops bits, and texts that differ in a token share pages (LMCache 3301)."""
-    return _with_tokens(fast, lambda tokens: tokens & ~np.int32(1))
-
-
-@served(10, "ENG-4", "prefix")
-def first_page_not_in_keys(fast: ModuleType) -> SimpleNamespace:
-    """Texts that differ in their first page alone have the same keys (EasyDeL: ``hash(-1) == hash(-2)``)."""
-
-    def change(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        tokens[:4] = 0
-        return tokens
-
-    return _with_tokens(fast, change)
 
 
 # -- What a scheduler plans -----------------------------------------------------------------------------------------
@@ -150,6 +71,20 @@ def chunk_counted_and_not_run(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule, "note_computed": note_computed}))
 
 
+@served(FORESEEN, "ENG-6", "chunks")
+def ends_with_a_full_chunk(fast: ModuleType) -> SimpleNamespace:
+    """A prompt that ends just where a step's last chunk does counts one token twice: its answer ends too soon."""
+
+    def schedule(self: Any) -> Plan:
+        plan = Scheduler.schedule(self)
+        for chunk in plan.chunks:
+            if chunk.end == chunk.served.num_prompt and chunk.count == self.limits.max_num_batched_tokens:
+                chunk.served.max_tokens = max(1, chunk.served.max_tokens - 1)
+        return plan
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule}))
+
+
 @served(53, "ENG-2", "warm")
 def whole_hits_wait_for_ever(fast: ModuleType) -> SimpleNamespace:
     """A prompt that is found but for its last token waits for ever (TensorRT-LLM 15401)."""
@@ -180,6 +115,48 @@ def aborted_twice_freed(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
 
 
+@served(37, "ENG-14", "aborts")
+def abort_clears_a_neighbours_row(fast: ModuleType) -> SimpleNamespace:
+    """A request that is taken back clears a row that has become another's meanwhile: its first page is gone."""
+
+    def remove(self: Any, served: Any) -> None:
+        is_aborted = served.request.num_tokens - served.num_prompt < served.max_tokens
+        self.gone = self.__dict__.get("gone", False) or (is_aborted and served.is_running)
+        Scheduler.remove(self, served)
+
+    def schedule(self: Any) -> Plan:
+        plan = Scheduler.schedule(self)
+        if self.__dict__.pop("gone", False) and plan.chunks:
+            served = plan.chunks[0].served
+            lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
+            self.tables.add_row([[0, *own[1:]] for own in lists], served.row)
+        return plan
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove, "schedule": schedule}))
+
+
+@served(6, "ENG-7", "pressure")
+def own_hits_evicted(fast: ModuleType) -> SimpleNamespace:
+    """New pages are taken before a request's hits are held: in a full pool they are its own hits (vLLM 10507)."""
+
+    def place(self: Any, served: Any, budget: int) -> int:
+        waits = not served.is_running
+        count = int(Scheduler._place(self, served, budget))
+        if waits and count and served.request.num_computed_tokens and self.manager.page_pool.get_num_free_pages() < 4:
+            self.__dict__.setdefault("spoilt", set()).add(served.request.request_id)
+        return count
+
+    def schedule(self: Any) -> Plan:
+        plan = Scheduler.schedule(self)
+        for chunk in plan.chunks:
+            if chunk.served.request.request_id in self.__dict__.get("spoilt", ()):
+                lists = [list(own) for own in self.manager.get_page_ids(chunk.served.request.request_id)]
+                self.tables.add_row([[own[-1], *own[1:]] for own in lists], chunk.served.row)
+        return plan
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"_place": place, "schedule": schedule}))
+
+
 @served(7, "ENG-13", "conversation")
 def last_page_published_unwritten(fast: ModuleType) -> SimpleNamespace:
     """A page counts as full by a finished request's last token, which is never computed (TensorRT-LLM 15018)."""
@@ -190,13 +167,6 @@ def last_page_published_unwritten(fast: ModuleType) -> SimpleNamespace:
         Scheduler.remove(self, served)
 
     return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
-
-
-@served(25, "ENG-9", "reset")
-def reset_forgets_nothing(fast: ModuleType) -> SimpleNamespace:
-    """After a reset one tier still serves hits (vLLM 57727)."""
-    manager = derived(fast.CacheManager, {"reset_prefix_cache": lambda _: True})
-    return backend_with(fast, CacheManager=manager)
 
 
 # -- What tables say ------------------------------------------------------------------------------------------------
@@ -287,6 +257,24 @@ def hit_before_it_is_written(fast: ModuleType) -> SimpleNamespace:
     return _with_rows(fast, change)
 
 
+@served(36, "ENG-5", "batch", also=("ENG-6", "ENG-7"))
+def rows_in_order_of_arrival(fast: ModuleType) -> SimpleNamespace:
+    """Pages are laid out in the order in which requests came, tokens in that of rows: two requests change places."""
+
+    def schedule(self: Any) -> Plan:
+        plan = Scheduler.schedule(self)
+        for chunk in plan.chunks:
+            self.tables.add_row(self.manager.get_page_ids(chunk.served.request.request_id), chunk.served.row)
+        for one, other in pairwise(plan.chunks):
+            lists = [self.manager.get_page_ids(chunk.served.request.request_id) for chunk in (one, other)]
+            if one.served.row > other.served.row and len({len(own[0]) for own in lists}) == 1:
+                self.tables.add_row(lists[0], other.served.row)
+                self.tables.add_row(lists[1], one.served.row)
+        return plan
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule}))
+
+
 @served(37, "ENG-8", "eviction")
 def stale_first_page(fast: ModuleType) -> SimpleNamespace:
     """A row that is taken again begins with the page of the request before (vLLM 39589, 37728)."""
@@ -345,6 +333,50 @@ def last_row_not_committed(fast: ModuleType) -> SimpleNamespace:
         return {"pages_tables": tables}
 
     return _with_steps(fast, change)
+
+
+@served(36, "ENG-5", "batch", also=("ENG-7",))
+def last_token_of_a_page_unread_in_batches(fast: ModuleType) -> SimpleNamespace:
+    """Of several rows one that fills its last page is taken for one that begins a page: it does not read itself."""
+
+    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
+        lengths = np.array(step.context_lens)
+        if np.count_nonzero(scheduled) > 1:
+            rows = np.flatnonzero((scheduled == 1) & ((computed + scheduled) % step.page_size == 0))
+            lengths[rows] -= 1
+        return {"context_lens": lengths}
+
+    return _with_steps(fast, change)
+
+
+@served(30, "ENG-3", "warm", also=("ENG-4",))
+def whole_hits_answered_by_the_token_before(fast: ModuleType) -> SimpleNamespace:
+    """A prompt that is found but for its last token is answered as if that token were not there."""
+
+    def place(self: Any, served: Any, budget: int) -> int:
+        waits = not served.is_running
+        count = int(Scheduler._place(self, served, budget))
+        if waits and count == 1 and served.request.num_computed_tokens:
+            self.tables.__dict__.setdefault("whole", set()).add(served.row)
+        return count
+
+    def build(self: Any, tables: Any, computed: Any, scheduled: Any) -> list[Any]:
+        steps = fast.MultiGroupMetadataBuilder.build(self, tables, computed, scheduled)
+        rows = sorted(tables.__dict__.pop("whole", ()))
+        made = importlib.import_module("jax.numpy").asarray
+        lengths = [np.array(step.context_lens) for step in steps]
+        for own in lengths:
+            own[rows] -= 1
+        return [
+            dataclasses.replace(step, context_lens=made(own)) if rows else step
+            for step, own in zip(steps, lengths, strict=True)
+        ]
+
+    return backend_with(
+        fast,
+        Scheduler=derived(Scheduler, {"_place": place}),
+        MultiGroupMetadataBuilder=derived(fast.MultiGroupMetadataBuilder, {"build": build}),
+    )
 
 
 @served(46, "ENG-13", "conversation", also=("ENG-3",))

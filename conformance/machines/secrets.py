@@ -107,7 +107,7 @@ class Secrets(Machine):
             return result
 
         made = self.call(line, acting, clause, normal or (lambda *_: None))
-        if made.refused and not told and refusing not in self.session.known:
+        if made.refused and not told and self.session.gives_bad_input and refusing not in self.session.known:
             # Who refuses what is not looked at, but what the refusal says.
             self.calls.append(line)
             with self.watched(refusing, "a refusal"):

@@ -22,6 +22,7 @@ class Answer:
             empty where it says none.
         names: what the engine calls each token in ``alternatives``.
         cached: the number of prompt tokens that were found cached; None where the engine does not say.
+        whole: whether all tokens that were generated are in it: where it ends, the engine ended it.
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +30,7 @@ class Answer:
     alternatives: tuple[Mapping[Any, float], ...] = ()
     names: tuple[Any, ...] = field(default=())
     cached: int | None = None
+    whole: bool = True
 
 
 def read_answers(given: Any, num_prompts: int, n: int) -> list[list[Answer]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, takewhile
 
 from .answers import Answer
@@ -48,8 +48,8 @@ def contradictions(history: History, bound: float) -> Iterator[Contradiction]:
         history: requests and their answers.
         bound: how far log-probabilities of one token may be apart.
     """
-    for first, second in _pairs(history):
-        found = difference(first[1], second[1], bound)
+    for first, second, most in _pairs(history):
+        found = difference(first[1], second[1], bound, most)
         if found is not None:
             place = f"token {found.position} behind {len(first[2].ask.prompt)} of the prompt"
             expected = f"{found.expected}, {place}, as to {first[0]}"
@@ -59,7 +59,7 @@ def contradictions(history: History, bound: float) -> Iterator[Contradiction]:
 
 def largest(history: History) -> float:
     """The largest difference of log-probabilities in a history, up to the first token that differs."""
-    return max((apart_at_most(first[1], second[1]) for first, second in _pairs(history)), default=0.0)
+    return max((apart_at_most(first[1], second[1]) for first, second, _ in _pairs(history)), default=0.0)
 
 
 _NOISY = 1e-3
@@ -68,34 +68,46 @@ _NOISY = 1e-3
 _Said = tuple[str, Answer, Exchange]
 
 
-def _pairs(history: History) -> Iterator[tuple[_Said, _Said]]:
-    """Pairs of answers that must agree, each cut to where the other one begins."""
+def _pairs(history: History) -> Iterator[tuple[_Said, _Said, int]]:
+    """Pairs of answers that must agree, each cut to where the other one begins; how many tokens both were asked for."""
     said = [(exchange.ask.name, answer, exchange) for exchange in history.exchanges for answer in exchange.answers]
     for first, second in combinations(said, 2):
         one, other = first[2].ask, second[2].ask
         if one.adapter != other.adapter:
             continue
         if one.prompt == other.prompt:
-            yield first, second
+            yield first, second, min(first[2].max_tokens, second[2].max_tokens)
         for earlier, later in ((first, second), (second, first)):
             taken = len(later[2].ask.prompt) - len(earlier[2].ask.prompt)
             whole = (*earlier[2].ask.prompt, *earlier[1].tokens[:taken])
             if 0 < taken < len(earlier[1].tokens) and later[2].ask.prompt == whole:
-                yield (earlier[0], _behind(earlier[1], taken), later[2]), later
+                most = min(earlier[2].max_tokens - taken, later[2].max_tokens)
+                yield (earlier[0], _behind(earlier[1], taken), later[2]), later, most
 
 
 def _behind(answer: Answer, taken: int) -> Answer:
     """What an answer says behind its first tokens."""
-    return Answer(
-        answer.tokens[taken:], answer.logprobs[taken:], answer.alternatives[taken:], answer.names[taken:], answer.cached
+    return replace(
+        answer,
+        tokens=answer.tokens[taken:],
+        logprobs=answer.logprobs[taken:],
+        alternatives=answer.alternatives[taken:],
+        names=answer.names[taken:],
     )
 
 
-def difference(first: Answer, second: Answer, bound: float) -> _Difference | None:
+def difference(first: Answer, second: Answer, bound: float, most: int) -> _Difference | None:
     """Where two answers to one question differ by more than a bound; None where they don't.
 
     Behind a token that differs nothing can be compared: the texts are others. It is a tie, and no difference, where
-    both tokens are as likely as each other, within twice the bound.
+    both tokens are as likely as each other, within twice the bound. An answer that ends sooner than the other, and than
+    it had to, differs as well: one says that the text ends there.
+
+    Args:
+        first: an answer.
+        second: another.
+        bound: how far log-probabilities of one token may be apart.
+        most: the tokens that both were asked for; 0 to pass over where they end.
     """
     for place, (one, other) in enumerate(zip(first.tokens, second.tokens, strict=False)):
         mine, theirs = first.logprobs[place], second.logprobs[place]
@@ -107,7 +119,23 @@ def difference(first: Answer, second: Answer, bound: float) -> _Difference | Non
         if not apart <= bound:
             expected = f"token {one} with log-probability {mine:.6g}"
             return _Difference(place, apart, expected, f"{theirs:.6g}, {apart:.2g} away")
-    return None
+    end = min(len(first.tokens), len(second.tokens))
+    longer = max(first, second, key=lambda answer: len(answer.tokens))
+    if not first.whole or not second.whole or end == len(longer.tokens) or end >= most or _may_end(longer, end, bound):
+        return None
+    said = [
+        f"token {answer.tokens[end]} ({answer.logprobs[end]:.6g})" if len(answer.tokens) > end else "the end"
+        for answer in (first, second)
+    ]
+    return _Difference(end, math.inf, *said)
+
+
+def _may_end(answer: Answer, place: int, bound: float) -> bool:
+    """Whether an answer that goes on could have ended, errors within the bound allowed for.
+
+    Nobody says how likely the end was. It is as likely as the token there if that is not the likely one.
+    """
+    return bound >= _NOISY and answer.logprobs[place] <= math.log(0.5) + 2 * bound
 
 
 def apart_at_most(first: Answer, second: Answer) -> float:

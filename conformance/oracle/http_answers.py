@@ -37,12 +37,17 @@ def read_completion(document: Any, n: int, num_prompt: int, max_tokens: int) -> 
     if cached is not None and cached > num_prompt:
         raise UnreadableError(f"an answer says that {cached} tokens of a prompt of {num_prompt} were cached")
     answers = [_choice(choice, cached) for choice in choices]
-    if n == 1 and _generated(document) > len(answers[0].tokens):
-        answers = [Answer((), (), cached=cached)]  # llama.cpp leaves out tokens that are a part of a character
+    if _generated(document) > sum(len(answer.tokens) for answer in answers):
+        answers = [_left_out(cached) for _ in answers]
     for answer in answers:
         if len(answer.tokens) > max_tokens:
             raise UnreadableError(f"an answer has {len(answer.tokens)} tokens, {max_tokens} were asked for")
     return answers
+
+
+def _left_out(cached: int | None) -> Answer:
+    """An answer that says nothing of its tokens: llama.cpp leaves out those that are a part of a character."""
+    return Answer((), (), cached=cached, whole=False)
 
 
 def _generated(document: Mapping[str, Any]) -> int:
@@ -64,7 +69,9 @@ def _choice(choice: Mapping[str, Any], cached: int | None) -> Answer:
     logprobs = choice.get("logprobs")
     text = choice.get("text")
     if logprobs is None and isinstance(text, str) and not text.strip("\ufffd") and _ids(choice) is None:
-        return Answer((), (), cached=cached)  # the end came at once, or nothing but parts of characters
+        return (
+            Answer((), (), cached=cached) if choice.get("finish_reason") == "stop" and not text else _left_out(cached)
+        )
     if not isinstance(logprobs, Mapping):
         raise UnreadableError("the server answers no log-probabilities")
     content = logprobs.get("content")

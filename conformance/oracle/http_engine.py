@@ -232,8 +232,8 @@ class HttpEngine:
         begun = time.monotonic()
         connection = self._connected()
         try:
-            response = _request(connection, method, path, body)
-            raw = response.read(_MOST_BYTES)
+            with _request(connection, method, path, body) as response:
+                raw = _read(response, begun + self._timeout)
         except (TimeoutError, socket.timeout) as error:  # noqa: UP041 - one name for each way to read it
             raise LostError(f"no answer within {time.monotonic() - begun:.0f} s") from error
         except (OSError, http.client.HTTPException) as error:
@@ -252,24 +252,40 @@ class HttpEngine:
     def _abort(self, ask: Ask, max_tokens: int) -> bool:
         """Asks piece by piece, and hangs up after some; returns whether they came so."""
         body = self._body(replace(ask, abort_after=0), max_tokens, 1) | {"stream": True}
-        connection = self._connected()
+        connection, ends = self._connected(), time.monotonic() + self._timeout
         try:
-            response = _request(connection, "POST", f"{self._path}/completions", body)
-            if not 200 <= response.status < 300:
-                raise _StatusError(response.status, " ".join(response.read(300).decode(errors="replace").split()))
-            pieces = 0
-            while pieces < ask.abort_after:
-                line = response.readline(_MOST_BYTES)
-                if not line:
-                    break
-                pieces += line.startswith(b"data:")
-            return pieces == ask.abort_after
+            with _request(connection, "POST", f"{self._path}/completions", body) as response:
+                if not 200 <= response.status < 300:
+                    raise _StatusError(response.status, " ".join(response.read(300).decode(errors="replace").split()))
+                pieces = 0
+                while pieces < ask.abort_after:
+                    line = response.readline(_MOST_BYTES)
+                    if not line:
+                        break
+                    _require_time(ends)
+                    pieces += line.startswith(b"data:")
+                return pieces == ask.abort_after
         except (TimeoutError, socket.timeout) as error:  # noqa: UP041
             raise LostError(f"no answer within {self._timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             raise LostError(f"the connection broke: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
+
+
+def _read(response: http.client.HTTPResponse, ends: float) -> bytes:
+    """The body of an answer, as much of it as may be read; a server that sends it drop by drop has no more time."""
+    parts, size = [], 0
+    while size < _MOST_BYTES and (part := response.read1(_MOST_BYTES - size)):
+        parts.append(part)
+        size += len(part)
+        _require_time(ends)
+    return b"".join(parts)
+
+
+def _require_time(ends: float) -> None:
+    if time.monotonic() > ends:
+        raise TimeoutError
 
 
 def _request(connection: http.client.HTTPConnection, method: str, path: str, body: Any) -> http.client.HTTPResponse:

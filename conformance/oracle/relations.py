@@ -22,6 +22,9 @@ _LEAST = 4
 _SHORT_POSITIONS = 1 << 15
 """Positions of 16 bits end here."""
 
+_NEAR_SALTS = ("tenant 1", "tenant 2", "tenant", "Tenant 1")
+"""Cache salts that are the same up to a last character, a length or a case."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -37,7 +40,7 @@ class Sizes:
         window: positions that a window or chunk of attention spans; 0 where it is not known.
         pool: tokens that all pages hold; 0 where it is not known.
         adapters: the names of adapters.
-        salts: whether there are cache salts.
+        offers: what the engine offers, words of `CAPABILITIES`, and ``forgets`` where there is a way to ask cold.
     """
 
     page: int
@@ -49,7 +52,7 @@ class Sizes:
     window: int = 0
     pool: int = 0
     adapters: tuple[str, ...] = ()
-    salts: bool = False
+    offers: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, facts: Facts) -> "Sizes":
@@ -65,7 +68,7 @@ class Sizes:
             window=facts.window,
             pool=facts.pool,
             adapters=facts.adapters,
-            salts="cache_salts" in facts.offers,
+            offers=_offered(facts),
         )
 
     @property
@@ -76,6 +79,11 @@ class Sizes:
     def fitting(self, length: int) -> int:
         """The nearest length that a prompt can have."""
         return max(1, min(length, self.longest))
+
+
+def _offered(facts: Facts) -> frozenset[str]:
+    """What an engine offers, any way to ask cold included."""
+    return facts.offers | ({"forgets"} if facts.forgets else set())
 
 
 def draw_prompt(draw: random.Random, sizes: Sizes, length: int) -> tuple[int, ...]:
@@ -104,8 +112,7 @@ class Relation:
 
     def lacks(self, facts: Facts) -> list[str]:
         """What an engine lacks for it."""
-        there = facts.offers | ({"forgets"} if facts.forgets else set())
-        return [words for words in self.needs if not there & set(words.split("|"))]
+        return [words for words in self.needs if not _offered(facts) & set(words.split("|"))]
 
 
 RELATIONS: dict[str, Relation] = {}
@@ -147,25 +154,37 @@ def _warm(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
 @_relation("ENG-4", "prefix", "forgets", every_length=True)
 def _prefix(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """A request that shares its first tokens with two earlier ones, any number of them, and may differ in one alone.
+    """A request that shares its first tokens with two earlier ones, any number of them, and may hardly differ behind.
 
     Two, as a cache of windows or states may keep what a hit needs only where it has seen two requests part (RET-2).
     """
     shared = sizes.page * draw.randint(0, 3) + number % sizes.page
-    first = draw_prompt(draw, sizes, shared + max(2, sizes.middle // 2))
+    first = draw_prompt(draw, sizes, shared + max(2, sizes.middle // 2) + draw.choice((0, 0, 2 * sizes.page)))
     place = min(shared, len(first) - 1)
-    near = first[place] ^ 1  # the lowest bit is what a coarse digest loses first
-    tail = (near if sizes.low <= near < sizes.vocabulary else first[place - 1], *first[place + 1 :])
-    other = draw_prompt(draw, sizes, len(tail))
-    second, third = (
-        (*first[:place], *other),
-        (*first[:place], *(draw_prompt(draw, sizes, len(tail)) if number % 2 else tail)),
-    )
+    tail = first[place:]
+    second = (*first[:place], *draw_prompt(draw, sizes, len(tail)))
+    third = (*first[:place], *(draw_prompt(draw, sizes, len(tail)) if number % 2 else _near(draw, tail, sizes)))
     yield _alone("a", first, sizes)
     yield _alone("b", second, sizes)
     yield _alone("c", third, sizes)
     yield Forget()
     yield _alone("d", third, sizes)
+
+
+def _near(draw: random.Random, tokens: tuple[int, ...], sizes: Sizes) -> tuple[int, ...]:
+    """A text that differs by what a key may lose: the lowest or highest bit of its first token, or the order."""
+    first, *others = tokens
+    bits = [first ^ 1 << bit for bit in range(sizes.vocabulary.bit_length())]
+    within = [token for token in bits if sizes.low <= token < sizes.vocabulary]
+    turned = [place for place, token in enumerate(others[: sizes.page]) if token != first]
+    way = draw.randrange(3)
+    if way == 2 and turned:
+        others[turned[0]], first = first, others[turned[0]]
+    elif within:
+        first = within[0 if way else -1]
+    else:
+        first = draw.randrange(sizes.low, sizes.vocabulary)
+    return (first, *others)
 
 
 @_relation("ENG-5", "batch")
@@ -192,11 +211,15 @@ def _chunks(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
 @_relation("ENG-7", "pressure")
 def _pressure(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """More requests at once than the pages hold: some give way, and are computed again or brought back."""
-    del number
+    """More requests at once than the pages hold: some give way, and are computed again or brought back.
+
+    They share a beginning or not.
+    """
     length = sizes.fitting(_LONG)
     count = 6 if not sizes.pool else max(2, min(12, 2 + -(-3 * sizes.pool // (2 * (length + sizes.answer)))))
-    prompts = [draw_prompt(draw, sizes, draw.randint(-(-length // 2), length)) for _ in range(count)]
+    shared = draw_prompt(draw, sizes, length // 4) if number % 2 and length > _LEAST else ()
+    lengths = [draw.randint(-(-2 * length // 3), length) - len(shared) for _ in range(count)]
+    prompts = [(*shared, *draw_prompt(draw, sizes, own)) for own in lengths]
     yield Wave(tuple(Ask(f"a{place}", prompt) for place, prompt in enumerate(prompts)), sizes.answer)
     yield Forget()
     for place in sorted(draw.sample(range(count), 3) if count > 3 else range(count)):
@@ -213,18 +236,24 @@ def _eviction(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     for place in range(1 + number % most):
         yield _alone(f"n{place}", draw_prompt(draw, sizes, draw.randint(1, length)), sizes)
     yield _alone("b", prompt, sizes)
+    longer = (*prompt, *draw_prompt(draw, sizes, sizes.longest))[: sizes.fitting(_LONG)]
+    if number % 2 and "forgets" in sizes.offers:  # it takes the last pages there are, its own hits not among them
+        yield _alone("c", longer, sizes)
+        yield Forget()
+        yield _alone("d", longer, sizes)
 
 
 @_relation("ENG-9", "reset", "reset")
 def _reset(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """A request, and one that shares its beginning, before and after a reset."""
-    del number
+    """A request, and one that shares its beginning, before and after a reset; with a salt, or beside one taken back."""
     prompt = draw_prompt(draw, sizes, _some_length(draw, sizes))
-    tail = draw_prompt(draw, sizes, sizes.page)
-    yield _alone("a", prompt, sizes)
+    longer = (*prompt, *draw_prompt(draw, sizes, sizes.page))[: sizes.longest]
+    salt = "one" if "cache_salts" in sizes.offers and number % 3 == 1 else ""
+    gone = [Ask("n", longer, abort_after=1)] if "abort_after" in sizes.offers and number % 3 == 2 else []
+    yield Wave((*gone, Ask("a", prompt, salt=salt)), sizes.answer)
     yield Reset()
-    yield _alone("b", (*prompt, *tail)[: sizes.longest], sizes)
-    yield _alone("c", prompt, sizes)
+    yield Wave((Ask("b", longer, salt=salt),), sizes.answer)
+    yield Wave((Ask("c", prompt, salt=salt),), sizes.answer)
 
 
 @_relation("ENG-10", "twice")
@@ -249,19 +278,28 @@ def _copies(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
 @_relation("ENG-12", "keys", "cache_salts|adapters")
 def _keys(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """The same prompt under different salts or adapters: nothing that one computed is another's."""
-    del number
-    prompt = draw_prompt(draw, sizes, sizes.page * draw.randint(1, 3) + draw.randrange(sizes.page))
+    """The same prompt under different salts or adapters: nothing that one computed is another's, nor of its answer."""
+    length = sizes.page * draw.randint(1, 3) + draw.randrange(sizes.page)
+    if number % 2:  # its answer fills a page that no page of the prompt stands before
+        length = max(1, sizes.page - draw.randint(1, max(1, sizes.answer - 1)))
+    prompt = draw_prompt(draw, sizes, length)
     asks = [Ask("a", prompt)]
-    if sizes.salts:
-        asks += [Ask("b", prompt, salt="one"), Ask("c", prompt, salt=(*sizes.adapters, "two")[0])]
+    if "cache_salts" in sizes.offers:
+        salts = _NEAR_SALTS if draw.randrange(2) else ("one", (*sizes.adapters, "two")[0])
+        asks += [Ask(f"s{place}", prompt, salt=salt) for place, salt in enumerate(salts)]
     asks += [Ask(f"d{place}", prompt, adapter=name) for place, name in enumerate(sizes.adapters[:2])]
     draw.shuffle(asks)
     for ask in asks:
         yield Wave((ask,), sizes.answer)
+    room = sizes.longest - len(prompt) - sizes.answer
+    more = draw_prompt(draw, sizes, min(room, sizes.page)) if sizes.adapters and room > 0 else ()
+    if more:
+        yield Wave((Ask("g", more, "d0", sizes.answer),), sizes.answer)
     yield Forget()
     for place, name in enumerate(sizes.adapters[:2]):
         yield Wave((Ask(f"e{place}", prompt, adapter=name),), sizes.answer)
+    if more:
+        yield Wave((Ask("h", more, "d0", sizes.answer),), sizes.answer)
     yield _alone("f", prompt, sizes)
 
 

@@ -82,6 +82,13 @@ class _Handler(BaseHTTPRequestHandler):
         status, document = answer
         if isinstance(document, list):  # pieces of a stream
             document = b"".join(b"data: " + json.dumps(piece).encode() + b"\n\n" for piece in document)
+        if isinstance(document, Iterator):  # drop by drop, and without an end that is known
+            self.send_response(status)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for piece in document:
+                    self.wfile.write(piece)
+            return
         raw = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(raw)))

@@ -7,7 +7,7 @@ import pytest
 
 from kvproof import fast
 from kvproof.conformance.backends.loading import Backend
-from kvproof.conformance.catalogue.patching import with_pool
+from kvproof.conformance.catalogue.patching import with_manager, with_pool
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.search.runner import machines_for, run_machine
@@ -46,6 +46,22 @@ def test_bad_input_is_not_given_at_level_sound() -> None:
     sound = run_machine(machine, lenient(), 1, clauses=SOUND_CLAUSES, shrink_seconds=0, level="sound", examples=10)
     assert sound.deviations == []
     assert sound.steps > 100
+
+
+@pytest.mark.parametrize("machine", ["safe-manager", "secrets"])
+def test_no_refusal_is_asked_for_at_level_sound(machine: str) -> None:
+    """A manager that takes more tokens than a request may have is sound for who doesn't ask for them."""
+
+    def allocate_slots(self, request, num_new_tokens, *more, **options):  # type: ignore[no-untyped-def]
+        most = self.max_model_len - request.num_computed_tokens
+        return fast.CacheManager.allocate_slots(self, request, min(num_new_tokens, most), *more, **options)
+
+    generous = Backend("generous", with_manager(fast, allocate_slots=allocate_slots))
+    run = run_machine(
+        MACHINES[machine], generous, 1, clauses=SOUND_CLAUSES, shrink_seconds=0, level="sound", examples=10
+    )
+    assert run.deviations == []
+    assert run.steps > 50
 
 
 def test_machines_of_level_safe_run_at_level_sound() -> None:

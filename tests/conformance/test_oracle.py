@@ -6,7 +6,9 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -141,7 +143,7 @@ def hangs_up_at_long_prompts(body: dict[str, Any], forward: Forward) -> Any:
 PROXIES: dict[str, tuple[Spoil, set[str]]] = {
     "drops_the_beginning": (drops_the_beginning, {"ENG-13", "ENG-15", "ENG-4"}),
     "drops_the_last_token": (drops_the_last_token_of_whole_pages, {"ENG-13", "ENG-15"}),
-    "caches_beginnings": (answers_from_a_cache_of_beginnings(), {"ENG-4", "ENG-9", "ENG-10"}),
+    "caches_beginnings": (answers_from_a_cache_of_beginnings(), {"ENG-4", "ENG-7", "ENG-9", "ENG-10"}),
     "swaps_answers": (swaps_concurrent_answers(), {"ENG-5", "ENG-6", "ENG-7", "ENG-10"}),
     "leaves_out_salts": (leaves_out_salts, {"ENG-12"}),
     "other_copies": (gives_copies_other_logprobs, {"ENG-11"}),
@@ -209,9 +211,62 @@ def cut_short(body: dict[str, Any], forward: Forward) -> Any:
     return json.dumps(forward(body)).encode()[:-9]
 
 
+def drop_by_drop(body: dict[str, Any], forward: Forward) -> Any:
+    """Bytes come as long as somebody reads them: no single wait is long, the whole answer never ends."""
+
+    def drops() -> Iterator[bytes]:
+        for _ in range(400):
+            time.sleep(0.05)
+            yield b" "
+
+    return drops() if forward(body) else None
+
+
+def hanging(body: dict[str, Any], forward: Forward) -> Any:
+    time.sleep(5)
+    return forward(body)
+
+
+def sampling() -> Spoil:
+    """Tokens are drawn, whatever the temperature."""
+    draw = random.Random(0)
+
+    def spoil(body: dict[str, Any], forward: Forward) -> Any:
+        answer = forward(body)
+        for choice in answer["choices"]:
+            number = len(choice["logprobs"]["tokens"])
+            drawn = [draw.randrange(16) for _ in range(number)]
+            choice["logprobs"] = {
+                "tokens": [f"token_id:{token}" for token in drawn],
+                "token_logprobs": [-1.0 - token / 4 for token in drawn],
+            }
+        return answer
+
+    return spoil
+
+
+def of_another_vocabulary(body: dict[str, Any], forward: Forward) -> Any:
+    """The model has fewer tokens than any size that is tried."""
+    return forward(body) if max(body["prompt"]) < 3 else forward(body | {"prompt": [99]})
+
+
+def odd_numbers(body: dict[str, Any], forward: Forward) -> Any:
+    answer = forward(body)
+    for choice in answer["choices"]:
+        choice["logprobs"]["token_logprobs"] = [0.5 for _ in choice["logprobs"]["tokens"]]
+    return answer
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
+        (drop_by_drop, "no answer within 1 s"),
+        (hanging, "no answer within 1 s"),
+        (sampling(), "it samples, though the temperature is 0"),
+        (of_another_vocabulary, "refuses prompts of token ids: status 400"),
+        (odd_numbers, "0.5 is no log-probability"),
+        (lambda *_: {"choices": "none"}, "no list of choices"),
+        (lambda *_: b"<html>busy</html>", "the server answers no JSON"),
         (bare, "the server answers no token ids"),
         (without_logprobs, "the server answers no log-probabilities"),
         (cut_short, "the server answers no JSON"),
@@ -222,10 +277,33 @@ def test_a_server_that_cannot_be_judged_is_told_in_a_line(
     spoil: Spoil, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with served(TextEngine()) as url, proxied(url, spoil) as proxy:
-        assert main(["serve-check", "--url", proxy, "--seed", "1"]) == 2
+        assert main(["serve-check", "--url", proxy, "--seed", "1", "--timeout", "1"]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("end", [lambda *_: None, hanging], ids=["dies", "hangs"])
+def test_a_server_that_is_lost_amid_a_run_is_a_verdict(
+    end: Spoil, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """ENG-2: the verdicts that came before stand in the report, and why it ended."""
+    turns = itertools.count()
+
+    def spoil(body: dict[str, Any], forward: Forward) -> Any:
+        return forward(body) if next(turns) < 150 else end(body, forward)
+
+    file = tmp_path / "report.json"
+    with served(TextEngine()) as url, proxied(url, spoil) as proxy:
+        options = ["--page-size", "4", "--max-model-len", "64", "--seed", "1", "--json", str(file), "--timeout", "1"]
+        assert main(["serve-check", "--url", proxy, *options]) == 1
+    report = json.loads(file.read_text())
+    assert "lost for good" in report["ended"]
+    assert [one["verdict"] for one in report["relations"]][-1:] == ["deviates"]
+    assert len(report["relations"]) > 1
+    said = capsys.readouterr()
+    assert "ENG-2 broken" in said.out
+    assert said.err.count("\n") == 1
 
 
 def test_what_was_learnt_is_kept_where_a_server_breaks_off(tmp_path: Path) -> None:
@@ -337,12 +415,44 @@ def test_tokens_may_differ_where_they_tie() -> None:
     one = Answer((1, 2), (-1.0, -1.5), ({1: -1.0}, {2: -1.5, 3: -1.501}), (1, 2))
     tie = Answer((1, 3), (-1.0, -1.5), ({1: -1.0}, {3: -1.5, 2: -1.501}), (1, 3))
     far = Answer((1, 3), (-1.0, -1.2), ({1: -1.0}, {3: -1.2, 2: -1.6}), (1, 3))
-    assert difference(one, tie, 0.01) is None
+    assert difference(one, tie, 0.01, 2) is None
     for other, bound in ((tie, 0.0), (far, 0.01), (Answer((1, 9), (-1.0, -1.5), ({1: -1.0}, {9: -1.5}), (1, 9)), 0.01)):
-        found = difference(one, other, bound)
+        found = difference(one, other, bound, 2)
         assert found is not None
         assert found.position == 1
-    assert difference(one, Answer((1,), (float("nan"),)), 0.01) is not None
+    assert difference(one, Answer((1,), (float("nan"),)), 0.01, 2) is not None
+
+
+def test_an_answer_that_ends_sooner_is_another_one() -> None:
+    """Where nobody had to end, and what comes next is not as likely as the end might be."""
+    whole, short = Answer((1, 2, 3), (-0.1, -0.1, -0.1)), Answer((1, 2), (-0.1, -0.1))
+    found = difference(whole, short, 0.0, 3)
+    assert found is not None
+    assert (found.position, found.observed) == (2, "the end")
+    assert difference(short, whole, 0.01, 3) is not None
+    assert difference(whole, short, 0.0, 2) is None, "as many as were asked for"
+    assert difference(whole, replace(short, whole=False), 0.0, 3) is None
+    assert difference(replace(whole, logprobs=(-0.1, -0.1, -0.7)), short, 0.01, 3) is None, "the end may be as likely"
+    assert difference(replace(whole, logprobs=(-0.1, -0.1, -0.7)), short, 1e-5, 3) is not None
+
+
+def test_an_engine_that_rounds_otherwise_in_other_shapes_conforms() -> None:
+    """As llama.cpp's does: the same prompt gives the same bits, the same text cut elsewhere does not."""
+
+    class Shaped(TextEngine):
+        def generate(self, prompts: Any, *arguments: Any, **options: Any) -> Any:
+            answers = super().generate(prompts, *arguments, **options)
+            for own, prompt in zip(answers, prompts, strict=True):
+                for answer in own:
+                    cut = len(prompt) - answer["cached_tokens"]
+                    off = [random.Random(f"{cut} {place}").random() / 50 for place in range(len(answer["logprobs"]))]
+                    answer["logprobs"] = [value - by for value, by in zip(answer["logprobs"], off, strict=True)]
+            return answers
+
+    judgement = judged(Shaped, scripts=2)
+    assert judgement.noise.alone == 0
+    assert 0.001 < judgement.noise.shapes <= 0.02
+    assert judgement.deviations == []
 
 
 # -- Parts ----------------------------------------------------------------------------------------------------------
@@ -358,7 +468,9 @@ SIZES = st.builds(
     window=st.sampled_from([0, 5]),
     pool=st.sampled_from([0, 40]),
     adapters=st.sampled_from([(), ("a",), ("a", "b", "c")]),
-    salts=st.booleans(),
+    offers=st.sampled_from(
+        [frozenset(), frozenset({"cache_salts"}), frozenset({"forgets", "cache_salts", "abort_after"})]
+    ),
 )
 
 

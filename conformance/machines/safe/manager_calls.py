@@ -161,6 +161,8 @@ class ManagerCalls(ManagerModel):
             raise Nothing  # made again, where that is bad input
         slots = min(promised + options.get("num_lookahead_tokens", 0), self.max_model_len)
         standing = self.standing(case, lists, tokens) if promised <= self.max_model_len else "wrong"
+        if standing == "wrong" and not self.session.gives_bad_input:
+            raise Nothing
         wanted = demand(self.world.groups, self.lists, name, lists, computed, promised, slots)
         more = "".join(f", {option}={value!r}" for option, value in options.items())
         with_hits = f", {tokens}, <pages {lists}>" if found is not None else ""

@@ -1,0 +1,190 @@
+"""Faults by which pages are found under wrong keys, or by those who may not find them, at the boundary of an engine.
+
+As in `served`: each is modelled on a fault that was reported of a real engine and showed in what it answered.
+"""
+
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import CacheSalt, LoraAdapter, Request
+
+from ..engine.scheduler import Scheduler
+from .patching import backend_with, derived
+from .registry import FORESEEN, served
+
+__all__: list[str] = []
+
+
+# -- Salts and adapters ---------------------------------------------------------------------------------------------
+
+
+def _with_keys(fast: ModuleType, change: Callable[[Sequence[Any]], list[Any]]) -> SimpleNamespace:
+    """A backend whose scheduler gives requests other extra keys."""
+
+    def add(self: Any, served: Any) -> None:
+        request = served.request
+        served.request = Request(request.request_id, request.all_token_ids, change(request.extra_keys))
+        Scheduler.add(self, served)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
+
+
+@served(13, "ENG-12", "keys")
+def salts_left_out(fast: ModuleType) -> SimpleNamespace:
+    """The cache salt never reaches the manager: every tenant hits what others computed (EasyDeL, CVE-2025-46570)."""
+    return _with_keys(fast, lambda keys: [key for key in keys if not isinstance(key, CacheSalt)])
+
+
+@served(15, "ENG-12", "keys")
+def adapters_left_out(fast: ModuleType) -> SimpleNamespace:
+    """The adapter never reaches the manager: pages computed with other weights are hit (EasyDeL)."""
+    return _with_keys(fast, lambda keys: [key for key in keys if not isinstance(key, LoraAdapter)])
+
+
+@served(14, "ENG-12", "keys")
+def adapters_as_salts(fast: ModuleType) -> SimpleNamespace:
+    """Extra keys carry no kind: an adapter's name equal to another request's salt shares its pages (vLLM 44701)."""
+    return _with_keys(fast, lambda keys: [CacheSalt(key.name) if isinstance(key, LoraAdapter) else key for key in keys])
+
+
+@served(14, "ENG-12", "keys")
+def salts_of_few_bits(fast: ModuleType) -> SimpleNamespace:
+    """Salts are told apart by a bit of their digest: some tenants share pages."""
+
+    def change(keys: Sequence[Any]) -> list[Any]:
+        return [CacheSalt(str(key.fingerprint[0] & 1)) if isinstance(key, CacheSalt) else key for key in keys]
+
+    return _with_keys(fast, change)
+
+
+@served(15, "ENG-12", "keys")
+def generated_pages_without_adapters(fast: ModuleType) -> SimpleNamespace:
+    """Pages that generated tokens fill are keyed without the adapter: the model itself hits them (EasyDeL)."""
+
+    def add(self: Any, served: Any) -> None:
+        request = served.request
+        if request.num_tokens < self.limits.groups[0].kv_cache_spec.page_size:
+            keys = [key for key in request.extra_keys if not isinstance(key, LoraAdapter)]
+            served.request = Request(request.request_id, request.all_token_ids, keys)
+        Scheduler.add(self, served)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
+
+
+# -- Keys of pages --------------------------------------------------------------------------------------------------
+
+
+def _with_tokens(fast: ModuleType, change: Callable[[NDArray[np.int32]], NDArray[np.int32]]) -> SimpleNamespace:
+    """A backend whose manager sees other tokens than are computed, by which it finds pages of other texts."""
+
+    class Seen:
+        """A request as the manager sees it."""
+
+        def __init__(self, request: Any) -> None:
+            self._request = request
+
+        @property
+        def all_token_ids(self) -> NDArray[np.int32]:
+            return change(np.array(self._request.all_token_ids, np.int32))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._request, name)
+
+    def seen(method: str) -> Callable[..., Any]:
+        right = getattr(fast.CacheManager, method)
+
+        def call(self: Any, request: Any, *more: Any, **options: Any) -> Any:
+            known = self.__dict__.setdefault("seen", {})
+            return right(self, known.setdefault(request.request_id, Seen(request)), *more, **options)
+
+        return call
+
+    methods = ("get_computed_pages", "allocate_slots", "cache_pages", "free", "free_page_hashes")
+    return backend_with(fast, CacheManager=derived(fast.CacheManager, {name: seen(name) for name in methods}))
+
+
+@served(14, "ENG-4", "prefix")
+def keys_of_few_bits(fast: ModuleType) -> SimpleNamespace:
+    """Pages are found by a digest that drops bits, and texts that differ in a token share pages (LMCache 3301)."""
+    return _with_tokens(fast, lambda tokens: tokens & ~np.int32(1))
+
+
+@served(10, "ENG-4", "prefix")
+def first_page_not_in_keys(fast: ModuleType) -> SimpleNamespace:
+    """Texts that differ in their first page alone have the same keys (EasyDeL: ``hash(-1) == hash(-2)``)."""
+
+    def change(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        tokens[:4] = 0
+        return tokens
+
+    return _with_tokens(fast, change)
+
+
+@served(14, "ENG-4", "prefix")
+def keys_without_high_bits(fast: ModuleType) -> SimpleNamespace:
+    """Token ids are cut on their way into keys, and texts that differ above share pages (LMCache 3301, of images)."""
+    return _with_tokens(fast, lambda tokens: tokens & np.int32(15))
+
+
+@served(FORESEEN, "ENG-4", "prefix")
+def keys_without_order(fast: ModuleType) -> SimpleNamespace:
+    """A page's key is a sum over its tokens: texts whose tokens change places within a page share it."""
+
+    def change(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        whole = len(tokens) // 4 * 4
+        tokens[:whole] = np.sort(tokens[:whole].reshape(-1, 4), axis=1).reshape(-1)
+        return tokens
+
+    return _with_tokens(fast, change)
+
+
+# -- Resets ---------------------------------------------------------------------------------------------------------
+
+
+@served(25, "ENG-9", "reset")
+def reset_forgets_nothing(fast: ModuleType) -> SimpleNamespace:
+    """After a reset one tier still serves hits (vLLM 57727)."""
+    manager = derived(fast.CacheManager, {"reset_prefix_cache": lambda _: True})
+    return backend_with(fast, CacheManager=manager)
+
+
+@served(25, "ENG-9", "reset")
+def salted_pages_survive_a_reset(fast: ModuleType) -> SimpleNamespace:
+    """A reset goes through the pages of those without a salt alone (vLLM 57727: of one tier alone)."""
+
+    def get_computed_pages(self: Any, request: Any) -> Any:
+        self.salted = any(isinstance(key, CacheSalt) for key in request.extra_keys)
+        return fast.CacheManager.get_computed_pages(self, request)
+
+    def reset(self: Any) -> bool:
+        return True if self.__dict__.get("salted") else bool(fast.CacheManager.reset_prefix_cache(self))
+
+    members = {"get_computed_pages": get_computed_pages, "reset_prefix_cache": reset}
+    return backend_with(fast, CacheManager=derived(fast.CacheManager, members))
+
+
+@served(60, "ENG-9", "reset")
+def aborted_comes_back_after_a_reset(fast: ModuleType) -> SimpleNamespace:
+    """The last step of a request that was taken back publishes its pages after a reset (vLLM 45357)."""
+
+    def remove(self: Any, served: Any) -> None:
+        if served.request.num_tokens - served.num_prompt < served.max_tokens:
+            self.manager.gone = served.request.all_token_ids.tolist()
+        Scheduler.remove(self, served)
+
+    def reset(self: Any) -> bool:
+        done = bool(fast.CacheManager.reset_prefix_cache(self))
+        gone = self.__dict__.pop("gone", ())
+        if gone:
+            request = Request("gone", gone)
+            self.allocate_slots(request, len(gone))
+            self.free(request)
+            self.free_page_hashes(request)
+        return done
+
+    manager = derived(fast.CacheManager, {"reset_prefix_cache": reset})
+    return backend_with(fast, CacheManager=manager, Scheduler=derived(Scheduler, {"remove": remove}))
