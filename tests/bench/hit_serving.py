@@ -75,7 +75,7 @@ class Ours:
     """`kvproof.fast`."""
 
     def __init__(self, workload: Workload, num_pages: int, max_len: int, **options: Any) -> None:
-        groups, made = list(workload.groups), {"hash_seed": b"hit share", **options}
+        groups, made = list(workload.groups), {"hash_seed": b"hit share", "match_unit": workload.match_unit, **options}
         self.retention_interval = int(options.get("retention_interval", 0))
         self._is_sharded = workload.num_shards > 1
         self.manager: Any = (

@@ -47,6 +47,7 @@ class Workload:
         full_page_cost: the pages of all groups that a cached page of the groups that keep everything brings with it, at
             the least; the optimum's pool is smaller by this factor.
         num_shards: shards of data parallelism; each has a pool of ``num_pages``.
+        match_unit: of our managers (MAN-17).
     """
 
     name: str
@@ -58,6 +59,7 @@ class Workload:
     counted_from: int = 0
     full_page_cost: float = 1.0
     num_shards: int = 1
+    match_unit: int | None = None
 
 
 def _fixed(request: Tokens, length: int) -> Prompt:
@@ -194,12 +196,13 @@ def odd_pages() -> Workload:
     groups = ",".join(f"full:{page_size}" for page_size in (128, 4_096, 32, 2, 8))
     return Workload(
         "odd-pages",
-        "a prompt of 2,048 tokens again; groups with pages of 128, 4,096, 32, 2 and 8 tokens",
+        "a prompt of 2,048 tokens again; groups with pages of 128, 4,096, 32, 2 and 8 tokens; match_unit=2",
         read_groups(groups, 16),
         [_fixed(text, 2_048), _fixed(text, 2_048)],
         (4_000,),
         live=1,
         counted_from=1,
+        match_unit=2,
     )
 
 

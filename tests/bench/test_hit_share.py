@@ -34,6 +34,11 @@ def test_two_seats_are_hit() -> None:
     assert result["notes"]["kvproof lru"]["requests with a hit"] == result["requests"] == 4
 
 
+def test_a_prompt_again_is_hit_amid_pages() -> None:
+    """MAN-17: all but the last two tokens."""
+    assert measure(WORKLOADS["odd-pages"], 4_000, ["kvproof lru"])["shares"]["kvproof lru"] == 2_046 / 2_048
+
+
 def test_streams_are_on_shards() -> None:
     result = measure(WORKLOADS["streams"], 4_000, ["kvproof lru"])
     assert 4 <= result["notes"]["kvproof lru"]["requests of the busiest shard"] <= 8
