@@ -218,26 +218,28 @@ class Manager:
                 self._take_for_filled()
         if seen.request_id in self.taken:
             taken = self.taken.pop(seen.request_id)
+            seen.num_slots += self.granule
             if promised + num_lookahead_tokens <= seen.num_slots:
                 return taken
         self.filled.pop(seen.request_id, None)  # the call below publishes what it filled
         self.filled_now.pop(seen.request_id, None)
         hits = None if new_computed_blocks is None else new_computed_blocks.pages
+        fits = True
         if full_sequence_must_fit or self.watermark_blocks:
             kept = self.watermark_blocks if has_scheduled_reqs and request.status.name in ADMISSION else 0
             needed = promised + num_lookahead_tokens
             if full_sequence_must_fit:
                 needed = max(seen.num_tokens, needed)
-            if not self._fits(seen, min(needed, self.max_model_len), hits, kept):
-                return None
+            fits = self._fits(seen, min(needed, self.max_model_len), hits, kept)
         ahead = num_lookahead_tokens
         if self.granule:  # the rest of the page at once: it takes no page more, and the steps until then no call
             ahead += -(promised + ahead) % self.granule
         new = promised - num_new_computed_tokens - seen.num_computed_tokens
-        pages = self.ours.allocate_slots(seen, new, num_new_computed_tokens, hits, ahead)
+        pages = self.ours.allocate_slots(seen, new, num_new_computed_tokens, hits, ahead) if fits else None
         if pages is None:
             if taken is not None:
                 self.taken[seen.request_id] = taken
+                seen.num_slots -= self.granule
             return None
         seen.num_computed_tokens += num_new_computed_tokens
         if self.granule:
@@ -344,8 +346,6 @@ class Manager:
             filled, self.filled = self.filled, {}
             batch = self._tell(filled, 1)
             for place, request_id in enumerate(filled):
-                seen = self.seen[request_id]
-                seen.num_slots += self.granule
                 self.taken[request_id] = Blocks(batch.get_page_ids(place))
 
     def _publish_filled(self) -> None:
