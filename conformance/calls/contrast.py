@@ -39,9 +39,24 @@ def beside(*values: object) -> list[str]:
     texts = [_text(value) for value in values]
     if max(map(len, texts)) <= _MOST:
         return texts
-    same = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*texts, strict=False)))
-    start = 0 if len(texts) == 1 else _boundary(texts[0], max(same - _BEFORE, 0), same)
+    if len(texts) == 1:
+        return [_window(texts[0], 0)]
+    same = _agreed(texts)
+    start = _boundary(texts[0], max(same - _BEFORE, 0), same)
     return [_window(text, start) for text in texts]
+
+
+def _agreed(texts: Sequence[str]) -> int:
+    """How many first characters some texts have in common; they may have millions."""
+    first, *others = texts
+    least, most = 0, min(map(len, texts))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if all(other[least:middle] == first[least:middle] for other in others):
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def contrast(expected: object, observed: object) -> tuple[str, str]:

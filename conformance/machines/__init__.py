@@ -24,6 +24,7 @@ from .serving import Serving
 from .shards import Shards
 from .sizing import Sizing
 from .snapshots import Snapshots
+from .soak import Soak
 from .swap import Swap
 from .table import MultiTable, Table
 from .views import Sharded, Views
@@ -63,8 +64,8 @@ MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} |
 EXHAUSTIVE: dict[str, type[Machine]] = {world.name: world for world in WORLDS}
 """The small worlds of ``kvproof check --exhaustive``, by name: they take minutes each, and run only when asked for."""
 
-ON_REQUEST: dict[str, type[Machine]] = {GpuKernels.name: GpuKernels}
-"""The machines that run only where ``kvproof check --machines`` names them, by name: they take minutes."""
+ON_REQUEST: dict[str, type[Machine]] = {GpuKernels.name: GpuKernels, Soak.name: Soak}
+"""The machines that run only where ``kvproof check --machines`` names them, by name: they take long, or are young."""
 
 EVERY_MACHINE = MACHINES | EXHAUSTIVE | ON_REQUEST
 """All of them, for those who look a machine up by its name."""

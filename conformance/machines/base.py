@@ -70,6 +70,7 @@ class Machine(RuleBasedStateMachine):
         spec: the specification's side.
         backend: the backend's side.
         hurrying: whether states are not compared, as nobody asks for what is wrong by now.
+        closing: whether the last step of a sequence is taken again.
         fields: what the observable state shows.
     """
 
@@ -100,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         self._trace: list[TracedStep | Call] = []
         self._step: TracedStep | None = None
         self._operating = False
-        self.hurrying = False
+        self.hurrying = self.closing = False
 
     def begin_example(self) -> bool:
         """Counts an example, and returns whether it is made; ends the run where a deviation was found."""

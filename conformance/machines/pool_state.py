@@ -1,6 +1,7 @@
 """What the observable state of a page pool shows, read off public names only."""
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -105,7 +106,8 @@ def _null_page(side: Any) -> tuple[Any, ...]:
 
 def _misplaced(side: Any) -> list[int]:
     queue = page_ids(side.pool.free_page_queue.get_all_free_pages())
-    wrong = [page.page_id for page in _owned(side) if queue.count(page.page_id) != (page.ref_cnt == 0)]
+    listed = Counter(queue)
+    wrong = [page.page_id for page in _owned(side) if listed[page.page_id] != (page.ref_cnt == 0)]
     return wrong + [page_id for page_id in queue if page_id not in side.pages]
 
 
@@ -156,10 +158,10 @@ def refines(expected: Groups, observed: Groups) -> bool:
 def _misfiled(side: Any) -> list[int]:
     """Pages that are cached under a key which is not their own hash, or under two keys."""
     entries, own = _entries(side), _hashes(side)
-    cached = [page.page_id for _, pages in entries for page in pages]
+    cached = Counter(page.page_id for _, pages in entries for page in pages)
     return sorted(
         {page.page_id for key, pages in entries for page in pages if own.get(page.page_id) != key}
-        | {page_id for page_id in cached if cached.count(page_id) > 1}
+        | {page_id for page_id, times in cached.items() if times > 1}
     )
 
 

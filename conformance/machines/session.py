@@ -57,6 +57,7 @@ class Session:
         hits: look-ups that found a cached prefix.
         undeclared: (property, clause) compared though the property does not declare the clause.
         leaves_out: how many of the next examples are begun without taking any of their steps.
+        repeats: whether the steps of another session are taken again.
         samples: some of the sequences of calls, to be made again: the steps, and the calls with what came of them.
         unrepeated: how calls ended otherwise when they were made again; "" if they did not.
         note: what else there is to say of the search, such as how much of a small world was seen.
@@ -96,7 +97,7 @@ class Session:
         self.samples: list[tuple[tuple[TracedStep | Call, ...], tuple[str, ...]]] = []
         self.unrepeated = ""
         self.first_at = 0.0
-        self._repeats = repeats
+        self.repeats = repeats
         self.kept: dict[str, list[Any]] = {kind: list(few) for kind, few in (kept or {}).items()}
 
     def again(self, backend: Backend) -> "Session":
@@ -119,7 +120,7 @@ class Session:
 
         Ends the run where a deviation was found: Hypothesis would take its steps again.
         """
-        if self._repeats:
+        if self.repeats:
             return True
         if self.deviations:
             raise EnoughError
@@ -136,7 +137,7 @@ class Session:
             steps: the steps of the example.
             calls: its calls, each with what came of it.
         """
-        if not self._repeats and not self.deviations and self.examples % _SAMPLED == 0:
+        if not self.repeats and not self.deviations and self.examples % _SAMPLED == 0:
             self.samples.append((tuple(steps), tuple(calls)))
 
     def one_of_few(self, kind: str, drawn: T, most: int) -> T:
@@ -158,7 +159,7 @@ class Session:
     def end_step(self, name: str, declared: Iterable[str], compared: set[str], wasted: bool) -> None:
         """Counts a step; repetitions count nothing."""
         self.undeclared |= {(name, clause) for clause in compared.difference(declared)}
-        if not self._repeats and not self.deviations:
+        if not self.repeats and not self.deviations:
             self.steps += 1
             self.wasted += wasted
             self.tried.update(compared)
@@ -170,11 +171,11 @@ class Session:
 
     def note_call(self) -> None:
         """Counts a call or an operation by which a step is known; repetitions count nothing."""
-        self.calls += not self._repeats and not self.deviations
+        self.calls += not self.repeats and not self.deviations
 
     def note_drawn(self, names: Iterable[str]) -> None:
         """Counts what was drawn; repetitions count nothing."""
-        if not self._repeats and not self.deviations:
+        if not self.repeats and not self.deviations:
             self.drawn.update(names)
 
     def settle(self) -> None:

@@ -303,11 +303,11 @@ def _explore(machine: type[Machine], session: Session, seed: int, examples: int)
 
     A third of them are short and come first: what they find is soon made shorter still. Hypothesis makes the first
     example of each part of first options only; that of the second part would be that of the first one, and is left out.
-    A machine that draws nothing is walked through.
+    A machine that walks by itself is left to it: one that draws nothing, or draws without Hypothesis.
     """
     walk = getattr(machine, "walk", None)
     if walk is not None:
-        walk(examples)
+        walk(seed, examples)
         return
     short = examples // 3
     for part, (count, steps) in enumerate(

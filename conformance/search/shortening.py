@@ -294,7 +294,8 @@ class _Shortening:
         taken = machine()
         try:
             for place, step in enumerate(steps):
-                taken.hurrying = hurrying and place < len(steps) - 1
+                taken.closing = place == len(steps) - 1
+                taken.hurrying = hurrying and not taken.closing
                 taken.repeat_step(step)
             if self.found.inner:
                 taken.end()

@@ -64,12 +64,14 @@ class SmallWorld(Machine):
     # -- How its ways are taken --------------------------------------------------------------------------
 
     @classmethod
-    def walk(cls, most_states: int) -> None:
+    def walk(cls, seed: int, most_states: int) -> None:
         """Walks through the world, bound to a session, which keeps what is found: this is how the machine searches.
 
         Args:
+            seed: of what is drawn: nothing is.
             most_states: no state is left any more when so many were found.
         """
+        del seed
         Walk(cls, cls.session, most_states).run()
 
     def take(self, way: Move, care: str = COMPARING) -> None:

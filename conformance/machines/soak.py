@@ -1,0 +1,514 @@
+"""The soak: long lives of managers at the sizes of engines, drawn without Hypothesis and compared by samples.
+
+Faults that need size are out of reach of the small worlds of the other machines: they show past so many live requests,
+so many pages in a list, so long a life. Here requests are hundreds, lists have up to 2,000 pages, and what engines do
+in a loop is one operation. Results are compared call by call, and the whole state after the first calls, after one call
+in so many, and at the end; where it differs, the calls since it was last compared are made again with a look at the
+state after each.
+
+Every operation takes a few plain numbers and finds out the rest when it is made: which requests are live, and what
+comes next of them. So what is left of a life when most of it is left out still makes sense.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvproof.spec.declarations import CacheSalt, ExtraKey, Request
+
+from ..calls.deviation import Deviation, TracedStep
+from ..calls.kinds import numbers_of
+from ..calls.manager import event
+from .base import Both, Nothing, Side
+from .operations import operation
+from .session import EnoughError
+from .soak_base import Served, SoakBase, copies_of, hit_of, page_ids_of, plan_of
+from .soak_lives import Chance, Life
+
+__all__ = ["Soak"]
+
+_OWN = 1_000_000
+"""Tokens from here on are a request's own: those of request n begin at n times this."""
+
+
+def _ranges(parts: Sequence[Sequence[int]]) -> str:
+    return ", ".join(f"*range({first}, {first + count})" for first, count in parts if count)
+
+
+class Soak(SoakBase):
+    """Managers with tables, pins, priorities, host memory and events, whatever of it the backend has."""
+
+    name = "soak"
+
+    @classmethod
+    def walk(cls, seed: int, lives: int) -> None:
+        """Lives so many lives, bound to a session, which keeps what is found: this is how the machine searches."""
+        most = round(cls.num_steps * max(cls.session.effort, 1.0))
+        for number in range(lives):
+            life = Life(Chance(f"{seed}/{number}"), most)
+            soak = cls()
+            try:
+                soak.live(life)
+            except EnoughError:
+                return
+            except Deviation as found:
+                soak.look_closely(found)
+                return
+            finally:
+                cls.session.note_drawn(soak.met.names())
+                soak.teardown()
+
+    def live(self, life: Life) -> None:
+        """Lives a life to its end."""
+        self.repeat_step(TracedStep("construct", {"world": life.world, "rows": life.rows}))
+        for _ in range(life.length):
+            name, arguments = life.next(self)
+            self.repeat_step(TracedStep(name, (*arguments, {}), is_operation=True))
+            if self._over:
+                return
+        self.closely = True
+        self.repeat_step(TracedStep("look", ({},), is_operation=True))
+
+    def look_closely(self, found: Deviation) -> None:
+        """Makes the calls since the state was last right again, to see which of them it is that goes wrong."""
+        session = type(self).session
+        again = type(type(self).__name__, (type(self),), {"session": session.again(session.backend)})()
+        try:
+            for place, made in enumerate(found.trace):
+                again.closely = place >= self._looked
+                again.repeat_step(made)
+        except Deviation as earlier:
+            del session.deviations[found.clause]
+            session.record(earlier)
+
+    # -- Requests come --------------------------------------------------------------------------------------
+
+    def _bring(self, name: str, number: int, parts: Sequence[Sequence[int]], salt: str) -> Request:
+        keys: tuple[ExtraKey, ...] = (CacheSalt(salt),) if salt else ()
+        tokens = np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in parts])
+        request = Request(name, tokens[: self.world.max_model_len], keys)
+        self.cases[name] = Served(request, number)
+        return request
+
+    @operation
+    def come(self, number: int, parts: list[list[int]], salt: str = "") -> None:
+        """A request comes: its tokens are some ranges of numbers, which other requests may begin with as well."""
+        name = f"q{number}"
+        if name in self.cases or not sum(count for _, count in parts):
+            raise Nothing
+        self._bring(name, number, parts, salt)
+        keys = f", ({CacheSalt(salt)!r},)" if salt else ""
+        self.calls.append(f"{name} = Request({name!r}, [{_ranges(parts)}]{keys})")
+
+    @operation
+    def come_many(self, first: int, count: int, tokens: int) -> None:
+        """Many requests come, each with tokens of its own, and are given slots."""
+        if any(f"m{first + n}" in self.cases for n in range(count)) or count < 1:
+            raise Nothing
+        tokens = min(tokens, self.world.max_model_len)
+        starts = {n: (10_000 + n) * 10_000 for n in range(first, first + count)}
+        requests = [self._bring(f"m{n}", n, [[starts[n], tokens]], "") for n in starts]
+        line = f"for n in range({first}, {first + count}): "
+        line += f"manager.allocate_slots(Request(f'm{{n}}', range((10_000 + n) * 10_000, ...)), {tokens})"
+        given = self.made(
+            "allocate_slots",
+            line,
+            lambda side: [side.manager.allocate_slots(request, tokens) for request in requests],
+            lambda pages, side: [page_ids_of(own, side) for own in pages],
+            "many",
+        )
+        for request, pages in zip(requests, given.spec or [None] * count, strict=True):
+            if pages is None:
+                del self.cases[request.request_id]
+            else:
+                self._grant(request.request_id, tokens)
+
+    @operation
+    def look_up(self, name: str) -> Both:
+        """Looks a request up."""
+        return self._found(self.case_of(name).request, name)
+
+    def _found(self, request: Request, shown: str, *features: str) -> Both:
+        found = self.made(
+            "get_computed_pages",
+            f"manager.get_computed_pages({shown})",
+            lambda side: side.manager.get_computed_pages(request),
+            hit_of,
+            *features,
+        )
+        if not found.refused:
+            self.known[request.request_id] = request
+            self.session.hits += bool(found.spec[1])
+        return found
+
+    @operation
+    def mirror(self, name: str) -> None:
+        """Looks up another request with the tokens of a live one and one more; nothing else is read before."""
+        case = self.case_of(name)
+        tokens = [int(token) for token in case.request.all_token_ids]
+        shadow = Request("shadow", [*tokens, 7], case.request.extra_keys)
+        self._found(shadow, f"Request('shadow', [*<tokens of {name}>, 7])", "mirror")
+
+    @operation
+    def admit(self, name: str, new: int, hits: bool, lookahead: int, delay: bool) -> None:
+        """A waiting request is given slots for some tokens, or for all (0), perhaps behind what a look-up finds."""
+        case = self.case_of(name)
+        if case.live or case.flights:
+            raise Nothing
+        found = self.look_up(name) if hits else None
+        start = found.spec[1] if found is not None else 0
+        case.request.num_computed_tokens = 0
+        left = case.request.num_tokens - start
+        self._allocate(name, start, min(new or left, left), found, lookahead, delay)
+
+    @operation
+    def go_on(self, name: str, new: int, lookahead: int, delay: bool) -> None:
+        """A live request goes on: with what is left of its prompt, with tokens that it just got, or with drafts."""
+        case = self.case_of(name, live=True)
+        computed = min(case.given, case.request.num_tokens)
+        if computed == case.request.num_tokens:
+            self._grow(name, 1)
+        count = min(new, self.world.max_model_len - computed)
+        if self.world.has_states:
+            count = min(count, case.request.num_tokens - computed)
+        if count < 1:
+            raise Nothing
+        features = ["rewind"] if computed < case.given else []
+        case.request.num_computed_tokens = computed
+        self._allocate(name, computed, count, None, lookahead, delay, *features)
+
+    def _allocate(
+        self, name: str, start: int, new: int, found: Both | None, lookahead: int, delay: bool, *features: str
+    ) -> None:
+        case = self.cases[name]
+        options: dict[str, Any] = {"num_lookahead_tokens": lookahead} if lookahead else {}
+        options |= {"delay_cache_pages": True} if delay else {}
+        shown = "".join(f", {option}={value!r}" for option, value in options.items())
+        hits = f", {start}, <the pages found>" if found is not None else ""
+        at = f"  [num_computed_tokens={start}]" if found is None and start else ""
+
+        def act(side: Side) -> Any:
+            given = [start, found.of(self, side)[0]] if found is not None else []
+            return side.manager.allocate_slots(case.request, new, *given, **options)
+
+        words = [*(["lookahead"] if lookahead else []), *(["delay"] if delay else []), *(["hit"] if start else [])]
+        line = f"manager.allocate_slots({name}, {new}{hits}{shown}){at}"
+        if self.made("allocate_slots", line, act, page_ids_of, *words, *features).spec is not None:
+            self._grant(name, start + new)
+
+    def _grant(self, name: str, given: int) -> None:
+        """Notes that a request was given slots; the tables hear of its pages."""
+        case = self.cases[name]
+        self.known[name] = case.request
+        case.given = given
+        if not case.live:
+            case.live = True
+            taken = {other.row for other in self.cases.values()}
+            case.row = next((row for row in range(self.rows) if row not in taken), -1)
+            for side in (self.spec, self.backend) if case.row >= 0 else ():
+                side.tables.add_row(side.manager.get_page_ids(name), case.row)
+        elif case.row >= 0:
+            for side in (self.spec, self.backend):
+                self.append(side, name)
+
+    def append(self, side: Side, name: str) -> None:
+        """Appends the pages to a request's row that it lacks."""
+        row, pages = self.cases[name].row, side.manager.get_page_ids(name)
+        named = [int(table.num_pages_per_row[row]) for table in side.tables.page_tables]
+        side.tables.append_row([held[count:] for held, count in zip(pages, named, strict=True)], row)
+
+    def _grow(self, name: str, count: int) -> None:
+        case = self.cases[name]
+        begin = case.number * _OWN + case.request.num_tokens
+        for token in range(begin, begin + count):
+            case.request.append(token)
+        self.calls.append(f"{name} grows by [*range({begin}, {begin + count})]")
+
+    # -- Steps of many --------------------------------------------------------------------------------------
+
+    @operation
+    def step(self, count: int, new: int, lookahead: int, tabled: bool, delay: bool, mirrored: str = "") -> None:
+        """The first so many live requests go on in one batched step; then perhaps a shadow of one is looked up at once.
+
+        Args:
+            count: how many of them.
+            new: tokens for each, or what is left of its prompt.
+            lookahead: look-ahead for each.
+            tabled: whether the step writes their rows itself.
+            delay: whether pages are published late.
+            mirrored: whose shadow is looked up before anything else is read; "" for nobody's.
+        """
+        going = []
+        for name in self.running()[:count]:
+            case = self.cases[name]
+            computed = min(case.given, case.request.num_tokens)
+            room = self.world.max_model_len - computed
+            if room < 1 or (tabled and case.row < 0):
+                continue
+            if computed == case.request.num_tokens:
+                self._grow(name, min(new, room))
+            most = case.request.num_tokens - computed if self.world.has_states else room
+            going.append((name, computed, min(new, most)))
+        if not going or not self.offers("manager", "allocate_slots_batch"):
+            raise Nothing
+        names, computeds, news = (list(values) for values in zip(*going, strict=True))
+        rows = [self.cases[name].row for name in names]
+
+        def act(side: Side) -> Any:
+            slots = [side.manager.slot_of(name) for name in names]
+            more = {"tables": side.tables, "rows": rows} if tabled else {}
+            return side.manager.allocate_slots_batch(slots, computeds, news, lookahead, delay_cache_pages=delay, **more)
+
+        of = f"the {len(names)} first" if len(names) > 3 else ", ".join(names)
+        shown = ", tables=tables, rows=<theirs>" if tabled else ""
+        line = f"manager.allocate_slots_batch(<slots of {of}>, <computed>, {_brief(news)}, {lookahead}"
+        words = ["batch", *(["lookahead"] if lookahead else []), *(["delay"] if delay else [])]
+        before, self.hurrying = self.hurrying, self.hurrying or bool(mirrored)
+        try:
+            batch = self.made(
+                *("allocate_slots_batch", f"{line}, delay_cache_pages={delay}{shown})", act, _batch), *words
+            )
+            for name, computed, count_of, granted in zip(names, computeds, news, batch.spec.granted, strict=True):
+                self.cases[name].request.num_computed_tokens = computed
+                if granted:
+                    self.cases[name].given = computed + count_of
+                    if not tabled and self.cases[name].row >= 0:
+                        for side in (self.spec, self.backend):
+                            self.append(side, name)
+        finally:
+            self.hurrying = before
+        if mirrored in self.cases:
+            self.mirror(mirrored)
+
+    @operation
+    def commit(self) -> None:
+        """The device's tables hear of all rows."""
+
+        def act(side: Side) -> Any:
+            side.tables.commit(self.rows)
+            return [numbers_of(table.get_device_tensor()) for table in side.tables.page_tables]
+
+        self.call(f"tables.commit({self.rows})", act, "TAB-4")
+
+    @operation
+    def publish(self, name: str) -> None:
+        """Publishes what was delayed."""
+        case = self.case_of(name, live=True)
+        self.made(
+            *("cache_pages", f"manager.cache_pages({name}, {case.given})"),
+            *(lambda side: side.manager.cache_pages(case.request, case.given), lambda *_: None),
+        )
+
+    # -- Requests go ----------------------------------------------------------------------------------------
+
+    @operation
+    def go(self, name: str, unwritten: int | None) -> None:
+        """A live request goes, perhaps before its last tokens were written."""
+        case = self.case_of(name)
+        if not case.live and not case.flights:
+            raise Nothing
+        written = None if unwritten is None or not case.live else max(case.given - unwritten, 0)
+        more = () if written is None else (written,)
+        shown = "" if written is None else f", num_written={written}"
+        self.made(
+            *("free", f"manager.free({name}{shown})", lambda side: side.manager.free(case.request, *more)),
+            *(lambda held, _: [] if held is None else list(held), "free" if written is None else "withdraw"),
+        )
+        self._gone(name)
+
+    def _gone(self, name: str) -> None:
+        case = self.cases[name]
+        for side in (self.spec, self.backend) if case.row >= 0 else ():
+            side.tables.clear_row(case.row)
+        case.live, case.given, case.row = False, 0, -1
+        case.flights = []
+        case.request.num_computed_tokens = 0
+
+    @operation
+    def go_many(self, count: int, last: bool) -> None:
+        """So many live requests go, those that came first or last; they are not heard of again."""
+        names = self.running()[-count:] if last else self.running()[:count]
+        if not names:
+            raise Nothing
+        requests = [self.cases[name].request for name in names]
+        self.made(
+            *(
+                "free",
+                f"for request in <the {len(names)} {'last' if last else 'first'} that run>: manager.free(request)",
+            ),
+            *(lambda side: [list(side.manager.free(request) or ()) for request in requests], lambda held, _: held),
+        )
+        for name in names:
+            self._gone(name)
+            del self.cases[name]
+
+    # -- What is cached -------------------------------------------------------------------------------------
+
+    @operation
+    def evict(self, first: int, count: int) -> None:
+        """Drops the hashes of so many pages, from one on."""
+        pages = [page for page in range(first, first + count) if page < self.world.num_pages]
+        self.made(
+            *("evict_pages", f"manager.page_pool.evict_pages(range({first}, {first + len(pages)}))"),
+            *(lambda side: side.pool.evict_pages(pages), lambda *_: None),
+        )
+        self.met.note(["evict"], len(self._trace))
+
+    @operation
+    def reset(self) -> None:
+        """Forgets all prefixes, if no page is in use."""
+        done = self.made(
+            *("reset_prefix_cache", "manager.reset_prefix_cache()", lambda side: side.manager.reset_prefix_cache()),
+            lambda done, _: bool(done),
+        )
+        if done.spec:
+            self.met.note(["reset"], len(self._trace))
+
+    @operation
+    def pin(self, name: str, tokens: int | None) -> None:
+        """Pins what is cached of a request, or of its first tokens."""
+        request = self.case_of(name).request
+        shown = name if tokens is None else f"{name}, {tokens}"
+        self.made(
+            *("pin_prefix", f"manager.pin_prefix({shown})", lambda side: side.manager.pin_prefix(request, tokens)),
+            lambda pin, side: pin and (int(pin.pin_id), int(pin.num_tokens), page_ids_of(pin.pages, side)),
+            "pin",
+        )
+
+    @operation
+    def unpin(self, pin: int) -> None:
+        """Gives a pin up; one that there is not is refused."""
+        self.made(
+            *("unpin_prefix", f"manager.unpin_prefix({pin})", lambda side: side.manager.unpin_prefix(pin)),
+            lambda *_: None,
+        )
+
+    @operation
+    def rank(self, name: str, priority: int, expires_at: float | None) -> None:
+        """Gives what is cached of a request a priority."""
+        request = self.case_of(name).request
+        self.made(
+            "set_prefix_priority",
+            f"manager.set_prefix_priority({name}, {priority}, expires_at={expires_at})",
+            lambda side: side.manager.set_prefix_priority(request, priority, expires_at=expires_at),
+            lambda tokens, _: int(tokens),
+            "priority",
+        )
+
+    @operation
+    def pass_time(self, now: float) -> None:
+        """Time goes on; what ends then has no priority any more. It is refused where it would go back."""
+        self.made(
+            *("advance_time", f"manager.advance_time({now})", lambda side: side.manager.advance_time(now)),
+            lambda *_: None,
+        )
+
+    # -- Requests move --------------------------------------------------------------------------------------
+
+    @operation
+    def swap_out(self, name: str) -> None:
+        """A live request goes to host memory."""
+        case = self.case_of(name, live=True)
+        case.request.num_computed_tokens = min(case.given, case.request.num_tokens)
+        plan = self.made(
+            *(
+                "swap_out",
+                f"manager.swap_out({name})",
+                lambda side: side.manager.swap_out(case.request),
+                plan_of,
+                "swap",
+            ),
+        )
+        if plan.spec is not None:
+            given = case.request.num_computed_tokens
+            self._gone(name)
+            case.given, case.flights, case.request.num_computed_tokens = given, [int(plan.spec.swap_id)], given
+
+    @operation
+    def swap_in(self, name: str) -> None:
+        """A request comes back from host memory."""
+        case = self.case_of(name)
+        if case.flights != [-1]:
+            raise Nothing
+        plan = self.made(
+            *("swap_in", f"manager.swap_in({name})", lambda side: side.manager.swap_in(case.request), plan_of, "swap"),
+        )
+        if plan.spec is not None:
+            case.flights = [int(plan.spec.swap_id), -2]
+
+    @operation
+    def fence(self, flight: int) -> None:
+        """Copies have ended."""
+        done = self.made(
+            *("swap_done", f"manager.swap_done({flight})", lambda side: side.manager.swap_done(flight)),
+            lambda *_: None,
+        )
+        name = next((name for name, case in self.cases.items() if flight in case.flights), None)
+        if name is None or done.refused:
+            return
+        case = self.cases[name]
+        back, case.flights = -2 in case.flights, []
+        if back:
+            self._grant(name, case.given)
+        else:
+            case.flights = [-1]
+
+    @operation
+    def restore(self) -> None:
+        """The backend goes on from its own snapshot; the specification as it was."""
+        if any(case.flights for case in self.cases.values()) or not self.offers("manager", "snapshot"):
+            raise Nothing
+        requests = list(self.known.values())
+
+        def act(side: Side) -> Any:
+            if side is self.spec:
+                return True
+            manager = side.names.get("CacheManager").restore(side.manager.snapshot(), requests)
+            told = {name: value for name, value in vars(side).items() if name in ("told", "follower")}
+            pages = {int(page.page_id): page for page in manager.page_pool.pages}
+            side.put({"manager": manager, "pool": manager.page_pool, "pages": pages, **told})
+            return True
+
+        self.made(
+            *("snapshot", "manager = CacheManager.restore(manager.snapshot(), requests)", act),
+            *(lambda *_: None, "restore"),
+        )
+
+    @operation
+    def take_copies(self) -> None:
+        """The copies of states that are to be run before the step."""
+        self.made(
+            *(
+                "take_page_copies",
+                "manager.take_page_copies()",
+                lambda side: side.manager.take_page_copies(),
+                copies_of,
+            ),
+        )
+
+    @operation
+    def take_events(self) -> None:
+        """What was told since: a batch of it is followed at a time."""
+
+        def act(side: Side) -> Any:
+            new = list(side.manager.take_events())
+            side.told.extend(map(event, new))
+            side.follower.apply(new)
+            return list(map(event, new))
+
+        self.made("take_events", "manager.take_events()", act, lambda told, _: told, "events")
+
+    @operation
+    def look(self) -> None:
+        """Looks at everything."""
+        self.call("manager.usage", lambda side: round(float(side.manager.usage), 9), "POOL-10")
+
+
+def _brief(values: Sequence[int]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else str(list(values)) if len(values) < 9 else "<theirs>"
+
+
+def _batch(batch: Any, _: Side) -> object:
+    arrays = [batch.granted, *batch.page_ids, *batch.offsets]
+    return [(str(array.dtype), array.tolist()) for array in arrays], int(batch.num_granted)

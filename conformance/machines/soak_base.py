@@ -1,0 +1,221 @@
+"""What the soak stands on: managers with all that they have, what is known of requests, and how states are compared."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import Request
+
+from ..backends.loading import Backend
+from ..calls.kinds import numbers_of
+from ..calls.manager import MANAGER
+from .base import Both, Charge, Field, Machine, Nothing, Side
+from .manager_fields import event_fields, follow, pin_fields
+from .meetings import Meetings
+from .pool_state import order_clause, page_views, pool_fields, pool_options
+from .properties import start
+from .worlds import World
+
+__all__ = ["Served", "SoakBase", "copies_of", "hit_of", "page_ids_of", "plan_of"]
+
+_CLOSELY = 24
+"""So many calls at the beginning of a life are each followed by a look at the whole state."""
+
+_SAMPLED = 60
+"""Later it is looked at after one call in so many."""
+
+
+@dataclass
+class Served:
+    """A request as an engine knows it.
+
+    Attributes:
+        request: the engine's object; both managers get the same one.
+        number: by which its own tokens are told from others'.
+        live: whether it was given slots and not yet freed.
+        given: tokens up to which it was given slots, look-ahead left out.
+        row: its row in the tables; -1 if it has none.
+        flights: the plan whose copies are under way, and -2 if it is on its way back; -1 if it is in host memory.
+    """
+
+    request: Request
+    number: int
+    live: bool = False
+    given: int = 0
+    row: int = -1
+    flights: list[int] = field(default_factory=list)
+
+
+def copies_of(copies: Any, _: Side) -> object:
+    """Copies that a call returned, as numbers."""
+    return [tuple(map(int, copy)) for copy in copies]
+
+
+def page_ids_of(pages: Any, _: Side) -> object:
+    """The pages that a call returned by their ids, group by group."""
+    return None if pages is None else [list(map(int, group)) for group in pages.get_page_ids()]
+
+
+def hit_of(found: Any, side: Side) -> object:
+    """What a look-up found, by ids, and how many tokens."""
+    return page_ids_of(found[0], side), int(found[1])
+
+
+def plan_of(plan: Any, _: Side) -> object:
+    """A plan of copies, as numbers."""
+    if plan is None:
+        return None
+    return int(plan.swap_id), plan.request_id, plan.direction, int(plan.num_tokens), copies_of(plan.copies, _)
+
+
+class SoakBase(Machine):
+    """Managers with tables, pins, priorities, host memory and events, whatever of it the backend has.
+
+    A side has ``manager``, its ``pool``, ``pages`` by id, and ``tables`` of all groups, a row for each live request.
+
+    Attributes:
+        cases: the requests by id; those that went for good are not among them.
+        known: the requests that the managers know, whose keys a snapshot names.
+        closely: whether the whole state is looked at after every call from now on.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages", "MultiGroupPageTable")
+    examples, num_steps = 8, 120
+    always = frozenset(
+        {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}
+        | {"HASH-1", "HASH-2", "HASH-3", "MAN-1", "MAN-2", "MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "MAN-11"}
+        | {"MAN-12", "MAN-13", "MAN-14", "PIN-1", "PIN-2", "RET-2", "SWAP-1", "TAB-1", "TAB-4"}
+    )
+    capability = "groups"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cases: dict[str, Served] = {}
+        self.known: dict[str, Request] = {}
+        self.closely = False
+        self.met = Meetings()
+        self._number = 0
+        self._looked = 0
+
+    # -- A life ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def missing(cls, backend: Backend) -> list[str]:
+        """See `Machine.missing`: everything is compared by what the pool shows of its queue."""
+        return super().missing(backend) or [f"capability {lack}" for lack in ("queue", "keys") if lack in backend.lacks]
+
+    @start(world=st.nothing(), rows=st.nothing())
+    def construct(self, world: World, rows: int) -> None:
+        """A manager with many pages, and tables with many rows."""
+        world = world.within(self.backend.names)
+        wanted = {"hash_seed": b"kvproof", **world.options}
+        for option, lack in (
+            ("enable_events", "events"),
+            ("counter_sampling", "counters"),
+            ("num_host_pages", "swaps"),
+        ):
+            if self.lacks(lack):
+                wanted.pop(option, None)
+        if self.lacks("pins"):
+            wanted = {name: value for name, value in wanted.items() if "pinned" not in name}
+        self.options = pool_options((self.spec.names, self.backend.names), "CacheManager", wanted)
+        self.world, self.rows = world, rows
+        shown = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        eagle = ", use_eagle=True" if world.use_eagle else ""
+        groups = ", ".join(map(str, world.groups))
+        line = f"CacheManager({world.num_pages}, [{groups}], max_model_len={world.max_model_len}{eagle}{shown})"
+        self.build(f"manager = {line}", "MAN-2", self._parts)
+        fields = [
+            Field("pages of requests", "MAN-2", self._pages),
+            *pool_fields(True, weak=False, order=order_clause(self.options)),
+            Field(
+                "table rows", "TAB-1", lambda side: [numbers_of(t.get_cpu_tensor()) for t in side.tables.page_tables]
+            ),
+            *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
+            *(pin_fields() if "max_pinned_pages" in self.options else ()),
+        ]
+        self.watch(*fields)
+
+    def _parts(self, side: Side) -> dict[str, Any]:
+        world, names = self.world, side.names
+        groups = [group.declared(n, names, self.spec.names) for n, group in enumerate(world.groups)]
+        flags = (True, True) if world.use_eagle else (True,)
+        manager = names.get("CacheManager")(world.num_pages, groups, world.max_model_len, *flags, **self.options)
+        sizes = [group.page_size for group in world.groups]
+        tables = names.get("MultiGroupPageTable")(self.rows, world.max_model_len, 8, sizes)
+        return self._of(side, manager) | {"tables": tables}
+
+    def _of(self, side: Side, manager: Any) -> dict[str, Any]:
+        pool = manager.page_pool
+        made = {"manager": manager, "pool": pool, "pages": page_views(pool)}
+        return made | (follow(side) if "enable_events" in self.options else {})
+
+    def _pages(self, side: Any) -> dict[str, list[list[int]]]:
+        return {name: [list(map(int, group)) for group in side.manager.get_page_ids(name)] for name in self.cases}
+
+    # -- What is known --------------------------------------------------------------------------------------
+
+    def running(self) -> list[str]:
+        """The live requests, in the order of their coming."""
+        return [name for name, case in self.cases.items() if case.live]
+
+    def waiting(self) -> list[str]:
+        """The requests that came or went, and are nowhere."""
+        return [name for name, case in self.cases.items() if not case.live and not case.flights]
+
+    def away(self) -> list[str]:
+        """The requests in host memory."""
+        return [name for name, case in self.cases.items() if case.flights == [-1]]
+
+    def flying(self) -> list[int]:
+        """The plans whose copies are under way."""
+        return [flight for case in self.cases.values() for flight in case.flights if flight >= 0]
+
+    def has(self, method: str) -> bool:
+        """Whether the backend's manager has a method, and this one was made for it."""
+        row = MANAGER[method]
+        wanted = {"pins": "max_pinned_pages", "swap": "num_host_pages"}.get(row.capability)
+        return (wanted is None or wanted in self.options) and self.offers("manager", method)
+
+    # -- Comparing ------------------------------------------------------------------------------------------
+
+    def compare_states(self, charge: Charge, fixed: bool = False) -> None:
+        """Compares the whole state, where it is its turn; else how many pages are free."""
+        place = len(self._trace)
+        if self.hurrying:
+            return
+        sampled = not self.session.repeats and (place <= _CLOSELY or place % _SAMPLED == 0)
+        if self.closely or self.closing or sampled:
+            super().compare_states(charge if place - self._looked <= 1 or self.closing else {}, fixed)
+            self._looked = place
+        else:
+            free = self.spec.pool.get_num_free_pages()
+            self.check("POOL-2", "number of free pages", free, lambda: int(self.backend.pool.get_num_free_pages()))
+
+    def made(
+        self, method: str, line: str, act: Callable[[Any], Any], normal: Callable[[Any, Side], object], *features: str
+    ) -> Both:
+        """Makes a call of the table of managers on both sides; see `Machine.call`.
+
+        Args:
+            method: its row, which says by which clauses it is judged.
+            line: it as a report shows it.
+            act: makes it on a side.
+            normal: makes of a result what can be compared.
+            features: what it shows of the interface, for the pairs that have met.
+        """
+        row = MANAGER[method]
+        self.session.note_drawn([f"{MANAGER.name}.{method}"])
+        both = self.call(line, act, row.clause, normal, row.charges_by_field, also=row.refuses)
+        if not both.refused and both.spec is not None:
+            self.met.note(features, len(self._trace))
+        return both
+
+    def case_of(self, name: str, live: bool | None = None) -> Served:
+        """A request by its id; ends the operation where there is none, or it is live or not against what is asked."""
+        case = self.cases.get(name)
+        if case is None or (live is not None and case.live != live):
+            raise Nothing
+        return case

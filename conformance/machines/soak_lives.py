@@ -1,0 +1,243 @@
+"""What happens in a life of the soak: its world, and one operation after another, drawn from chance alone."""
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from ..calls.source import Source
+from .worlds import Group, World
+
+if TYPE_CHECKING:
+    from .soak import Soak
+
+__all__ = ["Chance", "Life"]
+
+_MOST_LIVE = 300
+_MOST_LISTED = 2000
+_MOST_PAGES = 4096
+_MOST_STEPS = 10_000
+_MOST_RANKED = 500
+"""Pages of a pool whose policy the specification can follow: it looks at all of them where it takes one."""
+
+_EVERYONE = 10_000
+
+_STEM = 1_500_000_000
+"""Tokens from here on are those that requests share."""
+
+_GROUPS = (
+    *("full", "full", "full", "mla", "window", "full window", "full window", "full chunk"),
+    *("full aligned", "full aligned", "window aligned", "full full"),
+)
+
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
+    {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
+    {"max_pinned_pages": 200, "num_host_pages": 300},
+    {"unhashed_first": True, "max_pinned_pages": 50},
+    {"eviction": "reuse"},
+    {"eviction": "adaptive"},
+)
+
+
+class Chance(Source):
+    """Decisions by random numbers that follow from a seed.
+
+    Args:
+        seed: the seed.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(f"soak/{seed}")
+
+    def integer(self, least: int, most: int) -> int:
+        """See `Source.integer`."""
+        return self._random.randint(least, most)
+
+    def size(self, most: int) -> int:
+        """A number from 1 to ``most`` whose logarithm is uniform: as often between 1 and 2 as in the upper half."""
+        least = 1 << self.integer(0, most.bit_length() - 1)
+        return min(self.integer(least, 2 * least - 1), most)
+
+
+class Life:
+    """One life.
+
+    Args:
+        chance: what decides.
+        most: the most steps of it.
+
+    Attributes:
+        world: what it begins with.
+        rows: rows of the tables, and how many requests are live at most.
+        length: how many steps it has.
+    """
+
+    def __init__(self, chance: Chance, most: int) -> None:
+        self._chance = chance
+        self._plans: list[tuple[str, tuple[Any, ...]]] = []
+        self._texts: list[list[list[int]]] = []
+        self._number = 0
+        self._now = 0.0
+        self._commits = chance.integer(0, 3) == 3  # for each size of tables a program is compiled
+        self._theme = chance.one_of(["many", "long", "any"])
+        self.rows = self._large(_MOST_LIVE) if self._theme == "many" else chance.size(_MOST_LIVE)
+        self.world = self._world()
+        self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
+
+    def _world(self) -> World:
+        chance = self._chance
+        size = chance.one_of([1, 2, 4, 16, 16, 64])
+        listed = self._large(_MOST_LISTED) if self._theme == "long" else chance.size(_MOST_LISTED)
+        kinds = chance.one_of(_GROUPS).split()
+        sizes = [size * chance.one_of([1, 1, 2]) for _ in kinds]
+        groups = tuple(
+            Group(kind, own, chance.size(max(own * listed // 2, 1)) if kind in ("window", "chunk") else 1)
+            for kind, own in zip(kinds, sizes, strict=True)
+        )
+        room = max(listed, self.rows) * chance.one_of([1, 1, 2, 4]) * len(kinds)
+        options = dict(chance.one_of(_OPTIONS))
+        if room > _MOST_RANKED:
+            options.pop("eviction", None)
+        if any(group.gives_back for group in groups) and chance.integer(0, 1):
+            options["retention_interval"] = chance.one_of([None, 4 * max(sizes), 32 * max(sizes)])
+        eagle = chance.rarely()
+        length = max(listed * size + chance.integer(0, size), 2 * max(sizes) + 2)
+        return World(min(max(room, 8), _MOST_PAGES), groups, length, True, eagle, options)
+
+    def _large(self, most: int) -> int:
+        """As much as there may be, as a rule."""
+        return self._chance.one_of([most, most, self._chance.size(most)])
+
+    def next(self, soak: "Soak") -> tuple[str, tuple[Any, ...]]:
+        """The next operation and its arguments."""
+        while not self._plans:
+            self._plan(soak)
+        return self._plans.pop(0)
+
+    def _plan(self, soak: "Soak") -> None:
+        chance, running = self._chance, soak.running()
+        acts = [self._arrive] * 4 + [self._arrive_many] * (1 if len(running) < self.rows else 0)
+        acts += [self._return] * 2 * bool(soak.waiting())
+        if running:
+            acts += [self._step] * 8 + [self._go_on] * 3 + [self._go] * 3 + [self._go_many] + [self._mirror]
+        acts += [self._tidy, self._forget]
+        acts += [self._rank] * 2 if soak.has("pin_prefix") else []
+        acts += [self._move] * 3 if soak.has("swap_out") else []
+        chance.one_of(acts)(soak)
+
+    def _some(self, names: list[str]) -> str:
+        return self._chance.one_of(names)
+
+    # -- Requests -----------------------------------------------------------------------------------------------
+
+    def _text(self) -> list[list[int]]:
+        """Ranges of tokens: what others began with, or went on with, and some of its own."""
+        chance, most = self._chance, self.world.max_model_len
+        own = [(self._number % 1400) * 1_000_000, chance.size(max(min(most, 4 * self.world.unit), 1))]
+        kind = chance.integer(0, 3)
+        if kind == 0:
+            return [[own[0], self._large(most)]]
+        if kind == 1 or not self._texts:
+            return [[_STEM + chance.integer(0, 2) * 1_000_000, self._large(most)], own]
+        known = chance.one_of(self._texts)
+        keep: int = self._large(max(sum(count for _, count in known), 1))
+        parts: list[list[int]] = []
+        for first, count in known:
+            parts.append([first, min(count, keep)])
+            keep -= parts[-1][1]
+        return [*(part for part in parts if part[1] > 0), own]
+
+    def _arrive(self, soak: "Soak") -> None:
+        del soak
+        self._number += 1
+        text = self._text()
+        self._texts = [*self._texts[-30:], text]
+        salt = self._chance.one_of(["", "", "", "", "", "a", "b"])
+        self._plans.append(("come", (self._number, text, salt)))
+        self._admit(f"q{self._number}")
+
+    def _return(self, soak: "Soak") -> None:
+        self._admit(self._some(soak.waiting()))
+
+    def _admit(self, name: str) -> None:
+        chance = self._chance
+        new = 0 if chance.integer(0, 2) else chance.size(self.world.max_model_len)
+        self._plans.append(("admit", (name, new, chance.integer(0, 5) > 0, self._ahead(), chance.rarely())))
+
+    def _ahead(self) -> int:
+        return self._chance.size(64) if self._chance.rarely() else 0
+
+    def _arrive_many(self, soak: "Soak") -> None:
+        chance = self._chance
+        count = self._large(max(self.rows - len(soak.running()), 1))
+        self._plans.append(("come_many", (self._number + 1, count, chance.size(2 * self.world.unit))))
+        self._number += count
+
+    # -- Running ------------------------------------------------------------------------------------------------
+
+    def _step(self, soak: "Soak") -> None:
+        chance, running = self._chance, soak.running()
+        if not soak.offers("manager", "allocate_slots_batch"):
+            self._go_on(soak)
+            return
+        for _ in range(chance.integer(1, 4)):
+            count = chance.one_of([_EVERYONE, _EVERYONE, chance.size(len(running))])
+            new = chance.one_of([1, 1, 1, chance.size(4 * self.world.unit)])
+            mirrored = self._some(running) if chance.integer(0, 3) == 3 else ""
+            tabled = bool(chance.integer(0, 1))
+            self._plans.append(("step", (count, new, self._ahead(), tabled, chance.rarely(), mirrored)))
+
+    def _go_on(self, soak: "Soak") -> None:
+        chance = self._chance
+        name, new = self._some(soak.running()), chance.size(max(self.world.max_model_len // 2, 1))
+        self._plans.append(("go_on", (name, new, self._ahead(), chance.rarely())))
+
+    def _mirror(self, soak: "Soak") -> None:
+        self._plans.append(("mirror", (self._some(soak.running()),)))
+
+    def _go(self, soak: "Soak") -> None:
+        chance = self._chance
+        unwritten = chance.size(2 * self.world.unit) if chance.integer(0, 2) == 2 else None
+        self._plans.append(("go", (self._some(soak.running()), unwritten)))
+
+    def _go_many(self, soak: "Soak") -> None:
+        self._plans.append(("go_many", (self._chance.size(len(soak.running())), bool(self._chance.integer(0, 1)))))
+
+    def _tidy(self, soak: "Soak") -> None:
+        acts: list[tuple[str, tuple[Any, ...]]] = [("commit", ())] if self._commits else []
+        acts += [("restore", ())] * (2 * soak.offers("manager", "snapshot"))
+        acts += [("take_copies", ())] if soak.offers("manager", "take_page_copies") else []
+        acts += [("take_events", ())] * 2 if "enable_events" in soak.options else []
+        if soak.running() and soak.offers("manager", "cache_pages"):
+            acts.append(("publish", (self._some(soak.running()),)))
+        self._plans += [self._chance.one_of(acts)] if acts else []
+
+    # -- What is cached -----------------------------------------------------------------------------------------
+
+    def _forget(self, soak: "Soak") -> None:
+        chance = self._chance
+        if chance.rarely():
+            self._plans += [("go_many", (_EVERYONE, False)), ("reset", ())]
+        elif soak.offers("pool", "evict_pages"):
+            first = chance.integer(1, self.world.num_pages - 1)
+            self._plans.append(("evict", (first, chance.size(self.world.num_pages // 4 + 1))))
+
+    def _rank(self, soak: "Soak") -> None:
+        chance = self._chance
+        self._now += chance.integer(0, 2)
+        acts: list[tuple[str, tuple[Any, ...]]] = [("unpin", (chance.integer(0, 6),)), ("pass_time", (self._now,))]
+        if soak.cases:
+            name = self._some(list(soak.cases))
+            tokens = chance.size(self.world.max_model_len) if chance.integer(0, 1) else None
+            expires = self._now + chance.integer(1, 4) if chance.integer(0, 1) else None
+            acts += [("pin", (name, tokens))] * 2
+            acts += [("rank", (name, chance.one_of([1, 2, -1, 0, 1000]), expires))] * 2
+        self._plans.append(chance.one_of(acts))
+
+    def _move(self, soak: "Soak") -> None:
+        acts: list[tuple[str, tuple[Any, ...]]] = [("fence", (flight,)) for flight in soak.flying()[:4]]
+        acts += [("swap_out", (self._some(soak.running()),))] * 2 if soak.running() else []
+        acts += [("swap_in", (self._some(soak.away()),))] * 2 if soak.away() else []
+        if acts:
+            self._plans.append(self._chance.one_of(acts))
