@@ -285,7 +285,7 @@ def _keys(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     prompt = draw_prompt(draw, sizes, length)
     asks = [Ask("a", prompt)]
     if "cache_salts" in sizes.offers:
-        salts = _NEAR_SALTS if draw.randrange(2) else ("one", (*sizes.adapters, "two")[0])
+        salts = (*(_NEAR_SALTS if number % 3 else ("one", "two")), *sizes.adapters[:1])
         asks += [Ask(f"s{place}", prompt, salt=salt) for place, salt in enumerate(salts)]
     asks += [Ask(f"d{place}", prompt, adapter=name) for place, name in enumerate(sizes.adapters[:2])]
     draw.shuffle(asks)
