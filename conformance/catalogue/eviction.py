@@ -2,7 +2,6 @@
 
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from .patching import with_policy
 from .registry import FORESEEN, seeded
@@ -58,7 +57,7 @@ def protection_outlives_the_hash(fast: ModuleType) -> SimpleNamespace:
     return with_policy(fast, forgotten=forgotten, published=published)
 
 
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14",))
+@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
 def pages_taken_alone_leave_no_ghosts(fast: ModuleType) -> SimpleNamespace:
     """Only what is evicted many pages at a time is known again when it is published next."""
 
@@ -68,32 +67,3 @@ def pages_taken_alone_leave_no_ghosts(fast: ModuleType) -> SimpleNamespace:
             self.clock += 1
 
     return with_policy(fast, evicted_one=evicted_one)
-
-
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14",))
-def ghosts_are_kept_by_place(fast: ModuleType) -> SimpleNamespace:
-    """A ghost is found by its slot alone: another content that falls there counts as evicted lately."""
-    order = fast.pool.eviction.ReuseOrder
-
-    def published(self: Any, pages: Any, marks: Any) -> None:
-        order.published(self, pages, marks)
-        slots, _ = self._ghost(marks)
-        self._is_reused[pages] = self._ghosts[slots] != 0
-
-    return with_policy(fast, published=published)
-
-
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14",))
-def shadow_pools_free_the_head_first(fast: ModuleType) -> SimpleNamespace:
-    """In shadow pools a prompt's first page is the first to go, which the others need for their hits."""
-    order = fast.pool.eviction.ReuseOrder
-
-    def released(self: Any, pages: Any, freed: Any) -> None:
-        if self.shadows is None:
-            order.released(self, pages, freed)
-            return
-        left = self.shadows.left
-        with patch.object(type(self.shadows), "left", lambda _, marks: left(marks[::-1])):
-            order.released(self, pages, freed)
-
-    return with_policy(fast, released=released)

@@ -57,9 +57,9 @@ def _holds_another(names: Any) -> object:
     return _free(pool)
 
 
-def _seen_by_policy(names: Any, eviction: str) -> object:
+def _seen_by_policy(names: Any) -> object:
     """What a snapshot has of a policy after a page alone came, went, and came again."""
-    manager = manager_with(names, "full:1", num_pages=4, eviction=eviction)
+    manager = manager_with(names, "full:1", num_pages=4, eviction="reuse")
     for number, tokens in enumerate(([1, 2, 3], [4], [5], [6], [1], [7, 8], [1, 2])):
         request = Request(f"r{number}", tokens)
         manager.allocate_slots(request, len(tokens))
@@ -70,8 +70,6 @@ def _seen_by_policy(names: Any, eviction: str) -> object:
 EVICTION_WITNESSES: dict[str, Callable[[Any], object]] = {
     "parent_goes_before_child": _child_is_hit,
     "hits_of_free_pages_do_not_count": _hit_while_free,
-    "pages_taken_alone_leave_no_ghosts": lambda names: _seen_by_policy(names, "reuse"),
-    "ghosts_are_kept_by_place": lambda names: _seen_by_policy(names, "reuse"),
-    "shadow_pools_free_the_head_first": lambda names: _seen_by_policy(names, "adaptive"),
+    "pages_taken_alone_leave_no_ghosts": _seen_by_policy,
     "protection_outlives_the_hash": _holds_another,
 }
