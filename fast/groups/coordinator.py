@@ -39,15 +39,14 @@ from .group_rules import NEVER, read_unit, rule_of
 from .live_check import check_live
 from .live_requests import LiveRequests, Wanted
 from .longest_hit import Hits, check_hits, longest_hit, none_hit
-from .part_hits import find_parts, longest_amid
+from .page_copies import QueuedCopy, check_copies, part_copies, read_copies, release_sources, undo_parts
+from .part_hits import longest_amid, require_parts
 from .publishing import Publisher
 from .request_states import point_states, read_requests, request_states, restore_points, restore_requests
 from .retention import Retention
 from .swapped_requests import SwappedRequests
 
 __all__ = ["CacheCoordinator", "NewPages"]
-
-_NOBODY: frozenset[int] = frozenset()
 
 _NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -127,7 +126,7 @@ class CacheCoordinator(Uncopied):
         self.publisher = Publisher(self.page_pool, self.groups, self.live)
         self.most_slots = min(max_model_len + 1, NEVER)
         self.swapped = SwappedRequests(options["num_host_pages"])
-        self.queued_copies: list[tuple[str, PageCopy | PartCopy]] = []
+        self.queued_copies: list[QueuedCopy] = []
         self.plain = tuple(PLAIN for _ in self.groups)
         self.no_hits = none_hit(self.groups)
         self.nothing_new: NewPages = tuple(() for _ in self.groups)
@@ -218,19 +217,11 @@ class CacheCoordinator(Uncopied):
         """Refuses pages that are not a request's prefix of ``length`` tokens (MAN-2). O(tokens compared).
 
         Returns:
-            For each group the page from which the last of these tokens are copied, 0 where they end with a page; no
-            page at all where hits end with pages of all groups (MAN-17).
+            For each group the page from which the last of them are copied, 0 for none; nothing without a unit (MAN-17).
         """
         parts: list[int] = []
         if self.match_unit is not None:
-            parts = find_parts(self.groups, tokens, segments, length)
-            for group, part in zip(self.groups, parts, strict=True):
-                if not part and length % group.page_size:
-                    raise refusal(
-                        ValueError,
-                        "MAN-17",
-                        f"num_new_computed_tokens={length}: no page of group {group.group_id} has the last of them",
-                    )
+            parts = require_parts(self.groups, tokens, segments, length)
         check_hits(self.page_pool.index, self.groups, tokens, segments, hits, length, any(parts))
         return parts
 
@@ -291,7 +282,8 @@ class CacheCoordinator(Uncopied):
         num_queued = len(self.queued_copies)
         new = self.allocate_new_pages(slot, wanted, found)
         if len(sources):
-            self._note_parts(request_id, new, parts, found, num_queued)
+            copies = [*self.queued_copies[num_queued:], *part_copies(request_id, self.groups, new, parts, found)]
+            self.queued_copies[num_queued:] = sorted(copies, key=lambda queued: queued[1].group_id)
         live.firsts[slot] = bound
         live.num_computed[slot] = found
         live.num_promised[slot] = promised
@@ -433,17 +425,6 @@ class CacheCoordinator(Uncopied):
             source = group.page_at(slot, group.rule.first_place(computed))
             self.queued_copies.append((self.live.ids[slot], PageCopy(group.group_id, source, page)))
 
-    def _note_parts(self, request_id: str, new: NewPages, parts: Sequence[int], found: int, first: int) -> None:
-        """Records that the last tokens of a request's hit are to be copied before the step (MAN-17).
-
-        Its copies, recorded from place ``first`` on, are in the order of the groups.
-        """
-        for group, pages, part in zip(self.groups, new, parts, strict=True):
-            if part:
-                copy = PartCopy(group.group_id, part, int(pages[0]), found % group.page_size)
-                self.queued_copies.append((request_id, copy))
-        self.queued_copies[first:] = sorted(self.queued_copies[first:], key=lambda queued: queued[1].group_id)
-
     def cache_pages(self, request: EngineRequest, slot: int, num_computed_tokens: int) -> None:
         """Publishes a live request's full pages up to ``num_computed_tokens`` tokens (MAN-3)."""
         computed, promised = self.live.num_computed[slot], self.live.num_promised[slot]
@@ -454,30 +435,18 @@ class CacheCoordinator(Uncopied):
         """The copies recorded since the last call, in order (MAN-13); what they hold is released (MAN-17)."""
         queued, self.queued_copies = self.queued_copies, []
         copies = [copy for _, copy in queued]
-        self._release_sources(copies)
+        release_sources(self.page_pool, copies)
         return copies
-
-    def _release_sources(self, copies: Sequence[PageCopy | PartCopy]) -> None:
-        for copy in copies:
-            if isinstance(copy, PartCopy):
-                self.page_pool.release(np.array([copy.source]))
 
     def _drop_copies(self, request_id: str) -> list[PageCopy | PartCopy]:
         """Removes a request's recorded copies, and returns them."""
         dropped = [copy for other, copy in self.queued_copies if other == request_id]
-        if dropped:
-            self.queued_copies = [queued for queued in self.queued_copies if queued[0] != request_id]
+        self.queued_copies = [queued for queued in self.queued_copies if queued[0] != request_id]
         return dropped
 
     def undo_copies(self, slot: int) -> None:
         """Puts what a request was to copy amid a page into its list, in place of the page that waits (MAN-17)."""
-        for copy in self._drop_copies(self.live.ids[slot]):
-            if isinstance(copy, PartCopy):
-                group = self.groups[copy.group_id]
-                waits = group.page_at(slot, group.num_hits[slot]) == copy.destination
-                if waits:
-                    group.cell[group.num_origins[slot] + group.num_hits[slot]] = copy.source
-                self.page_pool.release(np.array([copy.destination if waits else copy.source]))
+        undo_parts(self.page_pool, self.groups, slot, self._drop_copies(self.live.ids[slot]))
 
     # -- Giving back ------------------------------------------------------------------------------
 
@@ -491,46 +460,22 @@ class CacheCoordinator(Uncopied):
         for group in self.groups:
             held.append(group.last_first(slot))
         ending = self.retention.at_end(slot, num_written, amid) if self.retention.judges else None
-        lost, holders = (_NO_PAGES, None) if num_written is None else self._unwritten(slot, num_written)
+        lost, holders = (
+            (_NO_PAGES, None)
+            if num_written is None
+            else self.publisher.unwritten(slot, num_written, self.queued_copies)
+        )
         live.dismiss(slot)
         dropped = self._drop_copies(request_id) if self.queued_copies else ()
         if len(lost):
             pool.forget_hashes(lost)
-        if dropped:
-            self._release_sources(dropped)
+        release_sources(self.page_pool, dropped)
         for number, pages in enumerate(held):
             if ending is None or number not in ending:
                 pool.release(pages)
             else:
                 self.retention.let_go(pages, *ending[number])
         return [] if holders is None else live.withdraw(holders) + self.swapped.withdraw(lost)
-
-    def _unwritten(self, slot: int, num_written: int) -> tuple[NDArray[np.int64], set[int] | None]:
-        """The pages that a request published and will not write, and the slots of other requests that reference some.
-
-        None in place of the slots if no other request and no copy references any, which the reference counts show. Most
-        others hit one of the pages last. Where the counts show more (who hit further pages behind them, or was swapped
-        in, restored or is being copied), all lists are searched, in array operations.
-        """
-        withdrawn, holders, is_shared, live = [_NO_PAGES], {slot}, False, self.live
-        for group in self.groups:
-            if group.rule.publishes:
-                first = max(group.num_hits[slot], num_written // group.page_size)
-                pages = group.pages_between(slot, first, max(first, group.num_published[slot]))
-                withdrawn.append(pages[pages != 0])
-                counts = self.page_pool.counts.of[pages] - self.page_pool.pins.of_each(pages)
-                for place in (counts > 1).nonzero()[0].tolist()[::-1]:  # who hit a page has those before it, too
-                    is_shared, page = True, pages.item(place)
-                    likely = holders | group.hit_ends.get(page, _NOBODY)
-                    known = [other for other in likely if group.holds(other, first + place, page)]
-                    holders.update(
-                        known if len(known) == counts[place] else group.holders(first + place, page).tolist()
-                    )
-        lost = np.concatenate(withdrawn)
-        for request_id, copy in self.queued_copies:
-            if isinstance(copy, PartCopy) and copy.source in lost:
-                holders.add(live.slot_of[request_id])
-        return lost, holders - {slot} if is_shared else None
 
     # -- Looking ----------------------------------------------------------------------------------
 
@@ -631,38 +576,7 @@ class CacheCoordinator(Uncopied):
             if request_id in self.live.slot_of:
                 self.live.firsts[self.live.slot_of[request_id]] = tokens
         self.swapped.next_id = parts["next_swap_id"].integer()
-        for part in parts["copies"].items():
-            id_part, group_part, *numbers = part.items()
-            if len(numbers) not in (2, 3):
-                raise part.damaged("must be a copy of a state or of part of a page")
-            if id_part.text() not in self.live.slot_of:
-                raise id_part.damaged(f"is {id_part.value!r}, which is not live")
-            group = group_part.integer(below=len(self.groups))
-            rule = self.groups[group].rule
-            source, destination = (page.integer(1, self.page_pool.num_pages) for page in numbers[:2])
-            if len(numbers) > 2:
-                amid = numbers[2].integer(1, rule.page_size)
-                if amid % self.groups[group].unit:
-                    raise numbers[2].damaged(f"must be a multiple of {self.groups[group].unit}")
-                self.queued_copies.append((id_part.text(), PartCopy(group, source, destination, amid)))
-                continue
-            if not (rule.has_states and rule.gives_back):
-                raise group_part.damaged(f"is {group}, a group whose states are not copied")
-            self.queued_copies.append((id_part.text(), PageCopy(group, source, destination)))
-
-    def _check_copies(self) -> None:
-        """Verifies that what is copied amid a page is held, and goes to a page that its request writes (MAN-17)."""
-        held, counts = self.held_counts, self.page_pool.counts.of
-        assert (held <= counts).all(), f"MAN-17: held {held.tolist()}, counted {counts.tolist()}: {self.queued_copies}"
-        for request_id, copy in self.queued_copies:
-            if isinstance(copy, PartCopy):
-                group, slot = self.groups[copy.group_id], self.live.slot_of[request_id]
-                place, state = group.num_hits[slot], f"MAN-17: {copy}: {self.live.state(request_id)}"
-                assert copy.num_tokens % group.unit == 0 < copy.num_tokens < group.page_size, state
-                assert place * group.page_size + copy.num_tokens <= self.live.num_computed[slot], state
-                # who goes on before the copies are taken may give the page back (MAN-8)
-                given_back = place < group.num_given_back[slot]
-                assert given_back or group.holds(slot, place, copy.destination), state
+        self.queued_copies = read_copies(parts["copies"], self.groups, self.live, self.page_pool.num_pages)
 
     def check(self) -> None:
         """Verifies every redundancy of the state; O(pages and cached tokens).
@@ -676,7 +590,7 @@ class CacheCoordinator(Uncopied):
         self.swapped.check()
         check_live(self.page_pool, self.groups, self.live, self.swapped, self.max_model_len)
         self.retention.check()
-        self._check_copies()
+        check_copies(self.page_pool, self.groups, self.live, self.queued_copies, self.held_counts)
         for request_id, slot in self.live.slot_of.items():
             recorded = self.live.num_needs_at[slot], self.live.num_due_at[slot]
             bounds = self.needs_at(slot), self.due_at(slot)

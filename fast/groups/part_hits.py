@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from ..index.parts import find_part, longest_part
 from ..index.prefix_index import PrefixIndex
+from ..reading.arguments import refusal
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
 from .cache_group import CacheGroup
 from .longest_hit import Hits, none_hit
 
-__all__ = ["find_parts", "longest_amid"]
+__all__ = ["longest_amid", "require_parts"]
 
 
 class _Served:
@@ -124,14 +125,24 @@ def longest_amid(
     return none_hit(groups), 0, reach
 
 
-def find_parts(
+def require_parts(
     groups: Sequence[CacheGroup], tokens: TokenBytes, segments: Sequence[Sequence[ExtraSegment]], length: int
 ) -> list[int]:
-    """For each group the page from which the last tokens of a hit are copied; 0 where it ends with a page."""
+    """For each group the page from which the last tokens of a hit are copied; 0 where it ends with a page.
+
+    Raises:
+        ValueError: no page of a group holds these tokens any more (MAN-17).
+    """
     parts = []
     for group, own in zip(groups, segments, strict=True):
         place, count = divmod(length, group.page_size)
         parts.append(find_part(group.tree, tokens, own, place, count) if count else 0)
+        if count and not parts[-1]:
+            raise refusal(
+                ValueError,
+                "MAN-17",
+                f"num_new_computed_tokens={length}: no page of group {group.group_id} has the last of them",
+            )
     return parts
 
 

@@ -8,9 +8,12 @@ Only the tokens of the pages published now are read. The engine guarantees that 
 tokens of a last, partly filled page, which are stored nowhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from kvproof.spec.declarations import EngineRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from kvproof.spec.declarations import EngineRequest, PartCopy
 
 from ..index.parts import extra_at
 from ..pool.page_pool import PagePool
@@ -20,8 +23,12 @@ from ..reading.request_reading import read_tokens
 from ..reading.tokens import TokenBytes
 from .cache_group import CacheGroup
 from .live_requests import LiveRequests
+from .page_copies import QueuedCopy
 
 __all__ = ["Publisher", "Publishing"]
+
+_NOBODY: frozenset[int] = frozenset()
+_NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
 
 Publishing = tuple[CacheGroup, int, int, int, TokenBytes, KeyStretch | None]
 """Pages of one group about to be published, what was read of them before anything changed: the group; the place of
@@ -200,6 +207,35 @@ class Publisher:
         pool.note_keys(pages, keys)
         if pool.policy is not None:
             pool.policy.note_pages(group.tree, pages, tokens, segments, start, after)
+
+    def unwritten(
+        self, slot: int, num_written: int, queued: Iterable[QueuedCopy]
+    ) -> tuple[NDArray[np.int64], set[int] | None]:
+        """The pages that a request published and will not write, and the slots of other requests that reference some.
+
+        None in place of the slots if no other request and no copy references any, which the reference counts show. Most
+        others hit one of the pages last. Where the counts show more (who hit further pages behind them, or was swapped
+        in, restored or is being copied), all lists are searched, in array operations.
+        """
+        withdrawn, holders, is_shared, live = [_NO_PAGES], {slot}, False, self._live
+        for group in self._groups:
+            if group.rule.publishes:
+                first = max(group.num_hits[slot], num_written // group.page_size)
+                pages = group.pages_between(slot, first, max(first, group.num_published[slot]))
+                withdrawn.append(pages[pages != 0])
+                counts = self._pool.counts.of[pages] - self._pool.pins.of_each(pages)
+                for place in (counts > 1).nonzero()[0].tolist()[::-1]:  # who hit a page has those before it, too
+                    is_shared, page = True, pages.item(place)
+                    likely = holders | group.hit_ends.get(page, _NOBODY)
+                    known = [other for other in likely if group.holds(other, first + place, page)]
+                    holders.update(
+                        known if len(known) == counts[place] else group.holders(first + place, page).tolist()
+                    )
+        lost = np.concatenate(withdrawn)
+        for request_id, copy in queued:
+            if isinstance(copy, PartCopy) and copy.source in lost:
+                holders.add(live.slot_of[request_id])
+        return lost, holders - {slot} if is_shared else None
 
 
 def _frozen_places(page_size: int, computed: int, promised: int) -> list[int]:

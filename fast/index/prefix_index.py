@@ -37,18 +37,16 @@ from numpy.typing import NDArray
 
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
+from .index_check import check_index
 from .joining import join, part, renumber, weighs_less
 from .parts import PART
-from .runs import Run, RunTree, common_pages
+from .runs import GONE, Run, RunTree, common_pages
 
 __all__ = ["PrefixIndex"]
 
 _NOWHERE: NDArray[np.uint32] = np.zeros((), np.uint32)
 """The run number of pages that are not cached; an array, since numpy takes a third of a microsecond longer for the
 Python number."""
-
-_GONE = RunTree(-1, 1, 0).root
-"""The placeholder in the list of runs at a number that no run has."""
 
 
 class PrefixIndex:
@@ -71,7 +69,7 @@ class PrefixIndex:
         self._depth_of: NDArray[np.uint32] = np.frombuffer(self._depth_cell, np.uint32)
         self._lone: dict[int, bytes] = {}
         """The key of each lone page."""
-        self._runs: list[Run] = [_GONE]
+        self._runs: list[Run] = [GONE]
         self._spare: list[int] = []
         self._trees: dict[tuple[int, int], RunTree] = {}
 
@@ -248,13 +246,12 @@ class PrefixIndex:
         """Adds a page that is not full, and that nobody writes any more (MAN-17). O(its tokens).
 
         Args:
-            tree: the tree to add it to.
+            tree: its tree.
             tokens: its token bytes, fewer than a page has.
             segment: the segment of the request's extra keys that has it.
-            page: the page.
+            page: its id.
             place: its position in the request.
-            after: the cached page that holds the request's page before it; 0 where ``place`` is 0; ``page`` itself,
-                published there to make that place, where that page has been evicted since (MAN-14).
+            after: the cached page before it, 0 for none; ``page`` itself, published there, if that is gone (MAN-14).
         """
         run = self._run_at(after) if after else tree.root
         if run.tail is not None:
@@ -269,8 +266,7 @@ class PrefixIndex:
             self._occupy(child, 0, np.array([page]))
             return
         own = Run(tree, 0, run, key, extra, segment.extra_keys, place, bytes(tokens), array("i", (page,)))
-        self.run_cell[page] = self._add_run(own).number
-        self._depth_cell[page] = place
+        self.run_cell[page], self._depth_cell[page] = self._add_run(own).number, place
 
     def _straighten(self, run: Run, end: int) -> None:
         """Exchanges branches on a request's way with what follows in the runs above, where that is less. O(end).
@@ -495,7 +491,7 @@ class PrefixIndex:
         """Removes a run without branches; returns its parent."""
         parent = run.parent
         assert parent is not None
-        self._runs[run.number] = _GONE
+        self._runs[run.number] = GONE
         self._spare.append(run.number)
         parent.detach(run.start, run.extra, run.key)
         return parent
@@ -531,7 +527,7 @@ class PrefixIndex:
             head.pages.append(child)
             return head
         kept, gone = join(head, child, self.run_cell)
-        self._runs[gone.number] = _GONE
+        self._runs[gone.number] = GONE
         self._spare.append(gone.number)
         return kept
 
@@ -544,7 +540,7 @@ class PrefixIndex:
             run.children = run.others = None  # a run and its branches refer to each other
             run.num_attached = 0
         self._spare = []
-        self._runs = [_GONE, *(tree.root for tree in self._trees.values())]
+        self._runs = [GONE, *(tree.root for tree in self._trees.values())]
         for number, run in enumerate(self._runs):
             run.number = number
 
@@ -599,33 +595,6 @@ class PrefixIndex:
         Raises:
             AssertionError: they don't; the message shows the tree.
         """
-        seen: dict[int, tuple[int, int]] = {}
-        numbers: list[int] = []
-        lone: dict[int, bytes] = {}
-        for tree in self._trees.values():
-            waiting = [tree.root]
-            while waiting:
-                run = waiting.pop()
-                run.check()
-                numbers.append(run.number)
-                assert self._runs[run.number] is run, f"POOL-7: number of {run}"
-                for place, key, child in run.branches():
-                    if isinstance(child, Run):
-                        waiting.append(child)
-                        continue
-                    assert child not in seen, f"POOL-8: page {child} stands twice"
-                    lone[child] = key
-                    seen[child] = (run.number, place)
-        noted = sorted(self._lone)
-        assert lone == self._lone, f"POOL-7: lone pages {sorted(lone)}, noted {noted}, or their keys differ"
-        for run, place, pages in self.places():
-            for page in pages:
-                if page not in lone:
-                    assert page not in seen, f"POOL-8: page {page} stands twice"
-                    seen[page] = (run.number, run.start + place)
-        assert len(self._runs) == 1 + len(numbers) + len(self._spare), f"runs {len(self._runs)}, spare {self._spare}"
-        assert all(self._runs[number] is _GONE for number in self._spare), f"a spare number in use: {self._spare}"
-        for page in range(len(self.run_cell)):
-            number = self.run_cell[page]
-            expected = (number, self._depth_cell[page]) if number else None
-            assert seen.get(page) == expected, f"POOL-7: page {page} stands at {seen.get(page)}, noted {expected}"
+        check_index(
+            self._trees.values(), self._runs, self._spare, self._lone, self.run_cell, self._depth_cell, self.places()
+        )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..reading.tokens import TokenBytes
 
-__all__ = ["Branches", "Run", "RunTree", "common_pages"]
+__all__ = ["GONE", "Branches", "Run", "RunTree", "common_pages"]
 
 Branches = dict[int, dict[bytes, "Run | int"]]
 """The branches of a run, by place in a request, then by key: runs, or ids of lone pages."""
@@ -269,6 +269,10 @@ class RunTree:
         self.group_id = group_id
         self.page_bytes = 4 * page_size
         self.root = Run(self, number, None, b"", b"", None, 0, bytearray(), array("i"))
+
+
+GONE = RunTree(-1, 1, 0).root
+"""The placeholder in an index's list of runs at a number that no run has."""
 
 
 def common_pages(run: Run, inner: int, tokens: TokenBytes, offset: int, most: int) -> int:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import lcm
 from typing import Any, Unpack
 
-import numpy as np
-
 from ..declarations import (
     CacheGroupSpec,
     EngineRequest,
@@ -29,8 +27,9 @@ from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
 from ..reading.arguments import refusal
 from .group_rules import GroupRules, read_groups, read_unit, rules_of
-from .live_check import check_live, check_points
+from .live_check import check_copies, check_live, check_points
 from .live_requests import GroupPages, Live, LiveRequests
+from .part_hits import find_part
 from .request_keys import Chains
 from .request_states import point_states, request_states, restore_points, restore_requests
 from .retention import Retention
@@ -124,43 +123,12 @@ class CacheCoordinator(Uncopied):
         self, rules: GroupRules, length: int, chains: Chains, cached: Sequence[CachePage | None], with_eagle: bool
     ) -> bool:
         """Whether a group can serve a prefix of a request; see `GroupRules.is_served`."""
-        return rules.is_served(length, cached, with_eagle, lambda end: self._find_part(rules, chains, end))
-
-    def _find_part(self, rules: GroupRules, chains: Chains, end: int) -> CachePage | None:
-        """The cached page that holds a request's tokens up to ``end`` from the page boundary before it on (MAN-17).
-
-        What came before the page is the same, and so are the extra keys that touch it, those that touch only what
-        follows in it among them. Of several such pages it is the one whose tokens come first, compared by their bytes
-        (HASH-1), and of those of one content the first that was cached (POOL-7). A page that holds fewer tokens than a
-        page has room for is one that a freed request left.
-
-        Args:
-            rules: the group's rules.
-            chains: the chains of the request's full pages.
-            end: number of tokens, amid a page.
-        """
-        size, place = rules.page_size, end // rules.page_size
-        if end > len(chains.tokens):
-            return None
-        parent = chains[size][place - 1][1] if place else None
-        touching = page_extra_keys(chains.extra_keys, place * size, (place + 1) * size)
-        own = tuple(chains.tokens[place * size : end])
-        found: list[tuple[bytes, CachePage]] = []
-        for key, pages in self.page_pool.index.pages_of.items():
-            for page in self.page_pool.pages_of_ids(pages if key.group_id == rules.group_id else ()):
-                before, tokens, extra_keys = self.page_pool.keys.content_of_id[
-                    self.page_pool.index.content_of[page.page_id]
-                ]
-                if before == parent and tokens[: len(own)] == own and extra_keys == touching:
-                    found.append((np.array(tokens, "<i4").tobytes(), page))
-        return min(found, key=lambda entry: entry[0])[1] if found else None
+        return rules.is_served(length, cached, with_eagle, lambda end: find_part(self.page_pool, rules, chains, end))
 
     def find_parts(self, chains: Chains, length: int) -> list[CachePage | None]:
-        """For each group the page from which the last tokens of a hit are copied; None if it ends with a page (MAN-17).
-
-        None as well if there is no such page any more.
-        """
-        return [self._find_part(rules, chains, length) if length % rules.page_size else None for rules in self.rules]
+        """For each group the page from which the last tokens of a hit are copied; None for none (MAN-17)."""
+        pool = self.page_pool
+        return [find_part(pool, rules, chains, length) if length % rules.page_size else None for rules in self.rules]
 
     def find_junction(self, chains: Chains, num_tokens: int) -> int:
         """The length up to which the groups that keep everything would hit, if all together hit less; else 0 (RET-2).
@@ -241,10 +209,7 @@ class CacheCoordinator(Uncopied):
         hits: Sequence[Sequence[CachePage]],
         parts: Iterable[CachePage | None],
     ) -> int:
-        """How many free pages a request uses up, free hits and what it copies from included (MAN-2, MAN-17).
-
-        The arguments are those of `get_num_new_places`, and the pages from which the last tokens of its hit are copied.
-        """
+        """How many free pages a request uses up, free hits and sources of copies included (MAN-2, MAN-17)."""
         places = self.get_num_new_places(request_id, promised, slots, hits)
         new = sum(rules.num_pages(places[rules.group_id]) for rules in self.rules)
         found = [page for group in hits for page in group if not page.is_null]
@@ -299,10 +264,7 @@ class CacheCoordinator(Uncopied):
         return added
 
     def take_page_copies(self) -> list[PageCopy | PartCopy]:
-        """The copies queued since the last call, in order, to run before the step (MAN-13, MAN-17).
-
-        What is copied amid a page is held until then, and goes to the back of the queue if nobody else holds it.
-        """
+        """The copies queued since the last call, in order, to run before the step (MAN-13, MAN-17)."""
         copies = [copy for _, copy in self.queued_copies]
         self.queued_copies.clear()
         self._release_sources(copies)
@@ -588,24 +550,8 @@ class CacheCoordinator(Uncopied):
         """
         self.page_pool.check()
         check_live(self.page_pool, self.rules, self.live, self.held, self.swapped, self.max_model_len)
-        self._check_copies()
+        check_copies(self.page_pool, self.rules, self.live, self.held, self.queued_copies, self.held_pages)
         check_points(self.retention, self.rules, self.live, self.held)
-
-    def _check_copies(self) -> None:
-        """Verifies that what is copied amid a page is cached, and goes to a page that its request writes (MAN-17)."""
-        for request_id, copy in self.queued_copies:
-            if isinstance(copy, PartCopy):
-                rules, held = self.rules[copy.group_id], self.held[request_id][copy.group_id]
-                place, computed = held.num_hits, self.live.by_id[request_id].num_computed
-                state = f"MAN-17: {copy} of {request_id!r}, {held}"
-                assert copy.num_tokens % rules.unit == 0 < copy.num_tokens < rules.page_size, state
-                assert place * rules.page_size + copy.num_tokens <= computed, state
-                # who goes on before the copies are taken may give the page back (MAN-8)
-                given_back = place < rules.first_place(computed)
-                assert given_back or held.pages[place].page_id == copy.destination, state
-        holders = Counter(page.page_id for page in self.held_pages if not page.is_null)
-        for page_id, count in holders.items():
-            assert count <= self.page_pool.ref_count(page_id), f"MAN-17: page {page_id} is copied and not held"
 
 
 class CacheCoordinatorNoPrefixCache(CacheCoordinator):

@@ -1,15 +1,17 @@
 """The redundancies between live requests, their pages and the pool, which hold after every call."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from ..declarations import PageCopy, PartCopy
 from ..pool.page_pool import PagePool
+from ..pool.pages import CachePage
 from .group_rules import GroupRules
 from .live_requests import GroupPages, Live, LiveRequests
 from .retention import Retention
 from .swapped_requests import SwappedRequests
 
-__all__ = ["check_live", "check_points"]
+__all__ = ["check_copies", "check_live", "check_points"]
 
 
 def check_live(
@@ -82,6 +84,40 @@ def check_points(
             assert not pages.passed or (retention.judges and own.needs_part), f"RET-3: {request_id!r}: {pages}"
             first = own.first_place(live.num_computed)
             assert all(place < first for place in pages.passed), f"RET-3: {request_id!r} passed what it holds: {pages}"
+
+
+def check_copies(
+    pool: PagePool,
+    rules: Sequence[GroupRules],
+    live_requests: LiveRequests,
+    held: Mapping[str, Sequence[GroupPages]],
+    queued: Iterable[tuple[str, PageCopy | PartCopy]],
+    references: Iterable[CachePage],
+) -> None:
+    """Verifies that what is copied amid a page is held, and goes to a page that its request writes (MAN-17).
+
+    Args:
+        pool: the pool.
+        rules: each group's rules.
+        live_requests: the live requests.
+        held: each live request's pages in every group, by its id.
+        queued: the copies, each with its request's id.
+        references: the pages that live requests hold, in lists and for copies.
+
+    Raises:
+        AssertionError: it isn't, or doesn't.
+    """
+    for request_id, copy in queued:
+        if isinstance(copy, PartCopy):
+            rule, own = rules[copy.group_id], held[request_id][copy.group_id]
+            place, computed = own.num_hits, live_requests.by_id[request_id].num_computed
+            state = f"MAN-17: {copy} of {request_id!r}, {own}"
+            assert copy.num_tokens % rule.unit == 0 < copy.num_tokens < rule.page_size, state
+            assert place * rule.page_size + copy.num_tokens <= computed, state
+            # who goes on before the copies are taken may give the page back (MAN-8)
+            assert place < rule.first_place(computed) or own.pages[place].page_id == copy.destination, state
+    for page_id, count in Counter(page.page_id for page in references if not page.is_null).items():
+        assert count <= pool.ref_count(page_id), f"MAN-17: page {page_id} is copied and not held"
 
 
 def _check_hits(rules: Sequence[GroupRules], held: Sequence[GroupPages], live: Live) -> None:
