@@ -70,7 +70,19 @@ def test_machines_of_level_safe_run_at_level_sound() -> None:
 
 def test_the_report_leads_with_content_and_ownership(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
-    options = ["--machines", "safe-pool,table", "--seed", "1", "--examples", "8", "--jobs", "1", "--step-timeout", "0"]
+    options = [
+        "--machines",
+        "safe-pool,table",
+        "--seed",
+        "1",
+        "--examples",
+        "8",
+        "--jobs",
+        "1",
+        "--step-timeout",
+        "0",
+        "--full",
+    ]
     assert main(["check", "--level", "sound", *options, "--json", str(file)]) == 0
     said = capsys.readouterr().out
     report = json.loads(file.read_text())

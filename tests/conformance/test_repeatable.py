@@ -188,7 +188,7 @@ def test_a_backend_that_is_not_deterministic_conforms_and_is_told(machine: str, 
 def test_the_other_machines_go_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     names = SimpleNamespace(**vars(RANDOM_POOL), PageTable=kvproof.spec.PageTable)
     monkeypatch.setitem(sys.modules, "an_engine", SimpleNamespace(cache=names))
-    given = ["--level", "safe", "--seed", "1", "--examples", "24", "--jobs", "1", "--step-timeout", "0"]
+    given = ["--level", "safe", "--seed", "1", "--examples", "24", "--jobs", "1", "--step-timeout", "0", "--full"]
     assert main(["check", "--backend", "an_engine:cache", "--machines", "safe-pool,table", *given]) == 0
     printed = capsys.readouterr().out
     assert "not deterministic, seen by machine safe-pool" in printed
