@@ -109,10 +109,10 @@ def orphan_keeps_its_content(fast: ModuleType) -> SimpleNamespace:
 
     def forget(self: Any, pages: Any) -> None:  # what is dropped on purpose is dropped
         self.forgets = True
-        fast.PagePool._forget(self, pages)
+        fast.PagePool.forget_hashes(self, pages)
         self.forgets = False
 
-    return with_pool(fast, forgets=False, _evict=evict, _evict_one=evict_one, _forget=forget)
+    return with_pool(fast, forgets=False, _evict=evict, _evict_one=evict_one, forget_hashes=forget)
 
 
 @seeded(7, "POOL-2", "manager", also=("R2", "POOL-7", "MAN-2", "MAN-3"))

@@ -168,7 +168,7 @@ class PageKeys:
         tokens = bytes(tokens)  # an event is made of them only when it is taken
         before = self._known_digest(after) if after else None
         root = self.none_hash if before is None else before
-        if len(tokens) < tree.page_bytes:  # one page that is not full (MAN-17)
+        if 0 < len(tokens) < tree.page_bytes:  # one page that is not full (MAN-17)
             digest = page_digest(self.hash_function, root, extra_at(segments, start).extra, tokens)
             return KeyStretch(tree.group_id, before, [digest], tokens, segments, start)
         digests = digest_chain(self.hash_function, root, tree.page_bytes, tokens, segments, start)

@@ -511,17 +511,6 @@ class PagePool(ShownPool):
         if num_cached:
             self.log.evicted(pages, num_cached)
 
-    def _forget(self, pages: NDArray[np.int64]) -> None:
-        """Removes the hashes of the cached ones of distinct pages, which are not being allocated."""
-        if self.keys.kept:
-            self.keys.remove(pages)
-        if self.policy is not None:
-            self.policy.forgotten(pages, self.counts.of)
-        if self.lasting is not None:
-            self.lasting[pages] = False
-        self.index.evict(pages)
-        self.log.ages.forgotten(pages)
-
     def withdraw(self, pages: NDArray[np.int64]) -> None:
         """Drops the hashes of distinct pages, pinned ones too, whose content no longer matches them (MAN-4). O(pages).
 
@@ -534,7 +523,14 @@ class PagePool(ShownPool):
     def forget_hashes(self, pages: NDArray[np.int64]) -> None:
         """`withdraw` for pages whose users the caller updates itself: `num_withdrawals` stays as it is."""
         self.pins.forget_salts(pages)
-        self._forget(pages)
+        if self.keys.kept:
+            self.keys.remove(pages)
+        if self.policy is not None:
+            self.policy.forgotten(pages, self.counts.of)
+        if self.lasting is not None:
+            self.lasting[pages] = False
+        self.index.evict(pages)
+        self.log.ages.forgotten(pages)
 
     # -- Snapshots (MAN-14) and check -------------------------------------------------------------
 
