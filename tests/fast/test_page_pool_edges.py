@@ -329,6 +329,22 @@ def test_r1_page_lists_take_pages_only(package: ModuleType) -> None:
 
 
 @PACKAGES
+@pytest.mark.parametrize("num_cached", [0, 1])
+def test_pool_7_publishing_no_page_changes_nothing(package: ModuleType, num_cached: int) -> None:
+    """Where keys are kept as well: no page is not a page that is not full (MAN-17)."""
+    pool = package.PagePool(4, True, enable_events=True, hash_seed=b"s")
+    pages = pool.get_new_pages(num_cached)
+    request = PlainRequest("r", [1, 2, 3])
+    pool.cache_full_pages(request, pages, [], 0, num_cached, 2, 0)
+    before = pool_state(pool, True)
+    assert len(pool.take_events()) == num_cached
+    pool.cache_full_pages(request, pages, [], num_cached, num_cached, 2, 0)
+    assert pool.take_events() == []
+    assert pool_state(pool, True) == before
+    pool.check()
+
+
+@PACKAGES
 def test_pool_7_the_cached_map_is_read_only(package: ModuleType) -> None:
     pool, _ = _used_pool(package)
     (key, pages), *_ = pool.cached_page_hash_to_page.items()
