@@ -114,7 +114,10 @@ class Batch(BatchSteps):
             "tables": TABLE_REF,
         }
         faults = [self.numbers, self.slots_and_lengths, self.rows_and_tables, self.rows_and_tables]
-        if self.freed_slots(asked, good):
+        if one_of(data, [True, False, False, False]):  # its slot is nobody's for as long as nobody comes
+            self.free_request(asked.names[-1], None)
+            faults = [self.freed_slots]
+        elif self.freed_slots(asked, good):
             faults += [self.freed_slots] * 4
         given = good | one_of(data, one_of(data, faults)(asked, good))
         spelled = {}
