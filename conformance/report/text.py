@@ -105,6 +105,8 @@ def print_report(
         for other, its in others if full else ():
             print_deviation(other, its, console, xfails)
     for machine in report.machines:
+        if not machine.ended and machine.note:
+            tell(f"\n{machine_line(machine)}")
         if machine.unrepeated:
             tell(f"\nnot deterministic, seen by machine {machine.name}: {machine.unrepeated}")
     left = [clause for clause in report.clauses if verdicts[clause] in ("undecided", "not offered")]

@@ -90,7 +90,7 @@ def test_ours_conform() -> None:
 def test_it_runs_only_where_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert MACHINE.name not in MACHINES
     assert EVERY_MACHINE[MACHINE.name] is MACHINE
-    arguments = ["check", "--backend", "kvproof.spec", "--examples", "1", "--seed", "3", "--jobs", "1"]
+    arguments = ["check", "--backend", "kvproof.spec", "--examples", "1", "--seed", "3", "--jobs", "1", "--full"]
     assert main([*arguments, "--machines", "queue,gpu-kernels", "--clauses", "POOL-2,ATT-6"]) == 0
     assert MACHINE.name in capsys.readouterr().out
     assert main([*arguments, "--machines", "queue", "--clauses", "POOL-2"]) == 0
