@@ -162,22 +162,24 @@ def _prefix(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     first = draw_prompt(draw, sizes, shared + max(2, sizes.middle // 2) + draw.choice((0, 0, 2 * sizes.page)))
     place = min(shared, len(first) - 1)
     tail = first[place:]
-    second = (*first[:place], *draw_prompt(draw, sizes, len(tail)))
-    third = (*first[:place], *(draw_prompt(draw, sizes, len(tail)) if number % 2 else _near(draw, tail, sizes)))
     yield _alone("a", first, sizes)
-    yield _alone("b", second, sizes)
+    yield _alone("b", (*first[:place], *draw_prompt(draw, sizes, len(tail))), sizes)
+    if number % 4 == 1:
+        third = (*first[:place], *draw_prompt(draw, sizes, len(tail)))
+    else:
+        third = (*first[:place], *_near(draw, tail, sizes, 1 if number % 2 else number // 2 % 3))
+        yield _alone("m", (*first[:-1], *draw_prompt(draw, sizes, 1)), sizes)  # what lies behind the place is kept, too
     yield _alone("c", third, sizes)
     yield Forget()
     yield _alone("d", third, sizes)
 
 
-def _near(draw: random.Random, tokens: tuple[int, ...], sizes: Sizes) -> tuple[int, ...]:
-    """A text that differs by what a key may lose: the lowest or highest bit of its first token, or the order."""
+def _near(draw: random.Random, tokens: tuple[int, ...], sizes: Sizes, way: int) -> tuple[int, ...]:
+    """A text that differs by what a key may lose: the highest or lowest bit of its first token, or the order."""
     first, *others = tokens
     bits = [first ^ 1 << bit for bit in range(sizes.vocabulary.bit_length())]
     within = [token for token in bits if sizes.low <= token < sizes.vocabulary]
     turned = [place for place, token in enumerate(others[: sizes.page]) if token != first]
-    way = draw.randrange(3)
     if way == 2 and turned:
         others[turned[0]], first = first, others[turned[0]]
     elif within:
@@ -201,7 +203,8 @@ def _batch(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 def _chunks(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     """A prompt longer than a step computes, which is cut elsewhere when others take a part of each step."""
     step = sizes.chunk or 4 * sizes.page
-    long = draw_prompt(draw, sizes, step * draw.randint(2, 3) + draw.randint(-1, 1))
+    times = min(2 + number % 2, max(1, sizes.longest // step))
+    long = draw_prompt(draw, sizes, step * times + number % 3 - 1)
     others = [draw_prompt(draw, sizes, draw.randint(1, 2 * sizes.page)) for _ in range(1 + number % 2)]
     asks = [Ask(f"n{place}", prompt) for place, prompt in enumerate(others)]
     yield Wave((*asks, Ask("a", long)), sizes.answer)
@@ -217,12 +220,12 @@ def _pressure(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     """
     length = sizes.fitting(_LONG)
     count = 6 if not sizes.pool else max(2, min(12, 2 + -(-3 * sizes.pool // (2 * (length + sizes.answer)))))
-    shared = draw_prompt(draw, sizes, length // 4) if number % 2 and length > _LEAST else ()
+    shared = draw_prompt(draw, sizes, length // 4) if number % 4 == 1 and length > _LEAST else ()
     lengths = [draw.randint(-(-2 * length // 3), length) - len(shared) for _ in range(count)]
     prompts = [(*shared, *draw_prompt(draw, sizes, own)) for own in lengths]
     yield Wave(tuple(Ask(f"a{place}", prompt) for place, prompt in enumerate(prompts)), sizes.answer)
     yield Forget()
-    for place in sorted(draw.sample(range(count), 3) if count > 3 else range(count)):
+    for place in sorted({draw.randrange(count), *range(max(0, count - 2), count)}):  # the last to come give way first
         yield _alone(f"b{place}", prompts[place], sizes)
 
 
@@ -251,6 +254,8 @@ def _reset(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     salt = "one" if "cache_salts" in sizes.offers and number % 3 == 1 else ""
     gone = [Ask("n", longer, abort_after=1)] if "abort_after" in sizes.offers and number % 3 == 2 else []
     yield Wave((*gone, Ask("a", prompt, salt=salt)), sizes.answer)
+    other = (*prompt, *draw_prompt(draw, sizes, sizes.page))[: sizes.longest]
+    yield Wave((Ask("m", other, salt=salt),), sizes.answer)  # of windows that is kept where two requests parted (RET-2)
     yield Reset()
     yield Wave((Ask("b", longer, salt=salt),), sizes.answer)
     yield Wave((Ask("c", prompt, salt=salt),), sizes.answer)
