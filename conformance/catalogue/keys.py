@@ -66,12 +66,13 @@ def python_hash_keys(fast: ModuleType) -> SimpleNamespace:
             found.append(cached[key][0])
         return [np.array(found, np.int64)], len(found) * size
 
-    def check_hits(self: Any, tokens: bytes, segments: Any, hits: Any, length: int) -> None:
+    def check_hits(self: Any, tokens: bytes, segments: Any, hits: Any, length: int) -> Any:
         keys = list(_request_keys(tokens, segments[0], self.groups[0].rule.page_size))
         cached = _cached_pages(self)
         pages = hits[0].tolist()
         if any(page not in cached.get(key, ()) for page, key in zip(pages, keys, strict=False)):
-            fast.CacheCoordinator.check_hits(self, tokens, segments, hits, length)  # refuses
+            return fast.CacheCoordinator.check_hits(self, tokens, segments, hits, length)  # refuses
+        return []
 
     return with_coordinator(fast, find_longest_cache_hit=find, check_hits=check_hits)
 

@@ -251,10 +251,10 @@ def resumed_before_its_hit_is_counted(fast: ModuleType) -> SimpleNamespace:
         self.coordinator.__class__ = type("Coordinator", (type(self.coordinator),), {"resumes": False, "admit": admit})
 
     def admit(self: Any, request: Any, *args: Any) -> Any:
-        *rest, hits, promised, slots, delay = args
-        found = len(hits[0]) * self.groups[0].rule.page_size if self.resumes and hits else 0
-        counted = max(promised - found, found), max(slots - found, found)
-        return fast.CacheCoordinator.admit(self, request, *rest, hits, *counted, delay)
+        *rest, found, parts, promised, slots, delay = args
+        missed = found if self.resumes else 0
+        counted = max(promised - missed, missed), max(slots - missed, missed)
+        return fast.CacheCoordinator.admit(self, request, *rest, found, parts, *counted, delay)
 
     return with_manager(fast, __init__=build, resumable=cached_property(_new_list), allocate_slots=allocate_slots)
 

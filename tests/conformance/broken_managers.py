@@ -103,8 +103,8 @@ class HitsAnyState(CacheManager):
     """A state that lies before the hit's end will do."""
 
     def get_computed_pages(self, request: Any) -> tuple[CachePages, int]:
-        def is_served(rules: Any, length: int, cached: Sequence[Any], with_eagle: bool) -> bool:
-            del with_eagle
+        def is_served(rules: Any, length: int, cached: Sequence[Any], with_eagle: bool, part_of: Any) -> bool:
+            del with_eagle, part_of
             return any(cached[: length // rules.page_size])
 
         def prefix(coordinator: Any, rules: GroupRules, length: int, cached: Sequence[Any]) -> list[CachePage]:
