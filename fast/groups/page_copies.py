@@ -67,9 +67,10 @@ def read_copies(copies: Part, groups: Sequence[CacheGroup], live: LiveRequests, 
     """
     read: list[QueuedCopy] = []
     for part in copies.items():
-        id_part, group_part, *numbers = part.items()
-        if len(numbers) not in (2, 3):
-            raise part.damaged("must be a copy of a state or of part of a page")
+        fields = part.items()
+        if len(fields) not in (4, 5):
+            raise part.damaged("is no copy of a state or of part of a page")
+        id_part, group_part, *numbers = fields
         if id_part.text() not in live.slot_of:
             raise id_part.damaged(f"is {id_part.value!r}, which is not live")
         number = group_part.integer(below=len(groups))
