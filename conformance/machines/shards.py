@@ -125,7 +125,8 @@ class Shards(SwapSteps):
 
     def blame_hit(self, case: Any, expected: Any, observed: Any) -> str:
         """See `ManagerMachine.blame_hit`: right pages of the wrong shard are POOL-12's."""
-        if expected[1] == observed[1] and _shards(expected[0]) != _shards(observed[0]):
+        found = _shards(observed[0])
+        if found != _shards(expected[0]) and (found or expected[1] == observed[1]):
             return self.flaw_in_content(case, observed[0]) or "POOL-12"
         return super().blame_hit(case, expected, observed)
 

