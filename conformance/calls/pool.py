@@ -56,7 +56,7 @@ def _good_free(source: Source, known: Any) -> Any:
     whole = known.whole_lists()
     if whole and source.rarely():
         return source.one_of(whole)
-    return spelled(source, known, list(map(known.ref, source.some([*known.mentions(), 0], 5, 1))))
+    return spelled(source, known, list(map(known.ref, source.a_few([*known.mentions(), 0], 5))))
 
 
 def _within(holds: Counter[int], known: Any, value: Any) -> Any:
@@ -98,7 +98,7 @@ _FREED = Kind("pages", _good_free, _bad_free, lambda known: known.mentions(), fi
 
 
 def _dropped(source: Source, known: Any) -> Spelled:
-    pages = source.some([*known.cached(), *known.owned, 0], 3, 1)
+    pages = source.a_few([*known.cached(), *known.owned, 0], 3)
     return spelled(source, known, [known.ref(page).to(".page_id") for page in pages], NUMBERS)
 
 
@@ -118,7 +118,7 @@ _KEY = Kind(
     lambda known: known.known_keys(),
 )
 _GROUP_IDS = Kind(
-    good=lambda source, known: source.one_of([[0], [1], [0, 1], [1, 0], [2], [0, 0]] if known.takes_groups else [[0]]),
+    good=lambda source, known: source.one_of([[0], [1], [0, 1], [1, 0], [2], [0, 0], []] if known.takes_groups else [[0]]),
     fault=lambda source, *_: source.one_of([[0, -1], 0, *([0, wrong] for wrong in NO_INTS)]),
 )
 
@@ -126,7 +126,7 @@ _GROUP_IDS = Kind(
 
 
 def _caching(source: Source, known: Any) -> Given:
-    """Full pages of a request, null pages and pages cached before among them; at least one is cached."""
+    """Full pages of a request, null pages and pages cached before among them; rarely none of them is cached."""
     size, full = source.one_of([1, 1, 2]), source.integer(1, 3)
     again = [tokens for tokens in known.sequences if len(tokens) >= full * size]
     if again and source.integer(0, 2) < 2:
@@ -147,7 +147,7 @@ def _caching(source: Source, known: Any) -> Given:
         "pages": [known.ref(page) for page in (*before, *pages, *after)],
         "page_hashes": keys[: source.integer(0, len(keys))],
         "num_cached_pages": first,
-        "num_full_pages": full,
+        "num_full_pages": first if source.rarely() else full,
         "page_size": size,
         "kv_cache_group_id": source.one_of([0, 0, 0, 1] if known.takes_groups else [0]),
     }
@@ -170,19 +170,19 @@ def _caching_less(given: Given) -> Iterator[Given]:
 
 
 def _too_few_tokens(_: Source, __: Any, given: Given) -> Given:
-    prompt = given["request"]
-    end = given["num_full_pages"] * given["page_size"] - 1
-    return {"request": replace(prompt, tokens=prompt.tokens[:end]), "page_hashes": []}
+    prompt, end = given["request"], max(given["num_full_pages"], 1)
+    tokens = prompt.tokens[: end * given["page_size"] - 1]
+    return {"request": replace(prompt, tokens=tokens), "page_hashes": [], "num_full_pages": end}
 
 
-def _uncacheable(source: Source, known: Any, given: Given) -> list[Any]:
+def _uncacheable(source: Source, known: Any, given: Given) -> Given:
     """The pages, the last of those to be cached being free, cached, named twice, another pool's, or no page."""
-    end = given["num_full_pages"]
+    end = max(given["num_full_pages"], given["num_cached_pages"] + 1)
     others = [page for page in given["pages"][given["num_cached_pages"] : end - 1] if page != known.ref(0)]
     cached = [page for page in known.cached() if known.count(page)]
     free = [page for page in known.owned if not known.count(page)]
     wrong = source.one_of([*map(known.ref, (*free[:1], *cached[:1])), *others[:1], OTHER, STRANGER])
-    return [*given["pages"][: end - 1], wrong, *given["pages"][end:]]
+    return {"pages": [*given["pages"][: end - 1], wrong, *given["pages"][end:]], "num_full_pages": end}
 
 
 def _wrong_keys(source: Source, _: Any, given: Given) -> Any:
@@ -261,13 +261,13 @@ _PINNED = Kind(
 )
 _UNPINNED = Kind(
     "groups",
-    lambda source, known: grouped(source, known, [list(map(known.ref, source.some([*known.pinned, 0], 4, 1)))]),
+    lambda source, known: grouped(source, known, [list(map(known.ref, source.a_few([*known.pinned, 0], 4)))]),
     _unpinned_too_often,
     lambda known: known.pinned,
 )
 _RANKED = Kind(
     "pages",
-    lambda source, known: spelled(source, known, list(map(known.ref, source.some([*known.cached(), 0], 3, 1)))),
+    lambda source, known: spelled(source, known, list(map(known.ref, source.a_few([*known.cached(), 0], 3)))),
     _ranked_badly,
     lambda known: known.cached(),
 )

@@ -37,6 +37,10 @@ class Source:
         count = self.integer(min(least, len(left)), min(most, len(left)))
         return [left.pop(self.integer(0, len(left) - 1)) for _ in range(count)]
 
+    def a_few(self, options: Sequence[T], most: int) -> list[T]:
+        """Some of the options, as `some` gives them; rarely none."""
+        return self.some(options, most, 0 if self.rarely() else 1)
+
     def several(self, options: Sequence[T], most: int, least: int = 0) -> list[T]:
         """A list of some options, each as often as chance has it."""
         return [self.one_of(options) for _ in range(self.integer(least, most))] if options else []

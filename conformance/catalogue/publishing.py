@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from .patching import whole, with_coordinator, with_manager, with_pool
-from .registry import FORESEEN, seeded
+from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
@@ -125,6 +125,18 @@ def dropped_hash_comes_back(fast: ModuleType) -> SimpleNamespace:
         return pages
 
     return with_manager(fast, allocate_slots=allocate_slots)
+
+
+@seeded(OWN, "POOL-7", "pool", also=("R1",))
+def publishing_nothing_raises(fast: ModuleType) -> SimpleNamespace:
+    """Caching no page beyond those that are cached is taken for caching a page that is not full, and raises."""
+
+    def cache_full_pages(self: Any, request: Any, pages: Any, hashes: Any, first: Any, end: Any, *more: Any) -> None:
+        fast.PagePool.cache_full_pages(self, request, pages, hashes, first, end, *more)
+        if first == end:
+            raise IndexError("list index out of range")
+
+    return with_pool(fast, cache_full_pages=cache_full_pages)
 
 
 @seeded(24, "MAN-4", "manager", also=("R2", "MAN-1", "MAN-5"))

@@ -52,6 +52,11 @@ def cached(pool: Any) -> list[list[int]]:
     return sorted(ids(pages) for pages in pool.cached_page_hash_to_page.values() if len(pages))
 
 
+def publishing_nothing_raises(names: Any) -> object:
+    pool, (pages,) = caching_pool(names, [1, 2, 3, 4])
+    return tried(lambda: pool.cache_full_pages(Request("r", [1, 2, 3, 4]), pages, [], 2, 2, 2, 0))
+
+
 def manager_of(names: Any, page_size: int = 2, num_pages: int = 12) -> Any:
     group = CacheGroupSpec(FullAttentionSpec(page_size, 1, 8, "float32"), ("layer",))
     return names.CacheManager(num_pages, [group], 32, hash_seed=SEED)
@@ -355,6 +360,7 @@ WITNESSES: dict[str, Callable[[Any], object]] = {
         branch_ends_in_holes,
         negative_get_new_pages,
         negative_popleft_n,
+        publishing_nothing_raises,
         double_mention,
         count_below_zero,
         null_page_count_drifts,
