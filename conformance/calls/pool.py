@@ -118,7 +118,9 @@ _KEY = Kind(
     lambda known: known.known_keys(),
 )
 _GROUP_IDS = Kind(
-    good=lambda source, known: source.one_of([[0], [1], [0, 1], [1, 0], [2], [0, 0], []] if known.takes_groups else [[0]]),
+    good=lambda source, known: source.one_of(
+        [[0], [1], [0, 1], [1, 0], [2], [0, 0], []] if known.takes_groups else [[0]]
+    ),
     fault=lambda source, *_: source.one_of([[0, -1], 0, *([0, wrong] for wrong in NO_INTS)]),
 )
 
