@@ -25,6 +25,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .backends.loading import Backend, BackendError, load_backend
+from .backends.protocols import ExactManager, ExactPool, SafeManager, SafePool, TableRows
 
 if TYPE_CHECKING:
     from .log import Lockstep, LockstepError, LogError, record, replay_log
@@ -34,9 +35,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "BackendError",
+    "ExactManager",
+    "ExactPool",
     "Lockstep",
     "LockstepError",
     "LogError",
+    "SafeManager",
+    "SafePool",
+    "TableRows",
     "check",
     "frames",
     "load_backend",

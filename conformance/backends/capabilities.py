@@ -7,7 +7,7 @@ leaves out the steps and the parts of the observable state that are; a clause th
 
 from collections.abc import Iterable
 
-__all__ = ["CAPABILITIES", "unknown_capabilities"]
+__all__ = ["CAPABILITIES", "ESSENTIALS", "unknown_capabilities"]
 
 CAPABILITIES = {
     "groups": "cache groups of other kinds, or more than one",
@@ -27,6 +27,25 @@ CAPABILITIES = {
     "kernels": "attention, and what kernels compute",
 }
 """Every capability with what it is."""
+
+
+ESSENTIALS = {
+    "PagePool": (
+        "PagePool(num_pages, enable_caching)",
+        "PagePool.get_new_pages",
+        "PagePool.free_pages",
+        "PagePool.get_num_free_pages",
+    ),
+    "CacheManager": (
+        "CacheManager(num_pages, kv_cache_groups, max_model_len)",
+        "CacheManager.get_computed_pages",
+        "CacheManager.allocate_slots",
+        "CacheManager.free",
+        "CacheManager.get_page_ids",
+    ),
+    "PageTable": ("PageTable(max_num_reqs, max_num_pages_per_req, max_num_batched_tokens)",),
+}
+"""How a class must be made, and the methods without which nothing can be asked; in the words of `Machine.needs`."""
 
 
 def unknown_capabilities(names: Iterable[object]) -> list[str]:

@@ -16,7 +16,7 @@ from ..console.named import did_you_mean
 from .capabilities import CAPABILITIES, unknown_capabilities
 from .raising import IN_THE_CALL, Ending, frames, prints_apart
 
-__all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_parameter"]
+__all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_arguments", "takes_parameter"]
 
 DEFAULT_BACKEND = "kvproof.fast"
 
@@ -95,6 +95,17 @@ def takes_parameter(called: Any, parameter: str) -> bool:
     except (TypeError, ValueError):
         return False
     return any(known.name == parameter or known.kind is known.VAR_KEYWORD for known in parameters)
+
+
+def takes_arguments(called: Any, count: int) -> bool:
+    """Whether a callable can be called with a number of arguments by position; True if it shows no signature."""
+    try:
+        inspect.signature(called).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def load_backend(name: str = DEFAULT_BACKEND, without: Iterable[str] = ()) -> Backend:

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import secrets
 import sys
 import time
@@ -104,8 +105,12 @@ def _run(options: Options) -> int:
     os.environ.setdefault("XLA_FLAGS", DEVICES)
     backend = load_backend(given.backend, options.without)
     lacks = tuple(sorted(backend.lacks))
-    if all(machine.missing(backend) for machine in options.machines):
-        raise BackendError(f"backend {backend.name} offers nothing that the machines need")
+    missing = [machine.missing(backend) for machine in options.machines]
+    if all(missing):
+        names = dict.fromkeys(name for lacking in missing for name in lacking)
+        begun = [name for name in names if re.search(r"[.(]", name) and backend.offers(re.split(r"[.(]", name)[0])]
+        lacking = ", ".join(begun or (name for name in names if name.isidentifier()))
+        raise BackendError(f"backend {backend.name} offers nothing that the machines need: it has no {lacking}")
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
     console = Console()
     if given.profile == "deep":

@@ -1,6 +1,7 @@
 """What every machine does: make a call on both sides, compare the outcomes, compare the whole observable state."""
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ import kvproof.spec
 from kvproof.spec.clauses import clause_of_message
 
 from ..backends.levels import Level
-from ..backends.loading import Backend
+from ..backends.loading import Backend, takes_arguments
 from ..backends.raising import frames
 from ..backends.step_timeout import NoAnswer
 from ..calls.contrast import beside, contrast, shown
@@ -55,7 +56,8 @@ class Machine(RuleBasedStateMachine):
 
     Attributes:
         name: what the machine is called on the command line.
-        needs: the public names that the backend must offer: ``Name``, ``Class.method`` or ``callable(keyword)``.
+        needs: the public names that the backend must offer: ``Name``, ``Class.method``, ``callable(keyword)``, or
+            ``callable(first, second)``, which is called with that many arguments by position.
         examples: how many sequences of calls are tried unless told otherwise.
         num_steps: how many steps a sequence has.
         always: the clauses that the machine checks after every step, whatever the step is.
@@ -124,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         """What the machine needs and the backend does not offer: its capability, or public names."""
         if cls.capability in backend.lacks:
             return [f"capability {cls.capability}"]
-        return [name for name in cls.needs if not _has(backend, name)]
+        return [shortage for name in cls.needs if (shortage := _shortage(backend, name))]
 
     # -- Steps --------------------------------------------------------------------------------------
 
@@ -519,14 +521,21 @@ class Machine(RuleBasedStateMachine):
         return {name: found if found.error else found.value for name, found in read.items()}
 
 
-def _has(backend: Backend, name: str) -> bool:
-    """Whether a backend offers what a machine needs."""
+def _shortage(backend: Backend, name: str) -> str:
+    """What a backend does not offer of what a machine needs, as a message names it; "" if it offers it."""
     first, *path = name.rstrip(")").replace("(", ".").split(".")
     if not path or not backend.offers(first):
-        return backend.offers(first)
-    if name.endswith(")"):
-        return backend.accepts(".".join([first, *path[:-1]]), path[-1])
-    return hasattr(backend.get(first), path[0])
+        return "" if backend.offers(first) else first if ", " in name else name
+    called = ".".join([first, *path[:-1]])
+    if ", " in name:
+        made = backend.get(called)
+        return "" if takes_arguments(made, name.count(", ") + 1) else f"{name}: its {called} takes {_parameters(made)}"
+    offered = backend.accepts(called, path[-1]) if name.endswith(")") else hasattr(backend.get(first), path[0])
+    return "" if offered else name
+
+
+def _parameters(called: Any) -> str:
+    return f"({', '.join(map(str, inspect.signature(called).parameters.values()))})"
 
 
 def _is_refusal(error: BaseException) -> bool:

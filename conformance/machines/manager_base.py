@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from kvproof.spec.declarations import EngineRequestStatus
 
+from ..backends.capabilities import ESSENTIALS
 from ..backends.loading import takes_parameter
 from ..calls.datum import Call, GoneError, Pages, Prompt, Ref, Saying, resolve, said_of, written
 from ..calls.deviation import attempt
@@ -52,7 +53,7 @@ class ManagerMachine(ManagerBlame, Calling):
         first: its arguments before the number of pages.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages")
+    needs: ClassVar[tuple[str, ...]] = (*ESSENTIALS["CacheManager"], "CachePages")
     tables: ClassVar[tuple[Table, ...]] = (MANAGER, PAGE_LISTS, REQUEST)
     made: ClassVar[str] = "CacheManager"
     first: tuple[int, ...] = ()

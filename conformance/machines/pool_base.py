@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from kvproof.spec.declarations import ExtraKey, HashFunction, Request
 from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
 
+from ..backends.capabilities import ESSENTIALS
 from ..calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
 from ..calls.method import Table
 from ..calls.pool import POOL
@@ -49,7 +50,7 @@ class PoolMachine(Calling):
 
     tables: ClassVar[tuple[Table, ...]] = (POOL, PAGE, QUEUE)
     strangers: ClassVar[Mapping[int | str, str]] = {"other": "a page of another pool"}
-    needs: ClassVar[tuple[str, ...]] = ("PagePool",)
+    needs: ClassVar[tuple[str, ...]] = ESSENTIALS["PagePool"]
     always = frozenset(
         {
             "R1",

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..backends.capabilities import ESSENTIALS
 from ..backends.levels import LEVELS
 from ..calls.arrays import ATTENTION
 from ..calls.datum import Call, Ref
@@ -54,7 +55,7 @@ class TableMachine(Calling):
     held_as: ClassVar[Mapping[str, str]] = {"tables": "table"}
     levels = frozenset(LEVELS)
     capability = "tables"
-    needs: ClassVar[tuple[str, ...]] = ("PageTable",)
+    needs: ClassVar[tuple[str, ...]] = ESSENTIALS["PageTable"]
     always = frozenset({"R1", "TAB-1", "TAB-4", "TAB-6", "TAB-8"})
 
     looking = True

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ...backends.capabilities import ESSENTIALS
 from ...backends.loading import takes_parameter
 from ..manager_admission import Admission
 from ..manager_blame import Case
@@ -34,13 +35,7 @@ class ManagerModel(Alone, Admission):
         newest: the request that the last call admitted; "" if it admitted none.
     """
 
-    needs: ClassVar[tuple[str, ...]] = (
-        "CacheManager",
-        "CacheManager.get_computed_pages",
-        "CacheManager.allocate_slots",
-        "CacheManager.free",
-        "CacheManager.get_page_ids",
-    )
+    needs: ClassVar[tuple[str, ...]] = ESSENTIALS["CacheManager"]
     always = frozenset({"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-10", "MAN-2", "MAN-3", "HIT-1"})
     ghost: Contents
 

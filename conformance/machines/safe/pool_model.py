@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from ...backends.capabilities import ESSENTIALS
 from ...backends.loading import takes_parameter
 from ..ghost import Content
 from ..pool_state import page_views
@@ -28,12 +29,7 @@ class PoolModel(Alone):
         keys: the backend's own key of each content that was ever cached, the group left out.
     """
 
-    needs: ClassVar[tuple[str, ...]] = (
-        "PagePool",
-        "PagePool.get_new_pages",
-        "PagePool.free_pages",
-        "PagePool.get_num_free_pages",
-    )
+    needs: ClassVar[tuple[str, ...]] = ESSENTIALS["PagePool"]
     always = frozenset({"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-10"})
 
     def build_pool(self, num_pages: int, caching: bool, page_size: int) -> None:
