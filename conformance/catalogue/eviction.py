@@ -22,7 +22,7 @@ def parent_goes_before_child(fast: ModuleType) -> SimpleNamespace:
     return with_policy(fast, released=released)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool")
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",))
 def hits_of_free_pages_do_not_count(fast: ModuleType) -> SimpleNamespace:
     """Only pages that are in use count as hit: a prefix that nobody else holds is never protected."""
     order = fast.pool.eviction.ReuseOrder

@@ -53,7 +53,7 @@ class ManagerMachine(ManagerBlame, Calling):
         first: its arguments before the number of pages.
     """
 
-    needs: ClassVar[tuple[str, ...]] = (*ESSENTIALS["CacheManager"], "CachePages")
+    needs: ClassVar[tuple[str, ...]] = (ESSENTIALS["CacheManager"][0], "CachePages")
     tables: ClassVar[tuple[Table, ...]] = (MANAGER, PAGE_LISTS, REQUEST)
     made: ClassVar[str] = "CacheManager"
     first: tuple[int, ...] = ()

@@ -50,7 +50,7 @@ class PoolMachine(Calling):
 
     tables: ClassVar[tuple[Table, ...]] = (POOL, PAGE, QUEUE)
     strangers: ClassVar[Mapping[int | str, str]] = {"other": "a page of another pool"}
-    needs: ClassVar[tuple[str, ...]] = ESSENTIALS["PagePool"]
+    needs: ClassVar[tuple[str, ...]] = ESSENTIALS["PagePool"][:1]  # its methods may stand in each pool itself
     always = frozenset(
         {
             "R1",

@@ -228,5 +228,5 @@ def request_named(part: Part, objects: Mapping[str, EngineRequest]) -> EngineReq
 def require_same(parts: Mapping[str, Part], again: Mapping[str, Any]) -> None:
     """Refuses a snapshot other than the one that the manager made of it writes, which is ``again`` (MAN-14)."""
     for name, part in parts.items():
-        if part.value != again[name] and plain(part.value) != plain(again[name]):
+        if name not in again or (part.value != again[name] and plain(part.value) != plain(again[name])):
             raise part.damaged("is not what a manager in this state writes")

@@ -19,7 +19,7 @@ from ..declarations import (
 )
 from ..declarations.codec import Part
 from ..declarations.json_kinds import group_to_json
-from ..declarations.snapshots import firsts_of, with_retention, with_unit
+from ..declarations.snapshots import firsts_of, retention_of, with_retention, with_unit
 from ..declarations.uncopied import Uncopied
 from ..pool.hashing import PageHash, page_extra_keys
 from ..pool.letting_go import is_second, let_go, put_first
@@ -516,6 +516,9 @@ class CacheCoordinator(Uncopied):
         """
         restore_requests(self.live, self.held, self.page_pool, self.rules, parts["requests"], objects)
         restore_points(self.live, self.held, self.page_pool, parts)
+        kept = retention_of(parts)["kept"]
+        if kept.items() and not self.retention.judges:
+            raise kept.damaged("must name cached pages, where a group needs only part of a prefix")
         for request_id, tokens in firsts_of(parts).items():
             if request_id in self.live.by_id:
                 self.live.by_id[

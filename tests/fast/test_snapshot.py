@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from kvproof import fast, spec
+from kvproof.conformance.machines.document_damage import ODD
 from kvproof.spec import FullAttentionSpec, MambaSpec
 
 from ..spec.driven_managers import DrivenManagers, chunked, full, states, window
@@ -487,6 +488,54 @@ def test_whatever_was_changed_it_is_refused_or_holds_together(data: st.DataObjec
     restored.check()
     assert _restored(restored, **options).snapshot() == restored.snapshot()
     assert _restored(_restored(restored, "spec", **options), **options).snapshot() == restored.snapshot()
+
+
+OPTIONED: list[tuple[list[Any], dict[str, Any]]] = [
+    ([full(2)], {"match_unit": 1, "eviction": "adaptive", "enable_events": True, "num_host_pages": 4}),
+    (
+        [full(2), window(2, 4)],
+        {"match_unit": 2, "retention_interval": 4, "max_pinned_pages": 3, "unhashed_first": True},
+    ),
+]
+_LEFT_OUT = object()
+
+
+def _taken(restore: Callable[..., Any], snapshot: Any, request: PlainRequest) -> object:
+    """What a manager of a snapshot writes, or the label of what it is refused by."""
+    try:
+        restored = restore(copy.deepcopy(snapshot), [request])
+    except ValueError as error:
+        return str(error)[str(error).rindex("[") :]
+    return restored.snapshot()
+
+
+@pytest.mark.parametrize(("groups", "options"), OPTIONED, ids=["adaptive", "window"])
+def test_a_part_that_seldom_stands_there_is_taken_or_refused_alike(groups: list[Any], options: dict[str, Any]) -> None:
+    """MAN-14: every part but the later entries of lists, left out or changed; one that is written for nothing, too."""
+    manager = spec.CacheManager(12, groups, 32, hash_seed=b"k", **options)
+    request = PlainRequest("r", [1, 2, 3, 4, 5])
+    assert manager.allocate_slots(request, 5) is not None
+    request.num_computed_tokens = 5
+    manager.free(request)
+    snapshot = json.loads(json.dumps(manager.snapshot()))
+    kinds = set()
+    for container, key in list(_places(snapshot)):
+        if isinstance(container, list) and key:
+            continue
+        was = container[key]
+        for odd in (_LEFT_OUT, *ODD):
+            if odd is _LEFT_OUT:
+                del container[key]
+            else:
+                container[key] = odd
+            taken = [_taken(package.restore, snapshot, request) for package in PACKAGES.values()]
+            assert taken[0] == taken[1], (key, odd)
+            kinds.add(taken[0] if isinstance(taken[0], str) else "")
+            if isinstance(container, list):
+                container[key : key + (odd is not _LEFT_OUT)] = [was]
+            else:
+                container[key] = was
+    assert kinds >= {"", "[MAN-14]"}
 
 
 def test_a_few_bytes_ask_for_no_more_memory_than_they_tell_of() -> None:
