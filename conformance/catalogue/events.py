@@ -88,3 +88,65 @@ def any_parent_is_followed(fast: ModuleType) -> SimpleNamespace:
         fast.CacheFollower.apply(self, events)
 
     return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
+
+
+@seeded(FORESEEN, "MAN-12", "index", also=("R2",))
+def orphans_are_dropped(fast: ModuleType) -> SimpleNamespace:
+    """An index that is a tree takes no page whose parent it doesn't know: cached anew, the parent has no children."""
+
+    def apply(self: Any, events: Any) -> None:
+        for event in events if isinstance(events, list) else [events]:
+            known = {key.get_hash_value() for key in self.cached_page_hash_to_page}
+            pages = {page for found in self.cached_page_hash_to_page.values() for page in found}
+            is_orphan = (
+                isinstance(event, PageStored) and event.parent_hash is not None and event.parent_hash not in known
+            )
+            if not is_orphan and not (isinstance(event, PageRemoved) and event.page_id not in pages):
+                fast.CacheFollower.apply(self, [event])
+
+    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
+
+
+@seeded(FORESEEN, "MAN-12", "index")
+def told_anew_once_a_key(fast: ModuleType) -> SimpleNamespace:
+    """Who comes late is told one page of each key: when that one is evicted, the prefix is gone for it."""
+
+    def events(self: Any) -> list[Any]:
+        cleared, *stored = fast.CacheFollower.events(self)
+        return [cleared, *{(event.group_id, event.page_hash): event for event in stored}.values()]
+
+    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"events": events}))
+
+
+@seeded(FORESEEN, "MAN-12", "index")
+def told_anew_behind_what_was_known(fast: ModuleType) -> SimpleNamespace:
+    """What is cached is told anew without a word that all else is not: who comes late keeps what it knew."""
+
+    def events(self: Any) -> list[Any]:
+        told: list[Any] = fast.CacheFollower.events(self)[1:]
+        return told
+
+    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"events": events}))
+
+
+@seeded(FORESEEN, "MAN-12", "index")
+def twins_go_together(fast: ModuleType) -> SimpleNamespace:
+    """An index keeps one entry a key: when one of two pages with the key is evicted, the prefix is gone for it."""
+
+    def apply(self: Any, events: Any) -> None:
+        fast.CacheFollower.apply(self, events)
+        for event in events if isinstance(events, list) else [events]:
+            gone = vars(self).setdefault("gone", set())
+            if isinstance(event, PageRemoved):
+                gone.add((event.group_id, event.page_hash))
+            elif isinstance(event, PageStored):
+                gone.discard((event.group_id, event.page_hash))
+
+    def num_cached_pages(self: Any, page_hashes: Any, kv_cache_group_ids: Any) -> int:
+        keys, groups = list(page_hashes), list(kv_cache_group_ids)
+        gone = vars(self).get("gone", set())
+        left = next((n for n, key in enumerate(keys) if any((g, key.hash_value) in gone for g in groups)), len(keys))
+        return int(fast.CacheFollower.num_cached_pages(self, keys[:left], groups))
+
+    members = {"apply": apply, "num_cached_pages": num_cached_pages}
+    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, members))

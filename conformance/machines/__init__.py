@@ -10,6 +10,7 @@ from .events import Events
 from .exhaustive.worlds import SMALLEST, WORLDS
 from .groups import Chunk, Hybrid, Latent, State, Window
 from .hash import Hash
+from .index import Index
 from .kernels import GpuKernels, Kernels
 from .manager import Manager
 from .pins import Pins
@@ -47,6 +48,7 @@ MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} |
             Hybrid,
             Batch,
             Events,
+            Index,
             Pins,
             Shards,
             Snapshots,

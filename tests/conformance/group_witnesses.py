@@ -7,14 +7,17 @@ import numpy as np
 
 from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import (
+    CacheEvent,
     CacheSalt,
     EngineRequestStatus,
     ExtraKey,
     LoraAdapter,
     MultimodalItem,
+    PageRemoved,
     PageStored,
     Request,
 )
+from kvproof.spec.declarations.keys import PageHash
 
 from .catalogue_witnesses import SEED, cached, caching_pool, found, free, ids, manager_of, served, tried
 
@@ -122,6 +125,34 @@ def parent_never_announced(names: Any) -> object:
     manager.allocate_slots(Request("a", [1, 2, 3, 4]), 4)
     events = manager.take_events()
     return [event.parent_hash in (None, *(other.page_hash for other in events)) for event in events]
+
+
+def _index(names: Any, *events: CacheEvent) -> Any:
+    """A follower that was told events."""
+    follower = names.CacheFollower()
+    follower.apply(list(events))
+    return follower
+
+
+_KEYS = (PageHash(b"1", (1,)), PageHash(b"2", (2,)))
+_PARENT = PageStored(0, 1, b"1", None, (1,), None)
+_CHILD, _TWIN = (PageStored(0, page, b"2", b"1", (2,), None) for page in (2, 3))
+
+
+def orphans_are_dropped(names: Any) -> object:
+    return _index(names, _CHILD, _PARENT).num_cached_pages(_KEYS, [0])
+
+
+def told_anew_once_a_key(names: Any) -> object:
+    return _index(names, _PARENT, _CHILD, _TWIN).events()
+
+
+def told_anew_behind_what_was_known(names: Any) -> object:
+    return _index(names, _PARENT).events()
+
+
+def twins_go_together(names: Any) -> object:
+    return _index(names, _PARENT, _CHILD, _TWIN, PageRemoved(0, 2, b"2")).num_cached_pages(_KEYS, [0])
 
 
 # -- Extra keys -----------------------------------------------------------------------------------
@@ -418,6 +449,10 @@ GROUP_WITNESSES: dict[str, Callable[[Any], object]] = {
         room_made_list_by_list,
         removed_while_a_duplicate_survives,
         parent_never_announced,
+        orphans_are_dropped,
+        told_anew_once_a_key,
+        told_anew_behind_what_was_known,
+        twins_go_together,
         salt_ignored,
         lora_ignored,
         untagged_extra_keys,

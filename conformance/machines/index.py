@@ -1,0 +1,277 @@
+"""The index machine: who follows a cache by its events, as a router does, though some are lost, repeated or mixed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+
+from kvproof.spec.declarations import CacheCleared, CacheEvent, CacheSalt, LoraAdapter, PageRemoved, PageStored, Request
+
+from ..backends.loading import Backend
+from .base import SPEC, Field, Machine, Nothing, Side
+from .draws import Drawing, likely, one_of, rarely
+from .operations import operation
+from .properties import start, step
+from .worlds import Group
+
+__all__ = ["Index"]
+
+_SEED = b"kvproof"
+_EXTRA_KEYS = ((), (CacheSalt("s"),), (LoraAdapter("a"),))
+_NO_EVENTS: tuple[Any, ...] = (None, "event", 1, ("PageMoved", 0, 1, b"1"))
+_MOST_LIVE, _MOST_PROMPTS = 2, 8
+
+
+class Index(Machine):
+    """An index of cached prefixes beside the specification's follower, both told the events of one manager.
+
+    A foreign index is a backend's `EventIndex`: made of a page size, it has ``apply(event)`` and ``match(tokens)``, the
+    number of leading tokens whose pages group 0 has cached, those of salts and adapters left out. Of a backend that has
+    none its `CacheFollower` is asked the same. Events are those of the specification's manager; nothing is asked while
+    some are lost, until all is told anew. A side has its ``index``.
+    """
+
+    name = "index"
+    capability = "events"
+    levels = frozenset({"exact", "safe"})
+    examples, num_steps = 60, 40
+    needs: ClassVar[tuple[str, ...]] = ()
+    always = frozenset({"R1", "MAN-12"})
+
+    @classmethod
+    def missing(cls, backend: Backend) -> list[str]:
+        """See `Machine.missing`: either is enough."""
+        either = ["EventIndex", "CacheFollower"]
+        return super().missing(backend) or ([] if any(map(backend.offers, either)) else either[:1])
+
+    @start(page_size=st.integers(1, 3), num_pages=st.integers(4, 10), window=st.sampled_from([0, 0, 1, 3]))
+    def construct(self, page_size: int, num_pages: int, window: int) -> None:
+        """A manager of a group of full attention, perhaps a window beside it, and an index that knows nothing yet."""
+        self.page_size, self.num_pages = page_size, num_pages
+        self.groups = [Group("full", page_size)]
+        if window and "groups" not in self.backend.names.lacks:
+            self.groups.append(Group("window", page_size, window))
+        self.begin_source()
+        self.prompts: dict[tuple[int, ...], None] = {}
+        self.build(f"index = EventIndex({page_size})", "MAN-12", lambda side: {"index": self.new_index(side)})
+        self.watch(Field("matched tokens", "MAN-12", self.matched))
+
+    def begin_source(self) -> None:
+        """What the index is told of: a manager that has cached nothing yet."""
+        declared = [group.declared(number, SPEC, SPEC) for number, group in enumerate(self.groups)]
+        self.source = SPEC.get("CacheManager")(
+            self.num_pages, declared, 4 * self.page_size, enable_events=True, hash_seed=_SEED
+        )
+        self.live: list[Request] = []
+        self.known = SPEC.get("CacheFollower")()
+        self.under_way: list[CacheEvent] = []
+        self.is_whole = True
+
+    def new_index(self, side: Side) -> Any:
+        """An index that knows nothing yet."""
+        offered = side is not self.spec and side.names.offers("EventIndex")
+        return side.names.get("EventIndex")(self.page_size) if offered else _Followed(side.names, self.page_size)
+
+    def matched(self, side: Side) -> dict[tuple[int, ...], int] | None:
+        """How much of each prompt is cached; nothing is asked where events are missing."""
+        if not self.is_whole:
+            return None
+        return {tokens: int(side.index.match(list(tokens))) for tokens in self.prompts}
+
+    # -- What happens to the cache ------------------------------------------------------------------------------
+
+    @step(weight=4)
+    def come(self, data: Drawing) -> None:
+        """A request comes, begins as others do, takes what is cached or computes it again, and stays or goes."""
+        tokens = data.draw(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=4 * self.page_size - 1))
+        place = likely(data, [0], range(len(_EXTRA_KEYS)))
+        self.serve(tokens, place, hits=one_of(data, [True, False]), stays=one_of(data, [False, True]))
+
+    @operation
+    def serve(self, tokens: list[int], keys: int, hits: bool, stays: bool) -> None:
+        """A request is served, and stays or goes."""
+        request = Request(f"{len(self.calls)}", tokens, _EXTRA_KEYS[keys])
+        pages, found = self.source.get_computed_pages(request) if hits else (None, 0)
+        if self.source.allocate_slots(request, len(tokens) - found, found, pages) is None:
+            raise Nothing
+        if stays and len(self.live) < _MOST_LIVE:
+            self.live.append(request)
+        else:
+            self.source.free(request)
+        self.prompts[tuple(tokens)] = None
+        for old in list(self.prompts)[:-_MOST_PROMPTS]:
+            del self.prompts[old]
+        named = "".join(f", {key!r}" for key in request.extra_keys)
+        self.send(f"the cache serves {tokens}{named}")
+
+    @step(when=lambda self: self.live or len(self.known.events()) > 1, weight=2)
+    def lose_pages(self, data: Drawing) -> None:
+        """A request ends, a page loses its hash though those behind it keep theirs, or all is forgotten."""
+        cached = [event.page_id for event in self.known.events() if isinstance(event, PageStored)]
+        if rarely(data):
+            self.forget()
+        elif bool(self.live) and one_of(data, [True, False]):
+            self.finish(one_of(data, range(len(self.live))))
+        elif cached:
+            self.evict(one_of(data, cached))
+
+    @operation
+    def finish(self, place: int) -> None:
+        """A request ends."""
+        if place >= len(self.live):
+            raise Nothing
+        self.source.free(self.live.pop(place))
+        self.send("a request ends")
+
+    @operation
+    def evict(self, page_id: int) -> None:
+        """A page loses its hash."""
+        self.source.evict_pages([page_id])
+        self.send(f"page {page_id} is evicted")
+
+    @operation
+    def forget(self) -> None:
+        """Every prefix is forgotten."""
+        while self.live:
+            self.source.free(self.live.pop())
+        self.source.reset_prefix_cache()
+        self.send("the cache is cleared")
+
+    def send(self, what: str) -> None:
+        """What happened is on its way."""
+        events = self.source.take_events()
+        self.known.apply(events)
+        self.under_way += events
+        self.calls.append(f"# {what}: {len(events)} events")
+
+    # -- What happens on the way --------------------------------------------------------------------------------
+
+    @step(when=lambda self: self.under_way, weight=6)
+    def arrive(self, data: Drawing) -> None:
+        """Events arrive: those of different pages in any order, and some of them twice."""
+        count = likely(data, [len(self.under_way)], range(1, len(self.under_way) + 1))
+        self.deliver(count, mixed=rarely(data), again=rarely(data))
+
+    @operation
+    def deliver(self, count: int, mixed: bool, again: bool) -> None:
+        """The next events arrive."""
+        events, self.under_way = self.under_way[:count], self.under_way[count:]
+        if not events:
+            raise Nothing
+        events = _page_by_page(events) if mixed else events
+        self.tell([*events, *events] if again else events, refusing=again or not self.is_whole)
+
+    @step(when=lambda self: self.under_way)
+    def lose(self, data: Drawing) -> None:
+        """Events are lost: until all is told anew nobody knows what is cached."""
+        self.drop(data.draw(st.integers(1, len(self.under_way))))
+
+    @operation
+    def drop(self, count: int) -> None:
+        """The next events are lost."""
+        if not self.under_way:
+            raise Nothing
+        del self.under_way[:count]
+        self.is_whole = False
+        self.calls.append("# the next of them are lost")
+
+    @step(weight=2)
+    def resume(self, data: Drawing) -> None:
+        """All that is cached is told anew, by the cache or after its restart."""
+        self.tell_anew(restart=rarely(data))
+
+    @operation
+    def tell_anew(self, restart: bool) -> None:
+        """All that is cached is told, whatever was known before."""
+        if restart:
+            self.begin_source()
+        self.under_way, self.is_whole = [], True
+        self.tell(self.known.events())
+
+    @step(when=lambda self: self.is_whole)
+    def come_late(self, data: Drawing) -> None:
+        """An index that can tells what it knows to one that comes late, or knew something before."""
+        self.tell_another(knowing=one_of(data, [False, True]))
+
+    @operation
+    def tell_another(self, knowing: bool) -> None:
+        """What an index knows is told to another one, which goes on in its place."""
+        if not self.is_whole:
+            raise Nothing
+        before: list[CacheEvent] = [PageStored(0, 1, b"before", None, (0,) * self.page_size, None)] if knowing else []
+
+        def act(side: Side) -> None:
+            tells: Callable[[], Sequence[CacheEvent]] = getattr(side.index, "events", self.told_by(side))
+            late = self.new_index(side)
+            for event in [*before, *tells()]:
+                late.apply(event)
+            side.put({"index": late})
+
+        self.call(f"for event in [*{before}, *index.events()]: late.apply(event)", act, "MAN-12", _nothing)
+
+    def told_by(self, side: Side) -> Callable[[], Sequence[CacheEvent]]:
+        """What the specification's index tells, in the place of one that tells nothing."""
+        events: list[CacheEvent] = [] if side is self.spec else list(self.spec.index.events())
+        return lambda: events
+
+    def tell(self, events: Sequence[CacheEvent], refusing: bool = False) -> None:
+        """Hands events over, one by one; where some were lost or come again an index may refuse them."""
+
+        def act(side: Side) -> None:
+            for event in events:
+                try:
+                    side.index.apply(event)
+                except Exception:
+                    if not refusing:
+                        raise
+
+        self.call(f"for event in {list(events)}: index.apply(event)", act, "MAN-12", _nothing)
+
+    @step()
+    def misuse(self, data: Drawing) -> None:
+        """What is no event, or one of a kind that there is not, is refused."""
+        self.follow_in_vain(one_of(data, range(len(_NO_EVENTS))))
+
+    @operation
+    def follow_in_vain(self, place: int) -> None:
+        """An index is told what is no event."""
+        self.call(f"index.apply({_NO_EVENTS[place]!r})", lambda side: side.index.apply(_NO_EVENTS[place]), "MAN-12")
+
+
+class _Followed:
+    """A follower, asked as an index is: for the leading tokens of a prompt that are cached in group 0."""
+
+    def __init__(self, names: Backend, page_size: int) -> None:
+        self._follower = names.get("CacheFollower")()
+        self._page_size = page_size
+        if hasattr(self._follower, "events"):
+            self.events = self._follower.events
+
+    def apply(self, event: CacheEvent) -> None:
+        """Follows an event."""
+        self._follower.apply([event])
+
+    def match(self, tokens: list[int]) -> int:
+        """The number of leading tokens that are cached."""
+        root = SPEC.get("init_none_hash")(_SEED)
+        hashed = SPEC.get("hash_request_tokens")
+        keys = list(hashed(SPEC.get("sha256"), self._page_size, Request("asks", tokens), none_hash=root))
+        return self._page_size * int(self._follower.num_cached_pages(keys, [0]))
+
+
+def _page_by_page(events: Sequence[CacheEvent]) -> list[CacheEvent]:
+    """The same events in another order, after which the same is cached: the last page first."""
+    mixed: list[CacheEvent] = []
+    pages: dict[int, list[CacheEvent]] = {}
+    for event in [*events, CacheCleared()]:
+        if isinstance(event, PageStored | PageRemoved):
+            pages.setdefault(event.page_id, []).append(event)
+            continue
+        mixed += [told for page in reversed(pages) for told in pages[page]]
+        mixed.append(event)
+        pages.clear()
+    return mixed[:-1]
+
+
+def _nothing(*_: object) -> None:
+    """What is returned is not looked at."""
