@@ -1,4 +1,4 @@
-"""Copying pages onto pages: what the manager's copy orders ask for (MAN-13)."""
+"""Copying pages onto pages, or their first slots: what the manager's copy orders ask for (MAN-13, MAN-17)."""
 
 from typing import Any
 
@@ -12,23 +12,26 @@ from .dispatch import by_platform, likes
 from .dynamic_checks import check_copies
 from .xla import copy as xla
 
-__all__ = ["copy_pages", "num_pages_of"]
+__all__ = ["copy_pages", "num_pages_of", "require_slots"]
 
 
 def copy_pages(
     pages: Any,
     sources: Array,  # i32[n]
     destinations: Array,  # i32[n]
+    num_slots: Array | None = None,  # i32[n]
     *,
     validate: bool = False,
 ) -> Any:
-    """Copies whole pages, in every array alike; in place where they are donated (MAN-13). O(n pages).
+    """Copies pages, in every array alike; in place where they are donated (MAN-13, MAN-17). O(n pages).
 
     Args:
-        pages: arrays `[P, ...]` of any dtype, in any pytree: a layer's pages, ScaledPages, states, or all of them.
+        pages: arrays `[P, ...]` of any dtype, in any pytree: a layer's pages, ScaledPages, states, or all of them;
+            with ``num_slots`` `[P, page, ...]`.
         sources: `i32[n]`: the pages to copy.
         destinations: `i32[n]`: the pages to write. A pair with a negative id, or one that is no page, does nothing.
             No page is written twice, and none that is read, else it is undefined what it holds.
+        num_slots: `i32[n]`: how many of each page's first slots are copied, the others stay as they are; None: all.
         validate: whether the ids are looked at too; they must be concrete then.
 
     Returns:
@@ -42,9 +45,12 @@ def copy_pages(
     num_pages = num_pages_of(pages)
     arguments.integers("sources", sources, (None,), "[n]")
     arguments.integers("destinations", destinations, sources.shape, f"{tuple(sources.shape)}, as sources")
+    if num_slots is not None:
+        require_slots(pages)
+        arguments.integers("num_slots", num_slots, sources.shape, f"{tuple(sources.shape)}, as sources")
     if arguments.flag("validate", validate):
         check_copies(sources, destinations, num_pages)
-    return _copy(pages, sources, destinations)
+    return _copy(pages, sources, destinations, num_slots)
 
 
 def num_pages_of(pages: Any) -> int:
@@ -66,36 +72,50 @@ def num_pages_of(pages: Any) -> int:
     return max(counts, default=0)
 
 
+def require_slots(pages: Any) -> None:
+    """Refuses arrays that have no slots. O(arrays).
+
+    Raises:
+        ValueError: if one is not `[P, page, ...]` [R1].
+    """
+    for leaf in jax.tree.leaves(pages):
+        if leaf.ndim < 2:
+            raise ValueError(f"pages must hold arrays [P, page, ...], not of the shape {tuple(leaf.shape)} [R1]")
+
+
 @jax.jit
 def _copy(
     pages: Any,
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
+    num_slots: jax.Array | None,  # i32[n]
 ) -> Any:
-    return by_platform("copy_pages", _copy_on, pages, sources, destinations, results=likes(pages))
+    return by_platform("copy_pages", _copy_on, pages, sources, destinations, num_slots, results=likes(pages))
 
 
 def _copy_on(
     pages: Any,
     sources: jax.Array,
     destinations: jax.Array,
+    num_slots: jax.Array | None,
     *,
     platform: str | None,
 ) -> Any:
-    return jax.tree.map(lambda array: _copy_array(array, sources, destinations, platform), pages)
+    return jax.tree.map(lambda array: _copy_array(array, sources, destinations, num_slots, platform), pages)
 
 
 def _copy_array(
     pages: jax.Array,  # [P, ...]
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
+    num_slots: jax.Array | None,  # i32[n]
     platform: str | None,
 ) -> jax.Array:
-    """By the platform's own kernel where it has one that takes the call."""
-    if platform == "tpu":
+    """By the platform's own kernel where it has one that takes the call: whole pages."""
+    if platform == "tpu" and num_slots is None:
         # Imported where it is needed: most processes never compile for a TPU.
         from .tpu import copy as tpu
 
         if taken("copy_pages", tpu.unsupported(pages, sources), warn=False):
             return tpu.copy_pages(pages, sources, destinations)
-    return xla.copy(pages, sources, destinations, distinct=platform == "cuda")
+    return xla.copy(pages, sources, destinations, num_slots, distinct=platform == "cuda")

@@ -6,7 +6,7 @@ import jax
 
 from . import arguments
 from .arguments import Array
-from .page_copy import num_pages_of
+from .page_copy import num_pages_of, require_slots
 from .xla import copy as xla
 
 __all__ = ["export_pages"]
@@ -33,9 +33,7 @@ def export_pages(
         ValueError: on shapes that don't fit [R1].
     """
     num_pages_of(pages)
-    for leaf in jax.tree.leaves(pages):
-        if leaf.ndim < 2:
-            raise ValueError(f"pages must hold arrays [P, page, ...], not of the shape {tuple(leaf.shape)} [R1]")
+    require_slots(pages)
     arguments.integers("page_ids", page_ids, (None,), "[n]")
     arguments.integers("num_slots", num_slots, page_ids.shape, f"{tuple(page_ids.shape)}, as page_ids")
     return _export(pages, page_ids, num_slots)

@@ -42,7 +42,7 @@ CACHE = Table(
     (
         _row("RaggedPagesCache", "views", "CACHE-1", NONE, form="build"),
         _row("init_cache", "mesh metadata partition_manager quantizer", "CACHE-1"),
-        _row("copy_pages", "sources destinations", "CACHE-3"),
+        _row("copy_pages", "sources destinations num_slots", "CACHE-3"),
         _row("export_pages", "page_ids num_slots", "SWAP-2"),
         _row("import_pages", "page_ids block", "SWAP-2"),
     ),

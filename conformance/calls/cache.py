@@ -200,24 +200,33 @@ _TYPE = Kind(fault=lambda source, known, _: source.one_of(["float64", *([None] i
 
 
 def _copied(source: Source, known: Any) -> Given:
-    """Pairs of pages; those that name no page do nothing."""
+    """Pairs of pages, or of some of their slots; those that name no page do nothing."""
     count = known.layout.num_pages
     pages = source.some(range(count), 2 * COPIES)
     pairs = list(zip(pages[0::2], pages[1::2], strict=False))
     nothing = [(-1, 0), (0, -1), (count, 1), (1, count), (-1, -1)]
     pairs += [source.one_of(nothing) for _ in range(COPIES - len(pairs))]
-    return {
-        "pages": Ref("pages"),
-        **dict(zip(("sources", "destinations"), (ints(*part) for part in zip(*pairs, strict=True)), strict=True)),
-    }
+    sources, destinations = (ints(*part) for part in zip(*pairs, strict=True))
+    given = {"pages": Ref("pages"), "sources": sources, "destinations": destinations}
+    if known.backend.names.accepts("copy_pages", "num_slots") and source.integer(0, 1):
+        given["num_slots"] = _slots(source, known.layout.page_size)
+    return given
+
+
+def _slots(source: Source, size: int) -> Spelled:
+    """How many of the first slots of some pages are meant: any number, also none and more than there are."""
+    return ints(*(source.one_of([size, *range(size + 1), -1, size + 1]) for _ in range(COPIES)))
+
+
+def _of_slots(_: Any, given: Given) -> str:
+    return "MAN-17" if "num_slots" in given else "MAN-13"
 
 
 def _exported(source: Source, known: Any) -> Given:
     """Pages, and what are none, with any number of live slots."""
     count, size = known.layout.num_pages, known.layout.page_size
     ids = [source.integer(-1, count) for _ in range(COPIES)]
-    slots = [source.one_of([size, *range(size + 1), -1, size + 1]) for _ in range(COPIES)]
-    return {"pages": Ref("pages"), "page_ids": ints(*ids), "num_slots": ints(*slots)}
+    return {"pages": Ref("pages"), "page_ids": ints(*ids), "num_slots": _slots(source, size)}
 
 
 # -- The table ---------------------------------------------------------------------------------------------------------
@@ -276,7 +285,16 @@ CACHES = Table(
             dict.fromkeys(("latent_pages", "latents", "rotary", "slot_mapping"), Kind()),
             dict.fromkeys(("num_slices", "kv_dtype", "validate"), Kind()),
         ),
-        _moves("copy_pages", "pages sources destinations", "MAN-13", by_name=("validate",), draw=_copied, weight=1),
+        _moves(
+            "copy_pages",
+            "pages sources destinations num_slots",
+            "MAN-13",
+            where=_of_slots,
+            refuses=("MAN-17",),
+            by_name=("num_slots", "validate"),
+            draw=_copied,
+            weight=1,
+        ),
         _moves("export_pages", "pages page_ids num_slots", "SWAP-2", draw=_exported),
         _moves("read_states", "pages page_ids", "MAN-13"),
         _moves("write_states", "pages page_ids states", "SWAP-2", by_name=("validate",)),

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import PageCopy, SwapPlan
+from kvproof.spec.declarations import PageCopy, PartCopy, SwapPlan
 from kvproof.spec.reading.arguments import refusal
 
 from ..backends.loading import Backend
@@ -71,7 +71,7 @@ class Runner:
         mesh: Mesh | None,
         optimise: bool,
     ) -> None:
-        self.config, self.params, self._groups, self._tables = config, params, groups, tables
+        self.config, self.params, self._groups, self._tables, self._backend = config, params, groups, tables, backend
         self._mesh, self._max_num_seqs, self._program = mesh, max_num_seqs, _PROGRAMS[optimise]
         group_of = {layer: number for number, group in enumerate(groups) for layer in group.layers}
         latent = any(group.kind.kind == "mla" for group in groups)
@@ -111,13 +111,13 @@ class Runner:
     # -- Steps ----------------------------------------------------------------------------------------------------
 
     def run(
-        self, plans: Sequence[Plan], copies: Sequence[Sequence[PageCopy]], every: bool
+        self, plans: Sequence[Plan], copies: Sequence[Sequence[PageCopy | PartCopy]], every: bool
     ) -> list[NDArray[np.float32]]:
         """Runs a step.
 
         Args:
             plans: of each data shard, who computes what.
-            copies: of each data shard, the state copies to run before (MAN-13).
+            copies: of each data shard, the copies to run before (MAN-13, MAN-17).
             every: whether the logits of all rows are wanted, or of each chunk's last alone.
 
         Returns:
@@ -133,17 +133,30 @@ class Runner:
         rows = np.asarray(logits)
         return [rows[places[chunk]] for plan in plans for chunk in plan.chunks]
 
-    def copy(self, copies: Sequence[Sequence[PageCopy]]) -> None:
-        """Runs the copies of states of each data shard, in their order (MAN-13)."""
+    def copy(self, copies: Sequence[Sequence[PageCopy | PartCopy]]) -> None:
+        """Runs the copies of each data shard, in their order: of states, and of pages' first slots (MAN-13, MAN-17)."""
         if not any(copies):
             return
         for number, group in enumerate(self._groups):
-            own = [[(source, target) for at, source, target in shard if at == number] for shard in copies]
+            own = [[copy[1:] for copy in shard if copy.group_id == number] for shard in copies]
             for turn in copy_turns(own):
-                ids: list[Any] = [_padded([[pair[side] for pair in pairs] for pairs in turn]) for side in (0, 1)]
-                sources, targets = ids if len(own) > 1 else [rows[0] for rows in ids]
-                for layer in group.layers:
-                    self.caches[layer] = self.caches[layer].copy_pages(sources, targets)
+                width = 2 if group.kind.kind == "state" else 3
+                rows = [_padded([[order[side] for order in orders] for orders in turn]) for side in range(width)]
+                self._copied(group, rows if len(own) > 1 else [numbers[0] for numbers in rows])
+
+    def _copied(self, group: LayerGroup, rows: list[Any]) -> None:
+        """Copies pages in each layer of a group: sources, destinations, slots, in rows where there are data shards."""
+        own = [self.caches[layer] for layer in group.layers]
+        match group.kind.kind:
+            case "state":
+                own = [room.copy_pages(*rows) for room in own]
+            case "mla":
+                orders = [np.array(numbers, np.int32).reshape(-1) for numbers in rows]
+                own = self._calls.per_shard(self._backend.get("copy_pages"))(own, *orders)
+            case _:
+                own = self._backend.get("RaggedPagesCache")(own).copy_pages(*rows).views
+        for layer, cache in zip(group.layers, own, strict=True):
+            self.caches[layer] = cache
 
     def swap(self, plan: SwapPlan) -> None:
         """Runs the copies of a swap; on one data shard (SWAP-1)."""
@@ -261,33 +274,33 @@ def _partition(*axes: str | None) -> PartitionSpec:
     return spec
 
 
-Pairs = list[tuple[int, int]]
+Orders = list[tuple[int, ...]]
 
 
-def copy_turns(copies: Sequence[Sequence[tuple[int, int]]]) -> Iterator[list[Pairs]]:
+def copy_turns(copies: Sequence[Sequence[tuple[int, ...]]]) -> Iterator[list[Orders]]:
     """Copies in turns that can be made at once: in none is a page written twice, or written and read (MAN-13).
 
     Args:
-        copies: of each shard (source, destination), in their order.
+        copies: of each shard (source, destination), and what more there is of each, in their order.
 
     Yields:
         Of each shard the copies of the turn.
     """
-    left = [list(pairs) for pairs in copies]
+    left = [list(orders) for orders in copies]
     while any(left):
-        turn: list[Pairs] = []
-        for pairs in left:
-            taken: Pairs = []
-            while pairs and not _meets(taken, pairs[0]):
-                taken.append(pairs.pop(0))
+        turn: list[Orders] = []
+        for orders in left:
+            taken: Orders = []
+            while orders and not _meets(taken, orders[0]):
+                taken.append(orders.pop(0))
             turn.append(taken)
         yield turn
 
 
-def _meets(taken: Pairs, pair: tuple[int, int]) -> bool:
+def _meets(taken: Orders, order: tuple[int, ...]) -> bool:
     """Whether a copy can't be made together with some that come before it."""
-    sources, targets = {source for source, _ in taken}, {target for _, target in taken}
-    return pair[1] in sources | targets or pair[0] in targets
+    sources, targets = {other[0] for other in taken}, {other[1] for other in taken}
+    return order[1] in sources | targets or order[0] in targets
 
 
 def _padded(rows: list[list[int]]) -> list[list[int]]:

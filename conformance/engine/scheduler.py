@@ -70,9 +70,11 @@ class Scheduler:
         self.queue: list[Served] = []
         self._swaps: list[SwapPlan] = []
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
-        # A state is there when a step has ended; whoever finds it in the same step would copy it too early (MAN-13).
-        self._publishes_late = limits.has_states
-        self._ends = StepEnds(limits.groups if limits.enable_caching else (), getattr(manager, "retention_interval", 0))
+        unit = getattr(manager, "match_unit", None) if limits.enable_caching else None
+        # What is copied is there when a step has ended; who finds it in the same step would copy it too early (MAN-13).
+        self._publishes_late, self._copies_parts = limits.has_states or unit is not None, unit is not None
+        interval = getattr(manager, "retention_interval", 0)
+        self._ends = StepEnds(limits.groups if limits.enable_caching else (), interval, unit)
         self._batches = hasattr(manager, "allocate_slots_batch") and hasattr(manager, "slot_of")
 
     # -- Coming and going -----------------------------------------------------------------------------------------
@@ -191,18 +193,27 @@ class Scheduler:
         return next((served for served in reversed(self.queue) if served.is_running), None)
 
     def _place_less(self, served: Served, budget: int) -> int:
-        """Gives the only request there is as many slots as there are, down to one (ENG-2). Returns how many."""
+        """Gives the only request there is as many slots as there are, down to one (ENG-2). Returns how many.
+
+        A request may fit the pool, but not beside the page that a hit amid a page is copied from: then it hits nothing.
+        """
         while budget > 1:
             budget //= 2
             count = self._place(served, budget)
             if count:
                 return count
-        return 0
+        return self._place(served, 1, hits=False) if self._copies_parts else 0
 
     # -- Calls on the manager -----------------------------------------------------------------------------------
 
-    def _place(self, served: Served, budget: int) -> int:
-        """Gives a request slots for a chunk, if there is room. Returns how many tokens the chunk has."""
+    def _place(self, served: Served, budget: int, *, hits: bool = True) -> int:
+        """Gives a request slots for a chunk, if there is room. Returns how many tokens the chunk has.
+
+        Args:
+            served: the request.
+            budget: the most tokens.
+            hits: whether a request that is to be admitted takes what is cached of it.
+        """
         request = served.request
         if not served.is_running and not self._free_rows:
             return 0
@@ -216,7 +227,7 @@ class Scheduler:
             self.tables.append_row(given.get_page_ids(), served.row)
             return count
         hit: int
-        pages, hit = self.manager.get_computed_pages(request)
+        pages, hit = self.manager.get_computed_pages(request) if hits else (None, 0)
         served.junction = junction_of(self.manager, request)
         count = self._end(served, hit, budget) - hit
         given = self.manager.allocate_slots(request, count, hit, pages, delay_cache_pages=self._publishes_late)

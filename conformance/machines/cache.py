@@ -148,15 +148,17 @@ class Cache(CacheMachine, Calling):
     # -- Copies -----------------------------------------------------------------------------------------------
 
     def hold_copy_pages(self, given: dict[str, Any], before: Any, after: Any) -> None:
-        """Pairs of pages are copied, those that name no page left out."""
-        count = self.layout.num_pages
-        wanted = [part.reshape(count, -1).copy() for part in self.parts(before)]
-        for source, target in zip(given["sources"], given["destinations"], strict=True):
+        """Pairs of pages are copied, or so many of their first slots, those that name no page left out."""
+        count, size = self.layout.num_pages, self.layout.page_size
+        slots = given.get("num_slots", [size] * COPIES)
+        wanted = [part.reshape(count, size, -1).copy() for part in self.parts(before)]
+        for source, target, end in zip(given["sources"], given["destinations"], slots, strict=True):
             if 0 <= source < count and 0 <= target < count:
                 for part in wanted:
-                    part[target] = part[source]
+                    part[target, : max(end, 0)] = part[source, : max(end, 0)]
+        clause = "MAN-17" if "num_slots" in given else "MAN-13"
         for want, part in zip(wanted, self.parts(after), strict=True):
-            self.check("MAN-13", "pages that differ", [], functools.partial(_unlike, want, part))
+            self.check(clause, "pages that differ", [], functools.partial(_unlike, want.reshape(count, -1), part))
 
     @step("SWAP-2", when=lambda self: self.offered("export_pages") and self.offered("write_states"))
     def export_pages(self, source: Drawing) -> Calls:

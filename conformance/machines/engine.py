@@ -18,7 +18,7 @@ from ..engine.sampler import GREEDY, Sampling
 from ..engine.serving import Engine, Output
 from .base import Machine, Side
 from .draws import Drawing, one_of, rarely
-from .engine_models import KITS, Asked, Kit, bound, dense, engine_of, fits, swaps
+from .engine_models import KITS, Asked, Kit, bound, dense, engine_of, fits, matches_parts, swaps
 from .properties import start, step
 
 __all__ = ["EngineMachine"]
@@ -57,17 +57,25 @@ class EngineMachine(Machine):
     asked: dict[str, Asked]
     text: list[int]
 
-    @start("ENG-1", kit=st.sampled_from(list(KITS)), seed=st.integers(0, 3), host=st.sampled_from([0, 5, 40]))
-    def construct(self, kit: str, seed: int, host: int) -> None:
-        """An engine with a small model, a small pool, few rows, and host memory if the backend swaps."""
+    @start(
+        "ENG-1",
+        kit=st.sampled_from(list(KITS)),
+        seed=st.integers(0, 3),
+        host=st.sampled_from([0, 5, 40]),
+        unit=st.sampled_from([None, 1]),
+    )
+    def construct(self, kit: str, seed: int, host: int, unit: int | None) -> None:
+        """An engine with a small model, a small pool, few rows, host memory and hits amid pages if the backend can."""
         self.kit, self.asked = KITS[kit], {}
         num_host_pages = host if swaps(self.session.backend) else 0
+        match_unit = unit if kit == "window" and matches_parts(self.session.backend) else None
         self.text = np.random.default_rng(seed).integers(0, 2, self.kit.config.max_model_len).tolist()
 
         def act(side: Side) -> dict[str, Any]:
-            return {} if side is self.spec else {"engine": engine_of(self.kit, side.names, num_host_pages)}
+            return {} if side is self.spec else {"engine": engine_of(self.kit, side.names, num_host_pages, match_unit)}
 
         shown = f", {num_host_pages=}" if num_host_pages else ""
+        shown += f", {match_unit=}" if match_unit else ""
         self.build(f"engine = Engine({self.kit}{shown})", "ENG-1", act)
 
     # -- Steps --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..engine.model import Params, init_params
 from ..engine.sampler import Sampling
 from ..engine.serving import Engine
 
-__all__ = ["KITS", "Asked", "Kit", "bound", "dense", "engine_of", "fits", "swaps"]
+__all__ = ["KITS", "Asked", "Kit", "bound", "dense", "engine_of", "fits", "matches_parts", "swaps"]
 
 _PAGE = 2
 _SEQS, _TOKENS = 3, 8
@@ -95,7 +95,20 @@ def swaps(backend: Backend) -> bool:
     )
 
 
-def engine_of(kit: Kit, backend: Backend, num_host_pages: int) -> Engine:
+def matches_parts(backend: Backend) -> bool:
+    """Whether a backend's engine may hit amid pages: its manager finds them, its caches copy slots (MAN-17).
+
+    A scheduler of the backend's own may publish pages before they are written, which is right where none is copied.
+    """
+    return (
+        backend.accepts("CacheManager", "match_unit")
+        and hasattr(backend.get("RaggedPagesCache"), "copy_pages")
+        and backend.accepts("RaggedPagesCache.copy_pages", "num_slots")
+        and not backend.offers("Scheduler")
+    )
+
+
+def engine_of(kit: Kit, backend: Backend, num_host_pages: int, match_unit: int | None) -> Engine:
     """An engine on a backend."""
     return Engine(
         (kit.config, _params(kit.config)),
@@ -107,6 +120,7 @@ def engine_of(kit: Kit, backend: Backend, num_host_pages: int) -> Engine:
         keep_logits=True,
         hash_seed=b"kvproof",
         num_host_pages=num_host_pages,
+        match_unit=match_unit,
         optimise=False,
     )
 

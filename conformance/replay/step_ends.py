@@ -17,10 +17,12 @@ class StepEnds:
     Args:
         groups: the cache groups. Where none keeps states, a step ends anywhere.
         interval: the manager's ``retention_interval``.
+        unit: its ``match_unit``: then a hit ends at a multiple of it where a state can be kept (MAN-17).
     """
 
-    def __init__(self, groups: Sequence[CacheGroupSpec], interval: int | None) -> None:
-        self._unit = lcm(*(group.kv_cache_spec.page_size for group in groups)) if copies_states(groups) else 0
+    def __init__(self, groups: Sequence[CacheGroupSpec], interval: int | None, unit: int | None = None) -> None:
+        sizes = [group.kv_cache_spec.page_size if unit is None or copies_states([group]) else unit for group in groups]
+        self._unit = lcm(*sizes) if copies_states(groups) else 0
         self._interval = interval
 
     def end(self, start: int, most: int, num_tokens: int, junction: int) -> int:

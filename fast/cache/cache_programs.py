@@ -168,25 +168,26 @@ def placed(pages: Any, place: Placement) -> Any:
     return jax.tree.map(lambda array: jax.device_put(array, sharding), pages)
 
 
-@partial(jax.jit, static_argnums=3, donate_argnums=0)
-def copied(pages: Any, sources: jax.Array, destinations: jax.Array, place: Placement) -> Any:
-    """Pages copied onto others, in each array of a pytree (MAN-13). O(pages copied).
+@partial(jax.jit, static_argnums=2, donate_argnums=0)
+def copied(pages: Any, orders: tuple[jax.Array, ...], place: Placement) -> Any:
+    """Pages copied onto others, in each array of a pytree (MAN-13, MAN-17). O(pages copied).
 
     Args:
         pages: a pytree of arrays `[P, ...]`, donated.
-        sources: `i32[n]`, the ids of the data shards concatenated; each shard has ids of its own.
-        destinations: `i32[n]`.
+        orders: sources and destinations, `i32[n]`, the ids of the data shards concatenated; each shard has ids of its
+            own. And the number of slots of each, `i32[n]`, where it is not all of them.
         place: the placement of the pages.
     """
     parts = place.pages(pages)
-    return place.run(copy_pages, (pages, sources, destinations), (parts, place.step, place.step), parts)
+    return place.run(copy_pages, (pages, *orders), (parts, *(place.step for _ in orders)), parts)
 
 
 @partial(jax.jit, static_argnums=3)
 def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Placement) -> Any:
     """Pages on their way off the devices, dead slots zeroed (SWAP-2); arguments as in `copied`. O(pages exported).
 
-    ``num_slots``, `i32[n]`, is the number of leading slots in use of each page.
+    ``page_ids`` are as the sources there, and ``num_slots``, `i32[n]`, is the number of leading slots in use of each
+    page.
     """
     parts = place.pages(pages)
     return place.run(export_pages, (pages, page_ids, num_slots), (parts, place.step, place.step), parts)
@@ -194,7 +195,7 @@ def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Place
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
 def imported(pages: Any, page_ids: jax.Array, block: Any, place: Placement) -> Any:
-    """Pages replaced by those of a block (SWAP-2); arguments as in `copied`. O(pages imported).
+    """Pages replaced by those of a block (SWAP-2); arguments as in `exported`. O(pages imported).
 
     ``block`` is a pytree like ``pages``, of arrays `[n, page, ...]`.
     """

@@ -1,4 +1,4 @@
-"""SWAP-2, MAN-13: what a copy of pages takes: page ids, and pages of another process.
+"""SWAP-2, MAN-13, MAN-17: what a copy of pages takes: page ids, numbers of slots, and pages of another process.
 
 Ids are padded on their way to the device, so that few programs are compiled; pages are validated before they are
 written into a cache (R1).
@@ -16,42 +16,43 @@ from kvproof.kernels import ScaledPages
 from ..reading.arguments import integer, listed, materialised, plain_array, refusal
 from ..table.page_table import Ids
 
-__all__ = ["PageIds", "fitted", "padded_pairs", "padded_size", "require_block"]
+__all__ = ["PageIds", "fitted", "padded_rows", "padded_size", "require_block"]
 
 PageIds = Ids | Iterable[Ids] | jax.Array
-"""Page ids: of one data shard, or of each."""
+"""Page ids, or numbers of slots: of the pages of one data shard, or of each."""
 
 _LEAST = 16
 _STEP = 4
 
 
-def padded_pairs(
-    sources: PageIds, destinations: PageIds, num_shards: int
-) -> tuple[jax.Array | NDArray[np.int32], jax.Array | NDArray[np.int32]]:
-    """Pairs of page ids as a device takes them: those of the data shards concatenated. O(n).
+def padded_rows(num_shards: int, **named: PageIds) -> tuple[jax.Array | NDArray[np.int32], ...]:
+    """Numbers for each of some pages as a device takes them: those of the data shards concatenated. O(n).
 
     Args:
-        sources: `[n]`, or `[num_shards, n]` where there are several shards; a negative one names no page. An array of
-            JAX's, traced or not, is taken as it is.
-        destinations: ids of the pages to write, like ``sources``.
         num_shards: data shards.
+        named: under the argument's name ids of pages, or numbers of slots, `[n]`, or `[num_shards, n]` where there are
+            several shards. An array of JAX's, traced or not, is taken as it is.
 
     Returns:
-        `i32[num_shards * m]` each; m is n, or the next of 16, 64, 256, ... with -1 behind where the ids were on the
+        `i32[num_shards * m]` for each; m is n, or the next of 16, 64, 256, ... with -1 behind where all were on the
         host.
 
     Raises:
-        TypeError: an id is no integer.
-        ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1).
+        TypeError: a number is no integer.
+        ValueError: a number does not fit an int32, or the shapes do not fit each other or the shards (R1).
     """
-    froms, tos = _rows("sources", sources, num_shards), _rows("destinations", destinations, num_shards)
-    if froms.shape != tos.shape:
-        raise refusal(ValueError, "R1", f"destinations.shape={tos.shape} must be that of sources, {froms.shape}")
-    if isinstance(froms, jax.Array) or isinstance(tos, jax.Array):
-        return froms.reshape(-1), tos.reshape(-1)
-    padding = ((0, 0), (0, padded_size(froms.shape[1]) - froms.shape[1]))
-    padded = [np.pad(ids, padding, constant_values=-1).reshape(-1) for ids in (froms, tos)]
-    return padded[0], padded[1]
+    rows = {name: _rows(name, numbers, num_shards) for name, numbers in named.items()}
+    first, *others = rows
+    for name in others:
+        if rows[name].shape != rows[first].shape:
+            raise refusal(
+                ValueError, "R1", f"{name}.shape={rows[name].shape} must be that of {first}, {rows[first].shape}"
+            )
+    if any(isinstance(numbers, jax.Array) for numbers in rows.values()):
+        return tuple(numbers.reshape(-1) for numbers in rows.values())
+    count = rows[first].shape[1]
+    padding = ((0, 0), (0, padded_size(count) - count))
+    return tuple(np.pad(numbers, padding, constant_values=-1).reshape(-1) for numbers in rows.values())
 
 
 def padded_size(count: int) -> int:

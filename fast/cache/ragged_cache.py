@@ -16,7 +16,7 @@ from ..reading.arguments import instance, listed, refusal
 from . import cache_programs as programs
 from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_view import RaggedPagesCacheView
-from .page_copies import PageIds, fitted, padded_pairs, require_block
+from .page_copies import PageIds, fitted, padded_rows, require_block
 from .view_arguments import require_kept
 
 __all__ = ["RaggedPagesCache"]
@@ -57,30 +57,35 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         """The metadata of the cache; None without layers."""
         return self.views[0].metadata if self.views else None
 
-    def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
-        """Copies pages onto others in every layer (MAN-13): in place, as with the views' calls that write.
+    def copy_pages(self, sources: PageIds, destinations: PageIds, num_slots: PageIds | None = None) -> Self:
+        """Copies pages, or their first slots, onto others in every layer (MAN-13, MAN-17).
 
-        Every source is read before any destination is written. Pairs with a negative id do nothing. Ids that are on
-        the host are padded, so that few programs are compiled. O(pages copied, over all layers).
+        In place, as with the views' calls that write. Every source is read before any destination is written. Pairs
+        with a negative id do nothing. Ids that are on the host are padded, so that few programs are compiled.
+        O(pages copied, over all layers).
 
         Args:
             sources: pages, `i32[n]`; with several data shards `[shards, n]`, in each row a shard's own ids.
             destinations: the pages to write, alike; none twice, and none that is a source.
+            num_slots: how many of each page's first slots are copied, alike: the others stay as they are. None: all.
 
         Returns:
             The cache with the pages copied.
 
         Raises:
-            TypeError: an id is no integer.
-            ValueError: an id does not fit an int32, or the shapes do not fit each other or the shards (R1); the
-                pages were donated to an earlier call that wrote (CACHE-3).
+            TypeError: an id or a number of slots is no integer.
+            ValueError: one does not fit an int32, or the shapes do not fit each other or the shards (R1); the pages
+                were donated to an earlier call that wrote (CACHE-3).
         """
         metadata = self.metadata
         if metadata is None:
             return self
-        froms, tos = padded_pairs(sources, destinations, metadata.num_page_shards)
+        named = {"sources": sources, "destinations": destinations}
+        if num_slots is not None:
+            named["num_slots"] = num_slots
+        orders = padded_rows(metadata.num_page_shards, **named)
         pages = require_kept([view.kv_pages for view in self.views])
-        copies = programs.copied(pages, froms, tos, self.views[0].place)
+        copies = programs.copied(pages, orders, self.views[0].place)
         return self.replace(
             views=[view.replace(kv_pages=copied) for view, copied in zip(self.views, copies, strict=True)]
         )
@@ -110,7 +115,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         metadata = self.metadata
         if metadata is None:
             return []
-        ids, slots = padded_pairs(page_ids, num_slots, metadata.num_page_shards)
+        ids, slots = padded_rows(metadata.num_page_shards, page_ids=page_ids, num_slots=num_slots)
         pages = require_kept([view.kv_pages for view in self.views])
         block: list[Any] = programs.exported(pages, ids, slots, self.views[0].place)
         for array in jax.tree.leaves(block):
@@ -141,7 +146,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         if metadata is None:
             return self
         pages = require_kept([view.kv_pages for view in self.views])
-        ids, _ = padded_pairs(page_ids, page_ids, metadata.num_page_shards)
+        (ids,) = padded_rows(metadata.num_page_shards, page_ids=page_ids)
         fitting = [
             jax.tree.map(partial(fitted, metadata.num_page_shards, ids), own, given)
             for own, given in zip(pages, map(require_block, pages, layers), strict=True)

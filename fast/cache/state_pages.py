@@ -19,7 +19,7 @@ from kvproof.spec.declarations.state_arrays import read_state_arrays
 from ..reading.arguments import listed, refusal
 from .cache_programs import AnyArray, Placement, zeros
 from .cache_view import platform_of
-from .page_copies import PageIds, padded_pairs
+from .page_copies import PageIds, padded_rows
 from .partitions import AxisRules, axis_spec, num_shards, partition_spec, read_mesh
 from .view_arguments import require_kept
 
@@ -129,7 +129,7 @@ class StatePages:
 
     def copy_pages(self, sources: PageIds, destinations: PageIds) -> Self:
         """Copies pages onto others, in place; arguments and errors as in `RaggedPagesCache.copy_pages` (MAN-13)."""
-        froms, tos = padded_pairs(sources, destinations, self.num_page_shards)
+        froms, tos = padded_rows(self.num_page_shards, sources=sources, destinations=destinations)
         return self._with(_copy(require_kept(self.pages), froms, tos, self._place, self.specs))
 
     # -- Inside -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Copying whole pages in plain JAX, in place where they are donated."""
+"""Copying pages in plain JAX, in place where they are donated."""
 
 from collections.abc import Callable
 
@@ -16,6 +16,7 @@ def copy(
     pages: jax.Array,  # [P, ...]
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
+    num_slots: jax.Array | None = None,  # i32[n]
     *,
     distinct: bool = False,
 ) -> jax.Array:
@@ -25,6 +26,7 @@ def copy(
         pages: `[P, ...]`, of any dtype.
         sources: `i32[n]`.
         destinations: `i32[n]`; a pair with an id that is no page does nothing.
+        num_slots: `i32[n]`: how many of the first slots of pages `[P, page, ...]` are copied; None: all.
         distinct: whether this is for GPUs: XLA is told that no page is written twice (see `update`).
 
     Returns:
@@ -32,6 +34,9 @@ def copy(
     """
     exists = (sources >= 0) & (sources < pages.shape[0])
     moved = raw(pages).at[jnp.where(exists, sources, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    if num_slots is not None:
+        kept = raw(pages).at[destinations].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        moved = jnp.where(_is_live(pages, num_slots), moved, kept)
     if distinct:
         # Left to put both into one loop, XLA for GPUs copies all pages first, of dtypes that are moved as bits.
         moved = _barrier(moved)
@@ -54,9 +59,7 @@ def export(
 ) -> jax.Array:
     """Pages by id, `[n, page, ...]`, with zeros from the given number of slots on. O(n pages)."""
     found = raw(pages).at[page_ids].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    live = jnp.arange(pages.shape[1], dtype=jnp.int32)[None, :] < num_slots[:, None]
-    live = live.reshape(*live.shape, *(1 for _ in pages.shape[2:]))
-    return as_before(jnp.where(live, found, jnp.zeros((), found.dtype)), pages)
+    return as_before(jnp.where(_is_live(pages, num_slots), found, jnp.zeros((), found.dtype)), pages)
 
 
 def write(
@@ -75,6 +78,15 @@ def write(
         distinct: whether XLA may take it that no page is written twice: see `update`.
     """
     return _write(pages, page_ids, raw(states), distinct)
+
+
+def _is_live(
+    pages: jax.Array,  # [P, page, ...]
+    num_slots: jax.Array,  # i32[n]
+) -> jax.Array:
+    """Which slots of n pages are among the first ones, `bool[n, page, 1, ...]`."""
+    live = jnp.arange(pages.shape[1], dtype=jnp.int32)[None, :] < num_slots[:, None]
+    return live.reshape(*live.shape, *(1 for _ in pages.shape[2:]))
 
 
 def _write(

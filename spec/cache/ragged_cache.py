@@ -13,7 +13,7 @@ from ..layout.states import copy_pages, export_pages, write_states
 from ..reading.arguments import instance, listed, refusal
 from .cache_metadata import RaggedPagesCacheMetaData
 from .cache_view import RaggedPagesCacheView
-from .state_pages import global_ids
+from .state_pages import global_ids, slot_counts
 
 __all__ = ["RaggedPagesCache"]
 
@@ -56,28 +56,31 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         """The static description that all views share; None if there is no view."""
         return self.views[0].metadata if self.views else None
 
-    def copy_pages(self, sources: Any, destinations: Any) -> Self:
-        """Copies pages onto others, in every layer (MAN-13).
+    def copy_pages(self, sources: Any, destinations: Any, num_slots: Any = None) -> Self:
+        """Copies pages onto others, in every layer: whole ones, or their first slots (MAN-13, MAN-17).
 
         Every source is read before any destination is written; a pair with an id that no page has is skipped.
 
         Args:
             sources: page ids, `[n]`; with several page shards `[shards, n]`, a row for each shard's own ids.
             destinations: ids of the pages to write, of the same shape; none twice, and none that is a source.
+            num_slots: number of leading slots of each page that are copied, of the same shape; the others stay as
+                they are. None: all.
 
         Returns:
             The cache after the copies.
 
         Raises:
-            TypeError: an id is no integer.
-            ValueError: an id that no int32 holds, or shapes that don't fit each other or the shards (R1).
+            TypeError: an id or a number of slots is no integer.
+            ValueError: one that no int32 holds, or shapes that don't fit each other or the shards (R1).
         """
         metadata = self.metadata
         if metadata is None:
             return self
         froms = global_ids("sources", sources, metadata.num_page_shards, metadata.num_pages)
         tos = global_ids("destinations", destinations, metadata.num_page_shards, metadata.num_pages)
-        copied = copy_pages([view.kv_pages for view in self.views], froms, tos)
+        slots = None if num_slots is None else slot_counts(num_slots, metadata.num_page_shards, len(froms))
+        copied = copy_pages([view.kv_pages for view in self.views], froms, tos, slots)
         return self.replace(
             views=[view.replace(kv_pages=pages) for view, pages in zip(self.views, copied, strict=True)]
         )
@@ -103,10 +106,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         if metadata is None:
             return []
         ids = global_ids("page_ids", page_ids, metadata.num_page_shards, metadata.num_pages)
-        rows = [num_slots] if metadata.num_page_shards == 1 else listed("num_slots", num_slots)
-        slots = np.concatenate([np.zeros(0, np.int32), *(global_ids("num_slots", row, 1, 2**31) for row in rows)])
-        if len(slots) != len(ids):
-            raise refusal(ValueError, "R1", f"num_slots are {len(slots)}, page_ids {len(ids)}")
+        slots = slot_counts(num_slots, metadata.num_page_shards, len(ids))
         return list(export_pages([view.kv_pages for view in self.views], ids, slots))
 
     def import_pages(self, page_ids: Any, block: Sequence[Any]) -> Self:

@@ -14,7 +14,7 @@ from ..layout.states import copy_pages, read_states, write_states
 from ..reading.arguments import INT32, array_of, integer, listed, refusal
 from .partitions import num_shards
 
-__all__ = ["StatePages", "global_ids"]
+__all__ = ["StatePages", "global_ids", "slot_counts"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,3 +140,22 @@ def global_ids(name: str, ids: Any, num_page_shards: int, num_pages: int) -> NDA
                 raise refusal(ValueError, "R1", f"{name}={page} does not fit an int32")
             found.append(shard * num_pages + page if 0 <= page < num_pages else -1)
     return np.array(found, np.int32)
+
+
+def slot_counts(num_slots: Any, num_page_shards: int, count: int) -> NDArray[np.int32]:
+    """Numbers of slots of the pages of all shards, shard after shard, as `global_ids` has the pages.
+
+    Args:
+        num_slots: a number for each page, `[n]`; with several shards `[shards, n]`. A negative one becomes -1.
+        num_page_shards: the number of shards.
+        count: how many pages there are, over all shards.
+
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: one does not fit an int32, or there is not one for each page (R1).
+    """
+    rows = [num_slots] if num_page_shards == 1 else listed("num_slots", num_slots)
+    slots = np.concatenate([np.zeros(0, np.int32), *(global_ids("num_slots", row, 1, 2**31) for row in rows)])
+    if len(slots) != count:
+        raise refusal(ValueError, "R1", f"num_slots are {len(slots)}, pages {count}")
+    return slots

@@ -16,16 +16,18 @@ from ..reading.arguments import INT32, array_of, flag, index, refusal
 __all__ = ["copy_pages", "export_pages", "read_states", "write_states"]
 
 
-def copy_pages(pages: Any, sources: Any, destinations: Any, *, validate: bool = False) -> Any:
-    """Copies whole pages onto others, as a manager's `PageCopy` list asks before a step (MAN-13).
+def copy_pages(pages: Any, sources: Any, destinations: Any, num_slots: Any = None, *, validate: bool = False) -> Any:
+    """Copies pages onto others, as a manager's `PageCopy` and `PartCopy` orders ask before a step (MAN-13, MAN-17).
 
     Every source is read before any destination is written. A pair with an id that no page has is skipped. O(cache),
     as the cache is copied.
 
     Args:
-        pages: a pytree of arrays `[P, ...]`, `ScaledPages` too.
+        pages: a pytree of arrays `[P, ...]`, `ScaledPages` too; with ``num_slots`` `[P, page, ...]`.
         sources: `i32[n]`.
         destinations: `i32[n]`.
+        num_slots: number of leading slots of each page that are copied, `i32[n]`; the others stay as they are. A page
+            has no more to copy than it has, and of none or less nothing is copied. None: whole pages.
         validate: whether the values of the ids are checked, too.
 
     Returns:
@@ -39,21 +41,27 @@ def copy_pages(pages: Any, sources: Any, destinations: Any, *, validate: bool = 
     num_pages = _num_pages(pages)
     froms = array_of("sources", sources, ("n",), (INT32,)).tolist()
     tos = array_of("destinations", destinations, (len(froms),), (INT32,)).tolist()
-    pairs = [
-        (source, destination) for source, destination in zip(froms, tos, strict=True) if min(source, destination) >= 0
-    ]
+    ends: list[int | None] = [None] * len(froms)
+    if num_slots is not None:
+        ends = [max(end, 0) for end in array_of("num_slots", num_slots, (len(froms),), (INT32,)).tolist()]
+    orders = [order for order in zip(froms, tos, ends, strict=True) if min(order[:2]) >= 0]
     if flag("validate", validate):
-        _require_once("destinations", [destination for _, destination in pairs], num_pages)
-        taken = {destination for _, destination in pairs}
-        for source, _ in pairs:
+        _require_once("destinations", [destination for _, destination, _ in orders], num_pages)
+        taken = {destination for _, destination, _ in orders}
+        for source, _, _ in orders:
             if index("sources", source, num_pages) in taken:
                 raise refusal(ValueError, "R1", f"sources={source} is a destination, too")
-    pairs = [pair for pair in pairs if max(pair) < num_pages]
+    orders = [order for order in orders if max(order[:2]) < num_pages]
 
     def copied(array: NDArray[Any]) -> NDArray[Any]:
+        if num_slots is not None:
+            _require_slots(array)
         after = array.copy()
-        for source, destination in pairs:
-            after[destination] = array[source]
+        for source, destination, end in orders:
+            if end is None:
+                after[destination] = array[source]
+            else:
+                after[destination, :end] = array[source, :end]
         return after
 
     return _mapped(copied, "pages", pages)
@@ -79,8 +87,7 @@ def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
     slots = array_of("num_slots", num_slots, (len(ids),), (INT32,)).tolist()
 
     def exported(array: NDArray[Any]) -> NDArray[Any]:
-        if array.ndim < 2:
-            raise refusal(ValueError, "R1", f"pages.shape={array.shape} must be [P, page, ...]")
+        _require_slots(array)
         block = np.zeros((len(ids), *array.shape[1:]), array.dtype)
         for place, (page, live) in enumerate(zip(ids, slots, strict=True)):
             if 0 <= page < num_pages and live > 0:
@@ -149,6 +156,12 @@ def write_states(pages: Any, page_ids: Any, states: Any, *, validate: bool = Fal
         return after
 
     return _mapped(written, "pages", pages, states)
+
+
+def _require_slots(array: NDArray[Any]) -> None:
+    """Refuses pages that have no slots (R1)."""
+    if array.ndim < 2:
+        raise refusal(ValueError, "R1", f"pages.shape={array.shape} must be [P, page, ...]")
 
 
 def _require_once(name: str, ids: list[int], num_pages: int) -> None:

@@ -42,7 +42,7 @@ PAGES = {"plain": 8, "mixed": 26}
 
 def engine_of(model: str, **options: Any) -> Engine:
     sizes = {"page_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 16, "keep_logits": True, "optimise": False}
-    return Engine(MODELS[model], num_pages=PAGES[model], hash_seed=b"seed", **(sizes | options))
+    return Engine(MODELS[model], hash_seed=b"seed", **({"num_pages": PAGES[model]} | sizes | options))
 
 
 def served(engine: Engine) -> tuple[dict[str, list[int]], dict[str, list[tuple[int, Any]]], set[str]]:
@@ -199,6 +199,44 @@ def test_host_memory_that_cannot_be_had_is_refused() -> None:
         engine_of("plain", backend=Backend("old", old), num_host_pages=4)
 
 
+# -- Hits amid pages ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "sizes", "unit"), [("plain", 4, 1), ("mixed", [8, 4, 8, 8, 4], 2)])
+def test_hits_amid_pages_give_what_is_computed_without_them(model: str, sizes: Any, unit: int) -> None:
+    """ENG-1, MAN-17: of every kind of layers that copies slots; two alike come at once, and one gives way."""
+    options = {"page_size": sizes, "num_pages": 2 * PAGES[model]}
+    engines = [engine_of(model, **options, match_unit=unit), engine_of(model, **options, enable_caching=False)]
+    draw = random.Random(1)
+    common = [draw.randrange(24) for _ in range(22)]
+    starts = []
+    for turn in range(3):
+        asked = [[*common[: draw.randint(6, 22)], draw.randrange(24)] for _ in range(3)]
+        ends = []
+        for engine in engines:
+            for number, prompt in enumerate([asked[0], *asked]):
+                engine.add_request(f"{turn} {number}", prompt, max_tokens=5, priority=number % 2)
+            tokens, logits, _ = served(engine)
+            hold_dense(model, tokens, logits)
+            ends.append(tokens)
+            starts += [parts[0][0] for parts in logits.values()]
+        assert ends[0] == ends[1]
+    assert any(start % 8 for start in starts)
+    assert engines[0].schedulers[0].manager.usage == 0.0
+
+
+def test_who_fits_the_pool_alone_is_served_also_without_room_for_what_it_would_copy() -> None:
+    """ENG-2, MAN-17: the page that is copied from would be one too many; so nothing is hit."""
+    engine = engine_of("plain", match_unit=2)
+    generated = []
+    for _ in range(2):
+        engine.add_request("a", [at % 5 for at in range(27)], max_tokens=2)
+        generated.append(engine.run()["a"])
+    assert generated[0] == generated[1]
+    counters = engine.schedulers[0].manager.counters
+    assert (counters.requests, counters.hit_tokens) == (2, 0)
+
+
 # -- Requests -------------------------------------------------------------------------------------
 
 
@@ -274,7 +312,7 @@ def test_an_id_in_use_is_refused_and_so_are_strange_engines() -> None:
         st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)).filter(lambda pair: pair[0] != pair[1])), max_size=2
     )
 )
-def test_copies_made_at_once_are_those_made_in_order(shards: list[list[tuple[int, int]]]) -> None:
+def test_copies_made_at_once_are_those_made_in_order(shards: list[list[tuple[int, ...]]]) -> None:
     """MAN-13: a page that one copy reads or writes is not written by another in the same turn."""
     in_order = [list(range(6)) for _ in shards]
     at_once = [list(range(6)) for _ in shards]

@@ -3,6 +3,8 @@
 from types import ModuleType
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from kvproof import fast, spec
@@ -90,3 +92,34 @@ def test_a_unit_that_does_not_divide_is_refused(package: ModuleType, unit: Any) 
     """MAN-17, R1: by name and value."""
     with pytest.raises((TypeError, ValueError), match=rf"match_unit={unit!r} "):
         package.CacheManager(20, _groups(package, (8, 2)), 64, match_unit=unit)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_man_17_caches_copy_so_many_slots_in_both_packages(shards: int) -> None:
+    """MAN-17: each shard has ids and numbers of its own, and a wrong number changes nothing (R1)."""
+    mesh = None if shards == 1 else jax.make_mesh((shards,), ("dp",), devices=jax.devices()[:shards])
+    given = [[3, -1], [1, 2], [2, 1]] if shards == 1 else [[[3, 1], [2, 1]], [[1, 2], [3, 2]], [[2, 1], [1, 9]]]
+    after = []
+    for package in (spec, fast):
+        names: Any = package
+        metadata = names.RaggedPagesCacheMetaData(
+            2, 32, 2, 8, 8, page_size=4, num_pages=5, version="v3", _kvdtype_str="f32", num_page_shards=shards
+        )
+        cache = names.RaggedPagesCache.init_cache(mesh, metadata, names.AxisRules())
+        shape = cache.views[0].kv_pages.shape
+        pages = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        place = getattr(cache.views[0].kv_pages, "sharding", None)
+        kept = pages if place is None else jax.device_put(pages, place)
+        cache = cache.replace(views=[view.replace(kv_pages=kept + layer) for layer, view in enumerate(cache.views)])
+        for wrong, kind in (([1], ValueError), ([1.5, 1], TypeError), ([2**31, 1], ValueError)):
+            with pytest.raises(kind, match="num_slots"):
+                cache.copy_pages(*given[:2], wrong if shards == 1 else [wrong] * shards)
+        after.append([np.asarray(view.kv_pages) for view in cache.copy_pages(*given).views])
+        want = pages.copy()
+        for shard in range(shards):
+            rows = given if shards == 1 else [row[shard] for row in given]
+            for source, target, end in zip(*rows, strict=True):
+                if source >= 0:
+                    want[5 * shard + target, :end] = pages[5 * shard + source, :end]
+        assert np.array_equal(after[-1][0], want)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(*after, strict=True))

@@ -189,6 +189,8 @@ STATIC: list[tuple[str, Arguments, type[Exception], str]] = [
     ("mla_update", {"slot_mapping": zeros(T, dtype=np.int8)}, TypeError, "slot_mapping"),
     ("copy", {"sources": zeros(2, dtype=np.int32)}, ValueError, "destinations.shape"),
     ("copy", {"sources": zeros(3, dtype=np.int64)}, TypeError, "sources must be int32"),
+    ("copy", {"num_slots": zeros(2, dtype=np.int32)}, ValueError, "num_slots.shape"),
+    ("copy", {"pages": zeros(P), "num_slots": zeros(3, dtype=np.int32)}, ValueError, "[P, page, ...]"),
     ("copy", {"pages": [zeros(P), zeros(P + 1)]}, ValueError, "the same number of pages"),
     ("copy", {"pages": [zeros(P), 3]}, TypeError, "pages must hold arrays, not int"),
     ("copy", {"pages": np.float32(3)}, TypeError, "pages must hold arrays"),

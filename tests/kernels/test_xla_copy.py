@@ -1,4 +1,4 @@
-"""Whole pages copied, states read and written: nothing else changes (MAN-13)."""
+"""Pages copied, or their first slots, states read and written: nothing else changes (MAN-13, MAN-17)."""
 
 from typing import Any
 
@@ -54,6 +54,27 @@ def test_named_pages_are_copied_and_nothing_else(seed: int, live: int) -> None:
         assert got.dtype == before.dtype
         np.testing.assert_array_equal(np.asarray(got).view(np.uint8), want.view(np.uint8))
     assert isinstance(after["scaled"], ScaledPages)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32), live=st.integers(0, COPIES))
+def test_named_slots_are_copied_and_nothing_else(seed: int, live: int) -> None:
+    """MAN-17: as many of a page's first slots as are named, all of them where more are, and none of less than one."""
+    rng = np.random.default_rng(seed)
+    pages = tree(rng)
+    pages["state"] = pages["state"][:1]  # the other has no slots
+    order = rng.permutation(PAGES)
+    destinations = ids(rng, COPIES, min(live, 4), order)
+    sources = rng.choice([*order[4:], *NOT_A_PAGE], COPIES).astype(np.int32)
+    slots = rng.integers(-2, 8, COPIES).astype(np.int32)
+    after = copy_pages(pages, sources, destinations, slots)
+    for got, before in zip(jax.tree.leaves(after), jax.tree.leaves(pages), strict=True):
+        want = before.copy()
+        for source, destination, end in zip(sources, destinations, slots.clip(0), strict=True):
+            if 0 <= source < PAGES and 0 <= destination < PAGES:
+                want[destination, :end] = before[source, :end]
+        assert got.dtype == before.dtype
+        np.testing.assert_array_equal(np.asarray(got).view(np.uint8), want.view(np.uint8))
 
 
 @settings(max_examples=30)

@@ -78,6 +78,9 @@ _ARRAY = np.zeros((3, 2), np.float32)
     [
         ("copy_pages", (_ARRAY, i32(0), i32(1, 2)), ValueError, "destinations.shape=(2,)"),
         ("copy_pages", (_ARRAY, np.array([0]), i32(1)), TypeError, "sources.dtype=int64"),
+        ("copy_pages", (_ARRAY, i32(0), i32(1), i32(1, 2)), ValueError, "num_slots.shape=(2,)"),
+        ("copy_pages", (_ARRAY, i32(0), i32(1), np.array([1])), TypeError, "num_slots.dtype=int64"),
+        ("copy_pages", (_ARRAY[:, 0], i32(0), i32(1), i32(1)), ValueError, "must be [P, page, ...]"),
         ("copy_pages", ([_ARRAY, _ARRAY[:2]], i32(0), i32(1)), ValueError, "arrays of [3, 2] pages"),
         ("copy_pages", ([1.0], i32(0), i32(1)), TypeError, "pages must hold arrays, not float"),
         ("copy_pages", (np.array(1.0), i32(0), i32(1)), ValueError, "pages.shape=()"),
@@ -115,6 +118,14 @@ def test_r1_validate_lets_no_page_be_written_twice() -> None:
 
 def test_man_13_where_there_are_no_pages_nothing_is_copied() -> None:
     assert spec.copy_pages([], i32(0), i32(1)) == []
+    assert spec.copy_pages([], i32(0), i32(1), i32(1)) == []
+
+
+def test_man_17_as_many_slots_are_copied_as_are_named() -> None:
+    pages = np.arange(12).reshape(4, 3)
+    copied = spec.copy_pages(pages, i32(3, 2, -1), i32(0, 1, 1), i32(2, -1, 3))
+    assert copied.tolist() == [[9, 10, 2], *pages[1:].tolist()]
+    assert spec.copy_pages(pages, i32(3), i32(0), i32(4)).tolist() == [[9, 10, 11], *pages[1:].tolist()]
 
 
 # -- State pages ----------------------------------------------------------------------------------
