@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .options import AnyOptions
 
-__all__ = ["end_key", "first_key"]
+__all__ = ["end_key", "first_key", "skips_keys"]
 
 
 def first_key(
@@ -36,6 +36,11 @@ def first_key(
     if options.chunk is not None:
         first = jnp.maximum(first, position // options.chunk * options.chunk)
     return first
+
+
+def skips_keys(options: AnyOptions) -> bool:
+    """Whether queries may read from a later key than their sequence's first: elsewhere `first_key` is 0. O(1)."""
+    return options.window is not None or options.chunk is not None
 
 
 def end_key(

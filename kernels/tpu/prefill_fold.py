@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from ..layout import LANES
-from ..masks import end_key, first_key
+from ..masks import end_key, first_key, skips_keys
 from ..score_units import exponent_unit, scores_of
 from .prefill_copies import PageCopies, start_pages, start_some
 from .prefill_memory import Kernel
@@ -164,10 +164,12 @@ def readable(kernel: Kernel, block: jax.Array, keys: jax.Array, rows: int) -> ja
     """Which keys of a key block each row reads: `bool[rows, columns]`."""
     geometry = kernel.geometry
     position = kernel.of(Field.POSITION, block) + token_of_row(rows, geometry.group)
-    first = first_key(position, kernel.options) - keys * geometry.block_keys
     end = end_key(position, kernel.of(Field.KV_LEN, block), kernel.options) - keys * geometry.block_keys
     end = jnp.minimum(end, geometry.block_keys)
     column = jnp.broadcast_to(kernel.refs.column_slots[...], (rows, geometry.columns))
+    if not skips_keys(kernel.options):
+        return column < end
+    first = first_key(position, kernel.options) - keys * geometry.block_keys
     return (column >= first) & (column < end)
 
 

@@ -36,6 +36,9 @@ of the i-th part of them."""
 _pack: Callable[..., jax.Array] = pltpu.pack_elementwise
 _bitcast: Callable[..., jax.Array] = pltpu.bitcast
 
+_TILE_ROWS = 8
+"""Rows of words of a register."""
+
 _UPPER_HALF = 0xFFFF0000
 _LOWER_HALF = 0x0000FFFF
 _EVEN_BYTES = 0x00FF00FF
@@ -149,8 +152,7 @@ def _merged_bytes(words: Sequence[jax.Array], odd: bool, emulated: bool) -> jax.
     first, second = (first >> 8, second) if odd else (first, second << 8)
     if emulated:
         return _both(first & jnp.uint32(_EVEN_BYTES), second & jnp.uint32(_ODD_BYTES))
-    is_even = (lax.broadcasted_iota(jnp.int32, (4 * first.shape[0], LANES), 0) & 1).astype(jnp.int8) == 0
-    return _chosen(is_even, first, second, jnp.int8)
+    return _chosen(first, second, jnp.int8)
 
 
 def _merged_lower_halves(words: Sequence[jax.Array], emulated: bool) -> jax.Array:
@@ -167,8 +169,7 @@ def _merged_upper_halves(words: Sequence[jax.Array], select: bool, emulated: boo
     first, second = words
     if emulated or not select:
         return _both(first >> 16, second & jnp.uint32(_UPPER_HALF))
-    is_even = (lax.broadcasted_iota(jnp.int32, (2 * first.shape[0], LANES), 0) & 1).astype(jnp.int16) == 0
-    return _chosen(is_even, first >> 16, second, jnp.int16)
+    return _chosen(first >> 16, second, jnp.int16)
 
 
 def _both(these: jax.Array, those: jax.Array) -> jax.Array:
@@ -177,9 +178,14 @@ def _both(these: jax.Array, those: jax.Array) -> jax.Array:
     return words
 
 
-def _chosen(choice: jax.Array, these: jax.Array, those: jax.Array, narrow: Any) -> jax.Array:
-    """Words made of the narrow numbers of one array of words or of another."""
-    return _bitcast(jnp.where(choice, _bitcast(these, narrow), _bitcast(those, narrow)), jnp.uint32)
+def _chosen(even: jax.Array, odd: jax.Array, narrow: Any) -> jax.Array:
+    """Words whose even narrow numbers are those of one array of words, the odd ones those of another."""
+    evens, odds = _bitcast(even, narrow), _bitcast(odd, narrow)
+    # Which are even is asked once for a register, not for each: all have the same answer.
+    rows = _TILE_ROWS * 4 // jnp.dtype(narrow).itemsize
+    is_odd = (lax.broadcasted_iota(jnp.int32, (rows, LANES), 0) & 1).astype(narrow)
+    of_all = jnp.concatenate([is_odd] * (evens.shape[0] // rows))
+    return _bitcast(jnp.where(of_all == 0, evens, odds), jnp.uint32)
 
 
 def _rows_of(words: jax.Array, dtype: Any, emulated: bool) -> jax.Array:

@@ -28,6 +28,7 @@ __all__ = ["KERNELS", "Turn"]
 
 # Llama-3-8B: the shapes of the figures that are published.
 NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
+GROUP = NUM_Q_HEADS // NUM_KV_HEADS
 # So many pages that no compiler thinks of keeping the cache in VMEM.
 NUM_SEQS, CONTEXT, NUM_PAGES = 8, 4096, 20_000
 PREFILL_TOKENS = 2048
@@ -68,18 +69,19 @@ def _lengths(num_seqs: int, page: int) -> tuple[Any, Any, Any, Any]:
     return kv_lens, table, starts, count
 
 
-def _options(kv_dtype: Any = DTYPE, version: str = "v3", **masks: Any) -> AttentionOptions:
+def _options(
+    kv_dtype: Any = DTYPE, version: str = "v3", heads: int = NUM_KV_HEADS, head_dim: int = HEAD_DIM, **masks: Any
+) -> AttentionOptions:
     packing = 4 // jnp.dtype(kv_dtype).itemsize if version == "v3" else 1
-    layout = CacheLayout(version, NUM_KV_HEADS, HEAD_DIM, HEAD_DIM, packing)
-    return AttentionOptions(layout, jnp.dtype(kv_dtype), HEAD_DIM**-0.5, **masks)
+    layout = CacheLayout(version, heads, head_dim, head_dim, packing)
+    return AttentionOptions(layout, jnp.dtype(kv_dtype), head_dim**-0.5, **masks)
 
 
 def _pages(page: int, options: AttentionOptions) -> Any:
     return aot.shape((NUM_PAGES, page, *options.layout.row_shape), options.kv_dtype)
 
 
-KEY_NUMBERS = 2 * NUM_KV_HEADS * HEAD_DIM
-KEY_BYTES = KEY_NUMBERS * 2
+KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2
 
 
 def compile_decode(
@@ -87,12 +89,13 @@ def compile_decode(
 ) -> Turn:
     """Our decode kernel; with several queries a sequence, its form for drafts."""
     options = _options(kv_dtype, **options_)
+    layout = options.layout
     pages = _pages(page, options)
     if scaled:
         scales: Any = aot.shape((NUM_PAGES, page, 2 * NUM_KV_HEADS), jnp.float32)
         pages = ScaledPages(pages, scales)
     kv_lens, table, _, count = _lengths(NUM_SEQS, page)
-    queries: Any = aot.shape((NUM_SEQS, num_queries, NUM_Q_HEADS, HEAD_DIM), DTYPE)
+    queries: Any = aot.shape((NUM_SEQS, num_queries, GROUP * layout.num_kv_heads, layout.head_dim), DTYPE)
     q_lens = [aot.shape((NUM_SEQS,), I32)] if num_queries > 1 else []
     plans = []
 
@@ -104,7 +107,8 @@ def compile_decode(
     aot.compile_for(device, call, queries, pages, kv_lens, table, count, *q_lens)
     plan = plans[0]
     sizes = [plan.blocks.buffers * tokens for tokens in (*plan.blocks.short, plan.tokens)]
-    key_bytes = KEY_NUMBERS * plan.kv_dtype.itemsize + (4 * 2 * NUM_KV_HEADS if scaled else 0)
+    numbers = layout.combined_rows * layout.storage_head_dim
+    key_bytes = numbers * plan.kv_dtype.itemsize + (4 * layout.combined_rows if scaled else 0)
     name = "paged_decode" if num_queries == 1 else "paged_decode_drafts"
     return Turn(name, sizes[-1], 1, key_bytes, plan.pages_per_block, short_keys=sizes[0])
 
@@ -183,6 +187,9 @@ KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode-v2": partial(compile_decode, version="v2"),
     "decode-v2-e4m3": partial(compile_decode, version="v2", kv_dtype=jnp.float8_e4m3fn),
     "decode-window-cap": partial(compile_decode, window=1024, soft_cap=30.0),
+    "decode-64": partial(compile_decode, head_dim=64),
+    "decode-256": partial(compile_decode, head_dim=256),
+    "decode-32-heads": partial(compile_decode, heads=32),
     "decode-drafts": partial(compile_decode, num_queries=8),
     "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
     "prefill": compile_prefill,
