@@ -77,6 +77,11 @@ class CacheLayout:
         return round_up(max(self.head_dim, self.v_head_dim), LANES)
 
     @property
+    def column_tiles(self) -> int:
+        """Parts of 128 numbers of a row."""
+        return self.storage_head_dim // LANES
+
+    @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one slot: ``(C, Dp)`` in v2, ``(groups, packing, Dp)`` in v3."""
         if self.version == "v2":

@@ -38,13 +38,13 @@ _MOST_BUFFERS = 5
 
 _OF_MANY_HEADS = {16: DecodeBlocks(512, short=(128, 256)), 32: DecodeBlocks(256, short=(128,))}
 
-_MEASURED: dict[tuple[str, str, int, int, int], DecodeBlocks] = {
-    (kind, "bfloat16", groups, 128, page_size): blocks
+_MEASURED: dict[tuple[str, str, int, int], DecodeBlocks] = {
+    (kind, "bfloat16", groups, page_size): blocks
     for kind in ("v5e", "v6e", "7x")
     for groups, blocks in _OF_MANY_HEADS.items()
     for page_size in (16, 64, 128)
 }
-"""Device kind, dtype, rows of words of a slot, storage head size, page size: where the compiler's schedules are shorter
+"""Device kind, dtype, rows of words of a slot, page size: where the compiler's schedules are shorter
 for other sizes than the rule's. Bundles for 128 tokens of 16 heads: 352 instead of 367 on v6e (pages of 64), 387
 instead of 425 on v5e (pages of 128); of 32 heads 679 instead of 809, and 813 instead of 905. On 7x much as on v6e."""
 
@@ -59,7 +59,7 @@ def selects_16_bits() -> bool:
     return pltpu.is_tpu_device() and pltpu.get_tpu_info().generation >= 6
 
 
-def decode_blocks(kind: str, dtype: str, groups: int, head_dim: int, page_size: int) -> DecodeBlocks:
+def decode_blocks(kind: str, dtype: str, groups: int, page_size: int) -> DecodeBlocks:
     """The decode kernel's block sizes. O(1).
 
     Small blocks, of few heads or of short pages, get more buffers, so that enough is in flight.
@@ -67,14 +67,13 @@ def decode_blocks(kind: str, dtype: str, groups: int, head_dim: int, page_size: 
     Args:
         kind: the device kind, of `device_kind`.
         dtype: of the cache.
-        groups: rows of words of a slot: KV heads, where head sizes are above 64.
-        head_dim: the storage head size.
+        groups: rows of 128 words of a slot: of bfloat16 KV heads, where head sizes are above 64 and at most 128.
         page_size: slots of a page.
 
     Returns:
         What the table says; else blocks of 2 MiB, of 128 to 1,024 tokens and at most 64 pages.
     """
-    measured = _MEASURED.get((kind, dtype, groups, head_dim, page_size))
+    measured = _MEASURED.get((kind, dtype, groups, page_size))
     if measured is not None:
         return measured
     most = min(1024, _BLOCK_BYTES // (_WORD_ROW * groups), _BLOCK_PAGES * page_size)

@@ -80,6 +80,7 @@ def decode(
     if work.scaled:
         scratch += [pltpu.VMEM((work.tokens, cache[1].shape[2]), jnp.float32)] * work.blocks.buffers
     state = (work.pairs, work.query_rows, LANES)
+    outputs = (*state[:2], work.output_columns)
     call: Callable[..., jax.Array] = pl.pallas_call(
         partial(decode_kernel, work),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -90,7 +91,7 @@ def decode(
                 *specs,
                 *[pl.BlockSpec(memory_space=pltpu.HBM)] * len(cache),
             ],
-            out_specs=pl.BlockSpec((work.rows, *state), lambda step, *_: (step, 0, 0, 0)),
+            out_specs=pl.BlockSpec((work.rows, *outputs), lambda step, *_: (step, 0, 0, 0)),
             scratch_shapes=[
                 *scratch,
                 pltpu.VMEM(state, jnp.float32),
@@ -99,7 +100,7 @@ def decode(
                 pltpu.SemaphoreType.DMA((work.blocks.buffers,)),
             ],
         ),
-        out_shape=kernel_output((work.steps * work.rows, *state), queries.dtype),
+        out_shape=kernel_output((work.steps * work.rows, *outputs), queries.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), disable_bounds_checks=True, vmem_limit_bytes=work.vmem_bytes
         ),
@@ -147,23 +148,25 @@ def _filled(rows: jax.Array, work: DecodePlan) -> jax.Array:
 
 
 def _paired(queries: jax.Array, work: DecodePlan) -> jax.Array:
-    """The queries as block-diagonal matrices: `[B, Q, Hq, D]` as `[steps * rows, pairs, 2GQ, 256]`.
+    """The queries as block-diagonal matrices: `[B, Q, Hq, D]` as `[steps * rows, pairs, query rows, 256]`.
 
-    Head by head, so that XLA makes one operation of it: each head's numbers stand in its own half of 256.
+    Head by head, so that XLA makes one operation of it: each head's numbers stand in its own half of 256, if it has no
+    more than that.
     """
     num_heads, dim = queries.shape[2:]
-    heads = 2 * work.pairs * work.group
-    wide = jnp.pad(_filled(queries, work), ((0, 0), (0, 0), (0, heads - num_heads), (0, LANES - dim)))
-    is_right = (jnp.arange(heads, dtype=jnp.int32) // work.group % 2 == 1)[None, None, :, None]
-    nothing = jnp.zeros_like(wide)
-    halves = [jnp.where(is_right, nothing, wide), jnp.where(is_right, wide, nothing)]
-    pairs = jnp.concatenate(halves, axis=-1).reshape(-1, work.queries, work.pairs, 2 * work.group, 2 * LANES)
+    heads = work.pairs * work.token_rows
+    wide = jnp.pad(_filled(queries, work), ((0, 0), (0, 0), (0, heads - num_heads), (0, work.output_columns - dim)))
+    if work.output_columns == LANES:
+        is_right = (jnp.arange(heads, dtype=jnp.int32) // work.group % 2 == 1)[None, None, :, None]
+        nothing = jnp.zeros_like(wide)
+        wide = jnp.concatenate([jnp.where(is_right, nothing, wide), jnp.where(is_right, wide, nothing)], axis=-1)
+    pairs = wide.reshape(-1, work.queries, work.pairs, work.token_rows, 2 * LANES)
     return pairs.swapaxes(1, 2).reshape(-1, work.pairs, work.query_rows, 2 * LANES)
 
 
 def _paired_sinks(sinks: jax.Array, work: DecodePlan) -> jax.Array:
-    """The sinks as scores, in all lanes: `f32[Hq]` as `f32[pairs, 2GQ, 128]`."""
-    scores = jnp.pad(sinks_as_scores(sinks, work), (0, 2 * work.pairs * work.group - sinks.shape[0]))
+    """The sinks as scores, in all lanes: `f32[Hq]` as `f32[pairs, query rows, 128]`."""
+    scores = jnp.pad(sinks_as_scores(sinks, work), (0, work.pairs * work.token_rows - sinks.shape[0]))
     rows = jnp.tile(scores.reshape(work.pairs, -1), (1, work.queries))[:, :, None]
     return jnp.broadcast_to(rows, (*rows.shape[:2], LANES))
 
@@ -171,12 +174,12 @@ def _paired_sinks(sinks: jax.Array, work: DecodePlan) -> jax.Array:
 def _unpaired(output: jax.Array, queries: jax.Array, work: DecodePlan) -> jax.Array:
     """The kernel's output as `[B, Q, Hq, Dv]`."""
     num_rows, num_queries, num_heads, _ = queries.shape
-    pairs = output.reshape(-1, work.pairs, num_queries, 2 * work.group, LANES).swapaxes(1, 2)
-    heads = pairs.reshape(-1, num_queries, 2 * work.pairs * work.group, LANES)
+    pairs = output.reshape(-1, work.pairs, num_queries, work.token_rows, work.output_columns).swapaxes(1, 2)
+    heads = pairs.reshape(-1, num_queries, work.pairs * work.token_rows, work.output_columns)
     first = value_column(work.layout)
     return heads[:num_rows, :, :num_heads, first : first + work.layout.v_head_dim]
 
 
 def value_column(layout: CacheLayout) -> int:
-    """Where in a row of 128 a head's value begins: behind the key, where they share a row."""
+    """Where in a row a head's value begins: behind the key, where they share a row."""
     return layout.head_dim if layout.shares_rows else 0

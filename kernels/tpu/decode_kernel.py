@@ -11,7 +11,7 @@ Round     One stretch of code without branches. For each block: wait; scores of 
 Pairs     Keys of two heads, side by side, are the stationary operand `[tokens, 256]`, and so are values; the queries
           are a block-diagonal matrix `[2GQ, 256]`. Scores then come out as full tiles `[2G, tokens]` of 8 sublanes
           where G = 4, and matrix units of 256 columns are filled. Of the weighed values `[2G, 256]` each head keeps
-          its own half.
+          its own half. A head whose rows have 256 numbers fills the unit alone: its pair is the two halves.
 Softmax   In powers of two, in the units of `score_units`. The largest score of a row is found once in a
           block: it is the only step across lanes; the sum of the weights stays one per lane until the output.
 Dead      Scores of dead columns are masked; values of dead rows are zeroed, for zero times NaN is NaN: what stands in
@@ -169,7 +169,7 @@ class Scored(NamedTuple):
     """What is known of a block before its values are added.
 
     Attributes:
-        scores: for each pair of heads `f32[2GQ, size]`.
+        scores: for each pair of heads `f32[query rows, size]`.
         scales: `f32[2H, size]`: those of the tokens' keys and values, zero where dead; None: there are none.
     """
 
@@ -197,12 +197,12 @@ def score_block(work: Work, size: int, place: Place, buffer: int) -> Scored:
 
 
 def query_of_rows(plan: DecodePlan) -> Any:
-    """Which of its sequence's query tokens each query row of a pair is of: `i32[2GQ, 128]`; 0 where there is one."""
+    """Which of its sequence's query tokens each query row of a pair has: `i32[query rows, 128]`; 0 if there is one."""
     if plan.queries == 1:
         return 0
     row = lax.broadcasted_iota(jnp.int32, (plan.query_rows, LANES), 0)
     query = jnp.zeros_like(row)
-    for begin in range(2 * plan.group, plan.query_rows, 2 * plan.group):
+    for begin in range(plan.token_rows, plan.query_rows, plan.token_rows):
         query = query + (row >= begin).astype(jnp.int32)
     return query
 
@@ -234,7 +234,7 @@ def add_block(work: Work, size: int, place: Place, buffer: int, scored: Scored) 
 
 
 def pair_products(work: Work, size: int, buffer: int, place: Place, pair: int) -> jax.Array:
-    """The products of a pair's query heads with a block's keys: `f32[2GQ, size]`."""
+    """The products of a pair's query heads with a block's keys: `f32[query rows, size]`."""
     keys = pair_keys(work, size, buffer, pair)
     return lax.dot_general(
         work.queries[place.row, pair], keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
@@ -242,7 +242,7 @@ def pair_products(work: Work, size: int, buffer: int, place: Place, pair: int) -
 
 
 def pair_scales(work: Work, scales: jax.Array, pair: int, part: int) -> jax.Array:
-    """The scales of a pair's keys (part 0) or values (part 1), a row for each query head: `f32[2GQ, size]`."""
+    """The scales of a pair's keys (part 0) or values (part 1), a row for each query head: `f32[query rows, size]`."""
     group = (work.plan.group, scales.shape[1])
     rows = [2 * head + part for head in pair_heads(work, pair)] * work.plan.queries
     return jnp.concatenate([jnp.broadcast_to(scales[row : row + 1], group) for row in rows], axis=0)
@@ -258,8 +258,8 @@ def softmax(work: Work, place: Place, pair: int, block: Scored) -> tuple[jax.Arr
         block: what is known of it.
 
     Returns:
-        What the sums up to here are multiplied by, `f32[2GQ, 128]`, and the weights, `[2GQ, size]`, times the scales of
-        the values.
+        What the sums up to here are multiplied by, `f32[query rows, 128]`, and the weights, `[query rows, size]`, times
+        the scales of the values.
     """
     scored = block.scores[pair]
     begins, unit = place.block == 0, exponent_unit(work.plan)
@@ -298,52 +298,56 @@ def weigh(
 def write_output(work: Work, place: Place, pair: int) -> None:
     """Writes a pair's output as it is so far, each head's own half; the sequence's last block leaves what counts."""
     plan = work.plan
-    weighed = work.weighed[pair]
-    row = lax.broadcasted_iota(jnp.int32, (plan.query_rows, LANES), 0)
-    upper = row - 2 * plan.group * query_of_rows(plan) >= plan.group
-    own = jnp.where(upper, weighed[:, LANES:], weighed[:, :LANES])
+    own = work.weighed[pair]
+    if plan.output_columns == LANES:
+        row = lax.broadcasted_iota(jnp.int32, (plan.query_rows, LANES), 0)
+        upper = row - plan.token_rows * query_of_rows(plan) >= plan.group
+        own = jnp.where(upper, own[:, LANES:], own[:, :LANES])
     mean = own * (plan.value_scale / jnp.sum(work.sums[pair], axis=1, keepdims=True))
     work.output[place.row, pair] = mean.astype(work.output.dtype)
 
 
 def pair_keys(work: Work, size: int, buffer: int, pair: int) -> jax.Array:
-    """What the scores of a pair's two heads are products with, side by side: `[size, 256]`."""
-    return pair_rows(work, size, buffer, [work.plan.layout.rows_per_head * head for head in pair_heads(work, pair)])
+    """What the scores of a pair are products with, side by side: `[size, 256]`."""
+    return pair_parts(work, size, buffer, [work.plan.layout.rows_per_head * head for head in pair_heads(work, pair)])
 
 
 def pair_values(work: Work, size: int, buffer: int, pair: int, live: jax.Array) -> jax.Array:
-    """What the weights of a pair's two heads are multiplied with, zero where dead: `[size, 256]`."""
+    """What the weights of a pair are multiplied with, zero where dead: `[size, 256]`."""
     per_head = work.plan.layout.rows_per_head
     rows = [per_head * head + per_head - 1 for head in pair_heads(work, pair)]
-    return pair_rows(work, size, buffer, rows, live)
+    return pair_parts(work, size, buffer, rows, live)
 
 
-def pair_rows(work: Work, size: int, buffer: int, rows: Sequence[int], live: jax.Array | None = None) -> jax.Array:
-    """Two combined rows of each token, side by side: `[size, 256]`, of the cache's dtype; interpreted, of the queries'.
+def pair_parts(work: Work, size: int, buffer: int, rows: Sequence[int], live: jax.Array | None = None) -> jax.Array:
+    """Combined rows of each token, side by side: `[size, 256]`, of the cache's dtype; interpreted, of the queries'.
 
     Args:
         work: what to work with.
         size: tokens.
         buffer: the block's.
-        rows: which combined rows of a slot.
+        rows: which combined rows of a slot: two of 128 numbers, or one of 256.
         live: what `live_words` gives, or None.
     """
     plan = work.plan
     packing = plan.packing
+    places = [
+        (tile * plan.word_rows + row // packing, row % packing)
+        for row in rows
+        for tile in range(plan.layout.column_tiles)
+    ]
     words = {
         group: load_words(work.buffers[buffer], group, packing, size, plan.emulated)
-        for group in {row // packing for row in rows}
+        for group in {group for group, _ in places}
     }
-    parts = [
-        combined_row(words[row // packing], row % packing, plan.kv_dtype, live, plan.select, plan.emulated)
-        for row in rows
-    ]
+    parts = [combined_row(words[group], row, plan.kv_dtype, live, plan.select, plan.emulated) for group, row in places]
     if plan.emulated:
         # XLA on CPU multiplies equal dtypes only; bfloat16 holds all numbers of 8 bits.
         parts = [part.astype(plan.dtype) for part in parts]
     return jnp.concatenate(parts, axis=1)
 
 
-def pair_heads(work: Work, pair: int) -> tuple[int, int]:
+def pair_heads(work: Work, pair: int) -> Sequence[int]:
     """The KV heads of a pair; a head without another is paired with itself."""
-    return 2 * pair, min(2 * pair + 1, work.plan.layout.num_kv_heads - 1)
+    per_pair, last = work.plan.token_rows // work.plan.group, work.plan.layout.num_kv_heads - 1
+    return [min(per_pair * pair + at, last) for at in range(per_pair)]

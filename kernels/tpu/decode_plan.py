@@ -38,8 +38,8 @@ _KV_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
 class DecodePlan:
     """The static numbers of a decode call; hashable.
 
-    A *pair* is two heads whose keys fill the matrix unit side by side. Its query rows are ordered by query token, then
-    by KV head, then by query head.
+    A *pair* is what fills the matrix unit side by side: two parts of 128 numbers, of two heads, or the halves of one
+    whose rows have 256. Its query rows are ordered by query token, then by KV head, then by query head.
 
     Attributes:
         layout: how the cache's slots are laid out.
@@ -87,13 +87,23 @@ class DecodePlan:
 
     @property
     def pairs(self) -> int:
-        """Pairs of KV heads; the last may have one head only."""
-        return -(-self.layout.num_kv_heads // 2)
+        """Pairs; the last may have one head only."""
+        return _pairs(self.layout)
+
+    @property
+    def token_rows(self) -> int:
+        """Query heads of a pair."""
+        return _heads_per_pair(self.layout) * self.group
 
     @property
     def query_rows(self) -> int:
         """Query heads of a pair, those of all query tokens."""
-        return 2 * self.group * self.queries
+        return self.token_rows * self.queries
+
+    @property
+    def output_columns(self) -> int:
+        """Numbers of a head's output."""
+        return LANES * self.layout.column_tiles
 
     @property
     def windowed(self) -> bool:
@@ -107,7 +117,7 @@ class DecodePlan:
 
     @property
     def word_rows(self) -> int:
-        """Rows of words of a slot."""
+        """Rows of words of a slot's part of 128 columns."""
         return self.layout.combined_rows // self.packing
 
     @property
@@ -117,10 +127,14 @@ class DecodePlan:
 
     @property
     def slot_shape(self) -> tuple[int, ...]:
-        """A slot in VMEM: an odd number of word rows (v3) or of tiles (v2), so that loads find rows in all banks."""
+        """A slot in VMEM, its parts of 128 columns one after the other.
+
+        It has an odd number of word rows (v3) or of tiles (v2), so that loads find rows in all banks.
+        """
+        tiles = self.layout.column_tiles
         if self.in_v3:
-            return (self.word_rows | 1, self.packing, LANES)
-        rows = self.layout.combined_rows
+            return (tiles * self.word_rows | 1, self.packing, LANES)
+        rows = tiles * self.layout.combined_rows
         return (rows if rows < _TILE_ROWS else _TILE_ROWS * (rows // _TILE_ROWS | 1), LANES)
 
     @property
@@ -144,8 +158,16 @@ class DecodePlan:
         numbers = math.prod(self.slot_shape)
         block = self.tokens * (numbers // self.packing + int(self.scaled) * LANES) * 4
         lines = self.pairs * -(-self.query_rows // 8) * 8
-        queries = self.rows * lines * 3 * LANES * 2
+        queries = self.rows * lines * (2 * LANES + self.output_columns) * 2
         return self.blocks.buffers * block + 2 * queries + lines * 4 * LANES * 4 + 12 * 2**20
+
+
+def _heads_per_pair(layout: CacheLayout) -> int:
+    return 2 // layout.column_tiles
+
+
+def _pairs(layout: CacheLayout) -> int:
+    return -(-layout.num_kv_heads // _heads_per_pair(layout))
 
 
 def _packing(kv_dtype: Any) -> int:
@@ -171,10 +193,12 @@ def unsupported(
         return f"a cache of {jnp.dtype(options.kv_dtype)}: bfloat16, float8 and int8 are taken"
     if queries.dtype != jnp.dtype(jnp.bfloat16):
         return f"queries of {queries.dtype}: bfloat16 ones are taken"
-    if layout.storage_head_dim != LANES:
-        return f"a storage head size of {layout.storage_head_dim}: rows of 128 are taken"
+    if layout.column_tiles > 2:
+        return f"a storage head size of {layout.storage_head_dim}: rows of 128 and 256 are taken"
     if not fills_tiles(layout, _packing(options.kv_dtype)):
         return f"{layout.combined_rows} rows in a v2 slot fill no tiles"
+    if layout.version == "v2" and layout.column_tiles > 1 and layout.combined_rows < _TILE_ROWS:
+        return f"{layout.combined_rows} rows of {layout.storage_head_dim} in a v2 slot fill part of a tile"
     if isinstance(kv_pages, ScaledPages) and layout.version == "v2":
         return "ScaledPages of v2: the tokens of a block are read in another order than their scales"
     page_size, pages_per_seq = page_values(kv_pages).shape[1], page_table.shape[1]
@@ -187,7 +211,7 @@ def unsupported(
 
 def most_queries(q_heads: int, layout: CacheLayout) -> int:
     """The query tokens that a sequence may have, where some have more than one; 1: none may. O(1)."""
-    heads = 2 * q_heads // layout.num_kv_heads
+    heads = _heads_per_pair(layout) * q_heads // layout.num_kv_heads
     return next((queries for queries in (8, 4, 2) if queries * heads <= _MOST_QUERY_ROWS), 1)
 
 
@@ -236,12 +260,11 @@ def plan(
     num_rows, num_queries, num_heads, _ = queries.shape
     group = num_heads // layout.num_kv_heads
     if blocks is None:
-        word_rows = layout.combined_rows // _packing(options.kv_dtype)
-        kv_dtype = jnp.dtype(options.kv_dtype).name
-        blocks = decode_blocks(device_kind(), kv_dtype, word_rows, layout.storage_head_dim, page_size)
+        word_rows = layout.column_tiles * layout.combined_rows // _packing(options.kv_dtype)
+        blocks = decode_blocks(device_kind(), jnp.dtype(options.kv_dtype).name, word_rows, page_size)
         if num_queries > 1:
             blocks = blocks_of_drafts(blocks, page_size)
-    row_bytes = -(-layout.num_kv_heads // 2) * -(-2 * group * num_queries // 8) * 8 * 2 * LANES * 2
+    row_bytes = _pairs(layout) * -(-_heads_per_pair(layout) * group * num_queries // 8) * 8 * 2 * LANES * 2
     most = max(1, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq))
     steps = -(-num_rows // most)
     return DecodePlan(

@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from ..layout import LANES
 from .decode_plan import DecodePlan
 
 __all__ = ["Place", "Ref", "Work", "first_place", "next_place", "read_range", "start_block", "wait_block"]
@@ -30,16 +31,16 @@ class Work(NamedTuple):
         first_page: `i32[steps * (rows + 1)]`, or None: where in its row of the table a sequence is read from.
         in_chunk: `i32[steps * (rows + 1)]`, or None: how far into its chunk a sequence's first query stands.
         table: `i32[table_words]`: the page table's rows of this grid step.
-        queries: `[rows, pairs, 2GQ, 256]`.
-        sinks: `f32[pairs, 2GQ, 128]`, as scores (`score_units`), or None.
+        queries: `[rows, pairs, query rows, 256]`.
+        sinks: `f32[pairs, query rows, 128]`, as scores (`score_units`), or None.
         pages: the cache, in HBM.
         scales: its scales, `f32[P, page, 2H]`, in HBM, or None.
-        output: `[rows, pairs, 2GQ, 128]`.
+        output: `[rows, pairs, query rows, 128 or 256]`.
         buffers: of `[tokens, *slot]`.
         scale_buffers: of `f32[tokens, 2H]`; empty where there are no scales.
-        largest: `f32[pairs, 2GQ, 128]`: the largest score of a row so far, the same in all lanes.
-        sums: `f32[pairs, 2GQ, 128]`: sums of weights, one per lane.
-        weighed: `f32[pairs, 2GQ, 256]`: values, weighed and added.
+        largest: `f32[pairs, query rows, 128]`: the largest score of a row so far, the same in all lanes.
+        sums: `f32[pairs, query rows, 128]`: sums of weights, one per lane.
+        weighed: `f32[pairs, query rows, 256]`: values, weighed and added.
         arrived: a semaphore for each buffer.
     """
 
@@ -142,8 +143,12 @@ def start_block(work: Work, place: Place, buffer: int, size: int) -> None:
 
     def start_page(page: jax.Array | int, page_id: jax.Array) -> None:
         slots = pl.ds(page * plan.page_size, plan.page_size)
-        target = slots_in(work, buffer, slots)
-        pltpu.make_async_copy(work.pages.at[page_id], target, work.arrived.at[buffer]).start()
+        rows, tiles = plan.layout.row_shape[0], plan.layout.column_tiles
+        between = (slice(None),) * len(plan.layout.row_shape)
+        for tile in range(tiles):
+            columns = (*between, pl.ds(tile * LANES, LANES)) if tiles > 1 else ()
+            target = work.buffers[buffer].at[slots, pl.ds(tile * rows, rows)]
+            pltpu.make_async_copy(work.pages.at[(page_id, *columns)], target, work.arrived.at[buffer]).start()
         if work.scales is not None:
             target = work.scale_buffers[buffer].at[slots]
             pltpu.make_async_copy(work.scales.at[page_id], target, work.arrived.at[buffer]).start()
@@ -165,7 +170,8 @@ def wait_block(work: Work, place: Place, buffer: int) -> None:
     """Waits until all pages of a block have arrived: one wait, for the bytes of all; one more for their scales'."""
     plan = work.plan
     slots = pl.ds(0, live_pages(plan, place) * plan.page_size)
-    arriving = [slots_in(work, buffer, slots)]
+    rows = plan.layout.column_tiles * plan.layout.row_shape[0]  # without those that only space them
+    arriving = [work.buffers[buffer].at[slots, pl.ds(0, rows)]]
     if work.scales is not None:
         arriving.append(work.scale_buffers[buffer].at[slots])
 
@@ -174,12 +180,6 @@ def wait_block(work: Work, place: Place, buffer: int) -> None:
         for part in arriving:
             arrival: Any = pltpu.make_async_copy(part, part, work.arrived.at[buffer])
             arrival.wait()
-
-
-def slots_in(work: Work, buffer: int, slots: Any) -> Ref:
-    """Some slots of a buffer, without the rows that only space them."""
-    layout, block = work.plan.layout, work.buffers[buffer]
-    return block.at[slots, pl.ds(0, layout.row_shape[0])]
 
 
 def live_pages(plan: DecodePlan, place: Place) -> jax.Array:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from ..masks import end_key, first_key, skips_keys
+from ..masks import end_key, first_key
 from ..options import AnyOptions
 from ..score_units import exponent_unit, scores_of
 from .mla_work import (
@@ -33,8 +33,8 @@ __all__ = ["LANES", "kernel"]
 LANES = 128
 NEGATIVE = -0.7 * float(np.finfo(np.float32).max)
 
-_NOWHERE = 2**30
-"""The number of a key that isn't there: behind the end of any block."""
+_NOWHERE = -(2**30)
+"""The number of a key that isn't there: before the first of any block."""
 
 
 def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
@@ -123,12 +123,7 @@ def drop_missing_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
 
 
 def row_positions(job: Job, blocks: Blocks) -> jax.Array:
-    """Where the query of each row stands, `i32[rows, 1]`; rows past the job's last token go on counting.
-
-    Where a block has one token `i32[]`: the mask is then the same for all rows, and is computed for one register.
-    """
-    if blocks.tokens == 1:
-        return job.position
+    """Where the query of each row stands, `i32[rows, 1]`; rows past the job's last token go on counting."""
     token = lax.broadcasted_iota(jnp.int32, (blocks.tokens, blocks.heads, 1), 0)
     return job.position + token.reshape(blocks.rows, 1)
 
@@ -154,12 +149,9 @@ def masked_scores(
         precision=precision_for(keys.dtype),
         preferred_element_type=jnp.float32,
     )
-    begin = item.kv_block * blocks.keys
+    key = item.kv_block * blocks.keys + numbers
     position = row_positions(item.job, blocks)
-    number = jnp.broadcast_to(numbers, products.shape)
-    live = number < end_key(position, item.job.kv_len, options) - begin
-    if skips_keys(options):
-        live = jnp.logical_and(live, number >= first_key(position, options) - begin)
+    live = jnp.logical_and(key >= first_key(position, options), key < end_key(position, item.job.kv_len, options))
     return jnp.where(live, scores_of(products, options), NEGATIVE)
 
 

@@ -89,7 +89,7 @@ class Refs(NamedTuple):
     top: Ref  # f32[rows, 128]: the largest score so far, in every lane
     total: Ref  # f32[rows, 128]: sums of weights, each lane its own columns
     weighted: Ref  # f32[rows, latent]: sums of weighted values
-    numbers: Ref  # i32[1, keys]: where in its block the key of each column stands; far behind all for one that isn't there
+    numbers: Ref  # i32[1, keys]: where in its block the key of each column stands; far below 0 for one that isn't there
     out_tokens: Ref  # i32[2], SMEM: tokens under way from each buffer of `out_buffers`
     kv_semaphores: Ref
     q_semaphores: Ref

@@ -137,7 +137,7 @@ class Geometry:
     @property
     def column_tiles(self) -> int:
         """Parts of 128 numbers of a stored row: each has a buffer of its own."""
-        return self.layout.storage_head_dim // LANES
+        return self.layout.column_tiles
 
     @property
     def key_tiles(self) -> int:

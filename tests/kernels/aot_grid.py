@@ -86,7 +86,8 @@ class Choice:
     @property
     def kernels(self) -> int:
         """How many kernels it takes: the update's, those for decoding and the general one, each where it fits."""
-        decodes = self.dtypes != "float32" and self.head_dim <= 128
+        half_tiles = self.version == "v2" and self.head_dim > 128 and 2 * self.heads[1] < 8
+        decodes = self.dtypes != "float32" and not half_tiles
         return int(self.fills_tiles) * (1 + int(self.fused) + int(decodes) * (1 + int(self.drafts)))
 
     @property

@@ -200,16 +200,30 @@ def test_v2_in_an_order_of_its_own(kv_dtype: Any, heads: tuple[int, int], dim: i
 
 
 @pytest.mark.parametrize(
-    ("heads", "queries", "mask", "options"),
+    ("heads", "dim", "options"),
     [
-        ((8, 2), 8, Mask(window=150), {"sinks": True, "soft_cap": 3.0}),
-        ((6, 3), 3, Mask(causal=False, window=140, chunk=3), {"kv_dtype": jnp.int8, "scaled": True}),
+        ((6, 3), 192, {"mask": Mask(window=150), "kv_dtype": jnp.int8, "scaled": True}),
+        ((4, 4), 256, {"version": "v2", "sinks": True}),
     ],
-    ids=["window", "chunks shorter than a draft"],
+    ids=["scales", "v2"],
 )
-def test_drafts(heads: tuple[int, int], queries: int, mask: Mask, options: dict[str, Any]) -> None:
+def test_heads_of_more_than_128(heads: tuple[int, int], dim: int, options: dict[str, Any]) -> None:
+    """ATT-1, CACHE-2: a head's rows come in two parts, and fill the matrix unit alone."""
+    Kernel(*heads, dim, 32, blocks=TWO_SIZES, **options).check((0, 1, 129, 151, 333, 64))
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "queries", "mask", "options"),
+    [
+        ((8, 2), 128, 8, Mask(window=150), {"sinks": True, "soft_cap": 3.0}),
+        ((4, 2), 256, 2, FULL, {}),
+        ((6, 3), 128, 3, Mask(causal=False, window=140, chunk=3), {"kv_dtype": jnp.int8, "scaled": True}),
+    ],
+    ids=["window", "heads of 256", "chunks shorter than a draft"],
+)
+def test_drafts(heads: tuple[int, int], dim: int, queries: int, mask: Mask, options: dict[str, Any]) -> None:
     """ATT-1, 3: several query tokens a sequence, each with its own mask; as many as there may be, or fewer."""
-    kernel = Kernel(*heads, 128, 32, mask=mask, queries=queries, blocks=TWO_SIZES, **options)
+    kernel = Kernel(*heads, dim, 32, mask=mask, queries=queries, blocks=TWO_SIZES, **options)
     kernel.check((queries, 32, 129, 151, 333, 0), 5, [queries, 1, 2, queries, queries - 1, 0])
 
 
@@ -305,7 +319,7 @@ def test_what_is_not_supported_is_said() -> None:
         return unsupported(options, shape((3, 2 * heads, dim), q_dtype), pages, shape((3, width), jnp.int32))
 
     assert [reason(page=page, heads=heads) for page in (1, 16, 128) for heads in (1, 2, 7)] == [None] * 9
-    assert [reason(dim=dim) for dim in (64, 80, 128)] == [None] * 3
+    assert [reason(dim=dim) for dim in (64, 80, 128, 192, 256)] == [None] * 5
     assert [reason(dim=64, heads=heads) for heads in (1, 3)] == [None] * 2
     assert [reason(dtype=dtype) for dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8)] == [None] * 3
     assert [reason(version="v2", heads=heads) for heads in (1, 2, 4, 8, 12)] == [None] * 5
@@ -315,7 +329,9 @@ def test_what_is_not_supported_is_said() -> None:
     assert "page size of 33" in str(reason(page=33))
     assert "a cache of float32" in str(reason(dtype=jnp.float32))
     assert "queries of float32" in str(reason(q_dtype=jnp.float32))
-    assert "256" in str(reason(dim=192))
+    assert "a storage head size of 384" in str(reason(dim=300))
+    assert reason(dim=192, version="v2", heads=4) is None
+    assert "4 rows of 256 in a v2 slot fill part of a tile" in str(reason(dim=192, version="v2"))
     assert "pages a sequence" in str(reason(width=10**6))
 
 
@@ -326,7 +342,7 @@ def test_what_is_not_supported_is_said() -> None:
 )
 def test_block_sizes_hold_whole_pages(kind: str, groups: int, page_size: int) -> None:
     """Blocks are powers of two of at least 128 tokens, whole pages, small enough for three of them in VMEM."""
-    blocks = decode_blocks(kind, "bfloat16", groups, 128, page_size)
+    blocks = decode_blocks(kind, "bfloat16", groups, page_size)
     assert blocks.tokens >= 128
     assert blocks.tokens & (blocks.tokens - 1) == 0
     assert blocks.tokens % page_size == 0
