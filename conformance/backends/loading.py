@@ -100,11 +100,13 @@ def takes_parameter(called: Any, parameter: str) -> bool:
 def takes_arguments(called: Any, count: int) -> bool:
     """Whether a callable can be called with a number of arguments by position; True if it shows no signature."""
     try:
-        inspect.signature(called).bind(*range(count))
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*range(count))
     except TypeError:
         return False
-    except ValueError:
-        return True
     return True
 
 

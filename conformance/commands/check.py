@@ -108,7 +108,7 @@ def _run(options: Options) -> int:
     missing = [machine.missing(backend) for machine in options.machines]
     if all(missing):
         names = dict.fromkeys(name for lacking in missing for name in lacking)
-        begun = [name for name in names if re.search(r"[.(]", name) and backend.offers(re.split(r"[.(]", name)[0])]
+        begun = [name for name in names if backend.offers(re.split(r"[.(]", name)[0])]
         lacking = ", ".join(begun or (name for name in names if name.isidentifier()))
         raise BackendError(f"backend {backend.name} offers nothing that the machines need: it has no {lacking}")
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed

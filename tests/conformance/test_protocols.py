@@ -71,6 +71,11 @@ def test_a_constructor_that_takes_other_arguments_is_told(machine: str) -> None:
     assert not MACHINES[machine].missing(Backend("there", SimpleNamespace(PagePool=Optional)))
 
 
+def test_what_shows_no_signature_is_judged_by_its_calls() -> None:
+    """As before: what is no class at all deviates by its first call."""
+    assert not MACHINES["pool"].missing(Backend("there", SimpleNamespace(PagePool=3)))
+
+
 def test_what_is_missing_of_a_class_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--backend", f"{__name__}:Begun"]) == 2
     said = capsys.readouterr().err
