@@ -169,7 +169,7 @@ _SENTENCES = {
     "extra keys that touch the whole page being the same; of several such pages it is the one whose tokens come first "
     "by their bytes. new_computed_pages are the full pages; the request gets a page of its own, behind them in its "
     "list, and take_page_copies returns (group, source, destination, num_tokens), to be run before the step: "
-    "copy_pages with num_slots copies so many of a page's first slots, all else staying bit for bit. The "
+    "copy_pages with num_slots copies that number of a page's first slots, and leaves all other bits as they are. The "
     "source counts as in use until then, or until the request is freed or swapped out, and goes to the back of the "
     "queue after it. A request that is freed with all written (MAN-4) publishes the unfilled page it ends with, if "
     "the page before it is cached: under the key of its first tokens, a multiple of u, up to those computed at its "

@@ -118,7 +118,7 @@ class TableRows(Protocol):
         """Appends pages to a row (TAB-2)."""
 
     def add_row(self, page_ids: Sequence[int], row_idx: int, /) -> None:
-        """Makes a row of the pages, whatever it held (TAB-2)."""
+        """Replaces the pages of a row (TAB-2)."""
 
     def move_row(self, src: int, tgt: int, /) -> None:
         """Copies a row over another one (TAB-3)."""

@@ -92,7 +92,7 @@ def any_parent_is_followed(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(FORESEEN, "MAN-12", "index", also=("R2",))
 def orphans_are_dropped(fast: ModuleType) -> SimpleNamespace:
-    """An index that is a tree takes no page whose parent it doesn't know: cached anew, the parent has no children."""
+    """An index that is a tree takes no page of an unknown parent: a parent that is cached again has no children."""
 
     def apply(self: Any, events: Any) -> None:
         for event in events if isinstance(events, list) else [events]:
@@ -120,7 +120,7 @@ def told_anew_once_a_key(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(FORESEEN, "MAN-12", "index")
 def told_anew_behind_what_was_known(fast: ModuleType) -> SimpleNamespace:
-    """What is cached is told anew without a word that all else is not: who comes late keeps what it knew."""
+    """A full list of what is cached doesn't begin with a clear: who comes late keeps what it knew."""
 
     def events(self: Any) -> list[Any]:
         told: list[Any] = fast.CacheFollower.events(self)[1:]

@@ -148,7 +148,7 @@ class Cache(CacheMachine, Calling):
     # -- Copies -----------------------------------------------------------------------------------------------
 
     def hold_copy_pages(self, given: dict[str, Any], before: Any, after: Any) -> None:
-        """Pairs of pages are copied, or so many of their first slots, those that name no page left out."""
+        """Pairs of pages are copied, or some of their first slots; those that name no page are left out."""
         count, size = self.layout.num_pages, self.layout.page_size
         slots = given.get("num_slots", [size] * COPIES)
         wanted = [part.reshape(count, size, -1).copy() for part in self.parts(before)]

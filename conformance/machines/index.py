@@ -27,8 +27,8 @@ class Index(Machine):
 
     A foreign index is a backend's `EventIndex`: made of a page size, it has ``apply(event)`` and ``match(tokens)``, the
     number of leading tokens whose pages group 0 has cached, those of salts and adapters left out. Of a backend that has
-    none its `CacheFollower` is asked the same. Events are those of the specification's manager; nothing is asked while
-    some are lost, until all is told anew. A side has its ``index``.
+    none its `CacheFollower` is asked the same. Events are those of the specification's manager; nothing is asked
+    from a loss until the next full list of what is cached. A side has its ``index``.
     """
 
     name = "index"
@@ -57,7 +57,7 @@ class Index(Machine):
         self.watch(Field("matched tokens", "MAN-12", self.matched))
 
     def begin_source(self) -> None:
-        """What the index is told of: a manager that has cached nothing yet."""
+        """Makes the manager whose events the index follows; it has cached nothing yet."""
         declared = [group.declared(number, SPEC, SPEC) for number, group in enumerate(self.groups)]
         self.source = SPEC.get("CacheManager")(
             self.num_pages, declared, 4 * self.page_size, enable_events=True, hash_seed=_SEED
@@ -163,7 +163,7 @@ class Index(Machine):
 
     @step(when=lambda self: self.under_way)
     def lose(self, data: Drawing) -> None:
-        """Events are lost: until all is told anew nobody knows what is cached."""
+        """Events are lost: until the next full list nobody knows what is cached."""
         self.drop(data.draw(st.integers(1, len(self.under_way))))
 
     @operation
@@ -177,12 +177,12 @@ class Index(Machine):
 
     @step(weight=2)
     def resume(self, data: Drawing) -> None:
-        """All that is cached is told anew, by the cache or after its restart."""
+        """The cache sends a full list of what is cached, or restarts and sends an empty one."""
         self.tell_anew(restart=rarely(data))
 
     @operation
     def tell_anew(self, restart: bool) -> None:
-        """All that is cached is told, whatever was known before."""
+        """A full list of what is cached arrives; it begins with a clear."""
         if restart:
             self.begin_source()
         self.under_way, self.is_whole = [], True
@@ -229,12 +229,12 @@ class Index(Machine):
 
     @step()
     def misuse(self, data: Drawing) -> None:
-        """What is no event, or one of a kind that there is not, is refused."""
+        """An index refuses what is no event, or an event of an unknown kind."""
         self.follow_in_vain(one_of(data, range(len(_NO_EVENTS))))
 
     @operation
     def follow_in_vain(self, place: int) -> None:
-        """An index is told what is no event."""
+        """An index is handed what is no event."""
         self.call(f"index.apply({_NO_EVENTS[place]!r})", lambda side: side.index.apply(_NO_EVENTS[place]), "MAN-12")
 
 
