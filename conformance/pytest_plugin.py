@@ -32,7 +32,7 @@ PROBLEM: "pytest.StashKey[str]" = pytest.StashKey()
 """Where it keeps why nothing can run."""
 
 _TOLD: "pytest.StashKey[list[str]]" = pytest.StashKey()
-_STALE = "kvproof_stale"
+_REMARKS = "kvproof_remarks"
 
 _MARKER = "kvproof_clause(label): holds a backend against a clause of kvproof's contract"
 
@@ -90,18 +90,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hands over, where this is a worker of xdist, what is to be said at the end."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput[_STALE] = _stale(session.config)
+        session.config.workeroutput[_REMARKS] = _remarks(session.config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Takes over what a worker of xdist hands over."""
-    node.config.stash.setdefault(_TOLD, []).extend(getattr(node, "workeroutput", {}).get(_STALE, []))
+    node.config.stash.setdefault(_TOLD, []).extend(getattr(node, "workeroutput", {}).get(_REMARKS, []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Says which lines of the file of expected deviations are stale."""
-    for line in dict.fromkeys([*_stale(config), *config.stash.get(_TOLD, [])]):
+    """Says which lines of the file of expected deviations are stale, and of a version that an adapter does not know."""
+    for line in dict.fromkeys([*_remarks(config), *config.stash.get(_TOLD, [])]):
         terminalreporter.write_line(f"kvproof: {line}", yellow=True)
 
 
@@ -111,5 +111,5 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[RUN].close()
 
 
-def _stale(config: pytest.Config) -> list[str]:
-    return config.stash[RUN].stale() if RUN in config.stash else []
+def _remarks(config: pytest.Config) -> list[str]:
+    return config.stash[RUN].remarks() if RUN in config.stash else []

@@ -14,11 +14,11 @@ from typing import Any
 
 from kvproof.spec.declarations import MultimodalItem, PromptEmbeddings, Request
 
-from .peers import import_peer
+from .peers import Peer
 
-__all__ = ["kvproof_lacks", "kvproof_takes_groups"]
+__all__ = ["EASYDEL", "kvproof_lacks", "kvproof_made_for", "kvproof_takes_groups"]
 
-INSTALL = "pip install easydel==0.3.0 pillow"
+EASYDEL = kvproof_made_for = Peer("easydel", ("0.3.0",), "pip install easydel==0.3.0 pillow")
 """Its engine imports Pillow, which it does not name. To be installed before kvproof: it takes jax back to 0.9."""
 
 kvproof_lacks = (
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
 def _module(name: str) -> Any:
     # Its own switch. Else it adds flags for GPUs to XLA_FLAGS, at which the jaxlib of today ends the process.
     os.environ.setdefault("EASYDEL_AUTO", "0")
-    found = import_peer(f"easydel.inference.esurge.{name}", INSTALL)
+    found = EASYDEL.module(f"easydel.inference.esurge.{name}")
     logging.getLogger("eSurgeEngine").setLevel(logging.ERROR)  # it tells of every reset of a cache
     return found
 
@@ -105,7 +105,7 @@ class _Requests:
 
 
 def _new_request(request: Request) -> Any:
-    params = import_peer("easydel.inference.sampling_params", INSTALL).SamplingParams
+    params = EASYDEL.module("easydel.inference.sampling_params").SamplingParams
     types = _module("multimodal.types")
     features = [
         types.MultiModalFeature(

@@ -10,11 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from .peers import import_peer
+from .peers import Peer
 
-__all__ = ["fused_ragged_paged_attention", "kvproof_lacks", "kvproof_takes_setup", "ragged_paged_attention"]
+__all__ = [
+    "EJKERNEL",
+    "fused_ragged_paged_attention",
+    "kvproof_lacks",
+    "kvproof_made_for",
+    "kvproof_takes_setup",
+    "ragged_paged_attention",
+]
 
-INSTALL = "pip install ejkernel==0.0.78"
+EJKERNEL = kvproof_made_for = Peer("ejkernel", ("0.0.78",), "pip install ejkernel==0.0.78")
 
 kvproof_lacks = ("groups", "events", "counters", "batch", "pins", "snapshots", "shards", "tables", "caches")
 """It has kernels, and nothing else."""
@@ -57,8 +64,8 @@ def ragged_paged_attention(
     sinks: Any = None,
 ) -> Any:
     """Its v2 by our names; see ``kvproof.spec.ragged_paged_attention``."""
-    jnp = import_peer("jax.numpy", INSTALL)
-    attend = import_peer("ejkernel.kernels._xla.ragged_page_attention_v2", INSTALL).ragged_page_attention_v2
+    jnp = EJKERNEL.module("jax.numpy")
+    attend = EJKERNEL.module("ejkernel.kernels._xla.ragged_page_attention_v2").ragged_page_attention_v2
     wide = np.zeros((*queries.shape[:2], kv_pages.shape[-1]), queries.dtype)
     wide[..., : queries.shape[2]] = queries
     out = attend(
@@ -91,8 +98,8 @@ def fused_ragged_paged_attention(
     v_scale: float | None = None,
 ) -> Any:
     """Its v3 by our names; see ``kvproof.spec.fused_ragged_paged_attention``."""
-    jnp = import_peer("jax.numpy", INSTALL)
-    attend = import_peer("ejkernel.kernels._xla.ragged_page_attention_v3", INSTALL).ragged_page_attention_v3
+    jnp = EJKERNEL.module("jax.numpy")
+    attend = EJKERNEL.module("ejkernel.kernels._xla.ragged_page_attention_v3").ragged_page_attention_v3
     out, pages = attend(
         *map(jnp.asarray, (queries, keys, values, kv_pages, kv_lens, page_table.reshape(-1), cu_q_lens)),
         jnp.asarray(np.array([0, 0, num_seqs[0]], np.int32)),  # decodes, prefills, and where the mixed ones end

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from .peers import import_peer
+from .peers import Peer
 
-__all__ = ["kvproof_lacks", "kvproof_takes_setup", "ragged_paged_attention"]
+__all__ = ["JAX", "kvproof_lacks", "kvproof_made_for", "kvproof_takes_setup", "ragged_paged_attention"]
 
-INSTALL = "pip install jax"
+JAX = kvproof_made_for = Peer("jax", ("0.10.2",), "pip install jax==0.10.2")
 
 kvproof_lacks = ("groups", "events", "counters", "batch", "pins", "snapshots", "shards", "tables", "caches")
 """It is a kernel, and nothing else."""
@@ -60,8 +60,8 @@ def ragged_paged_attention(
     v_head_dim: int | None = None,
 ) -> Any:
     """The kernel's attention by our names; see ``kvproof.spec.ragged_paged_attention``."""
-    jax = import_peer("jax", INSTALL)
-    kernel = import_peer("jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel", INSTALL)
+    jax = JAX.module("jax")
+    kernel = JAX.module("jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel")
     wide = np.zeros((*queries.shape[:2], kv_pages.shape[-1]), queries.dtype)
     wide[..., : queries.shape[2]] = queries
     with _interpreted(kernel.pl):
@@ -81,7 +81,7 @@ def ragged_paged_attention(
 @contextmanager
 def _interpreted(pallas: Any) -> Iterator[None]:
     """Within it Pallas kernels that are traced are interpreted."""
-    plain_number = import_peer("jax._src.literals", INSTALL).TypedInt
+    plain_number = JAX.module("jax._src.literals").TypedInt
     compiled = pallas.pallas_call
     bridged = not hasattr(plain_number, "shape")
     try:

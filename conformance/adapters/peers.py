@@ -1,30 +1,69 @@
-"""How adapters get at the packages that they adapt: by name, when they are first needed."""
+"""The packages that adapters adapt: which versions an adapter was made for, and their modules, when first needed."""
 
 import importlib
+from importlib import metadata
 from types import ModuleType
+from typing import NamedTuple
 
-from ..backends.loading import BackendError
+from ..backends.loading import Backend, BackendError
 
-__all__ = ["import_peer"]
+__all__ = ["Peer", "unknown_version"]
 
 
-def import_peer(module: str, install: str) -> ModuleType:
-    """Imports a module of another package.
+class Peer(NamedTuple):
+    """A package that is installed separately. An adapter names the one that it adapts as ``kvproof_made_for``.
 
-    Args:
-        module: its name.
-        install: the command that installs the package.
+    Attributes:
+        package: its name, which is that of its module, too.
+        versions: those that the adapter was made for and tried with.
+        install: the command that installs the last of them.
+    """
+
+    package: str
+    versions: tuple[str, ...]
+    install: str
+
+    def module(self, name: str) -> ModuleType:
+        """Imports a module of the package, or of one that it needs.
+
+        Raises:
+            BackendError: there is no such package, or the module cannot be imported; one line that says how to install
+                the version that the adapter was made for.
+        """
+        package = name.partition(".")[0]
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == package:
+                raise BackendError(f"{package} is not installed: {self.install}") from error
+            raise BackendError(f"{name} cannot be imported: {error}; {self._made_for()}") from error
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise BackendError(f"{name} cannot be imported: {reason}; {self._made_for()}") from error
+
+    def unknown_version(self) -> str:
+        """What is to be said of the version that is installed; "" if it is one that the adapter was made for.
+
+        Raises:
+            BackendError: the package is not installed.
+        """
+        try:
+            found = metadata.version(self.package)
+        except metadata.PackageNotFoundError as error:
+            raise BackendError(f"{self.package} is not installed: {self.install}") from error
+        if found.partition("+")[0] in self.versions:  # what follows a plus names the build
+            return ""
+        return f"the adapter does not know {self.package} {found}, a deviation may be its own; it is {self._made_for()}"
+
+    def _made_for(self) -> str:
+        return f"made for {self.package} {', '.join(self.versions)}: {self.install}"
+
+
+def unknown_version(backend: Backend) -> str:
+    """What is to be said of the version of the package that a backend adapts; "" if it is known, or none is adapted.
 
     Raises:
-        BackendError: the package is not installed, or cannot be imported; one line that says how to install it.
+        BackendError: the package is not installed.
     """
-    package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name == package:
-            raise BackendError(f"{package} is not installed: {install}") from error
-        raise BackendError(f"{module} cannot be imported: {error}; {install}") from error
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise BackendError(f"{module} cannot be imported: {reason}; {install}") from error
+    peer = getattr(backend.holder, "kvproof_made_for", None)
+    return peer.unknown_version() if isinstance(peer, Peer) else ""

@@ -15,11 +15,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .peers import import_peer
+from .peers import Peer
 
-__all__ = ["INSTALL", "kvproof_lacks", "kvproof_takes_groups"]
+__all__ = ["VLLM", "kvproof_lacks", "kvproof_made_for", "kvproof_takes_groups"]
 
-INSTALL = "pip install vllm==0.33.0 (or, without a GPU, as CONFORMANCE.md says)"
+VLLM = kvproof_made_for = Peer(
+    "vllm", ("0.33.0",), "pip install vllm==0.33.0 (or, without a GPU, as CONFORMANCE.md says)"
+)
 
 kvproof_lacks = ("keys", "views", "events", "counters", "batch", "pins", "snapshots", "shards", "caches", "kernels")
 """What it does not have, or shows in no way that can be compared."""
@@ -46,7 +48,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PARTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # else a machine without a GPU has no platform to it
-    import_peer("vllm", INSTALL)
+    VLLM.module("vllm")
     logging.getLogger("vllm").setLevel(logging.ERROR)  # else it warns of each refused reset
     return getattr(importlib.import_module(f".vllm_{_PARTS[name]}", __package__), name)
 

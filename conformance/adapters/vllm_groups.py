@@ -15,8 +15,7 @@ from kvproof.spec.declarations import (
     SlidingWindowSpec,
 )
 
-from .peers import import_peer
-from .vllm import INSTALL
+from .vllm import VLLM
 
 __all__ = [
     "CacheGroupSpec",
@@ -29,8 +28,8 @@ __all__ = [
     "page_sizes",
 ]
 
-_interface = import_peer("vllm.v1.kv_cache_interface", INSTALL)
-_torch = import_peer("torch", INSTALL)
+_interface = VLLM.module("vllm.v1.kv_cache_interface")
+_torch = VLLM.module("torch")
 
 _EXTENTS = {"SlidingWindowSpec": "sliding_window", "ChunkedLocalAttentionSpec": "attention_chunk_size"}
 
@@ -43,7 +42,7 @@ def config_of(num_pages: Any, groups: Iterable[Any]) -> Any:
 def page_sizes(config: Any, enable_caching: Any) -> tuple[int, int]:
     """The sizes (of a step's tokens, of the pages that keys are computed for) which an engine of vLLM derives."""
     groups = config.kv_cache_groups
-    resolve = import_peer("vllm.v1.core.kv_cache_utils", INSTALL).resolve_kv_cache_block_sizes
+    resolve = VLLM.module("vllm.v1.core.kv_cache_utils").resolve_kv_cache_block_sizes
     first = groups[0].kv_cache_spec.block_size if groups else 1
     cache = SimpleNamespace(block_size=first, enable_prefix_caching=enable_caching, prefix_match_unit=None)
     parallel = SimpleNamespace(decode_context_parallel_size=1)

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from .peers import import_peer
-from .vllm import INSTALL
+from .vllm import VLLM
 from .vllm_groups import config_of, page_sizes
 from .vllm_pages import CachePage, blocks_of, pages_of
 from .vllm_pool import PagePool
@@ -12,7 +11,7 @@ from .vllm_requests import Requests
 
 __all__ = ["CacheManager", "CachePages"]
 
-_manager = import_peer("vllm.v1.core.kv_cache_manager", INSTALL)
+_manager = VLLM.module("vllm.v1.core.kv_cache_manager")
 
 
 class CachePages:

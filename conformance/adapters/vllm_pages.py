@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .peers import import_peer
-from .vllm import INSTALL
+from .vllm import VLLM
 
 __all__ = ["CachePage", "FreeCachePageQueue", "Key", "block_of", "blocks_of", "pages_of"]
 
-_utils = import_peer("vllm.v1.core.kv_cache_utils", INSTALL)
+_utils = VLLM.module("vllm.v1.core.kv_cache_utils")
 
 
 class Key(NamedTuple):

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .peers import import_peer
-from .vllm import INSTALL
+from .vllm import VLLM
 from .vllm_pages import CachePage, FreeCachePageQueue, Key, blocks_of, key_of, page_of, pages_of
 from .vllm_requests import Requests
 
 __all__ = ["PagePool"]
 
-_block_pool = import_peer("vllm.v1.core.block_pool", INSTALL)
+_block_pool = VLLM.module("vllm.v1.core.block_pool")
 
 
 class PagePool:

@@ -6,8 +6,7 @@ from typing import Any
 
 from kvproof.spec.declarations import CacheSalt, LoraAdapter, MultimodalItem, PromptEmbeddings, Request
 
-from .peers import import_peer
-from .vllm import INSTALL
+from .vllm import VLLM
 
 __all__ = ["Requests"]
 
@@ -46,8 +45,8 @@ class Requests:
 
 def _hasher(page_size: Any) -> Any:
     """What computes a request's keys; None for a page size of none, by which vLLM's own would never end."""
-    sha256 = import_peer("vllm.utils.hashing", INSTALL).sha256
-    utils = import_peer("vllm.v1.core.kv_cache_utils", INSTALL)
+    sha256 = VLLM.module("vllm.utils.hashing").sha256
+    utils = VLLM.module("vllm.v1.core.kv_cache_utils")
     _seed_keys()
     return utils.get_request_block_hasher(page_size, sha256) if isinstance(page_size, int) and page_size > 0 else None
 
@@ -55,13 +54,13 @@ def _hasher(page_size: Any) -> Any:
 @functools.cache
 def _seed_keys() -> None:
     """An engine does this once, before its first request."""
-    sha256 = import_peer("vllm.utils.hashing", INSTALL).sha256
-    import_peer("vllm.v1.core.kv_cache_utils", INSTALL).init_none_hash(sha256)
+    sha256 = VLLM.module("vllm.utils.hashing").sha256
+    VLLM.module("vllm.v1.core.kv_cache_utils").init_none_hash(sha256)
 
 
 def _made(request: Request, hasher: Any) -> Any:
-    params = import_peer("vllm.sampling_params", INSTALL).SamplingParams
-    return import_peer("vllm.v1.request", INSTALL).Request(
+    params = VLLM.module("vllm.sampling_params").SamplingParams
+    return VLLM.module("vllm.v1.request").Request(
         request_id=request.request_id,
         prompt_token_ids=[int(token) for token in request.all_token_ids],
         sampling_params=params(prompt_logprobs=request.sampling_params.prompt_logprobs),
@@ -82,11 +81,11 @@ def _extra_keys(request: Request) -> dict[str, Any]:
             case CacheSalt():
                 made["cache_salt"] = "" if key.fingerprint == _EMPTY_SALT else key.fingerprint.hex()
             case LoraAdapter():
-                lora = import_peer("vllm.lora.request", INSTALL).LoRARequest
+                lora = VLLM.module("vllm.lora.request").LoRARequest
                 made["lora_request"] = lora(key.name, 1, f"/{key.name}")
     embeddings = [key for key in request.extra_keys if isinstance(key, PromptEmbeddings)]
     if embeddings:
-        torch = import_peer("torch", INSTALL)
+        torch = VLLM.module("torch")
         made["prompt_embeds"] = torch.zeros(request.num_tokens, _EMBEDDING_SIZE, dtype=torch.uint8)
         for part in embeddings:
             row = torch.frombuffer(bytearray(hashlib.sha256(part.content).digest()), dtype=torch.uint8)
@@ -95,7 +94,7 @@ def _extra_keys(request: Request) -> dict[str, Any]:
 
 
 def _features(request: Request) -> list[Any]:
-    inputs = import_peer("vllm.multimodal.inputs", INSTALL)
+    inputs = VLLM.module("vllm.multimodal.inputs")
     items = sorted((k for k in request.extra_keys if isinstance(k, MultimodalItem)), key=lambda item: item.offset)
     return [
         inputs.MultiModalFeatureSpec(

@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from .peers import import_peer
-from .vllm import INSTALL
+from .vllm import VLLM
 
 __all__ = ["MultiGroupPageTable", "PageTable"]
 
-_tables = import_peer("vllm.v1.worker.block_table", INSTALL)
-_torch = import_peer("torch", INSTALL)
+_tables = VLLM.module("vllm.v1.worker.block_table")
+_torch = VLLM.module("torch")
 
 _NO_SLOTS = _tables.SlotMappingMode.NONE
 """The slot mapping is a Triton kernel; without it rows are as wide as asked for, else padded to 128 tokens."""

@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from rich.console import Console
 
+from ..adapters.peers import unknown_version
 from ..backends.loading import Backend, BackendError, load_backend
 from ..backends.raising import Interrupted, prints_apart
 from ..calls.deviation import SpecificationError
@@ -104,6 +106,9 @@ def _run(options: Options) -> int:
     given = options.given
     os.environ.setdefault("XLA_FLAGS", DEVICES)
     backend = load_backend(given.backend, options.without)
+    warning = unknown_version(backend)
+    if warning:
+        print(f"kvproof check: {visible(warning)}", file=sys.stderr)
     lacks = tuple(sorted(backend.lacks))
     missing = [machine.missing(backend) for machine in options.machines]
     if all(missing):
@@ -116,9 +121,9 @@ def _run(options: Options) -> int:
     if given.profile == "deep":
         deep = resumed(options, seed)
         _go_deep(deep, backend, console)
-        return _tell(options, deep.report(backend.name, lacks), backend, console)
+        return _tell(options, replace(deep.report(backend.name, lacks), warning=warning), backend, console)
     console.print(f"seed {seed}", highlight=False)
-    report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks)
+    report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks, warning)
     interrupted = False
     try:
         for found in _reports(options, backend, seed):

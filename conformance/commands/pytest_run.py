@@ -8,6 +8,7 @@ import pytest
 
 from kvproof.spec.clauses import CLAUSES
 
+from ..adapters.peers import unknown_version
 from ..backends.capabilities import CAPABILITIES, unknown_capabilities
 from ..backends.loading import BackendError, load_backend
 from ..console.named import words_of
@@ -47,6 +48,7 @@ class Run:
             raise pytest.UsageError(f"--kvproof-without: no {', '.join(strange)}; there are {known}")
         try:
             backend = load_backend(option.kvproof_backend, without)
+            self._warning = unknown_version(backend)
             self._xfails = _read(option.kvproof_xfails)
         except (BackendError, XfailsError) as error:
             raise pytest.UsageError(str(error)) from error
@@ -113,9 +115,9 @@ class Run:
         seen = ", ".join(found.clause for found in machine.deviations)
         return machine.note or f"machine {machine.name} " + (f"ended at {seen}" if seen else "compared nothing by it")
 
-    def stale(self) -> list[str]:
-        """A line for each expected deviation that did not come, among the machines that ran."""
-        return self._xfails.stale(self._report)
+    def remarks(self) -> list[str]:
+        """What is said at the end: of an adapter's package, and of each expected deviation that did not come."""
+        return [*([self._warning] if self._warning else []), *self._xfails.stale(self._report)]
 
     def close(self) -> None:
         """Ends the processes."""

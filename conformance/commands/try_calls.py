@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from kvproof.spec.clauses import CLAUSES
 
+from ..adapters.peers import unknown_version
 from ..backends.capabilities import CAPABILITIES, unknown_capabilities
 from ..backends.levels import LEVELS, Level
 from ..backends.loading import Backend, BackendError, load_backend
@@ -120,6 +122,9 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.setdefault("XLA_FLAGS", DEVICES)
         backend = load_backend(options.backend, options.without)
         _require_known(backend)
+        warning = unknown_version(backend)
+        if warning:
+            print(f"kvproof try: {visible(warning)}", file=sys.stderr)
         entries = _entries(options.file)
         return _tell(options, entries, Trial(backend, options.level).run(entries))
     except FileError as error:

@@ -60,6 +60,7 @@ def as_json(report: Report, xfails: Xfails) -> dict[str, Any]:
         "seed": report.seed,
         "profile": report.profile,
         "without": list(report.without),
+        "warning": report.warning,
         "deviates": report.deviates,
         "unexpected": xfails.unexpected(report),
         "stale_xfails": xfails.stale(report),

@@ -31,6 +31,7 @@ def junit_xml(report: Report, xfails: Xfails) -> str:
         "seed": report.seed,
         "profile": report.profile,
         "without": ",".join(report.without),
+        "warning": report.warning,
     }
     for name, value in told.items():
         ElementTree.SubElement(properties, "property", name=name, value=visible(str(value)))

@@ -86,6 +86,8 @@ def print_report(
     told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
     said = "deviates" if counts["deviates"] else "conforms" if counts["conforms"] else "is undecided"
     tell(f"{report.backend} {said}, at level {report.level}, seed {report.seed}")
+    if report.warning:
+        tell(f"warning: {report.warning}")
     tell(f"{len(report.clauses)} clauses: {', '.join(told)}")
     causes = _causes(report, xfails)
     for cause in causes:

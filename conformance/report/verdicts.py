@@ -89,6 +89,7 @@ class Report:
         level: the level at which they compared.
         profile: the profile, by its name.
         without: the capabilities that the backend is said to lack.
+        warning: what is to be known before the verdicts are read, such as an adapter's package of another version.
     """
 
     backend: str
@@ -98,6 +99,7 @@ class Report:
     level: Level = "exact"
     profile: str = "default"
     without: tuple[str, ...] = ()
+    warning: str = ""
 
     def tried(self, clause: str) -> int:
         """In how many steps a clause was compared."""
