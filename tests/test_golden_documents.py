@@ -75,6 +75,23 @@ def used_manager(package: ModuleType, own: list[Request], interval: int | None =
     return manager
 
 
+def prompts() -> list[Request]:
+    """Two that go on from the first amid its pages."""
+    return [Request("first", range(5)), Request("on", [*range(5), 7, 8]), Request("away", [0, 1, 2, 9])]
+
+
+def copying_manager(package: ModuleType, own: list[Request]) -> Any:
+    """A manager that left an unfilled page and queues copies of its tokens and of a full page's (MAN-17)."""
+    manager = package.CacheManager(24, GROUPS[:2], 16, hash_seed=b"s", match_unit=1)
+    for request in own:
+        pages, found = manager.get_computed_pages(request)
+        assert manager.allocate_slots(request, request.num_tokens - found, found, pages) is not None
+        if request is own[0]:
+            manager.free(request)
+    manager.check()
+    return manager
+
+
 def exported(package: ModuleType) -> bytes:
     """A signed file of a prefix, of one group with two kinds of arrays."""
     header = {
@@ -112,6 +129,8 @@ def written(package: ModuleType, name: str) -> str:
             return json.dumps(used_manager(package, requests()).snapshot())
         case "snapshot_retention":
             return json.dumps(used_manager(package, requests(), 0).snapshot())
+        case "snapshot_unit":
+            return json.dumps(copying_manager(package, prompts()).snapshot())
         case "events":
             return str(package.events_to_json([*used_manager(package, requests()).take_events()[-8:], CacheCleared()]))
         case "step":
@@ -125,8 +144,8 @@ def again(package: ModuleType, name: str, text: str) -> str:
     """A document, read by a package and written again."""
     document = json.loads(text)
     match name:
-        case "snapshot" | "snapshot_retention":
-            restored = package.CacheManager.restore(document, requests())
+        case "snapshot" | "snapshot_retention" | "snapshot_unit":
+            restored = package.CacheManager.restore(document, prompts() if name == "snapshot_unit" else requests())
             restored.check()
             return json.dumps(restored.snapshot())
         case "events":
@@ -139,7 +158,7 @@ def again(package: ModuleType, name: str, text: str) -> str:
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
-    "name", ["snapshot", "snapshot_retention", "events", "step", "cache_bf16", "cache_int8", "prefix"]
+    "name", ["snapshot", "snapshot_retention", "snapshot_unit", "events", "step", "cache_bf16", "cache_int8", "prefix"]
 )
 def test_documents_are_what_they_were(name: str, package: str) -> None:
     """SEC-3: what was written by an earlier version is read, and what is written is the same, byte for byte."""
@@ -149,5 +168,5 @@ def test_documents_are_what_they_were(name: str, package: str) -> None:
 
 
 def test_every_golden_document_is_looked_at() -> None:
-    names = {"snapshot", "snapshot_retention", "events", "step", "cache_bf16", "cache_int8", "prefix"}
+    names = {"snapshot", "snapshot_retention", "snapshot_unit", "events", "step", "cache_bf16", "cache_int8", "prefix"}
     assert {path.stem for path in GOLDEN.iterdir()} == names

@@ -14,6 +14,7 @@ import importlib
 from types import SimpleNamespace
 
 from . import (
+    amid,
     attention,
     batches,
     cached_map,
@@ -45,6 +46,7 @@ __all__ = [
     "SEEDED_BUGS",
     "SERVED_BUGS",
     "SeededBug",
+    "amid",
     "attention",
     "batches",
     "cached_map",

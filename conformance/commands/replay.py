@@ -72,6 +72,7 @@ examples:
   kvproof replay trace.jsonl                               how the default backend does
   kvproof replay --synthetic --lockstep --num-pages 500    does it what the specification does, short of pages
   kvproof replay --synthetic 1000 --seed 7 --save t.jsonl  make a trace up, keep it, replay it
+  kvproof replay --synthetic --lockstep --match-unit 4     the same where hits end amid pages
   kvproof replay --synthetic --lockstep --batched          the same of the call that serves a whole step
   kvproof replay --synthetic --groups full:16,window:16:4096,mamba --eagle
   kvproof replay engine.log                                where an engine's recorded calls first went wrong
@@ -129,6 +130,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         choices=POLICIES,
         help="the policy by which free pages are evicted (default: adaptive, where the backend's manager takes one)",
     )
+    add("--match-unit", type=int, metavar="U", help="hits are multiples of U tokens, and may end amid pages (MAN-17)")
     add("--eagle", action="store_true", help="serve with an Eagle draft model of 3 tokens a step")
     add(
         "--prefill-chunk",
@@ -254,7 +256,8 @@ def _prepare(args: argparse.Namespace) -> _Job:
         _at_least("--prefill-chunk", chunk, 1)
     backend = load_backend(args.backend)
     trace = _trace(args)
-    sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=args.eagle)
+    unit = _match_unit(args, backend, page_sizes)
+    sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=args.eagle, match_unit=unit)
     engine_class = LockstepEngine if args.lockstep else Engine
     try:
         engine = engine_class(
@@ -276,6 +279,18 @@ def _batched(args: argparse.Namespace, backend: Backend) -> bool:
     if args.batched and not all(hasattr(backend.get("CacheManager"), name) for name in _OF_BATCHES):
         raise _BadInputError(f"--batched: {args.backend}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
     return bool(args.batched)
+
+
+def _match_unit(args: argparse.Namespace, backend: Backend, page_sizes: list[int]) -> int | None:
+    """The unit of hits; one that does not divide every page size, or that the manager takes none of, is bad input."""
+    if args.match_unit is None:
+        return None
+    unit = _at_least("--match-unit", args.match_unit, 1)
+    if not backend.accepts("CacheManager", "match_unit"):
+        raise _BadInputError(f"--match-unit {unit}: {args.backend}'s CacheManager takes none")
+    if any(size % unit for size in page_sizes):
+        raise _BadInputError(f"--match-unit {unit} must divide the tokens in a page of every group: {page_sizes}")
+    return unit
 
 
 def _eviction(args: argparse.Namespace, backend: Backend) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import PageCopy, Request
+from kvproof.spec.declarations import PageCopy, PartCopy, Request
 from kvproof.spec.declarations.eviction import EvictionCounters
 
 from ..backends.loading import Backend
@@ -121,7 +121,10 @@ class Engine:
         self.eviction = eviction if backend.accepts("CacheManager", "eviction") else "lru"
         if self.eviction != "lru":
             options["eviction"] = self.eviction
+        if sizes.match_unit is not None:
+            options["match_unit"] = sizes.match_unit
         self._copies_states = copies_states(sizes.groups)
+        self._makes_copies = self._copies_states or sizes.match_unit is not None
         length = sizes.max_model_len
         try:
             self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)
@@ -241,12 +244,12 @@ class Engine:
         with self._library("decode", "CachePages.get_page_ids"):
             return [(place, granted[place].get_page_ids()) for place in grown]
 
-    def take_copies(self) -> list[PageCopy]:
-        """The copies of states that must be run before the step; none are asked for where no group makes any."""
-        if not self._copies_states:
+    def take_copies(self) -> list[PageCopy | PartCopy]:
+        """The copies of pages that must be run before the step; none are asked for where no group makes any."""
+        if not self._makes_copies:
             return []
         with self._library("decode", "take_page_copies"):
-            copies: list[PageCopy] = self.manager.take_page_copies()
+            copies: list[PageCopy | PartCopy] = self.manager.take_page_copies()
         return copies
 
     def free(self, request: Request, *, finished: bool) -> list[str]:

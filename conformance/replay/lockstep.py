@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import PageCopy, Request
+from kvproof.spec.declarations import PageCopy, PartCopy, Request
 
 from ..backends.loading import Backend, load_backend
 from ..calls.contrast import contrast
@@ -27,7 +27,7 @@ class LockstepEngine(Engine):
     """An engine that holds its backend to the specification.
 
     The specification has request objects of its own, brought up to date before each call, and is asked first.
-    After every call pages of all groups, counts and usage are compared; before every step the copies of states;
+    After every call pages of all groups, counts and usage are compared; before every step the copies of pages;
     after it the tables' host rows; now and then, and at the end, what each request holds, the eviction order, the
     pages cached and evicted, the device's rows and what each side's ``check()`` says.
 
@@ -113,7 +113,7 @@ class LockstepEngine(Engine):
             granted += observed
         return granted
 
-    def take_copies(self) -> list[PageCopy]:
+    def take_copies(self) -> list[PageCopy | PartCopy]:
         """Takes the copies on both sides: the same ones in the same order."""
         with self._specification() as spec:
             expected = spec.take_copies()

@@ -29,7 +29,7 @@ class Report:
         hit_tokens: how many of them were found.
         hit_tokens_by_reason: those by reason, see `Reasons.served`.
         accepted_drafts: tokens of a draft model among those generated.
-        page_copies: states copied onto the page of another (MAN-13).
+        page_copies: states copied onto other pages (MAN-13), and first tokens of pages (MAN-17).
         published_pages: pages that got a hash; None where the replay did not come to its end, or nobody counts.
         evictions: pages that lost theirs because they were handed out again; None as above.
         regrets: pages published again soon after their content was evicted; None as above. LRU counts none (EVICT-1).
@@ -123,8 +123,8 @@ def report_table(report: Report, backend_name: str, sizes: Sizes, *, lockstep: b
     table.add_row("pages evicted", _counted(report.evictions))
     table.add_row("  published again soon", _counted(report.regrets))
     table.add_row("pages let go as unreachable", _counted(report.unreachable_pages))
-    if copies_states(sizes.groups):
-        table.add_row("states copied", f"{report.page_copies:,}")
+    if copies_states(sizes.groups) or sizes.match_unit is not None:
+        table.add_row("pages copied", f"{report.page_copies:,}")
     table.add_row("preemptions", f"{report.preemptions:,}")
     table.add_row("peak usage", f"{report.peak_usage:.2%}")
     table.add_row("steps", f"{report.steps:,}", end_section=True)
@@ -178,6 +178,7 @@ def report_json(
         "groups": list(map(named, sizes.groups)),
         "eagle": sizes.use_eagle,
         "prefill_chunk": sizes.prefill_chunk,
+        "match_unit": sizes.match_unit,
         "page_size": _page_size(sizes),
         "num_pages": sizes.num_pages,
         "live": sizes.most_live,

@@ -1,7 +1,7 @@
 """The serving loop of a replay: admits, decodes, preempts and finishes the requests of a trace, step by step.
 
 A step goes as in an engine: first slots for the next tokens of each live request, then admissions, then the copies
-of states and the tables go to the device; then every live request whose prompt is computed has one token more, or
+of pages and the tables go to the device; then every live request whose prompt is computed has one token more, or
 with a draft model up to four, and those that have all of theirs finish.
 """
 
@@ -89,7 +89,7 @@ class Replay:
         # states can't be taken back from a draft that is not accepted
         self._accepts_drafts = sizes.use_eagle and not holds_states(sizes.groups)
         self._published = 0
-        self._ends = StepEnds(sizes.groups, 0)
+        self._ends = StepEnds(sizes.groups, 0, sizes.match_unit)
         self._reasons = Reasons()
 
     def run(self, progress: Progress) -> None:

@@ -24,6 +24,7 @@ class Sizes:
         max_model_len: the most tokens of a request.
         prefill_chunk: a step ends at a prompt's next multiple of so many tokens; None: it takes all of them.
         use_eagle: whether an Eagle draft model runs (MAN-9).
+        match_unit: the manager's argument: hits are multiples of so many tokens (MAN-17); None: of whole pages.
     """
 
     groups: tuple[CacheGroupSpec, ...]
@@ -32,6 +33,7 @@ class Sizes:
     max_model_len: int
     prefill_chunk: int | None = None
     use_eagle: bool = False
+    match_unit: int | None = None
 
     @property
     def page_sizes(self) -> list[int]:
@@ -52,18 +54,20 @@ def sizes_for(
     prefill_chunk: int | None = None,
     *,
     use_eagle: bool = False,
+    match_unit: int | None = None,
 ) -> Sizes:
     """The sizes of an engine that is to serve a trace; requests that no empty pool could hold don't count.
 
     A request's pages are counted group by group, as many as it may hold at once: those too that it needs where it
-    gives way near its end and is computed anew.
+    gives way near its end and is computed anew. With a unit a page of each group more may be held, to be copied from.
     """
     lookahead = LOOKAHEAD if use_eagle else 0
 
     def fits(length: int) -> bool:
         step = lookahead + (length if prefill_chunk is None else prefill_chunk)
-        return sum(group.kv_cache_spec.max_num_pages(length, step) for group in groups) < num_pages
+        sources = 0 if match_unit is None else len(groups)
+        return sources + sum(group.kv_cache_spec.max_num_pages(length, step) for group in groups) < num_pages
 
     lengths = [num_slots(request) for request in requests]
     longest = max((length for length in lengths if fits(length)), default=1)
-    return Sizes(groups, num_pages, min(most_live, len(requests)), longest, prefill_chunk, use_eagle)
+    return Sizes(groups, num_pages, min(most_live, len(requests)), longest, prefill_chunk, use_eagle, match_unit)

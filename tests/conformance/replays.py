@@ -36,11 +36,13 @@ def replayed(
     groups: str = "full",
     prefill_chunk: int | None = None,
     use_eagle: bool = False,
+    match_unit: int | None = None,
     backend: object = spec,
     engine: Callable[..., Engine] = Engine,
 ) -> Report:
     """A trace served to its end."""
-    sizes = sizes_for(trace, read_groups(groups, page_size), num_pages, live, prefill_chunk, use_eagle=use_eagle)
+    kinds = read_groups(groups, page_size)
+    sizes = sizes_for(trace, kinds, num_pages, live, prefill_chunk, use_eagle=use_eagle, match_unit=match_unit)
     replay = Replay(engine(Backend("backend", backend), sizes, SEED), sizes, trace)
     replay.run(lambda *_: None)
     replay.close()

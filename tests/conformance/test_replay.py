@@ -308,6 +308,11 @@ BAD_COMMANDS = {
     "page size": (["--synthetic", "--page-size", 0], "--page-size 0 must be at least 1"),
     "pages": (["--synthetic", "--num-pages", 1], "--num-pages 1 must be at least 2"),
     "too many pages": (["--synthetic", "--num-pages", 2**28], "more slots than an int32 counts"),
+    "unit": (["--synthetic", "--match-unit", 0], "--match-unit 0 must be at least 1"),
+    "unit of no page": (
+        ["--synthetic", "--groups", "full:16,full:6", "--match-unit", 4],
+        "--match-unit 4 must divide the tokens in a page of every group: [16, 6]",
+    ),
     "live": (["--synthetic", "--live", 0], "--live 0 must be at least 1"),
     "limit": (["--synthetic", "--limit", 0], "--limit 0 must be at least 1"),
     "synthetic": (["--synthetic", 0], "--synthetic 0 must be at least 1"),

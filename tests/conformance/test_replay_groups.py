@@ -152,6 +152,18 @@ def test_hits_are_told_by_their_reasons() -> None:
     assert states.hit_tokens_by_reason == {"own_turn": 0, "junction": 512, "other_request": 0}
 
 
+@pytest.mark.parametrize("groups", ["full:96", "full:96,window:48:200", "full:32,mla:96,chunk:48:700"])
+def test_hits_end_amid_pages(groups: str) -> None:
+    """MAN-17: prompts that part after 512 tokens hit up to there, in units; the copies are the specification's."""
+    trace = [TraceRequest(0, 800, 20, (0, own)) for own in (1, 2, 3, 1)]
+    for unit, expected in ((16, [512, 512]), (None, [480, 480])):
+        report = replayed(trace, num_pages=60, groups=groups, live=1, match_unit=unit, engine=LockstepEngine)
+        assert report.preemptions == 0
+        assert (report.page_copies > 0) == (unit is not None)
+        if groups == "full:96":
+            assert report.hit_tokens == sum(expected) + (784 if unit else 768)
+
+
 def test_what_no_hit_can_need_is_counted() -> None:
     """RET-3: pages before the window of a prompt's end; EVICT-1: what comes again soon after its eviction."""
     trace = [request(1024, 1, 10 * number) for number in (0, 1, 2, 0, 1, 2)]
@@ -319,7 +331,7 @@ def test_the_report_names_the_groups(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*words, "--groups", "full,window:8:256,mamba:16:align", "--eagle", "--lockstep"]) == 0
     printed = capsys.readouterr().out
     assert "kvproof.spec: 1,500 pages, at most" in printed
-    for shown in ("full:16", "window:8:256", "mamba:16:align", "drafts", "states copied", "no difference"):
+    for shown in ("full:16", "window:8:256", "mamba:16:align", "drafts", "pages copied", "no difference"):
         assert shown in printed
     report = json.loads(path.read_text())
     assert report["groups"] == ["full:16", "window:8:256", "mamba:16:align"]
