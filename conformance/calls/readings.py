@@ -240,6 +240,8 @@ def page_list(pages: Any, side: Any) -> object:
 
 
 def _is_view(page: Any, side: Any) -> bool:
+    if side.pages is None:
+        return True  # whose pages they are is not known: a shard's
     known = side.pages[page.page_id]
     other = side.pages[1 if page.page_id == 0 else 0]
     return bool(page == known) and hash(page) == hash(known) and page != other and page.ref_cnt == known.ref_cnt

@@ -6,7 +6,7 @@ and cold. `consistency` compares all answers of a script; so a relation only say
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .scripts import Ask, Forget, Reset, Script, Step, Wave
 from .subjects import Facts
@@ -22,8 +22,8 @@ _LEAST = 4
 _SHORT_POSITIONS = 1 << 15
 """Positions of 16 bits end here."""
 
-_NEAR_SALTS = ("tenant 1", "tenant 2", "tenant", "Tenant 1")
-"""Cache salts that are the same up to a last character, a length or a case."""
+_NEAR_SALTS = (("tenant 1", "tenant 2"), ("tenant 1", "tenant"), ("one", "two"), ("tenant 1", "Tenant 1"))
+"""Pairs of cache salts that are the same up to a last character, a length or a case, and one that is not."""
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,11 @@ def _eviction(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     prompt = draw_prompt(draw, sizes, sizes.page * draw.randint(2, 4) + draw.randrange(sizes.page))
     length = sizes.fitting(_LONG)
     most = 4 if not sizes.pool else max(1, min(12, 1 - -sizes.pool // (length + sizes.answer)))
+    longest = length if number % most else sizes.page  # one that takes few pages leaves the others to be hit
     yield _alone("a", prompt, sizes)
+    yield _alone("m", prompt, sizes)  # what a hit needs of a window may be kept only now (RET-2)
     for place in range(1 + number % most):
-        yield _alone(f"n{place}", draw_prompt(draw, sizes, draw.randint(1, length)), sizes)
+        yield _alone(f"n{place}", draw_prompt(draw, sizes, draw.randint(1, longest)), sizes)
     yield _alone("b", prompt, sizes)
     longer = (*prompt, *draw_prompt(draw, sizes, sizes.longest))[: sizes.fitting(_LONG)]
     if number % 2 and "forgets" in sizes.offers:  # it takes the last pages there are, its own hits not among them
@@ -287,21 +289,21 @@ def _keys(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     length = sizes.page * draw.randint(1, 3) + draw.randrange(sizes.page)
     if number % 2:  # its answer fills a page that no page of the prompt stands before
         length = max(1, sizes.page - draw.randint(1, max(1, sizes.answer - 1)))
-    prompt = draw_prompt(draw, sizes, length)
-    asks = [Ask("a", prompt)]
+    prompt, adapters = draw_prompt(draw, sizes, length), sizes.adapters[:2]
+    asks = [Ask("a", prompt), *(Ask(f"d{place}", prompt, adapter=name) for place, name in enumerate(adapters))]
     if "cache_salts" in sizes.offers:
-        salts = (*(_NEAR_SALTS if number % 3 else ("one", "two")), *sizes.adapters[:1])
+        salts = (*_NEAR_SALTS[number % len(_NEAR_SALTS)], *adapters[:1])
         asks += [Ask(f"s{place}", prompt, salt=salt) for place, salt in enumerate(salts)]
-    asks += [Ask(f"d{place}", prompt, adapter=name) for place, name in enumerate(sizes.adapters[:2])]
     draw.shuffle(asks)
     for ask in asks:
         yield Wave((ask,), sizes.answer)
+        yield Wave((replace(ask, name=f"{ask.name}+"),), sizes.answer)  # what a hit needs may be kept only now (RET-2)
     room = sizes.longest - len(prompt) - sizes.answer
-    more = draw_prompt(draw, sizes, min(room, sizes.page)) if sizes.adapters and room > 0 else ()
+    more = draw_prompt(draw, sizes, min(room, sizes.page)) if adapters and room > 0 else ()
     if more:
         yield Wave((Ask("g", more, "d0", sizes.answer),), sizes.answer)
     yield Forget()
-    for place, name in enumerate(sizes.adapters[:2]):
+    for place, name in enumerate(adapters):
         yield Wave((Ask(f"e{place}", prompt, adapter=name),), sizes.answer)
     if more:
         yield Wave((Ask("h", more, "d0", sizes.answer),), sizes.answer)

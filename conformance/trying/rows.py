@@ -13,7 +13,7 @@ from ..calls.queue import PAGE, QUEUE
 from ..calls.request import REQUEST
 from ..calls.table import TABLE
 
-__all__ = ["BUILDS", "FUNCTIONS", "TABLES_BY_OWNER", "FileError", "Rows"]
+__all__ = ["BUILDS", "FUNCTIONS", "TABLES_BY_OWNER", "FileError", "Rows", "made_by"]
 
 
 class FileError(Exception):
@@ -70,14 +70,19 @@ class Rows:
             if row is None:
                 known = [*BUILDS, *FUNCTIONS]
                 raise FileError(f"there is no class or function {call.method}{near(call.method, known)}")
-            if call.method in TABLES_BY_OWNER:
-                self._tables[call.number] = TABLES_BY_OWNER[call.method]
-            return row
-        table = self.table_of(call.target)
+        else:
+            row = self._row_on(call, call.target, written)
+        owner = made_by(call)
+        if owner in TABLES_BY_OWNER:
+            self._tables[call.number] = TABLES_BY_OWNER[owner]
+        return row
+
+    def _row_on(self, call: Call, target: Ref, written: str) -> Method:
+        table = self.table_of(target)
         row = table.by_name.get(call.method)
         if row is None or row.form == "build":
             known = [row.name for row in table if row.form != "build"]
-            raise FileError(f"{written or call.target}: a {table.name} has no {call.method}{near(call.method, known)}")
+            raise FileError(f"{written or target}: a {table.name} has no {call.method}{near(call.method, known)}")
         return row
 
     def table_of(self, target: Ref) -> Table:
@@ -95,6 +100,14 @@ class Rows:
     def root_of(self, target: Ref) -> int | str | None:
         """The object that was constructed of which something is a part; None for a result of a call."""
         return target.of if target.of in self._tables else None
+
+
+def made_by(call: Call) -> str:
+    """The class of the object that a call makes: its constructor, or a method of the class itself; "" if none."""
+    if call.target is None:
+        return call.method if call.method in BUILDS else ""
+    on_class = isinstance(call.target.of, str) and call.target.of in TABLES_BY_OWNER and not call.target.path
+    return str(call.target.of) if on_class else ""
 
 
 def near(word: str, known: Iterable[str]) -> str:

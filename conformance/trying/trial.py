@@ -14,7 +14,7 @@ from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..backends.raising import frames
 from ..calls.contrast import contrast, shown
-from ..calls.datum import Call, GoneError, Key, Prompt, resolve
+from ..calls.datum import Call, GoneError, Key, Prompt, refs, resolve
 from ..calls.deviation import REFUSALS, Outcome, attempt
 from ..calls.method import Method, perform
 from ..calls.pool import POOL
@@ -25,7 +25,7 @@ from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.pool_state import page_views
 from ..machines.sides import Side, equal
-from .rows import FileError, Rows
+from .rows import FileError, Rows, made_by
 from .script import Entry
 
 __all__ = ["Said", "Trial"]
@@ -239,7 +239,7 @@ class Trial:
             raise FileError(f"the specification can't make this call: {expected}") from expected.error
         if expected.error is None:
             self.spec.results[call.number], self.backend.results[call.number] = expected.value, observed.value
-            if row.form == "build" and observed.error is None:
+            if observed.error is None:
                 self._note_built(call)
         return self._judge(entry, call, row, labels, expected, observed)
 
@@ -289,13 +289,16 @@ class Trial:
             raise FileError(f"the request can't do this: {outcome}") from outcome.error
 
     def _turn_to(self, side: Side, call: Call) -> None:
-        """Notes the pages of the pool that a call is about: lists of pages are compared with its views."""
+        """Notes the pages of the pool that a call is about: lists of pages are compared with its views.
+
+        There is no such pool where a call is made on shards: None then.
+        """
         built = self._built.get(call.target.of) if call.target is not None else None
-        if built is not None and "pages" in built.parts[0]:
-            side.put({"pages": built.parts[side is not self.spec]["pages"]})
+        if built is not None:
+            side.put({"pages": built.parts[side is not self.spec].get("pages")})
 
     def _note_built(self, call: Call) -> None:
-        owner = call.method
+        owner = made_by(call)
         if owner not in FIELDS:
             return
         parts = tuple(self._parts(owner, side.results[call.number], side) for side in (self.spec, self.backend))
@@ -362,11 +365,11 @@ class Trial:
         clause, charges = labels
         if expected.error is not None:
             return self._judge_refusal(entry, expected, observed)
-        right = self._plain(row, expected.value, self.spec)
+        right = self._plain(call, row, expected.value, self.spec)
         if observed.error is not None:
             raised = frames(observed.error)
             return Said(entry, shown(right), str(observed), "deviates", clause, raised=raised)
-        outcome = attempt(lambda: self._plain(row, observed.value, self.backend))
+        outcome = attempt(lambda: self._plain(call, row, observed.value, self.backend))
         if outcome.error is not None:
             seen = f"a result that cannot be read: {shown(outcome)}"
             return Said(entry, shown(right), seen, "deviates", clause)
@@ -391,10 +394,13 @@ class Trial:
         verdict = ("deviates", charged) if differences else ("conforms", clause)
         return Said(entry, str(expected), str(observed), *verdict, differences)
 
-    def _plain(self, row: Method, value: Any, side: Side) -> Any:
+    def _plain(self, call: Call, row: Method, value: Any, side: Side) -> Any:
         """What of a result is compared: at level safe how many pages there are, in place of which."""
-        if row.form == "build":
-            return row.name
+        if made_by(call):
+            return made_by(call)
+        if row.result.log == "array":  # a machine holds arrays against their arguments; here the numbers themselves
+            numbers = self._level == "exact" or (call.target is None and not any(refs(call.arguments)))
+            return readable(value) if numbers else _sizes("array", readable(value))
         plain = row.result.plain(value, side)
         if row.result.log == "events" or (plain is value and row.result.log in _AS_IN_A_LOG):  # their keys by numbers
             plain = result(row.result.log, value, self._keys[side is self.spec])
@@ -412,7 +418,8 @@ class Trial:
     def _largest(self, call: Call) -> float:
         """The largest number among a call's arrays: ATT-6 bounds errors by it."""
         arrays = [np.asarray(value) for value in call.arguments.values() if isinstance(value, np.ndarray)]
-        return max((float(np.abs(own).max()) for own in arrays if own.size and own.dtype.kind == "f"), default=0.0)
+        finite = (np.abs(own)[np.isfinite(own)] for own in arrays if own.dtype.kind == "f")
+        return max((float(own.max(initial=0)) for own in finite), default=0.0)
 
     def _states(self, charges: Mapping[str, str], rest: str | None) -> tuple[str, dict[str, tuple[str, str]]]:
         """What differs between the states of both sides.
@@ -474,11 +481,15 @@ def _near(right: Any, seen: Any, largest: float) -> bool:
     """
     if isinstance(right, dict) and isinstance(seen, dict):
         return right.keys() == seen.keys() and all(_near(right[name], seen[name], largest) for name in right)
-    outcome = attempt(lambda: (np.asarray(right), np.asarray(seen)))  # lists of lists of unlike lengths are no arrays
-    if outcome.error is not None or any(own.dtype.kind not in "fiub" for own in outcome.value):
-        return equal(right, seen)
+    outcome = attempt(lambda: (np.asarray(right), np.asarray(seen)))
+    if outcome.error is not None:  # lists of arrays of unlike shapes are no array
+        both = isinstance(right, list) and isinstance(seen, list) and len(right) == len(seen)
+        return both and all(_near(*pair, largest) for pair in zip(right, seen, strict=True))
     left, other = outcome.value
-    if left.shape != other.shape or left.dtype.kind != "f":
+    if left.shape != other.shape or left.dtype.kind != "f" or other.dtype.kind not in "fiub":
         return equal(right, seen)
-    bound = 2.0**-8 * (np.abs(left) + max(largest, float(np.abs(left).max(initial=0))))
-    return bool((np.abs(left - other) <= bound).all())
+    finite = np.abs(left)[np.isfinite(left)]
+    bound = 2.0**-8 * (np.abs(left) + max(largest, float(finite.max(initial=0))))
+    with np.errstate(invalid="ignore"):  # what is no number is to be none on both sides, and infinities the same
+        near = (np.abs(left - other) <= bound) & np.isfinite(left) & np.isfinite(other)
+    return bool((near | (left == other) | (np.isnan(left) & np.isnan(other))).all())

@@ -182,6 +182,26 @@ ends = np.array([0, 3], np.int32)
 ragged_paged_attention(queries, cached, np.array([3], np.int32), ids, ends, one)
 key = hash_page_tokens(sha256, None, [1, 2])
 hash_page_tokens(sha256, key.hash_value, (3, 4))
+poison = np.full((4, 2, 2, 128), float("nan"), np.float32)
+fused_ragged_paged_attention(queries, queries, queries, poison, np.array([3], np.int32), ids, ends, one)
+kv_cache_update(poison, queries[:1], queries[:1], np.array([3], np.int32))
+copy_pages(cached, np.array([1], np.int32), np.array([2], np.int32))
+"""
+SHARDS = """
+layers = FullAttentionSpec(page_size=2, num_kv_heads=1, head_size=8, dtype="float32")
+shards = ShardedCacheManager(2, 9, [CacheGroupSpec(layers)], max_model_len=32)
+b = Request("b", [1, 2, 3])
+shards.allocate_slots(b, 3)
+shards.get_computed_pages(Request("c", [1, 2, 3]))
+"""
+RESTORED = """
+layers = FullAttentionSpec(page_size=2, num_kv_heads=1, head_size=8, dtype="float32")
+manager = CacheManager(9, [CacheGroupSpec(layers)], max_model_len=32)
+a = Request("a", [1, 2, 3])
+manager.allocate_slots(a, 3)
+again = CacheManager.restore(manager.snapshot(), [a])
+again.free(a)
+again.page_pool.get_new_pages(8)
 """
 
 
@@ -208,7 +228,7 @@ def backwards(monkeypatch: pytest.MonkeyPatch) -> str:
 Tried = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.parametrize("text", [EVERYTHING, DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize("text", [EVERYTHING, DEVICE, SHARDS, RESTORED], ids=["host", "device", "shards", "restored"])
 @pytest.mark.parametrize("level", ["exact", "safe"])
 @pytest.mark.parametrize("backend", ["kvproof.fast", "kvproof.spec"])
 def test_our_own_backends_conform(tried: Tried, backend: str, level: str, text: str) -> None:
@@ -241,6 +261,19 @@ def test_a_wrong_result_and_a_missing_refusal_are_told(tried: Tried) -> None:
     assert status == 1
     assert "no refusal, but" in out
     assert "deviates       " in out
+
+
+def test_cache_3_the_numbers_of_an_array_are_compared_at_both_levels(tried: Tried) -> None:
+    text = """
+pages = np.zeros((3, 2, 2, 128), np.float32)
+ones = np.ones((1, 1, 128), np.float32)
+kv_cache_update(pages, ones, ones, np.array([[5], [0], [1]], np.int32), num_slices=np.array([1], np.int32))
+"""
+    bug = "kvproof.conformance.catalogue:slice_moved_to_fit_in"
+    for level in ("exact", "safe"):
+        status, out, _ = tried(text, "--backend", bug, "--level", level)
+        assert status == 1, out
+        assert "CACHE-3" in out
 
 
 def test_calls_as_json_say_the_same(tried: Tried) -> None:
