@@ -12,9 +12,21 @@ from typing import Any
 __all__ = ["READINGS", "Reading", "page_ids", "page_list", "page_views", "readable", "source"]
 
 
-def page_views(pool: Any) -> Any:
-    """The pages of a pool in which nothing happened yet, by their ids."""
-    return {page.page_id: page for page in [pool.null_page, *pool.free_page_queue.get_all_free_pages()]}
+def page_views(pool: Any, queue: bool = True) -> dict[int, Any]:
+    """Views of a pool's pages by id: those that it shows, or those that are free if it shows none.
+
+    Args:
+        pool: the pool.
+        queue: whether it shows its free queue; if not, all pages are taken and given back in the same order.
+    """
+    pages = getattr(pool, "pages", None)
+    if pages is None and queue:
+        pages = [pool.null_page, *pool.free_page_queue.get_all_free_pages()]
+    elif pages is None:
+        free = list(pool.get_new_pages(pool.get_num_free_pages()))
+        pool.free_pages(free)
+        pages = [pool.null_page, *free]
+    return dict(sorted((int(page.page_id), page) for page in pages))
 
 
 def readable(value: Any) -> Any:

@@ -8,12 +8,13 @@ import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends.loading import Backend, load_backend
+from ..calls.readings import page_views
 from .argument_texts import materialised
 from .calls import CALLS, PROPERTIES, LoggedCall
 from .comparing import Difference, compare_answers, compare_states
 from .entries import Operation
 from .sides import Answer, Thing
-from .states import page_views, read_state
+from .states import read_state
 from .translating import SpecificationArguments
 from .values import KeyNumbers, kind_of, result
 

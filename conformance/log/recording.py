@@ -9,13 +9,14 @@ import numpy as np
 
 from kvproof.spec.declarations.json_kinds import group_to_json
 
+from ..calls.readings import page_views
 from .call_texts import outcome_text, text_of
 from .calls import CALLS, CLASSES, PROPERTIES
 from .format import LogError
 from .recorded_batch import record_batch
 from .recorded_calls import KeyOrigins, RecordedCall
 from .recorded_slots import can_record_slots, record_slots
-from .states import digest, page_views, read_state
+from .states import digest, read_state
 from .values import page_ids, plain
 from .writer import LogWriter
 

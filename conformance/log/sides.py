@@ -10,9 +10,10 @@ from kvproof.spec.declarations import Request
 from ..backends.loading import takes_parameter
 from ..backends.raising import Ending, frames
 from ..calls.method import bound
+from ..calls.readings import page_views
 from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Made, Operation
-from .states import page_views, read_state
+from .states import read_state
 from .values import KeyNumbers, kind_of, result
 
 __all__ = ["Answer", "Side", "Thing"]

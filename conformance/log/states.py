@@ -9,7 +9,7 @@ import numpy as np
 
 from ..calls.readings import cached_pages, free_pages, hashed_pages, pages_of_requests, ref_counts, usage
 
-__all__ = ["FIELDS", "digest", "page_views", "read_state"]
+__all__ = ["FIELDS", "digest", "read_state"]
 
 FIELDS = {
     "free pages": "POOL-3",
@@ -26,14 +26,6 @@ FIELDS = {
 
 _LONGEST = 2_000
 """Characters of a field that stands as it is; what is longer is given by its CRC-32."""
-
-
-def page_views(pool: Any) -> dict[int, Any]:
-    """Views of a pool's pages by id: those that it shows, or those that are free if it shows none."""
-    pages = getattr(pool, "pages", None)
-    if pages is None:
-        pages = [pool.null_page, *pool.free_page_queue.get_all_free_pages()]
-    return dict(sorted((int(page.page_id), page) for page in pages))
 
 
 def read_state(name: str, thing: Any, views: Mapping[int, Any], live: Iterable[str], device: bool) -> dict[str, Any]:

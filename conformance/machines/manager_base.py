@@ -16,6 +16,7 @@ from ..calls.kinds import HASHES
 from ..calls.manager import COUNTS, HIT_AGAIN, MANAGER, PAGE_LISTS
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
+from ..calls.readings import page_views
 from ..calls.request import REQUEST
 from ..calls.spelling import LISTED
 from .base import Both, Field, Side
@@ -24,7 +25,7 @@ from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Case, ManagerBlame
 from .manager_fields import event_fields, follow, pin_fields
-from .pool_state import order_clause, page_views, pool_fields, pool_options
+from .pool_state import order_clause, pool_fields, pool_options
 from .worlds import World
 
 __all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]

@@ -13,12 +13,13 @@ from ..calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
 from ..calls.method import Table
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
+from ..calls.readings import page_views
 from ..calls.values import EXTRA_KEYS
 from .base import Both, Side
 from .calling import Calling
 from .draws import Drawing
 from .manager_fields import pin_fields
-from .pool_state import order_clause, page_views, pool_fields, pool_options
+from .pool_state import order_clause, pool_fields, pool_options
 
 __all__ = ["PoolMachine"]
 

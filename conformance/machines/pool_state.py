@@ -9,28 +9,10 @@ from ..calls.readings import page_ids
 from .base import SPEC, Field
 from .sides import once
 
-__all__ = ["order_clause", "page_views", "pool_fields", "pool_options", "refines"]
+__all__ = ["order_clause", "pool_fields", "pool_options", "refines"]
 
 Groups = list[tuple[int, list[int]]]
 """The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
-
-
-def page_views(pool: Any, queue: bool = True) -> dict[int, Any]:
-    """Views of a fresh pool's pages by id, the null page's first.
-
-    Args:
-        pool: the pool.
-        queue: whether it shows its free queue; if not, all pages are taken and given back in the same order.
-    """
-    if queue:
-        pages = list(pool.free_page_queue.get_all_free_pages())
-    else:
-        pages = list(pool.get_new_pages(pool.get_num_free_pages()))
-        pool.free_pages(pages)
-    return {
-        0: pool.null_page,
-        **{int(page.page_id): page for page in sorted(pages, key=lambda page: int(page.page_id))},
-    }
 
 
 def order_clause(options: Mapping[str, Any]) -> str:

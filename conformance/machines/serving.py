@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ..calls.readings import page_list
+from ..calls.readings import page_list, page_views
 from ..calls.spelling import request_as, request_source
 from .arrays import FINE_BITS, Near, worst
 from .base import Both, Nothing, Side
 from .draws import Drawing, one_of
-from .pool_state import page_views, pool_options
+from .pool_state import pool_options
 from .properties import start, step
 from .serving_base import KITS, Served, ServingMachine, rows_of
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from ..calls.datum import Ref
 from ..calls.manager import MOST_PAGES, SHARDS, StrangePage
+from ..calls.readings import page_views
 from .base import Field, Side
 from .draws import NO_INTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
 from .operations import operation
-from .pool_state import page_views, pool_fields
+from .pool_state import pool_fields
 from .properties import start, step
 from .sides import equal
 from .swap_steps import SwapSteps

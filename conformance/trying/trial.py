@@ -19,11 +19,10 @@ from ..calls.deviation import REFUSALS, Outcome, attempt
 from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
-from ..calls.readings import READINGS, readable
+from ..calls.readings import READINGS, page_views, readable
 from ..calls.request import REQUEST
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
-from ..machines.pool_state import page_views
 from ..machines.sides import Side, equal
 from .rows import FileError, Rows, made_by
 from .script import Entry

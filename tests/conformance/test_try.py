@@ -183,8 +183,9 @@ ragged_paged_attention(queries, cached, np.array([3], np.int32), ids, ends, one)
 key = hash_page_tokens(sha256, None, [1, 2])
 hash_page_tokens(sha256, key.hash_value, (3, 4))
 poison = np.full((4, 2, 2, 128), float("nan"), np.float32)
-fused_ragged_paged_attention(queries, queries, queries, poison, np.array([3], np.int32), ids, ends, one)
-kv_cache_update(poison, queries[:1], queries[:1], np.array([3], np.int32))
+new = np.ones((3, 1, 128), np.float32)
+fused_ragged_paged_attention(queries, new, new, poison, np.array([3], np.int32), ids, ends, one)
+kv_cache_update(poison, new, new, np.array([3, 4, -1], np.int32))
 copy_pages(cached, np.array([1], np.int32), np.array([2], np.int32))
 """
 SHARDS = """

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from ...backends.capabilities import ESSENTIALS
 from ...backends.loading import takes_parameter
+from ...calls.readings import page_views
 from ..ghost import Content
-from ..pool_state import page_views
 from ..sides import Side
 from ..worlds import Group
 from . import showing

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..pool_state import page_views
+from ...calls.readings import page_views
 
 __all__ = [
     "cached_in_map",
