@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..backends.raising import Interrupted
 from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
-from ..console.named import BadInputError, chosen, words_of
+from ..console.named import BadInputError, chosen, require_used, words_of
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from ..oracle.judging import Judgement, Plan, judge
@@ -23,7 +23,13 @@ from ..oracle.scripts import Script, script_from_json
 from ..oracle.subjects import CAPABILITIES, Subject, UnusableError
 from ..oracle.telling import as_json, lines, test_source
 
-__all__ = ["EPILOG", "add_options", "run"]
+__all__ = ["EPILOG", "OF_ENGINES", "add_options", "run"]
+
+OF_ENGINES = (
+    *("served_model", "timeout", "relations", "tolerance", "offers", "adapters", "first", "emit", "script"),
+    *(size for size in SIZES if size != "page_size"),
+)
+"""The options that are about whole engines alone."""
 
 _SCRIPTS = 6
 """Scripts for each relation, by default."""
@@ -101,6 +107,10 @@ def _plan(args: argparse.Namespace) -> Plan:
         raise BadInputError(f"--tolerance {args.tolerance:g} must be a number, at least 0")
     if args.emit is not None and args.emit.suffix != ".py":
         raise BadInputError(f"--emit {args.emit} must end in .py")
+    if args.engine is not None:
+        require_used(args, ("served_model",), "with --engine")
+    if args.script is not None:
+        require_used(args, ("relations", "schedules", "seed", "first", "emit", "json"), "with --script")
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     return Plan(
         seed=seed,

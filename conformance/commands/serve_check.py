@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..backends.loading import DEFAULT_BACKEND, Backend, BackendError, load_backend
 from ..backends.raising import Ending, Interrupted, frames, prints_apart
 from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from ..console.named import BadInputError, require_used
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from . import engines
@@ -58,12 +59,11 @@ _TRIES = 100
 """The most schedules tried to shorten one that goes wrong."""
 
 
+_OF_SCHEDULES = ("backend", "model", "checkpoint", "layout", "platform", "mesh", "host_pages")
+"""The options that are about schedules alone."""
+
 _Rooms = tuple[list[int], list[int]]
 """How many pages pools may have, and host memory."""
-
-
-class _BadInputError(Exception):
-    """The arguments make no sense; the message is one line."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
@@ -93,7 +93,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--host-pages", type=int, metavar="N", help="pages of host memory; otherwise drawn: two schedules of three")
     add("--json", type=Path, metavar="FILE", help="write a report")
     engines.add_options(parser)
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, default_of=parser.get_default)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,9 +106,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         _require_numbers(args)
         if args.engine is not None or args.url is not None:
+            require_used(args, _OF_SCHEDULES, "with --engine or --url: it is about the schedules of a backend")
             return engines.run(args)
+        require_used(args, engines.OF_ENGINES, "without --engine or --url")
         return _run(args)
-    except (_BadInputError, BackendError) as error:
+    except (BadInputError, BackendError) as error:
         return could_not_run("serve-check", str(error))
 
 
@@ -116,11 +118,11 @@ def _require_numbers(args: argparse.Namespace) -> None:
     """Refuses numbers that make no sense, whatever is checked."""
     for option, value in (("--schedules", args.schedules), ("--page-size", args.page_size)):
         if value is not None and value < 1:
-            raise _BadInputError(f"{option} {value} must be at least 1")
+            raise BadInputError(f"{option} {value} must be at least 1")
     if args.seed is not None and args.seed < 0:
-        raise _BadInputError(f"--seed {args.seed} must not be negative")
+        raise BadInputError(f"--seed {args.seed} must not be negative")
     if (args.host_pages or 0) < 0:
-        raise _BadInputError(f"--host-pages {args.host_pages} must be at least 0")
+        raise BadInputError(f"--host-pages {args.host_pages} must be at least 0")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -130,7 +132,7 @@ def _run(args: argparse.Namespace) -> int:
     try:  # JAX, and what needs it
         from ..engine.serve_check import shortened
     except ImportError as error:
-        raise _BadInputError(f"{error.name} is missing: pip install 'kvproof[conformance]'") from error
+        raise BadInputError(f"{error.name} is missing: pip install 'kvproof[conformance]'") from error
     model, rooms, make = _prepared(args, backend)
     if args.json is not None:
         _require_writable(args.json)  # better known now than after a minute
@@ -184,6 +186,8 @@ def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, _Rooms, 
     from ..engine.groups import groups_of, most_pages
     from ..engine.serving import Engine
 
+    if args.checkpoint is not None:
+        require_used(args, ("model",), "with --checkpoint")
     model = _checkpoint(args.checkpoint) if args.checkpoint is not None else _random_model(args.model)
     mesh, shards = _mesh(args.mesh)
     groups = [group.declared for group in groups_of(model[0], args.page_size)]
@@ -212,11 +216,11 @@ def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, _Rooms, 
     try:
         make(pools[0], host_pages[0])
     except (TypeError, ValueError) as error:
-        raise _BadInputError(str(error)) from error
+        raise BadInputError(str(error)) from error
     except Ending:
         raise
     except BaseException as error:  # a backend may raise anything
-        raise _BadInputError(f"no engine can be made: {type(error).__name__}: {error} ({frames(error)[-1]})") from error
+        raise BadInputError(f"no engine can be made: {type(error).__name__}: {error} ({frames(error)[-1]})") from error
     return model, (pools, host_pages), make
 
 
@@ -228,7 +232,7 @@ def _random_model(words: str) -> tuple[Any, Any]:
     kinds, *extras = words.split("+")
     unknown = set(extras) - {"cap", "sinks"}
     if unknown:
-        raise _BadInputError(f"--model {words}: +{min(unknown)} is unknown; there are +cap and +sinks")
+        raise BadInputError(f"--model {words}: +{min(unknown)} is unknown; there are +cap and +sinks")
     try:
         layers = []
         for word in kinds.split(","):
@@ -245,7 +249,7 @@ def _random_model(words: str) -> tuple[Any, Any]:
             sinks="sinks" in extras,
         )
     except (TypeError, ValueError) as error:
-        raise _BadInputError(f"--model {words}: {error}") from error
+        raise BadInputError(f"--model {words}: {error}") from error
     return config, init_params(config, 0)
 
 
@@ -256,7 +260,7 @@ def _checkpoint(folder: str) -> tuple[Any, Any]:
     try:
         return load_checkpoint(Path(folder), "float32")
     except (ImportError, OSError, TypeError, ValueError) as error:
-        raise _BadInputError(f"--checkpoint {folder}: {error}") from error
+        raise BadInputError(f"--checkpoint {folder}: {error}") from error
 
 
 def _mesh(words: str | None) -> tuple[Any, int]:
@@ -268,10 +272,10 @@ def _mesh(words: str | None) -> tuple[Any, int]:
 
     sizes = words.split("x")
     if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise _BadInputError(f"--mesh {words} must be like 2x4")
+        raise BadInputError(f"--mesh {words} must be like 2x4")
     shape = int(sizes[0]), int(sizes[1])
     if shape[0] * shape[1] > len(jax.devices()):
-        raise _BadInputError(f"--mesh {words} needs {shape[0] * shape[1]} devices, there are {len(jax.devices())}")
+        raise BadInputError(f"--mesh {words} needs {shape[0] * shape[1]} devices, there are {len(jax.devices())}")
     return jax.make_mesh(shape, ("dp", "tp"), axis_types=(AxisType.Auto,) * 2), shape[0]
 
 
@@ -318,11 +322,11 @@ def _require_writable(file: Path) -> None:
     try:
         require_writable(file)
     except OSError as error:
-        raise _BadInputError(f"{file}: {error.strerror or error}") from error
+        raise BadInputError(f"{file}: {error.strerror or error}") from error
 
 
 def _write(file: Path, text: str) -> None:
     try:
         write_file(file, text)
     except OSError as error:
-        raise _BadInputError(f"{file}: {error.strerror or error}") from error
+        raise BadInputError(f"{file}: {error.strerror or error}") from error

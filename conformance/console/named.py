@@ -1,9 +1,10 @@
-"""Options of commands that list names, with commas between them."""
+"""Options of commands: lists of names, with commas between them, and those that would do nothing."""
 
+import argparse
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = ["BadInputError", "chosen", "did_you_mean", "words_of"]
+__all__ = ["BadInputError", "chosen", "did_you_mean", "require_used", "words_of"]
 
 _NEAR = 0.75
 """How alike a word must be to one that there is, of 1, for the message to ask whether that one was meant."""
@@ -39,3 +40,21 @@ def chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
         meant = did_you_mean(strange[0], known) if strange else ""
         raise BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known)}{meant}")
     return [name for name in known if name in words]
+
+
+def require_used(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Refuses options that would be ignored.
+
+    Args:
+        args: the arguments, with the parser's ``get_default`` as ``default_of``.
+        names: the options that do nothing here, as arguments are named.
+        why: when that is, as in "with --url".
+
+    Raises:
+        BadInputError: one of them has another value than its default.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value != args.default_of(name):
+            said = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+            raise BadInputError(f"{said} says nothing {why}")

@@ -73,6 +73,9 @@ def test_a_fault_is_told_as_a_short_schedule(
         (["--checkpoint", "/no/such/folder"], "--checkpoint /no/such/folder"),
         (["--json", "/no/such/folder/report.json"], "/no/such/folder/report.json"),
         (["--backend", "no_such_backend"], "no_such_backend"),
+        (["--relations", "warm"], "--relations warm says nothing without --engine or --url"),
+        (["--first"], "--first says nothing without --engine or --url"),
+        (["--checkpoint", "x", "--model", "full"], "--model full says nothing with --checkpoint"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
