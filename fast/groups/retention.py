@@ -66,6 +66,8 @@ class Retention:
         self.judges = pool.enable_caching and needs_part and self.interval is not None
         if self.judges:
             retain(pool)
+        if pool.policy is not None:
+            pool.policy.serves_parts = needs_part
         keeps_all = any(group.rule.shares_prefixes for group in groups)
         self.finds_junctions = self._serves_hits and needs_part and keeps_all
 

@@ -54,6 +54,7 @@ class ReuseOrder:
         mark_cell: the same memory, for scalar access.
         marks: computes the marks.
         policy: see above.
+        serves_parts: whether a group of the pool needs only part of a prefix; the manager says so.
         shadows: the shadow pools of ``adaptive``; None with ``reuse``.
     """
 
@@ -67,7 +68,6 @@ class ReuseOrder:
         "_ghost_cell",
         "_ghosts",
         "_is_reused",
-        "_keeps_from",
         "_num_slots",
         "_once",
         "_place_cell",
@@ -86,11 +86,13 @@ class ReuseOrder:
         "marks",
         "num_free",
         "policy",
+        "serves_parts",
         "shadows",
     )
 
     def __init__(self, num_pages: int, run_cell: "array[int]", policy: EvictionPolicy, none_hash: bytes) -> None:
         self.policy = policy
+        self.serves_parts = False
         self.marks = Marks(none_hash)
         self._size = num_pages - 1
         self._run_cell = run_cell
@@ -108,7 +110,7 @@ class ReuseOrder:
         self._place_cell = PageLog.places(num_pages)
         self.shadows = Shadows(self._size) if policy == "adaptive" else None
         self.clock = self._regrets = 0
-        self._candidate, self._keeps_from = 0 if policy == "adaptive" else CANDIDATES.index(REUSE), 1
+        self._candidate = 0 if policy == "adaptive" else CANDIDATES.index(REUSE)
         self._turnovers = CANDIDATES[self._candidate].turnovers
         self._clear_queues()
         self._empty.put(np.arange(1, num_pages))
@@ -245,7 +247,7 @@ class ReuseOrder:
         if self._reused_cell[page]:
             self._where_cell[page] = _AGAIN
             self._again.put_one(page)
-        elif self._turnovers is None and self.clock >= self._keeps_from:
+        elif self._turnovers is None and self.clock:
             self._where_cell[page] = _FRONT
             self._front.put_batch(np.array((page,)), self.clock)
         else:
@@ -273,7 +275,7 @@ class ReuseOrder:
             pages = pages[~is_reused]
         if not len(pages):
             return
-        if self._turnovers is None and self.clock >= self._keeps_from:
+        if self._turnovers is None and self.clock:
             self._where[pages] = _FRONT
             self._front.put_batch(pages, self.clock)
         else:
@@ -370,7 +372,7 @@ class ReuseOrder:
         is_reused = is_ghost & CANDIDATES[self._candidate].uses_ghosts
         if self.shadows is not None:
             for place in self.shadows.sampled(marks):
-                candidate = self.shadows.asked(marks.item(place), True, self._candidate)
+                candidate = self.shadows.asked(marks.item(place), True, False, is_ghost.item(place), self._candidate)
                 if candidate != self._candidate:  # pages before this one went by the rule before
                     self._follow(candidate)
                     is_reused[place:] = is_ghost[place:] & CANDIDATES[candidate].uses_ghosts
@@ -379,20 +381,17 @@ class ReuseOrder:
     def published_one(self, page: int, mark: int) -> None:
         """`published` for one page. O(1)."""
         self.mark_cell[page] = mark
+        is_ghost = self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] == (mark >> 32) + 1
         if self.shadows is not None and mark < self.shadows.bound:
-            candidate = self.shadows.asked(mark, True, self._candidate)
+            candidate = self.shadows.asked(mark, True, False, is_ghost, self._candidate)
             if candidate != self._candidate:
                 self._follow(candidate)
-        is_ghost = self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] == (mark >> 32) + 1
         self._regrets += is_ghost
         self._reused_cell[page] = is_ghost and CANDIDATES[self._candidate].uses_ghosts
 
     def _follow(self, candidate: int) -> None:
-        """Goes on by another rule. One that keeps lets the pool fill first with what is asked for now."""
-        turnovers = CANDIDATES[candidate].turnovers
-        if turnovers is None and self._turnovers is not None:
-            self._keeps_from = self.clock + self._size
-        self._candidate, self._turnovers = candidate, turnovers
+        """Goes on by another rule."""
+        self._candidate, self._turnovers = candidate, CANDIDATES[candidate].turnovers
 
     def hit(self, pages: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
         """Pages are about to get references, in this order; those without a hash are no hits. O(pages).
@@ -410,7 +409,7 @@ class ReuseOrder:
                 page = pages.item(place)
                 is_new = not counts.item(page) and page not in held
                 held.add(page)
-                candidate = self.shadows.asked(marks.item(place), is_new, self._candidate)
+                candidate = self.shadows.asked(marks.item(place), is_new, True, False, self._candidate)
                 if candidate != self._candidate:
                     self._follow(candidate)
 
@@ -425,11 +424,11 @@ class ReuseOrder:
             marks = self.mark_of[self._cached(freed)]
             places = self.shadows.sampled(marks)
             if places:
-                self.shadows.left(marks[places].tolist())
+                self.shadows.left(marks[places].tolist(), self.serves_parts)
         is_reused = self._is_reused[pages] != 0
         if not np.count_nonzero(is_reused):
             return
-        if CANDIDATES[self._candidate].extends:
+        if self.serves_parts and CANDIDATES[self._candidate].extends:
             self._is_reused[self._cached(pages)] = 1
             return
         first = is_reused.argmax()
@@ -470,7 +469,7 @@ class ReuseOrder:
         reused: list[int] = self._is_reused.nonzero()[0].tolist()
         queues = QueuesState(self._front.in_batches(), once, again, reused, ghosts)
         empty: list[int] = self._empty.order().tolist()
-        saved = SavedEviction(self._regrets, self._keeps_from, empty, queues, self._candidate)
+        saved = SavedEviction(self._regrets, empty, queues, self._candidate)
         if self.shadows is not None:
             self.shadows.save(saved)
         return saved
@@ -492,7 +491,7 @@ class ReuseOrder:
             saved: what `saved` gave.
             clock: the number of evicted pages.
         """
-        self.clock, self._regrets, self._keeps_from = clock, saved.regrets, saved.keeps_from
+        self.clock, self._regrets = clock, saved.regrets
         self._candidate, self._turnovers = saved.candidate, CANDIDATES[saved.candidate].turnovers
         self._clear_queues()
         self._where[:] = _NOWHERE

@@ -14,6 +14,7 @@ from kvproof.spec.declarations.eviction import (
     Candidate,
     QueuesState,
     SavedEviction,
+    candidate_to_follow,
     num_ghost_slots,
 )
 
@@ -85,13 +86,19 @@ class _Shadow:
             self._reused.add(mark)
         return False
 
-    def left(self, marks: Sequence[int], num_held: int) -> None:
-        """Contents left use, in this order; ``num_held`` still are. O(contents) amortised."""
+    def left(self, marks: Sequence[int], num_held: int, serves_parts: bool) -> None:
+        """Contents left use, in this order. O(contents) amortised.
+
+        Args:
+            marks: the contents.
+            num_held: the number of contents that still are in use.
+            serves_parts: see `ReuseOrder`.
+        """
         at, clock, reused = self.at, self.clock, self._reused
         rest = self._once
-        if self._turnovers is None and clock >= 1:
+        if self._turnovers is None and clock:
             rest = OrderedDict()
-        behind = self._extends and not reused.isdisjoint(marks)
+        behind = serves_parts and self._extends and not reused.isdisjoint(marks)
         for mark in marks:
             if behind or mark in reused:
                 behind = True
@@ -195,16 +202,21 @@ class Shadows:
 
     Attributes:
         bound: contents whose marks are below it are sampled.
-        scores: the hits of each shadow pool, halved after every `HALVED_AFTER` contents.
+        scores: the hits of each shadow pool, halved again and again (`HALVED_AFTER`).
     """
 
-    __slots__ = ("_asked", "_holders", "_shadows", "bound", "scores")
+    __slots__ = ("_asked", "_credit", "_holders", "_recent", "_shadows", "_size", "bound", "scores")
 
     def __init__(self, num_pages: int) -> None:
         self.bound = min(-(-(SHADOW_PAGES << 31) // num_pages) << 32, _ALL)
-        self._shadows = [_Shadow(min(num_pages, SHADOW_PAGES), candidate) for candidate in CANDIDATES]
+        self._size = min(num_pages, SHADOW_PAGES)
+        self._shadows = [_Shadow(self._size, candidate) for candidate in CANDIDATES]
         self.scores = [0] * len(CANDIDATES)
         self._asked = 0
+        self._recent = 0
+        """The number of contents that the scores are of."""
+        self._credit = 0
+        """What the pool has gained on LRU, see `kvproof.spec.pool.shadows`."""
         self._holders: dict[int, int] = {}
         """The number of pages in use that hold each of the sampled contents."""
 
@@ -215,12 +227,14 @@ class Shadows:
         places: list[int] = (marks < self.bound).nonzero()[0].tolist()
         return places
 
-    def asked(self, mark: int, is_new_holder: bool, now: int) -> int:
+    def asked(self, mark: int, is_new_holder: bool, is_hit: bool, is_ghost: bool, now: int) -> int:
         """A sampled content was asked for. O(1) amortised.
 
         Args:
             mark: the content.
             is_new_holder: True if a page holds it now that was not in use with it before.
+            is_hit: True if the pool had it.
+            is_ghost: True if the pool had it and evicted it lately.
             now: the place of the candidate in force.
 
         Returns:
@@ -229,24 +243,30 @@ class Shadows:
         if is_new_holder:
             self._holders[mark] = self._holders.get(mark, 0) + 1
         scores, num_held = self.scores, len(self._holders)
+        by_lru = scores[0]
         for place, shadow in enumerate(self._shadows):
             if shadow.asked(mark, num_held):
                 scores[place] += 1
+        by_lru = scores[0] - by_lru
+        if is_hit:
+            self._credit += 0 if by_lru else 2
+        elif by_lru and is_ghost:
+            self._credit -= 3
         self._asked += 1
-        if not self._asked % HALVED_AFTER:
+        self._recent += 1
+        if not self._asked % (HALVED_AFTER * self._size):
             self.scores = scores = [score // 2 for score in scores]
-        most, own = max(scores), scores[now]
-        if 50 * most <= 51 * own:
-            return now
-        best, ahead = scores.index(most), most - own
-        return best if (ahead > 1 if best == 0 else ahead * ahead > 4 * most) else now
+            self._recent //= 2
+        if 500 * (self._credit + 16) + self._asked < 0:
+            return 0
+        return candidate_to_follow(scores, now, self._recent, self._size)
 
-    def left(self, marks: Sequence[int]) -> None:
-        """Pages that hold sampled contents became free, in this order."""
+    def left(self, marks: Sequence[int], serves_parts: bool) -> None:
+        """Pages that hold sampled contents became free, in this order; ``serves_parts``: see `ReuseOrder`."""
         gone = [mark for mark in marks if self._holds_no_more(mark)]
         if gone:
             for shadow in self._shadows:
-                shadow.left(gone, len(self._holders))
+                shadow.left(gone, len(self._holders), serves_parts)
 
     def forgotten(self, mark: int, is_free: bool) -> None:
         """A page lost its hash, and the sampled content with it."""
@@ -268,11 +288,13 @@ class Shadows:
     def save(self, saved: SavedEviction) -> None:
         """Writes the state into what a snapshot has of the policy."""
         saved.scores, saved.asked, saved.holders = list(self.scores), self._asked, sorted(self._holders.items())
+        saved.recent, saved.credit = self._recent, self._credit
         saved.shadows = [(shadow.clock, shadow.state()) for shadow in self._shadows]
 
     def restore(self, saved: SavedEviction) -> None:
         """Sets the state; `check` verifies that it fits the rest."""
         self.scores, self._asked, self._holders = list(saved.scores), saved.asked, dict(saved.holders)
+        self._recent, self._credit = saved.recent, saved.credit
         for shadow, (clock, queues) in zip(self._shadows, saved.shadows, strict=True):
             shadow.restore(queues, clock, list(self._holders))
 
@@ -291,4 +313,6 @@ class Shadows:
         for shadow in self._shadows:
             shadow.check(frozenset(holders))
             assert all(mark < self.bound for mark in shadow.at), "EVICT-1: a content outside of the sample"
-        assert all(0 <= score <= self._asked for score in self.scores), f"EVICT-1: {self.scores} of {self._asked}"
+        assert all(0 <= score <= self._recent for score in self.scores), f"EVICT-1: {self.scores} of {self._recent}"
+        assert self._recent <= self._asked, f"EVICT-1: scores of {self._recent} contents, asked for {self._asked}"
+        assert abs(self._credit) <= 3 * self._asked, f"EVICT-1: a credit of {self._credit} by {self._asked} contents"

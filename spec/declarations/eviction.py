@@ -1,5 +1,6 @@
 """EVICT-1: the policies by which free pages are evicted: their names, their constants, and their part of a snapshot."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ __all__ = [
     "EvictionPolicy",
     "QueuesState",
     "SavedEviction",
+    "candidate_to_follow",
     "eviction_of",
     "eviction_to_json",
     "num_ghost_slots",
@@ -31,8 +33,8 @@ POLICIES: tuple[EvictionPolicy, ...] = ("lru", "reuse", "adaptive")
 SHADOW_PAGES = 1_024
 """The most pages of a shadow pool: a larger pool samples its contents, so that each shadow sees as much pressure."""
 
-HALVED_AFTER = 4_096
-"""Scores of shadow pools are halved after this number of sampled contents were asked for."""
+HALVED_AFTER = 8
+"""Scores of shadow pools are halved after this number of times as many sampled contents as they hold were asked for."""
 
 STALE_TURNOVERS = 8
 """A candidate that keeps lets go of pages that were free for more than this number of pool turnovers."""
@@ -45,8 +47,9 @@ class Candidate(NamedTuple):
         turnovers: how many pool turnovers longer a reused page stays than another; None: the rule keeps what is there,
             and lets new pages take each other's places.
         uses_ghosts: whether a content that was evicted lately counts as reused when it is published again.
-        extends: whether what a request computed behind a reused page counts as reused when the request lets go of both:
-            the next turn of a conversation needs it.
+        extends: whether what a request computed behind a reused page counts as reused when the request lets go of both,
+            in a pool with a group that needs only part of a prefix: there the next turn of a conversation is hit at the
+            end of the last one, or not at all.
     """
 
     turnovers: int | None
@@ -74,7 +77,7 @@ class EvictionCounters:
     Attributes:
         regrets: number of pages that were published with a content that had been evicted lately.
         candidate: the place in `CANDIDATES` of the rule in force.
-        scores: hits of each candidate's shadow pool, halved after every `HALVED_AFTER` contents; empty unless
+        scores: hits of each candidate's shadow pool, halved again and again (`HALVED_AFTER`); empty unless
             ``adaptive``.
         unreachable: number of pages that lost their hashes when they were let go, by any policy, as no hit can need
             them (RET-3); not kept in snapshots.
@@ -99,6 +102,30 @@ def read_policy(policy: object) -> EvictionPolicy:
         if policy == known:
             return known
     raise refusal(ValueError, "EVICT-1", f"eviction={policy!r} must be one of {', '.join(map(repr, POLICIES))}")
+
+
+def candidate_to_follow(scores: Sequence[int], now: int, recent: int, size: int) -> int:
+    """The place of the candidate that ``adaptive`` follows next: the best one, if it is well ahead.
+
+    It must be ahead of the one in force by a fiftieth and by two standard deviations; to go back to LRU, by more than a
+    hit. The pool's pages were chosen by the rule in force, so that a change is paid for while they are replaced: the
+    lead must be as great as the hits that the rule in force has in a turnover, or in half of one if the better rule
+    does not keep what is there.
+
+    Args:
+        scores: those of all candidates.
+        now: the place of the one in force.
+        recent: the number of contents that the scores are of.
+        size: the number of contents that a shadow pool holds, which makes a turnover.
+    """
+    most, own = max(scores), scores[now]
+    if 50 * most <= 51 * own:
+        return now
+    best, ahead = scores.index(most), most - own
+    if best == 0:
+        return best if ahead > 1 else now
+    halves = 2 if CANDIDATES[best].turnovers is None else 1
+    return best if ahead * ahead > 4 * most and 2 * ahead * recent >= halves * size * own else now
 
 
 def num_ghost_slots(num_pages: int) -> int:
@@ -137,23 +164,25 @@ class SavedEviction:
 
     Attributes:
         regrets: see `EvictionCounters`.
-        keeps_from: the clock from which on a candidate that keeps does so.
         empty: the free pages that had no hash when they were freed, in this order.
         queues: the other free pages.
         candidate: the place in `CANDIDATES` of the rule in force.
         scores: see `EvictionCounters`; empty, as all below, unless the policy is ``adaptive``.
         asked: number of sampled contents that were asked for.
+        recent: number of those that the scores are of.
+        credit: what the pool has gained on LRU, see `kvproof.spec.pool.shadows`.
         holders: [mark, number of pages in use] of the sampled contents in use, by mark.
         shadows: the clock and the queues of each candidate's shadow pool.
     """
 
     regrets: int
-    keeps_from: int
     empty: list[int]
     queues: QueuesState
     candidate: int = CANDIDATES.index(REUSE)
     scores: list[int] = field(default_factory=list)
     asked: int = 0
+    recent: int = 0
+    credit: int = 0
     holders: list[tuple[int, int]] = field(default_factory=list)
     shadows: list[tuple[int, QueuesState]] = field(default_factory=list)
 
@@ -185,7 +214,9 @@ def _queues_of(part: Part, size: int, least: int = 0, below: int = BEYOND) -> Qu
     return QueuesState(front, pairs("once"), pairs("again"), reused, ghosts)
 
 
-_MEMBERS = ("policy", "regrets", "keeps_from", "empty", "queues", "candidate", "scores", "asked", "holders", "shadows")
+_MEMBERS = (
+    "policy", "regrets", "empty", "queues", "candidate", "scores", "asked", "recent", "credit", "holders", "shadows"
+)  # fmt: skip
 
 
 def eviction_to_json(policy: EvictionPolicy, saved: SavedEviction) -> dict[str, Any]:
@@ -216,12 +247,13 @@ def eviction_of(part: Part, num_pages: int) -> SavedEviction:
     shadows = (item.items(2) for item in parts["shadows"].items(lengths))
     return SavedEviction(
         parts["regrets"].integer(),
-        parts["keeps_from"].integer(),
         [page.integer(1, num_pages) for page in parts["empty"].items()],
         _queues_of(parts["queues"], num_pages - 1, 1, num_pages),
         parts["candidate"].integer(below=len(CANDIDATES)),
         [score.integer() for score in parts["scores"].items(lengths)],
         parts["asked"].integer(),
+        parts["recent"].integer(),
+        parts["credit"].integer(-BEYOND),
         [(mark.integer(), number.integer(1)) for mark, number in holders],
         [(clock.integer(), _queues_of(queues, size)) for clock, queues in shadows],
     )

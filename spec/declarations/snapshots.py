@@ -9,9 +9,9 @@
     none_hash       the root of its keys, hexadecimal as all bytes
     groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
     now             the time of the last `advance_time`, or null
-    eviction        in version 3 only: {policy, regrets, keeps_from, empty, queues, candidate, scores, asked, holders,
-                    shadows}, see `SavedEviction`; queues: {front: [[clock, [page]]], once: [[page, clock]], again:
-                    [[page, clock]], reused: [page], ghosts: [[slot, tag]]}; shadows: [[clock, queues of marks]]
+    eviction        in version 3 only: {policy, regrets, empty, queues, candidate, scores, asked, recent, credit,
+                    holders, shadows}, see `SavedEviction`; queues: {front: [[clock, [page]]], once: [[page, clock]],
+                    again: [[page, clock]], reused: [page], ghosts: [[slot, tag]]}; shadows: [[clock, queues of marks]]
     free            [page], in eviction order
     priorities      [[page, priority, expires_at]] of the pages that have one, by page
     contents        [[place of the content before in this list or -1, [token], extra keys]]

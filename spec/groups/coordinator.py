@@ -83,6 +83,7 @@ class CacheCoordinator(Uncopied):
         self.rules = rules_of(self.kv_cache_groups, use_eagle, self.match_unit)
         self.retention = Retention(self.rules, options["retention_interval"], enable_caching)
         self.page_pool = PagePool(num_pages, enable_caching, **pool_options(options))
+        self.page_pool.free_order.queue.serves_parts = any(rules.needs_part for rules in self.rules)
         self.live = LiveRequests()
         self.swapped = SwappedRequests(options["num_host_pages"])
         self.held: dict[str, list[GroupPages]] = {}

@@ -33,6 +33,8 @@ class LruQueue:
 
     watches = False
     """Whether the pool has to pass on what happens to contents."""
+    serves_parts = False
+    """Whether a group of the pool needs only part of a prefix; the manager says so."""
 
     def __init__(self, num_pages: int) -> None:
         self._free = OrderedDict.fromkeys(range(1, num_pages))
@@ -138,19 +140,11 @@ class EvictionOrder:
         """Cached entries that were hit, or whose content was, or that a reused one needs for its hits."""
         self.ghosts: dict[int, int] = {}
         """Tags of evicted contents, by the slots that their marks give; a later one takes a slot over."""
-        self.keeps_from = 1
-        """A candidate that keeps does so from this clock on; until then it lets the pool fill."""
 
     @property
     def num_free(self) -> int:
         """The number of free entries."""
         return sum(len(batch) for _, batch in self.front) + len(self.once) + len(self.again)
-
-    def follow(self, candidate: Candidate) -> None:
-        """Goes on by another rule. One that keeps lets the pool fill first with what is asked for now."""
-        if candidate.turnovers is None and self.candidate.turnovers is not None:
-            self.keeps_from = self.clock + self.size
-        self.candidate = candidate
 
     def next(self) -> int:
         """The entry to be taken next."""
@@ -215,15 +209,17 @@ class EvictionOrder:
         """The slot and the tag of a mark."""
         return (mark % 2**32) * num_ghost_slots(self.size) >> 32, (mark >> 32) + 1
 
-    def carry(self, entries: Sequence[int]) -> None:
+    def carry(self, entries: Sequence[int], serves_parts: bool) -> None:
         """What a reused entry needs for its hits counts as reused: what follows it here, up to one without a content.
 
-        By a candidate that extends, so does all that the request computed behind a reused entry.
+        By a candidate that extends, so does all that the request computed behind a reused entry, if it is known that
+        a group needs only part of a prefix.
 
         Args:
             entries: entries of one request, the last one first.
+            serves_parts: whether there is such a group.
         """
-        if self.candidate.extends and not self.reused.isdisjoint(entries):
+        if serves_parts and self.candidate.extends and not self.reused.isdisjoint(entries):
             self.reused.update(entry for entry in entries if entry in self.mark_of)
             return
         behind = False
@@ -235,7 +231,7 @@ class EvictionOrder:
     def put(self, entries: Iterable[int]) -> None:
         """Adds entries that became free at once: those with a content."""
         batch: dict[int, None] = {}
-        keeps = self.candidate.turnovers is None and self.clock >= self.keeps_from
+        keeps = self.candidate.turnovers is None and self.clock > 0  # before that, there is room for all
         for entry in entries:
             if entry in self.reused:
                 self.again[entry] = self.clock
@@ -363,7 +359,7 @@ class ReuseQueue(LruQueue):
 
     def released(self, pages: Sequence[int], freed: Collection[int]) -> None:  # noqa: ARG002 - as above
         """See `LruQueue.released`."""
-        self.pages.carry(pages)
+        self.pages.carry(pages, self.serves_parts)
 
     def forgotten(self, page: int, is_free: bool) -> None:  # noqa: ARG002 - as above
         """See `LruQueue.forgotten`."""
@@ -380,14 +376,14 @@ class ReuseQueue(LruQueue):
     def saved(self) -> SavedEviction | None:
         """See `LruQueue.saved`."""
         candidate = CANDIDATES.index(self.pages.candidate)
-        return SavedEviction(self.regrets, self.pages.keeps_from, list(self._empty), self.pages.state(), candidate)
+        return SavedEviction(self.regrets, list(self._empty), self.pages.state(), candidate)
 
     def restore(self, free: Sequence[int], saved: SavedEviction | None, clock: int) -> None:  # noqa: ARG002
         """See `LruQueue.restore`; the pages are published before, and ``free`` follows from the rest."""
         assert saved is not None, "a snapshot with a policy has its state"
         self.regrets = saved.regrets
         self._empty = OrderedDict.fromkeys(saved.empty)
-        self.pages.candidate, self.pages.keeps_from = CANDIDATES[saved.candidate], saved.keeps_from
+        self.pages.candidate = CANDIDATES[saved.candidate]
         self.pages.restore(saved.queues, clock)
 
     def check(self, cached: Collection[int], counts: Sequence[int], evictions: int) -> None:  # noqa: ARG002

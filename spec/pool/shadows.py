@@ -3,6 +3,11 @@
 A shadow pool holds contents, by their marks, and no pages. Where the pool has more than `SHADOW_PAGES` pages, shadows
 see a sample of the contents and are smaller than the pool by the same factor, so that hits there are to hits in the
 pool as the sample is to all. The sample is drawn by marks: it differs for another seed, and no chance is in it.
+
+Where requests change their ways, a shadow that was ahead says little about what comes next. So the pool's own hits are
+compared with those of LRU's shadow, too. The difference is the pool's *credit*: 2 for each hit that LRU did not have,
+-3 for each that LRU had and the pool lost by an eviction that is among its ghosts (3, as some ghosts are overwritten by
+then). While the credit is below -16 - (contents asked for) / 500, the pool follows LRU, whatever the scores are.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -11,9 +16,9 @@ from ..declarations.eviction import (
     CANDIDATES,
     HALVED_AFTER,
     SHADOW_PAGES,
-    Candidate,
     EvictionCounters,
     SavedEviction,
+    candidate_to_follow,
 )
 from .eviction import EvictionOrder, ReuseQueue
 
@@ -34,10 +39,10 @@ class Shadow(EvictionOrder):
         self.published(mark, mark)
         return False
 
-    def left(self, marks: Iterable[int]) -> None:
-        """Contents left use, in this order."""
+    def left(self, marks: Iterable[int], serves_parts: bool) -> None:
+        """Contents left use, in this order; see `carry`."""
         own = [mark for mark in marks if mark in self.mark_of]
-        self.carry(own)
+        self.carry(own, serves_parts)
         self.put(own)
         while len(self.mark_of) > self.size and self.num_free:  # those in use may be more than there is room for
             self._evict()
@@ -62,8 +67,10 @@ class AdaptiveQueue(ReuseQueue):
 
     Attributes:
         shadows: a shadow pool for each candidate.
-        scores: the hits of each, halved after every `HALVED_AFTER` contents.
+        scores: the hits of each, halved again and again (`HALVED_AFTER`).
         asked: number of sampled contents that were asked for.
+        recent: number of those that the scores are of: halved with them.
+        credit: see above.
         holders: number of pages in use that hold each of the sampled contents.
     """
 
@@ -72,32 +79,41 @@ class AdaptiveQueue(ReuseQueue):
         size = min(num_pages - 1, SHADOW_PAGES)
         self.shadows = [Shadow(size, candidate) for candidate in CANDIDATES]
         self.scores = [0] * len(CANDIDATES)
-        self.asked = 0
+        self.asked = self.recent = self.credit = 0
         self.holders: dict[int, int] = {}
 
     def _is_sampled(self, mark: int) -> bool:
         return (mark >> 32) * self.pages.size < SHADOW_PAGES << 31
 
-    def _ask(self, mark: int, is_new_holder: bool) -> None:
+    def _ask(self, mark: int, is_new_holder: bool, is_hit: bool) -> None:
         if not self._is_sampled(mark):
             return
         self.holders[mark] = self.holders.get(mark, 0) + is_new_holder
-        for place, shadow in enumerate(self.shadows):
-            self.scores[place] += shadow.asked(mark)
+        hits = [shadow.asked(mark) for shadow in self.shadows]
+        self.scores = [score + is_own for score, is_own in zip(self.scores, hits, strict=True)]
+        if is_hit and not hits[0]:
+            self.credit += 2
+        elif hits[0] and not is_hit and self.pages.is_ghost(mark):
+            self.credit -= 3
         self.asked += 1
-        if self.asked % HALVED_AFTER == 0:
+        self.recent += 1
+        if self.asked % (HALVED_AFTER * self.shadows[0].size) == 0:
             self.scores = [score // 2 for score in self.scores]
-        chosen = _best(self.scores, CANDIDATES.index(self.pages.candidate))
-        self.pages.follow(chosen)
+            self.recent //= 2
+        now = 0
+        if 500 * (self.credit + 16) + self.asked >= 0:
+            now = CANDIDATES.index(self.pages.candidate)
+            now = candidate_to_follow(self.scores, now, self.recent, self.shadows[0].size)
+        self.pages.candidate = CANDIDATES[now]
 
     def published(self, page: int, mark: int) -> None:
         """See `LruQueue.published`."""
-        self._ask(mark, True)
+        self._ask(mark, True, False)
         super().published(page, mark)
 
     def hit(self, page: int, was_free: bool) -> None:
         """See `LruQueue.hit`."""
-        self._ask(self.pages.mark_of[page], was_free)
+        self._ask(self.pages.mark_of[page], was_free, True)
         super().hit(page, was_free)
 
     def released(self, pages: Sequence[int], freed: Collection[int]) -> None:
@@ -108,7 +124,7 @@ class AdaptiveQueue(ReuseQueue):
             if page in freed and mark is not None and self._is_sampled(mark) and self._holds_no_more(mark):
                 left.append(mark)
         for shadow in self.shadows:
-            shadow.left(left)
+            shadow.left(left, self.serves_parts)
         super().released(pages, freed)
 
     def forgotten(self, page: int, is_free: bool) -> None:
@@ -134,7 +150,7 @@ class AdaptiveQueue(ReuseQueue):
         """See `LruQueue.saved`."""
         saved = super().saved()
         assert saved is not None, "every policy but LRU has a state"
-        saved.scores, saved.asked = list(self.scores), self.asked
+        saved.scores, saved.asked, saved.recent, saved.credit = list(self.scores), self.asked, self.recent, self.credit
         saved.holders = sorted(self.holders.items())
         saved.shadows = [(shadow.clock, shadow.state()) for shadow in self.shadows]
         return saved
@@ -143,7 +159,8 @@ class AdaptiveQueue(ReuseQueue):
         """See `LruQueue.restore`."""
         super().restore(free, saved, clock)
         assert saved is not None, "a snapshot with a policy has its state"
-        self.scores, self.asked, self.holders = list(saved.scores), saved.asked, dict(saved.holders)
+        self.scores, self.asked, self.recent = list(saved.scores), saved.asked, saved.recent
+        self.credit, self.holders = saved.credit, dict(saved.holders)
         for shadow, (time, queues) in zip(self.shadows, saved.shadows, strict=True):
             shadow.restore(queues, time)
             free_marks = [*shadow.once, *shadow.again, *(mark for _, batch in shadow.front for mark in batch)]
@@ -164,18 +181,6 @@ class AdaptiveQueue(ReuseQueue):
             assert free.isdisjoint(holders), "EVICT-1: a content in use is free in a shadow pool"
             assert len(shadow.mark_of) <= max(shadow.size, len(holders)), "EVICT-1: a shadow pool is too full"
             assert all(map(self._is_sampled, shadow.mark_of)), "EVICT-1: a content outside of the sample"
-        assert all(0 <= score <= self.asked for score in self.scores), f"EVICT-1: {self.scores} of {self.asked}"
-
-
-def _best(scores: Sequence[int], now: int) -> Candidate:
-    """The candidate to follow.
-
-    Args:
-        scores: those of all candidates.
-        now: the place of the one that is followed.
-    """
-    best = scores.index(max(scores))
-    ahead = scores[best] - scores[now]
-    # two standard deviations, and a fiftieth: what is nearly as good is not worth a change; to LRU, one hit is
-    is_ahead = ahead > 1 if best == 0 else ahead**2 > 4 * scores[best]
-    return CANDIDATES[best if is_ahead and 50 * scores[best] > 51 * scores[now] else now]
+        assert all(0 <= score <= self.recent for score in self.scores), f"EVICT-1: {self.scores} of {self.recent}"
+        assert self.recent <= self.asked, f"EVICT-1: scores of {self.recent} contents, asked for {self.asked}"
+        assert abs(self.credit) <= 3 * self.asked, f"EVICT-1: a credit of {self.credit} by {self.asked} contents"

@@ -21,7 +21,7 @@ from kvproof.spec.pool.eviction import LruQueue, ReuseQueue
 from kvproof.spec.pool.marks import mixed
 from kvproof.spec.pool.shadows import AdaptiveQueue
 
-__all__ = ["POLICIES", "families", "main", "mark_of", "served_hits", "take"]
+__all__ = ["POLICIES", "changing_requests", "families", "main", "mark_of", "served_hits", "take"]
 
 # -- Serving --------------------------------------------------------------------------------------
 
@@ -144,6 +144,43 @@ def families(seed: int = 0) -> dict[str, list[list[int]]]:
             turn for _ in range(3) for turn in loop(20, 30, 15) + chats(600, 6) + skewed(documents(200), 0.9, 600)
         ],
     }
+
+
+def changing_requests(seed: int = 0, num_phases: int = 8) -> list[list[int]]:
+    """Made-up requests in phases of different kinds: loops, documents of skewed popularity, chats, what is asked once.
+
+    Args:
+        seed: the same seed gives the same requests.
+        num_phases: the number of phases, of some thousand contents each.
+    """
+    chance, ids = random.Random(seed), count()
+
+    def fresh(least: int, most: int) -> list[int]:
+        return [next(ids) for _ in range(chance.randint(least, most))]
+
+    def loop() -> list[list[int]]:
+        items = [fresh(3, 15) for _ in range(chance.randint(5, 60))]
+        return items * chance.randint(2, 12)
+
+    def documents() -> list[list[int]]:
+        items, skew = [fresh(3, 20) for _ in range(chance.randint(30, 400))], chance.uniform(0.3, 1.3)
+        weights = [1 / (place + 1) ** skew for place in range(len(items))]
+        return [[*item, *fresh(1, 3)] for item in chance.choices(items, weights, k=250)]
+
+    def chats() -> list[list[int]]:
+        seats = [fresh(4, 12) for _ in range(chance.randint(5, 40))]
+        gap, turns = chance.choice((2, 10, 100)), []
+        for _ in range(250):
+            place = min(int(chance.expovariate(1 / gap)), len(seats) - 1)
+            turns.append([*seats.pop(place), *fresh(1, 4)])
+            seats.insert(0, turns[-1] if len(turns[-1]) < 50 else fresh(4, 12))
+        return turns
+
+    def scan() -> list[list[int]]:
+        return [fresh(5, 20) for _ in range(60)]
+
+    makers = (loop, loop, documents, chats, scan)
+    return [request for _ in range(num_phases) for request in chance.choice(makers)()]
 
 
 POLICIES: dict[str, Callable[[int], LruQueue]] = {

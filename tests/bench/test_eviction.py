@@ -10,7 +10,7 @@ from kvproof.spec.pool.eviction import ReuseQueue
 from kvproof.spec.pool.shadows import AdaptiveQueue
 
 from . import eviction
-from .eviction import POLICIES, families, main, mark_of, served_hits, take
+from .eviction import POLICIES, changing_requests, families, main, mark_of, served_hits, take
 
 FAMILIES = families(seed=0)
 
@@ -61,6 +61,19 @@ def test_it_is_not_below_lru_where_no_policy_is_better_than_another() -> None:
     assert sum(lost) / len(lost) <= 0.003
 
 
+def test_it_is_not_below_lru_where_requests_change_their_ways() -> None:
+    """What a rule gains in one phase says little about the next; the pool's credit bounds what a wrong change costs.
+
+    Such short phases are the worst that there is: each wrong change costs part of a turnover, of a few in all.
+    """
+    gains = []
+    for seed in range(6):
+        shares = _shares(changing_requests(seed), (70, 150, 300)[seed % 3], "lru", "adaptive", seed=seed)
+        gains.append(shares["adaptive"] - shares["lru"])
+    assert min(gains) > -0.015
+    assert sum(gains) / len(gains) > 0.02
+
+
 @pytest.mark.parametrize("num_pages", [2, 5, 20])
 def test_tiny_pools(num_pages: int) -> None:
     chains = [chain[: num_pages // 2 + 1] for chain in FAMILIES["zipf 1.2"][:1_500]]
@@ -71,15 +84,14 @@ def test_tiny_pools(num_pages: int) -> None:
 def test_a_working_set_that_comes_round_is_kept_in_part() -> None:
     """Twelve prompts in a pool that holds seven and a third: LRU never hits.
 
-    A policy that keeps nothing but what came again would reach 0.85 of the optimum here; that `adaptive` keeps what a
-    request computes behind a hit as well costs it 0.08, and is what lets conversations beyond the pool be hit at all.
+    What a request computes behind a hit is not kept beside what came again where all groups keep their prefixes.
     """
     chains = [list(range(60 * item, 60 * item + 60)) for item in range(12)] * 12
     most = [60] * len(chains)
     hits = served_hits(chains, most, AdaptiveQueue(441), live=1)
     optimum = optimum_hits(chains, most, 440)
     assert sum(lru_hits(chains, most, 440)) == 0
-    assert sum(hits[36:]) >= 0.77 * sum(optimum[36:]), "from round 4 on"
+    assert sum(hits[36:]) >= 0.85 * sum(optimum[36:]), "from round 4 on"
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -113,9 +125,9 @@ def test_what_lost_its_hash_is_found_in_no_shadow() -> None:
 
 
 def test_the_same_seed_gives_the_same_hits() -> None:
-    chains = FAMILIES["tenants"][:800]
+    chains = FAMILIES["chats, long gaps"][:900]
     most = [len(chain) for chain in chains]
-    first, again, other = (served_hits(chains, most, AdaptiveQueue(1_801), seed=seed) for seed in (1, 1, 2))
+    first, again, other = (served_hits(chains, most, AdaptiveQueue(1_201), seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other, "the sample depends on the seed"
 
