@@ -15,9 +15,9 @@ from .reading import LogReader
 from .replaying import Replayed, Run
 from .sides import Thing
 
-__all__ = ["Frame", "every", "frames"]
+__all__ = ["MOST_FRAMES", "Frame", "every", "frames"]
 
-_MOST_FRAMES, _LEAST_FRAMES = 2_000, 200
+MOST_FRAMES, _LEAST_FRAMES = 2_000, 200
 _MOST_CELLS = 20_000_000
 """The most pages drawn in all frames together, unless `_LEAST_FRAMES` frames need more."""
 
@@ -50,12 +50,13 @@ class Frame:
     fault: str | None
 
 
-def every(path: str | Path, *, steps_only: bool = False) -> int:
+def every(path: str | Path, *, steps_only: bool = False, most_frames: int = MOST_FRAMES) -> int:
     """How many operations there may be from one frame to the next, so that all frames can be drawn.
 
     Args:
         path: the log.
         steps_only: of how many operations that end a step.
+        most_frames: the most frames that can be drawn, of a pool with few pages; of one with more they are fewer.
 
     Raises:
         LogError: see `replay_log`.
@@ -66,7 +67,7 @@ def every(path: str | Path, *, steps_only: bool = False) -> int:
             count += not steps_only or entry.method in ("commit", "allocate_slots_batch")
         elif isinstance(entry, Made) and entry.name in ("CacheManager", "PagePool"):
             pages = max(pages, entry.arguments.get("num_pages", 1))
-    most = min(max(_MOST_CELLS // pages, _LEAST_FRAMES), _MOST_FRAMES)
+    most = min(max(_MOST_CELLS // pages, _LEAST_FRAMES), most_frames)
     return max(-(-count // most), 1)
 
 

@@ -19,7 +19,7 @@ from kvproof import fast
 from kvproof.conformance import record
 from kvproof.conformance.cli import main
 from kvproof.conformance.log.frames import Frame, every
-from kvproof.conformance.timeline import document, page
+from kvproof.conformance.timeline import document, page, trace
 
 HOSTILE = "</script><script>document.title='owned'</script><!-- \u2028 & \" ' {{data}} \x1b[31m"
 
@@ -215,8 +215,44 @@ def test_a_log_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [frame[0] for frame in data["frames"]] == [1, 2, 3, 4]
     assert [0, 1] in data["holders"], "the first page is shared"
     assert "4711" not in text
+    perfetto = tmp_path / "engine.json"
+    assert main(["show", str(log), "-o", str(perfetto)]) == 0
+    assert "open it at ui.perfetto.dev" in capsys.readouterr().out
+    assert "4711" not in perfetto.read_text(encoding="utf-8")
+    assert {event["name"] for event in json.loads(perfetto.read_text())["traceEvents"]} >= {"a", HOSTILE, "pages"}
     assert main(["show", str(log), "-o", str(out), "--redact"]) == 0
     assert "\\u2028" not in out.read_text(encoding="utf-8")
+
+
+@given(histories())
+def test_a_trace_says_who_held_pages_when(frames: list[Frame]) -> None:
+    """For Perfetto: the bars of a request cover the frames in which it holds pages, and no two in a track overlap."""
+    frames = [replace(one, number=place + 1) for place, one in enumerate(frames)]
+    events = trace("t", frames)["traceEvents"]
+    assert json.loads(json.dumps(events)) == events
+    bars = [event for event in events if event["ph"] == "X" and event["pid"] == 2]
+    for one in frames:
+        here = [event for event in bars if event["ts"] <= one.number * 1000 < event["ts"] + event["dur"]]
+        assert sorted(event["name"] for event in here) == sorted({name for own in one.owners.values() for name in own})
+        assert len({event["tid"] for event in here}) == len(here)
+    counts = [event for event in events if event["ph"] == "C"]
+    last = frames[-1]
+    assert counts[-1]["args"]["held"] == len(last.owners)
+    assert counts[-1]["args"]["cached"] == len(last.cached - last.owners.keys())
+    assert [event["name"] for event in events if event["ph"] == "X" and event["pid"] == 3] == [f.call for f in frames]
+
+
+def test_a_trace_marks_hits_what_gave_way_and_the_fault() -> None:
+    frames = [
+        frame(1, owners={1: ("a",), 2: ("a",)}, cached=frozenset({1})),
+        frame(2, free=(2, 1), cached=frozenset({1})),
+        frame(3, owners={1: ("a", "b")}, cached=frozenset({1}), fault="POOL-5: pages"),
+    ]
+    marks = [(one["name"], one["ts"]) for one in trace("t", frames)["traceEvents"] if one["ph"] == "i"]
+    assert ("a gave way", 2000) in marks
+    assert ("a hit 1 pages", 3000) in marks
+    assert ("b hit 1 pages", 3000) in marks
+    assert ("differs from the specification", 3000) in marks
 
 
 @pytest.mark.parametrize(
