@@ -1,4 +1,4 @@
-"""The adapters of EasyDeL, JAX's kernel and ejkernel: what runs everywhere, and more where a package is installed."""
+"""The adapters of packages beside vLLM: what runs everywhere, and more where a package is installed."""
 
 import importlib
 import sys
@@ -12,10 +12,11 @@ from kvproof import spec
 from kvproof.conformance import BackendError, load_backend
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.ragged import COMMON, LIMITS, NARROW, SETUPS, Batch
+from kvproof.conformance.machines.safe import showing
 from kvproof.conformance.machines.worlds import Group, World
 from kvproof.conformance.search.runner import run_machine
 
-_ADAPTERS = {"easydel": "PagePool", "ejkernel": "ragged_paged_attention", "jax_kernels": "ragged_paged_attention"}
+_ADAPTERS = ("easydel", "ejkernel", "jax_kernels", "sglang", "tpu_inference", "transformers")
 
 
 def _named(adapter: str) -> str:
@@ -27,7 +28,7 @@ def test_an_adapter_is_imported_without_its_package(adapter: str) -> None:
     before = set(sys.modules)
     importlib.import_module(_named(adapter))
     loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-    assert not loaded & {"easydel", "ejkernel", "jax"}
+    assert not loaded & {"easydel", "ejkernel", "jax", "sglang", "torch", "tpu_inference", "transformers"}
     assert not load_backend(_named(adapter)).offers("no such name")
 
 
@@ -54,7 +55,9 @@ def test_setups_are_those_that_the_kernels_have_options_for() -> None:
     rows = {"window", "uneven", "rows", "rows, window", "rows, half"}
     assert taken("jax_kernels", "ragged_paged_attention") == rows
     assert taken("ejkernel", "ragged_paged_attention") == rows
-    assert taken("ejkernel", "fused_ragged_paged_attention") == {"plain", "written, window"}
+    for adapter in ("ejkernel", "tpu_inference"):
+        assert taken(adapter, "fused_ragged_paged_attention") == {"plain", "written, window"}
+    assert taken("tpu_inference", "ragged_paged_attention") == rows
 
 
 def test_groups_that_easydel_does_not_mix_come_next_to_those_that_were_drawn() -> None:
@@ -83,3 +86,24 @@ def test_easydel_is_held_to_the_pool_clauses() -> None:
     found = run_machine(MACHINES["pool"], load_backend(_named("easydel")), 0, seconds=30.0)
     assert {"POOL-1", "POOL-5", "POOL-10"} <= {deviation.clause for deviation in found.deviations}
     assert found.tried["POOL-3"] > 100
+
+
+@pytest.mark.parametrize(("package", "first", "hit"), [("transformers", [9], 4), ("sglang", [1], 4)])
+def test_a_prefix_that_was_served_is_found_again(package: str, first: list[int], hit: int) -> None:
+    """MAN-1, MAN-2: their requests come, go and hit as ours do."""
+    pytest.importorskip(package, reason=f"{package} is not installed; its conformance is checked by hand")
+    names = load_backend(_named(package))
+    layers = spec.FullAttentionSpec(2, num_kv_heads=1, head_size=8, dtype="float32")
+    manager = names.get("CacheManager")(10, [spec.CacheGroupSpec(layers)], 16)
+    request = spec.Request("a", [1, 2, 3, 4, 5])
+    new = manager.allocate_slots(request, 5)
+    assert showing.ids_of(new) == list(manager.get_page_ids("a"))
+    assert showing.ids_of(new)[0][:1] == first
+    assert manager.page_pool.get_num_free_pages() == 6
+    manager.free(request)
+    assert (manager.page_pool.get_num_free_pages(), len(manager.resident_page_ids())) == (9, 2)
+    again = spec.Request("b", [1, 2, 3, 4, 6])
+    pages, length = manager.get_computed_pages(again)
+    assert (showing.ids_of(pages), length) == ([showing.ids_of(new)[0][:2]], hit)
+    assert manager.allocate_slots(again, 1, length, pages) is not None
+    assert manager.get_page_ids("b")[0][:2] == showing.ids_of(new)[0][:2]

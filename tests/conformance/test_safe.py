@@ -102,6 +102,22 @@ def test_a_radix_tree_conforms_at_level_safe() -> None:
     assert found.tried["MAN-1"] > 10 * found.examples, "without a pool it tells what is resident by a name of its own"
 
 
+def test_publishing_before_slots_are_looked_for_conforms() -> None:
+    """MAN-2: what a request has computed may be published by its next call, also where that gets no slots."""
+
+    class Sooner(radix.CacheManager):
+        def take(self, request: Any, count: int, hits: list[int]) -> list[int] | None:
+            live = self.live.get(request.request_id)
+            if live is not None:
+                self.publish(live, request.num_computed_tokens)
+            return super().take(request, count, hits)
+
+    names = SimpleNamespace(CacheManager=Sooner, CachePages=radix.CachePages, kvproof_lacks=radix.kvproof_lacks)
+    for seed in SEEDS[:3]:
+        found = held("safe-manager", Backend("sooner", names), examples=60, seed=seed)
+        assert [str(deviation) for deviation in found.deviations] == []
+
+
 def test_a_radix_tree_does_not_conform_at_level_exact() -> None:
     """The page that was freed last is taken first, and what it has computed is published with the next call."""
     group = CacheGroupSpec(FullAttentionSpec(page_size=1, num_kv_heads=1, head_size=8, dtype="float32"), ("layer",))
@@ -196,6 +212,14 @@ def test_a_fault_is_charged(broken: Backend, clauses: set[str]) -> None:
     # what shortening comes upon beside what was found first depends on the computer's speed
     assert clauses & {deviation.clause for deviation in found.deviations}, list(map(str, found.deviations))
     assert not found.undeclared
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_page_that_gave_way_and_is_handed_out_again_is_no_fault_of_content(seed: int) -> None:
+    """MAN-2, and not R2: nobody reads or writes another's page where the tables are made of the whole lists."""
+    (swaps,) = (broken for broken, _ in BROKEN if broken.name == "SwapsAndHandsOut")
+    found = held("safe-manager", swaps, examples=60, seed=seed)
+    assert {deviation.clause for deviation in found.deviations} <= {"MAN-2"}, list(map(str, found.deviations))
 
 
 def test_what_a_deviation_shows() -> None:

@@ -126,7 +126,8 @@ class Serving(Scenes):
             self.ask(line, "MAN-5", lambda side: side.manager.free(stranger), lambda held: held or [])
             self.unchanged("MAN-5", "another object with that id is not that request")
         aborted = one_of(data, [True, False]) and self.free_takes_written()
-        written = data.draw(st.integers(case.computed, max(case.given, case.computed))) if aborted else None
+        least = self.reached.get(name, 0)
+        written = data.draw(st.integers(least, max(case.given, least))) if aborted else None
         self.free_request(name, written)
         after = one_of(data, ["preempted", "finished", "finished, keys dropped"])
         preempted = after == "preempted"

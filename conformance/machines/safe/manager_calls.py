@@ -157,7 +157,8 @@ class ManagerCalls(ManagerModel):
         lists, tokens = found.spec if found is not None else ([[] for _ in self.world.groups], 0)
         computed = int(case.request.num_computed_tokens)
         promised = computed + tokens + int(new)
-        if case.live and not max(case.least, case.given if self.world.has_states else 0) <= computed <= case.slots:
+        least = max(case.least, self.reached.get(name, 0), case.given if self.world.has_states else 0)
+        if case.live and not least <= computed <= case.slots:
             raise Nothing  # made again, where that is bad input
         slots = min(promised + options.get("num_lookahead_tokens", 0), self.max_model_len)
         standing = self.standing(case, lists, tokens) if promised <= self.max_model_len else "wrong"
@@ -207,7 +208,10 @@ class ManagerCalls(ManagerModel):
             self.differ("MAN-2", f"{'pages' if fits else 'None'}: {room}", shown(answer.value))
 
     def judge_none(self, name: str, wanted: Demand, computed: int) -> None:
-        """Without slots nothing changes, but for the pages that are given back (MAN-2)."""
+        """Without slots nothing changes, but for the pages that are given back (MAN-2).
+
+        What the request had computed before may be published: when that is done is policy, and its pages stay its own.
+        """
         if self.cases[name].live:
             self.write(name, computed)  # the drafts that were accepted are, with new slots or without
             before, self.reached[name] = self.lists, computed
@@ -218,8 +222,9 @@ class ManagerCalls(ManagerModel):
         if self.lists != expected:
             self.differ("MAN-2", f"None changes no page list: {expected}", f"{self.lists}")
         now: Any = self.known.get("cached pages", [])
-        kept = set(now) <= set(was) if wanted.released else now == was
-        self.hold("MAN-2", kept, f"None leaves the cached pages {was} as they are", f"{now}")
+        published = set(now) - {page for pages in self.held(name) for page in pages}  # what it had computed, at last
+        kept = published <= set(was) and (bool(wanted.released) or set(was) <= set(now))
+        self.hold("MAN-2", kept, f"None leaves the cached pages {was} as they are, but for those of {name}", f"{now}")
 
     def grant_pages(self, name: str, given: Lists, wanted: Demand, counts: tuple[int, int, int, int]) -> None:
         """Notes that a request was given pages; they are new, and as many as it asked for (MAN-2, R2).
@@ -243,6 +248,9 @@ class ManagerCalls(ManagerModel):
                     self.differ("POOL-1", f"pages of 1 to {self.world.num_pages - 1}", f"{given}")
                 own = page in others and self.holds(page, case, number, place)
                 if page and (page in taken or (page in others and not own)):
+                    if case.live and self.was_swapped(name, page, wanted.kept):
+                        why = f"page {page} stays in the list of {name}, {wanted.kept}"
+                        self.differ("MAN-2", why, f"another took its place, and it is handed out again: {given}")
                     self.differ("R2", "pages that nobody holds", f"{given}, page {page} of which is held")
                 if page:
                     taken.append(page)
@@ -261,6 +269,12 @@ class ManagerCalls(ManagerModel):
         case.slots = max(case.slots, slots)
         self.reached[name] = computed + found
         self.lists = self.lists | {name: [kept + pages for kept, pages in zip(wanted.kept, given, strict=True)]}
+
+    def was_swapped(self, name: str, page: int, kept: Lists) -> bool:
+        """Whether another page stands in a live request's list where a page stood: nobody holds that one twice then."""
+        now: Lists = self.see("pages of requests", "MAN-2")[name]
+        places = [(n, place) for n, pages in enumerate(kept) for place, stood in enumerate(pages) if stood == page]
+        return bool(places) and all(now[n][place] not in (0, page) for n, place in places)
 
     def write_granted(self, name: str, start: int, promised: int, delayed: bool) -> None:
         """Notes what the pages hold once a request's next step is dispatched; before, that the step reads its own.
@@ -318,7 +332,7 @@ class ManagerCalls(ManagerModel):
             written: its tokens that are written; None: all.
         """
         case = self.cases[name]
-        if case.live and not case.void and written is not None and written < case.computed:
+        if case.live and not case.void and written is not None and written < self.reached[name]:
             raise Nothing  # made again, where more was written
         clause = "MAN-5" if written is None else "MAN-4"
         told = "" if written is None else f", num_written={written}"

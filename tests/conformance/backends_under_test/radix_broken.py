@@ -128,6 +128,16 @@ class SwapsDuplicates(CacheManager):
         self.enter(live, num_tokens)
 
 
+class SwapsAndHandsOut(CacheManager):
+    """As `SwapsDuplicates`; the page that gave way is among those that the same call hands out, so nobody shares it."""
+
+    def take(self, request: Any, count: int, hits: list[int]) -> list[int] | None:
+        live = self.live.get(request.request_id)
+        if live is not None:
+            self.enter(live, request.num_computed_tokens)
+        return super().take(request, count, hits)
+
+
 class FreesTwice(CacheManager):
     """The pages of a request go back though the tree has them."""
 
@@ -235,6 +245,7 @@ _MANAGERS: Sequence[tuple[type[CacheManager], set[str]]] = (
     (LeaksOnAbort, {"POOL-10", "MAN-2"}),
     (FreesTheTwin, {"R2", "POOL-3", "POOL-10"}),
     (SwapsDuplicates, {"MAN-2"}),
+    (SwapsAndHandsOut, {"MAN-2"}),
     (FreesTwice, {"R2", "POOL-10"}),
     (TakesItsOwnHits, {"R2", "MAN-2", "POOL-10"}),
     (GivesUpEarly, {"MAN-2"}),
