@@ -71,6 +71,14 @@ class PageTable:
             raise AttributeError(f"{type(self).__name__} has no {name}")
         return getattr(self.table, name)
 
+    def append_row(self, page_ids: Iterable[Any], row_idx: Any) -> None:
+        """See ``append_row``, which takes a list."""
+        self.table.append_row(list(page_ids), row_idx)
+
+    def add_row(self, page_ids: Iterable[Any], row_idx: Any) -> None:
+        """See ``add_row``, which takes a list."""
+        self.table.add_row(list(page_ids), row_idx)
+
     @property
     def num_pages_per_row(self) -> Any:
         """See ``num_blocks_per_row``."""
@@ -98,6 +106,14 @@ class MultiGroupPageTable:
             raise AttributeError(f"{type(self).__name__} has no {name}")
         return getattr(self.table, name)
 
+    def append_row(self, page_ids: Any, row_idx: Any) -> None:
+        """See ``append_row``, which takes a list for each group."""
+        self.table.append_row([list(group) for group in page_ids], row_idx)
+
+    def add_row(self, page_ids: Any, row_idx: Any) -> None:
+        """See ``add_row``, which takes a list for each group."""
+        self.table.add_row([list(group) for group in page_ids], row_idx)
+
     @property
     def page_tables(self) -> list[PageTable]:
         """See ``block_tables``."""
@@ -107,8 +123,8 @@ class MultiGroupPageTable:
         return PageTable(0, 0, 0, table=self.table[group])
 
 
-_CALLS = frozenset({"append_row", "add_row", "move_row", "swap_row", "commit", "clear"})
-"""What the tables of one group and of several have by our names."""
+_CALLS = frozenset({"move_row", "swap_row", "commit", "clear"})
+"""What the tables of one group and of several have by our names and in our shapes."""
 
 
 # -- Attention ----------------------------------------------------------------------------------------------
