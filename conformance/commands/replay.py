@@ -14,6 +14,7 @@ from kvproof.spec.declarations.eviction import POLICIES
 from ..backends.loading import DEFAULT_BACKEND, Backend, BackendError, load_backend
 from ..backends.raising import prints_apart
 from ..console.exit_status import DEVIATES, FINE, could_not_run
+from ..console.named import BadInputError, require_used
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from ..log.reading import is_log
@@ -81,8 +82,14 @@ exit status: 0 fine; 1 the backend differs from the specification, raises, or ke
 """
 
 
-class _BadInputError(Exception):
-    """An option that makes no sense; the message is one line."""
+_OF_LOGS = ("ignore", "show_tokens", "redact")
+"""The options that are about logs alone."""
+
+_OF_SERVING = ("lockstep", "batched", "groups", "num_pages", "eviction", "match_unit", "eagle", "prefill_chunk", "live")
+"""The options that say how a trace is served."""
+
+_OF_TRACES = ("synthetic", "seed", "save", "limit", "page_size", "limits", *_OF_SERVING)
+"""The options that are about traces alone."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--ignore", metavar="C,..", help="of a log: pass over reads that differ by these clauses")
     add("--show-tokens", action="store_true", help="of a log: show token ids")
     add("--redact", action="store_true", help="of a log: show other ids in place of the requests'")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, default_of=parser.get_default)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,15 +174,17 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 fine, 1 the backend deviates, 2 could not run.
     """
-    if args.trace is not None and is_log(args.trace):
-        for option, asked in (
-            ("--synthetic", args.synthetic is not None),
-            ("--lockstep", args.lockstep),
-            ("--batched", args.batched),
-            ("--limits", args.limits is not None),
-        ):
-            if asked:
-                return could_not_run("replay", f"{option} does not go with a log")
+    a_log = args.trace is not None and is_log(args.trace)
+    try:
+        if a_log:
+            require_used(args, _OF_TRACES, "with a log")
+        else:
+            require_used(args, _OF_LOGS, "with a trace")
+        if args.limits is not None:
+            require_used(args, _OF_SERVING, "with --limits")
+    except BadInputError as error:
+        return could_not_run("replay", str(error))
+    if a_log:
         return log.run(args)
     if args.limits is not None:
         return _run_limits(args)
@@ -183,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with prints_apart():
             job = _prepare(args)
-    except (_BadInputError, BackendError, GroupsError, TraceError) as error:
+    except (BadInputError, BackendError, GroupsError, TraceError) as error:
         return could_not_run("replay", str(error))
     except DeviationError as error:  # it could not even be built
         _print_plain(deviation_text(error, args.backend))
@@ -213,7 +222,7 @@ def _run_limits(args: argparse.Namespace) -> int:
         trace = _trace(args)
         if args.json is not None:
             _require_writable(args.json, args.trace)
-    except (_BadInputError, TraceError) as error:
+    except (BadInputError, TraceError) as error:
         return could_not_run("replay", str(error))
     limits = limits_of(trace, page_size, sizes or None)
     Console().print(limits_table(limits, len(trace), page_size))
@@ -227,7 +236,7 @@ def _run_limits(args: argparse.Namespace) -> int:
 
 def _page_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 20):
-        raise _BadInputError(f"--limits: {visible(text[:40])!r} is no number of pages")
+        raise BadInputError(f"--limits: {visible(text[:40])!r} is no number of pages")
     return int(text)
 
 
@@ -247,9 +256,7 @@ def _prepare(args: argparse.Namespace) -> _Job:
     enough = sum(max(_POOL_TOKENS // page_size, 2) for page_size in page_sizes)
     num_pages = _at_least("--num-pages", enough if args.num_pages is None else args.num_pages, 2)
     if num_pages * max(page_sizes) > 2**31:
-        raise _BadInputError(
-            f"--num-pages {num_pages} of {max(page_sizes)} tokens have more slots than an int32 counts"
-        )
+        raise BadInputError(f"--num-pages {num_pages} of {max(page_sizes)} tokens have more slots than an int32 counts")
     most_live = _at_least("--live", args.live, 1)
     chunk = args.prefill_chunk
     if chunk is not None:
@@ -268,7 +275,7 @@ def _prepare(args: argparse.Namespace) -> _Job:
             eviction=_eviction(args, backend),
         )
     except MemoryError as error:
-        raise _BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
+        raise BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
     if args.json is not None:
         _require_writable(args.json, args.trace)
     return _Job(trace, engine, sizes)
@@ -277,7 +284,7 @@ def _prepare(args: argparse.Namespace) -> _Job:
 def _batched(args: argparse.Namespace, backend: Backend) -> bool:
     """Whether steps are batched; asked for of a manager that has no such call, that is bad input."""
     if args.batched and not all(hasattr(backend.get("CacheManager"), name) for name in _OF_BATCHES):
-        raise _BadInputError(f"--batched: {args.backend}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
+        raise BadInputError(f"--batched: {args.backend}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
     return bool(args.batched)
 
 
@@ -287,9 +294,9 @@ def _match_unit(args: argparse.Namespace, backend: Backend, page_sizes: list[int
         return None
     unit = _at_least("--match-unit", args.match_unit, 1)
     if not backend.accepts("CacheManager", "match_unit"):
-        raise _BadInputError(f"--match-unit {unit}: {args.backend}'s CacheManager takes none")
+        raise BadInputError(f"--match-unit {unit}: {args.backend}'s CacheManager takes none")
     if any(size % unit for size in page_sizes):
-        raise _BadInputError(f"--match-unit {unit} must divide the tokens in a page of every group: {page_sizes}")
+        raise BadInputError(f"--match-unit {unit} must divide the tokens in a page of every group: {page_sizes}")
     return unit
 
 
@@ -298,17 +305,17 @@ def _eviction(args: argparse.Namespace, backend: Backend) -> str:
     if args.eviction is None:
         return "adaptive"
     if not backend.accepts("CacheManager", "eviction"):
-        raise _BadInputError(f"--eviction {args.eviction}: {args.backend}'s CacheManager takes none")
+        raise BadInputError(f"--eviction {args.eviction}: {args.backend}'s CacheManager takes none")
     return str(args.eviction)
 
 
 def _trace(args: argparse.Namespace) -> list[TraceRequest]:
     limit = None if args.limit is None else _at_least("--limit", args.limit, 1)
     if (args.trace is None) == (args.synthetic is None):
-        raise _BadInputError("name a TRACE or ask for one with --synthetic, one of the two")
+        raise BadInputError("name a TRACE or ask for one with --synthetic, one of the two")
     if args.synthetic is None:
         if args.save is not None:
-            raise _BadInputError("--save goes with --synthetic: a trace from a file is in a file already")
+            raise BadInputError("--save goes with --synthetic: a trace from a file is in a file already")
         return read_trace(args.trace, limit)
     trace = synthetic_trace(_at_least("--synthetic", args.synthetic, 1), args.seed)
     if args.save is not None:
@@ -318,7 +325,7 @@ def _trace(args: argparse.Namespace) -> list[TraceRequest]:
 
 def _at_least(option: str, value: int, least: int) -> int:
     if value < least:
-        raise _BadInputError(f"{option} {value} must be at least {least}")
+        raise BadInputError(f"{option} {value} must be at least {least}")
     return value
 
 
@@ -327,7 +334,7 @@ def _require_writable(path: Path, read: Path | None) -> None:
     try:
         require_writable(path, read)
     except OSError as error:
-        raise _BadInputError(f"{path}: {error.strerror or error}") from error
+        raise BadInputError(f"{path}: {error.strerror or error}") from error
 
 
 # -- During ---------------------------------------------------------------------------------------

@@ -317,6 +317,8 @@ BAD_COMMANDS = {
     "limit": (["--synthetic", "--limit", 0], "--limit 0 must be at least 1"),
     "synthetic": (["--synthetic", 0], "--synthetic 0 must be at least 1"),
     "save": (["t.jsonl", "--save", "u.jsonl"], "--save goes with --synthetic"),
+    "of a log": (["--synthetic", "--redact"], "--redact says nothing with a trace"),
+    "of serving": (["--synthetic", "--limits", "--eagle"], "--eagle says nothing with --limits"),
     "save nowhere": (["--synthetic", "--save", "no/where.jsonl"], "no/where.jsonl: No such file or directory"),
     "json nowhere": (["--synthetic", "--json", "no/where.json"], "no/where.json: No such file or directory"),
     "no backend": (["--synthetic", "--backend", "kvproof.none"], "kvproof.none"),
