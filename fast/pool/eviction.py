@@ -60,6 +60,7 @@ class ReuseOrder:
 
     __slots__ = (
         "_again",
+        "_bound",
         "_candidate",
         "_empty",
         "_freed_at",
@@ -109,6 +110,7 @@ class ReuseOrder:
         self._ghost_cell = self._ghosts.data
         self._place_cell = PageLog.places(num_pages)
         self.shadows = Shadows(self._size) if policy == "adaptive" else None
+        self._bound = 0 if self.shadows is None else self.shadows.bound
         self.clock = self._regrets = 0
         self._candidate = 0 if policy == "adaptive" else CANDIDATES.index(REUSE)
         self._turnovers = CANDIDATES[self._candidate].turnovers
@@ -382,12 +384,14 @@ class ReuseOrder:
         """`published` for one page. O(1)."""
         self.mark_cell[page] = mark
         is_ghost = self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] == (mark >> 32) + 1
-        if self.shadows is not None and mark < self.shadows.bound:
+        if mark < self._bound:
+            assert self.shadows is not None, "without shadow pools nothing is sampled"
             candidate = self.shadows.asked(mark, True, False, is_ghost, self._candidate)
             if candidate != self._candidate:
                 self._follow(candidate)
-        self._regrets += is_ghost
-        self._reused_cell[page] = is_ghost and CANDIDATES[self._candidate].uses_ghosts
+        if is_ghost:
+            self._regrets += 1
+            self._reused_cell[page] = CANDIDATES[self._candidate].uses_ghosts
 
     def _follow(self, candidate: int) -> None:
         """Goes on by another rule."""

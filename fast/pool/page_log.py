@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 __all__ = ["BatchLog", "PageLog"]
 
 _LEAST = 64
+_MUCH = 4_096
+"""A log longer than this is given up when it is taken empty: the pages wait in another one by then."""
 
 
 class PageLog:
@@ -76,6 +78,10 @@ class PageLog:
         """Takes the first ``count`` pages, at most as many as there are, `i64[count]`. O(count) amortised."""
         pages = self.peek(count)
         self.drop_first(count)
+        if not self.num and len(self._log) > _MUCH:
+            self._log = np.zeros(_LEAST, np.int32)
+            self._cell = self._log.data
+            self.head = self.tail = 0
         return pages
 
     def take_one(self) -> int:

@@ -243,20 +243,21 @@ class Shadows:
         if is_new_holder:
             self._holders[mark] = self._holders.get(mark, 0) + 1
         scores, num_held = self.scores, len(self._holders)
-        by_lru = scores[0]
+        before = scores[0]
         for place, shadow in enumerate(self._shadows):
             if shadow.asked(mark, num_held):
                 scores[place] += 1
-        by_lru = scores[0] - by_lru
-        if is_hit:
-            self._credit += 0 if by_lru else 2
-        elif by_lru and is_ghost:
-            self._credit -= 3
+        if now:
+            if scores[0] == before:
+                self._credit += 2 * is_hit
+            elif is_ghost:
+                self._credit -= 3
         self._asked += 1
         self._recent += 1
         if not self._asked % (HALVED_AFTER * self._size):
             self.scores = scores = [score // 2 for score in scores]
             self._recent //= 2
+            self._credit //= 2
         if 500 * (self._credit + 16) + self._asked < 0:
             return 0
         return candidate_to_follow(scores, now, self._recent, self._size)

@@ -5,9 +5,10 @@ see a sample of the contents and are smaller than the pool by the same factor, s
 pool as the sample is to all. The sample is drawn by marks: it differs for another seed, and no chance is in it.
 
 Where requests change their ways, a shadow that was ahead says little about what comes next. So the pool's own hits are
-compared with those of LRU's shadow, too. The difference is the pool's *credit*: 2 for each hit that LRU did not have,
--3 for each that LRU had and the pool lost by an eviction that is among its ghosts (3, as some ghosts are overwritten by
-then). While the credit is below -16 - (contents asked for) / 500, the pool follows LRU, whatever the scores are.
+compared with those of LRU's shadow, too, while it follows another rule. The difference is the pool's *credit*: 2 for
+each hit that LRU did not have, -3 for each that LRU had and the pool lost by an eviction that is among its ghosts (3,
+as some ghosts are overwritten by then); it is halved with the scores. While the credit is below
+-16 - (contents asked for) / 500, the pool follows LRU, whatever the scores are.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -91,20 +92,20 @@ class AdaptiveQueue(ReuseQueue):
         self.holders[mark] = self.holders.get(mark, 0) + is_new_holder
         hits = [shadow.asked(mark) for shadow in self.shadows]
         self.scores = [score + is_own for score, is_own in zip(self.scores, hits, strict=True)]
-        if is_hit and not hits[0]:
+        now = CANDIDATES.index(self.pages.candidate)
+        if now != 0 and is_hit and not hits[0]:
             self.credit += 2
-        elif hits[0] and not is_hit and self.pages.is_ghost(mark):
+        elif now != 0 and hits[0] and not is_hit and self.pages.is_ghost(mark):
             self.credit -= 3
         self.asked += 1
         self.recent += 1
         if self.asked % (HALVED_AFTER * self.shadows[0].size) == 0:
             self.scores = [score // 2 for score in self.scores]
             self.recent //= 2
-        now = 0
-        if 500 * (self.credit + 16) + self.asked >= 0:
-            now = CANDIDATES.index(self.pages.candidate)
-            now = candidate_to_follow(self.scores, now, self.recent, self.shadows[0].size)
-        self.pages.candidate = CANDIDATES[now]
+            self.credit //= 2
+        is_behind = 500 * (self.credit + 16) + self.asked < 0
+        best = 0 if is_behind else candidate_to_follow(self.scores, now, self.recent, self.shadows[0].size)
+        self.pages.candidate = CANDIDATES[best]
 
     def published(self, page: int, mark: int) -> None:
         """See `LruQueue.published`."""

@@ -1,5 +1,6 @@
 """EVICT-1: fast's pools and managers evict by each policy what the specification's do, and remember the same of it."""
 
+import tracemalloc
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
@@ -161,3 +162,27 @@ def test_a_log_of_batches_is_a_stack_of_queues(data: st.DataObject) -> None:
         assert other.order().tolist() == once
         log.check()
         other.check()
+
+
+def test_what_a_policy_remembers_is_bounded_by_the_pages() -> None:
+    """At most 20 bytes a page more than `lru` keeps, ghosts included, and 2 MiB for the shadow pools of any pool."""
+    num_pages, chunk = 200_000, 5_000
+
+    def kept(eviction: str) -> int:
+        tracemalloc.start()
+        try:
+            pool = fast.PagePool(num_pages, True, eviction=eviction, hash_seed=b"s")
+            for start in range(0, 2 * num_pages, chunk):
+                request = PlainRequest("r", list(range(start, start + chunk)))
+                pages = pool.get_new_pages(chunk)
+                pool.cache_full_pages(request, pages, [], 0, chunk, 1, 0)
+                pool.free_pages(pages[::-1])
+                del request, pages
+            assert pool.get_num_free_pages() == num_pages - 1
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    reuse = kept("reuse")
+    assert (reuse - kept("lru")) / num_pages <= 20
+    assert kept("adaptive") - reuse <= 2 << 20
