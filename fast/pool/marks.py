@@ -80,7 +80,7 @@ class Marks:
             extra: the encoding of the extra keys that touch it.
         """
         weights = self._lists.get(len(tokens) >> 2) or self._weight_list(len(tokens) >> 2)
-        own = sum(map(mul, memoryview(tokens).cast("i"), weights), (place + 1) * _STEP)
+        own: int = sum(map(mul, memoryview(tokens).cast("i"), weights), (place + 1) * _STEP)
         if extra:
             own += _of_extra(extra)
         own &= _WORD  # `_mixed`, without the call: this is most of what a decode step pays for a policy

@@ -13,6 +13,7 @@ from kvproof import fast, spec
 from kvproof.fast.pool.marks import Marks
 from kvproof.fast.pool.page_log import BatchLog, PageLog
 from kvproof.fast.reading.extra_keys import extra_segments
+from kvproof.spec.declarations.eviction import EvictionPolicy
 from kvproof.spec.pool.marks import Marks as SpecMarks
 from kvproof.spec.pool.page_keys import PageKeys
 
@@ -168,7 +169,7 @@ def test_what_a_policy_remembers_is_bounded_by_the_pages() -> None:
     """At most 20 bytes a page more than `lru` keeps, ghosts included, and 2 MiB for the shadow pools of any pool."""
     num_pages, chunk = 200_000, 5_000
 
-    def kept(eviction: str) -> int:
+    def kept(eviction: EvictionPolicy) -> int:
         tracemalloc.start()
         try:
             pool = fast.PagePool(num_pages, True, eviction=eviction, hash_seed=b"s")
