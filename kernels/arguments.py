@@ -127,7 +127,7 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def pool(name: str, kv_pages: Any, dims: Sequence[int], legend: str) -> tuple[int, int]:
+def pool(name: str, kv_pages: Any, dims: Sequence[int], legend: str, slot_axis: int = 1) -> tuple[int, int]:
     """The number of pages and the slots of each: of arrays, or of ScaledPages with scales that fit them. O(1).
 
     Args:
@@ -135,6 +135,7 @@ def pool(name: str, kv_pages: Any, dims: Sequence[int], legend: str) -> tuple[in
         kv_pages: pages.
         dims: how many dimensions the array may have.
         legend: the shape in words.
+        slot_axis: which axis runs over slots; 1, or -1 for the last.
 
     Returns:
         P and page.
@@ -145,15 +146,16 @@ def pool(name: str, kv_pages: Any, dims: Sequence[int], legend: str) -> tuple[in
         raise TypeError(f"{part} must be an array, not {type(values).__name__} [R1]")
     if values.ndim not in dims or 0 in values.shape:
         raise ValueError(f"{part}.shape={tuple(values.shape)} must be {legend} [R1]")
-    num_pages, page_size = values.shape[:2]
+    num_pages, page_size = values.shape[0], values.shape[slot_axis]
     if num_pages * page_size >= _MAX_SLOTS:
         raise ValueError(f"{part}.shape={tuple(values.shape)} has 2^31 slots or more; slots are int32 [R1]")
     if isinstance(kv_pages, ScaledPages):
         scales = kv_pages.scales
-        array(f"{name}.scales", scales, 3, "[P, page, 2H]")
+        array(f"{name}.scales", scales, 3, "[P, page, 2H]" if slot_axis == 1 else "[P, 2H, page]")
         if scales.dtype != jnp.float32:
             raise TypeError(f"{name}.scales must be float32, not {scales.dtype} [R1]")
-        same(f"{name}.scales.shape[:2]", tuple(scales.shape[:2]), f"{part}.shape[:2]", (num_pages, page_size))
+        sizes = (scales.shape[0], scales.shape[slot_axis])
+        same(f"the pages and slots of {name}.scales", sizes, f"those of {part}", (num_pages, page_size))
     return num_pages, page_size
 
 

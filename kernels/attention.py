@@ -13,19 +13,17 @@ import jax.numpy as jnp
 
 from . import arguments
 from .arguments import Array
-from .cache_update import check_new_rows, check_scales, encode, write_rows
+from .cache_update import PAGES, check_new_rows, check_scales, encode, write_rows
 from .choices import taken
 from .dispatch import Like, by_platform, likes
 from .dynamic_checks import check_batch, check_slots, written_slots
-from .layout import layout_of
+from .layout import layout_of, read_version, slot_axis
 from .options import AttentionOptions, UpdateOptions
 from .ragged import Lengths, ragged, slots_of_tokens
 from .storage import ScaledPages, from_bits, page_values, value_dtype
 from .xla import attention as xla
 
 __all__ = ["fused_ragged_paged_attention", "ragged_paged_attention"]
-
-_PAGES = "[P, page, 2H, Dp] or [P, page, groups, packing, Dp], not empty"
 
 
 def ragged_paged_attention(
@@ -48,6 +46,7 @@ def ragged_paged_attention(
     num_kv_heads: int | None = None,
     v_head_dim: int | None = None,
     kv_dtype: Any = None,
+    version: str | None = None,
     validate: bool = False,
 ) -> jax.Array:
     """Attention of a ragged batch of queries over the pages of a cache (ATT-1 to ATT-6).
@@ -59,7 +58,8 @@ def ragged_paged_attention(
 
     Args:
         queries: `[T, Hq, D]`, float32, bfloat16 or float16; rows past the last sequence may hold anything (ATT-4).
-        kv_pages: `[P, page, 2H, Dp]` (v2) or `[P, page, groups, packing, Dp]` (v3), or ScaledPages of either.
+        kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), `[P, 2H, Dp, page]` (seq_on_lane),
+            or ScaledPages of these.
         kv_lens: `i32[S]`: the tokens of each sequence, this step's new ones included.
         page_table: `i32[S, pages_per_seq]`; entries past a sequence's last page may hold anything.
         cu_q_lens: `i32[S + 1]`: the row at which each sequence's queries begin, and the end.
@@ -78,6 +78,7 @@ def ragged_paged_attention(
             ScaledPages as many as the scales are for.
         v_head_dim: Dv; None: D.
         kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
+        version: the layout's name, which seq_on_lane needs; None: v2 or v3, by the number of dimensions.
         validate: whether the arrays are looked at too; they must be concrete then.
 
     Returns:
@@ -94,16 +95,18 @@ def ragged_paged_attention(
     heads = None if num_kv_heads is None else arguments.positive_integer("num_kv_heads", num_kv_heads)
     given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale)
     arguments.floats("queries", queries, 3, "[T, Hq, D]")
-    arguments.pool("kv_pages", kv_pages, (4, 5), _PAGES)
+    named = read_version(version)
+    axis = slot_axis(named)
+    arguments.pool("kv_pages", kv_pages, (4, 5), PAGES, axis)
     dtype = value_dtype(kv_pages, kv_dtype)
     if heads is None and isinstance(kv_pages, ScaledPages):
-        heads = max(kv_pages.scales.shape[2] // 2, 1)
-    layout = layout_of(page_values(kv_pages), queries.shape[2], v_dim or queries.shape[2], heads)
+        heads = max(kv_pages.scales.shape[1 if axis == -1 else 2] // 2, 1)
+    layout = layout_of(page_values(kv_pages), queries.shape[2], v_dim or queries.shape[2], heads, named)
     stored = UpdateOptions(layout, dtype, *check_scales(kv_pages, dtype, layout, k_scale, v_scale))
     lengths = Lengths(kv_lens, page_table, cu_q_lens, num_seqs)
-    options = _options(queries, lengths, given, stored, page_values(kv_pages).shape[1])
+    num_pages, page_size = stored.layout.sizes(page_values(kv_pages))
+    options = _options(queries, lengths, given, stored, page_size)
     if arguments.flag("validate", validate):
-        num_pages, page_size = page_values(kv_pages).shape[:2]
         check_batch(*lengths, queries.shape[0], num_pages, page_size)
     out: jax.Array = _attend(queries, kv_pages, lengths, sinks, options)
     return out
@@ -131,6 +134,7 @@ def fused_ragged_paged_attention(
     num_kv_heads: int | None = None,
     v_head_dim: int | None = None,
     kv_dtype: Any = None,
+    version: str | None = None,
     validate: bool = False,
 ) -> tuple[jax.Array, Any]:
     """Writes all of a batch's new keys and values, then attends (ATT-5): one sequence may read what another wrote.
@@ -143,7 +147,7 @@ def fused_ragged_paged_attention(
         queries: `[T, Hq, D]`, as `ragged_paged_attention` takes them, like what follows.
         keys: `[T, H, D]`, float32, bfloat16 or float16.
         values: `[T, H, Dv]`, of the keys' dtype.
-        kv_pages: `[P, page, ...]` or ScaledPages.
+        kv_pages: as `ragged_paged_attention` takes them.
         kv_lens: `i32[S]`, the new tokens included.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`.
@@ -160,6 +164,7 @@ def fused_ragged_paged_attention(
         num_kv_heads: H; None: that of ``keys``.
         v_head_dim: Dv; None: that of ``values``.
         kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
+        version: the layout's name, which seq_on_lane needs; None: v2 or v3, by the number of dimensions.
         validate: whether the arrays are looked at too; they must be concrete then.
 
     Returns:
@@ -171,7 +176,7 @@ def fused_ragged_paged_attention(
         IndexError: as both functions do [R1].
     """
     arguments.floats("queries", queries, 3, "[T, Hq, D]")
-    stored = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
+    stored = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale, version)
     arguments.same("keys.shape[0]", keys.shape[0], "queries.shape[0]", queries.shape[0])
     arguments.same("keys.shape[2]", keys.shape[2], "queries.shape[2]", queries.shape[2])
     if num_kv_heads is not None:
@@ -180,9 +185,9 @@ def fused_ragged_paged_attention(
         arguments.same("v_head_dim", v_head_dim, "values.shape[2]", values.shape[2])
     given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale)
     lengths = Lengths(kv_lens, page_table, cu_q_lens, num_seqs)
-    options = _options(queries, lengths, given, stored, page_values(kv_pages).shape[1])
+    num_pages, page_size = stored.layout.sizes(page_values(kv_pages))
+    options = _options(queries, lengths, given, stored, page_size)
     if arguments.flag("validate", validate):
-        num_pages, page_size = page_values(kv_pages).shape[:2]
         check_batch(*lengths, queries.shape[0], num_pages, page_size)
         slots = written_slots(*lengths, page_size)
         check_slots(slots, num_pages * page_size, "the slots written through page_table")
@@ -268,10 +273,11 @@ def _update_and_attend_on(
 ) -> tuple[jax.Array, Any]:
     """All rows are written before any is read: the pages that attention gets are those that the update gave (ATT-5)."""
     tokens, (kv_lens, page_table, cu_q_lens, num_seqs) = queries.shape[0], lengths
-    num_pages, page_size = page_values(kv_pages).shape[:2]
+    num_pages, page_size = stored.layout.sizes(page_values(kv_pages))
     batch = ragged(kv_lens, cu_q_lens, num_seqs, tokens, page_size * page_table.shape[1])
     slots = slots_of_tokens(batch, page_table, tokens, num_pages, page_size)
-    written = write_rows(kv_pages, encode(kv_pages, *new, stored), slots, platform=platform)
+    rows = encode(kv_pages, *new, stored)
+    written = write_rows(kv_pages, rows, slots, version=stored.layout.version, platform=platform)
     return _attend_on(queries, written, lengths, sinks, options=options, platform=platform), written
 
 

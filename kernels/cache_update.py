@@ -15,14 +15,15 @@ from .arguments import Array
 from .choices import taken
 from .dispatch import by_platform, likes
 from .dynamic_checks import check_slices, check_slots
-from .layout import CacheLayout, layout_of, pack_rows
+from .layout import COLUMNS, CacheLayout, layout_of, pack_rows, read_version, slot_axis
 from .options import UpdateOptions
 from .storage import ScaledPages, divided, page_values, quantise, saturated, to_bits, value_dtype
 from .xla import update as xla
 
-__all__ = ["check_new_rows", "encode", "kv_cache_update", "write_rows"]
+__all__ = ["PAGES", "check_new_rows", "encode", "kv_cache_update", "write_rows"]
 
-_PAGES = "[P, page, 2H, Dp] or [P, page, groups, packing, Dp], not empty"
+PAGES = "[P, page, 2H, Dp] (v2), [P, page, groups, packing, Dp] (v3) or [P, 2H, Dp, page] (seq_on_lane), not empty"
+"""The shapes of pages, for messages."""
 
 
 def kv_cache_update(
@@ -35,6 +36,7 @@ def kv_cache_update(
     kv_dtype: Any = None,
     k_scale: float | None = None,
     v_scale: float | None = None,
+    version: str | None = None,
     validate: bool = False,
 ) -> Any:
     """Writes keys and values into the slots named; all else stays, bit for bit (CACHE-2, CACHE-3, CACHE-4).
@@ -45,7 +47,8 @@ def kv_cache_update(
     Layout v3 avoids it, as do 2 heads or a multiple of 4 in v2.
 
     Args:
-        kv_pages: `[P, page, 2H, Dp]` (v2) or `[P, page, groups, packing, Dp]` (v3), or ScaledPages of either.
+        kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), `[P, 2H, Dp, page]` (seq_on_lane),
+            or ScaledPages of these.
         keys: `[T, H, D]`, float32, bfloat16 or float16.
         values: `[T, H, Dv]`, of the keys' dtype.
         slot_mapping: `i32[T]`: page * page size + offset for each token. Or, with ``num_slices``, slices
@@ -56,6 +59,7 @@ def kv_cache_update(
         kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
         k_scale: what keys are divided by before they are stored; not with ScaledPages, whose slots have their own.
         v_scale: the same for values.
+        version: the layout's name, which seq_on_lane needs; None: v2 or v3, by the number of dimensions.
         validate: whether the arrays are looked at too; they must be concrete then.
 
     Returns:
@@ -68,8 +72,8 @@ def kv_cache_update(
         IndexError: with ``validate``, on slots and tokens that don't exist [R1].
     """
     validate = arguments.flag("validate", validate)
-    options = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale)
-    num_pages, page_size = page_values(kv_pages).shape[:2]
+    options = check_new_rows(kv_pages, keys, values, kv_dtype, k_scale, v_scale, version)
+    num_pages, page_size = options.layout.sizes(page_values(kv_pages))
     arguments.slots(slot_mapping, num_slices, keys.shape[0])
     if validate and num_slices is None:
         check_slots(slot_mapping, num_pages * page_size)
@@ -85,12 +89,14 @@ def check_new_rows(
     kv_dtype: Any,
     k_scale: Any,
     v_scale: Any,
+    version: Any,
 ) -> UpdateOptions:
     """Checks what is to be written where, apart from the slots, and says how it is stored. O(1)."""
-    arguments.pool("kv_pages", kv_pages, (4, 5), _PAGES)
+    version = read_version(version)
+    arguments.pool("kv_pages", kv_pages, (4, 5), PAGES, slot_axis(version))
     arguments.pair(("keys", "values"), keys, values, 3, ("[T, H, D]", "[T, H, Dv]"))
     dtype = value_dtype(kv_pages, kv_dtype)
-    layout = layout_of(page_values(kv_pages), keys.shape[2], values.shape[2], keys.shape[1])
+    layout = layout_of(page_values(kv_pages), keys.shape[2], values.shape[2], keys.shape[1], version)
     return UpdateOptions(layout, dtype, *check_scales(kv_pages, dtype, layout, k_scale, v_scale))
 
 
@@ -107,7 +113,8 @@ def check_scales(
         for name, scale in (("k_scale", k_scale), ("v_scale", v_scale))
     ]
     if isinstance(kv_pages, ScaledPages):
-        arguments.same("kv_pages.scales.shape[2]", kv_pages.scales.shape[2], "2H", 2 * layout.num_kv_heads)
+        axis = layout.head_axis
+        arguments.same(f"kv_pages.scales.shape[{axis}]", kv_pages.scales.shape[axis], "2H", 2 * layout.num_kv_heads)
         if scales != [None, None]:
             raise ValueError(f"{k_scale=} and {v_scale=} must be None: ScaledPages have scales of their own [R1]")
     elif dtype == jnp.dtype(jnp.int8) and None in scales:
@@ -139,7 +146,7 @@ def _update_on(
     platform: str | None,
 ) -> Any:
     rows = encode(kv_pages, keys, values, options)
-    return write_rows(kv_pages, rows, slot_mapping, num_slices, platform=platform)
+    return write_rows(kv_pages, rows, slot_mapping, num_slices, options.layout.version, platform=platform)
 
 
 def encode(
@@ -179,16 +186,18 @@ def write_rows(
     rows: Any,
     slot_mapping: jax.Array,  # i32[T] or i32[3, n]
     num_slices: jax.Array | None = None,  # i32[1]
+    version: str | None = None,
     *,
     platform: str | None,
 ) -> Any:
     """Moves rows into slots, array by array, by the platform's own kernel where it has one (CACHE-3). O(T).
 
     Args:
-        kv_pages: `[P, page, *row]`, or ScaledPages.
+        kv_pages: `[P, page, *row]`, in seq_on_lane `[P, *row, page]`, or ScaledPages.
         rows: `[T, *row]` of the same dtype, or ScaledPages of such rows.
         slot_mapping: slots or slices.
         num_slices: `i32[1]` with slices.
+        version: the layout's name; None: any but seq_on_lane.
         platform: what this is traced for (`dispatch.by_platform`).
 
     Returns:
@@ -196,32 +205,37 @@ def write_rows(
     """
     mapping = (slot_mapping,) if num_slices is None else (slot_mapping, num_slices)
     if not isinstance(kv_pages, ScaledPages):
-        return _write(kv_pages, rows, mapping, platform)
-    values = _write(kv_pages.values, rows.values, mapping, platform)
+        return _write(kv_pages, rows, mapping, version, platform)
+    values = _write(kv_pages.values, rows.values, mapping, version, platform)
     # A slot's scales are a few numbers that few kernels take: XLA writes them beside the kernel, which is no fall.
-    return ScaledPages(values, _write(kv_pages.scales, rows.scales, mapping, platform, warn=False))
+    return ScaledPages(values, _write(kv_pages.scales, rows.scales, mapping, version, platform, warn=False))
 
 
 def _write(
     pages: jax.Array,  # [P, page, *row]
     rows: jax.Array,  # [T, *row]
     mapping: tuple[jax.Array, ...],  # i32[T]; or i32[3, n] and i32[1]
+    version: str | None,
     platform: str | None,
     warn: bool = True,
 ) -> jax.Array:
+    axis = slot_axis(version)
+    barred = COLUMNS if axis == -1 else None
     if platform == "tpu":
         # Imported where it is needed: most processes never compile for a TPU.
         from .tpu import update as tpu
 
-        reason = tpu.unsupported(pages, mapping[0])
+        reason = barred or tpu.unsupported(pages, mapping[0])
         # Of 8 bits XLA rewrites the whole cache; else its scatter is no worse than what it stands in for.
         if taken("kv_update", reason, warn=warn and pages.dtype.itemsize == 1):
             return (tpu.update if len(mapping) == 1 else tpu.update_slices)(pages, rows, *mapping)
+        if axis == -1:
+            return xla.update(pages, rows, *mapping, slot_axis=axis, by_page=True)
         return tpu.scatter(pages, rows, *mapping) if len(mapping) == 1 else xla.update(pages, rows, *mapping)
     if platform == "cuda":
         from .gpu import hopper
 
-        reason = hopper.unavailable()
+        reason = barred or hopper.unavailable()
         if reason is None:
             # It needs more than what is installed with JAX for CPUs.
             from .gpu import update as gpu
@@ -229,5 +243,5 @@ def _write(
             reason = gpu.unsupported(pages)
         if taken("kv_update", reason, warn=warn and hopper.in_sight()):
             return (gpu.update if len(mapping) == 1 else gpu.update_slices)(pages, rows, *mapping)
-        return xla.update(pages, rows, *mapping, distinct=True)
-    return xla.update(pages, rows, *mapping)
+        return xla.update(pages, rows, *mapping, distinct=True, slot_axis=axis)
+    return xla.update(pages, rows, *mapping, slot_axis=axis)

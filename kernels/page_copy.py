@@ -1,5 +1,6 @@
 """Copying pages onto pages, or their first slots: what the manager's copy orders ask for (MAN-13, MAN-17)."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from .arguments import Array
 from .choices import taken
 from .dispatch import by_platform, likes
 from .dynamic_checks import check_copies
+from .layout import read_version, slot_axis
 from .xla import copy as xla
 
 __all__ = ["copy_pages", "num_pages_of", "require_slots"]
@@ -21,17 +23,19 @@ def copy_pages(
     destinations: Array,  # i32[n]
     num_slots: Array | None = None,  # i32[n]
     *,
+    version: str | None = None,
     validate: bool = False,
 ) -> Any:
     """Copies pages, in every array alike; in place where they are donated (MAN-13, MAN-17). O(n pages).
 
     Args:
         pages: arrays `[P, ...]` of any dtype, in any pytree: a layer's pages, ScaledPages, states, or all of them;
-            with ``num_slots`` `[P, page, ...]`.
+            with ``num_slots`` `[P, page, ...]`, in seq_on_lane `[P, ..., page]`.
         sources: `i32[n]`: the pages to copy.
         destinations: `i32[n]`: the pages to write. A pair with a negative id, or one that is no page, does nothing.
             No page is written twice, and none that is read, else it is undefined what it holds.
         num_slots: `i32[n]`: how many of each page's first slots are copied, the others stay as they are; None: all.
+        version: the layout's name, which seq_on_lane needs with ``num_slots``; None: any other's.
         validate: whether the ids are looked at too; they must be concrete then.
 
     Returns:
@@ -42,7 +46,7 @@ def copy_pages(
         ValueError: on shapes that don't fit; with ``validate`` on a destination named twice, or read as well [R1].
         IndexError: with ``validate``, on pages that don't exist [R1].
     """
-    num_pages = num_pages_of(pages)
+    num_pages, axis = num_pages_of(pages), slot_axis(read_version(version))
     arguments.integers("sources", sources, (None,), "[n]")
     arguments.integers("destinations", destinations, sources.shape, f"{tuple(sources.shape)}, as sources")
     if num_slots is not None:
@@ -50,7 +54,7 @@ def copy_pages(
         arguments.integers("num_slots", num_slots, sources.shape, f"{tuple(sources.shape)}, as sources")
     if arguments.flag("validate", validate):
         check_copies(sources, destinations, num_pages)
-    return _copy(pages, sources, destinations, num_slots)
+    return _copy(pages, sources, destinations, num_slots, axis)
 
 
 def num_pages_of(pages: Any) -> int:
@@ -83,14 +87,16 @@ def require_slots(pages: Any) -> None:
             raise ValueError(f"pages must hold arrays [P, page, ...], not of the shape {tuple(leaf.shape)} [R1]")
 
 
-@jax.jit
+@partial(jax.jit, static_argnames="axis")
 def _copy(
     pages: Any,
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
     num_slots: jax.Array | None,  # i32[n]
+    axis: int,
 ) -> Any:
-    return by_platform("copy_pages", _copy_on, pages, sources, destinations, num_slots, results=likes(pages))
+    arrays = (pages, sources, destinations, num_slots)
+    return by_platform("copy_pages", _copy_on, *arrays, results=likes(pages), axis=axis)
 
 
 def _copy_on(
@@ -99,9 +105,10 @@ def _copy_on(
     destinations: jax.Array,
     num_slots: jax.Array | None,
     *,
+    axis: int,
     platform: str | None,
 ) -> Any:
-    return jax.tree.map(lambda array: _copy_array(array, sources, destinations, num_slots, platform), pages)
+    return jax.tree.map(lambda array: _copy_array(array, sources, destinations, num_slots, axis, platform), pages)
 
 
 def _copy_array(
@@ -109,6 +116,7 @@ def _copy_array(
     sources: jax.Array,  # i32[n]
     destinations: jax.Array,  # i32[n]
     num_slots: jax.Array | None,  # i32[n]
+    axis: int,
     platform: str | None,
 ) -> jax.Array:
     """By the platform's own kernel where it has one that takes the call: whole pages."""
@@ -118,4 +126,5 @@ def _copy_array(
 
         if taken("copy_pages", tpu.unsupported(pages, sources), warn=False):
             return tpu.copy_pages(pages, sources, destinations)
-    return xla.copy(pages, sources, destinations, num_slots, distinct=platform == "cuda")
+    how: dict[str, Any] = {"distinct": platform == "cuda", "as_bits": platform != "tpu"}
+    return xla.copy(pages, sources, destinations, num_slots, slot_axis=axis, **how)

@@ -75,7 +75,12 @@ def write_states(
 
 @jax.jit
 def _read(pages: Any, page_ids: jax.Array) -> Any:
-    return jax.tree.map(lambda array: xla.read(array, page_ids), pages)
+    on_tpu = partial(xla.read, as_bits=False)
+
+    def of_array(array: jax.Array) -> Any:
+        return jax.lax.platform_dependent(array, page_ids, tpu=on_tpu, default=xla.read)
+
+    return jax.tree.map(of_array, pages)
 
 
 @jax.jit
@@ -88,8 +93,8 @@ def _write_array(
     page_ids: jax.Array,  # i32[S]
     states: jax.Array,  # [S, ...]
 ) -> jax.Array:
-    if not hopper.in_sight():
-        return xla.write(pages, page_ids, states)
-    on_gpu = partial(xla.write, distinct=True)
-    written: jax.Array = jax.lax.platform_dependent(pages, page_ids, states, cuda=on_gpu, default=xla.write)
+    programs: dict[str, Any] = {"tpu": partial(xla.write, as_bits=False), "default": xla.write}
+    if hopper.in_sight():
+        programs["cuda"] = partial(xla.write, distinct=True)
+    written: jax.Array = jax.lax.platform_dependent(pages, page_ids, states, **programs)
     return written

@@ -60,7 +60,8 @@ class ScaledPages(NamedTuple):
 
     Attributes:
         values: `[P, page, ...]`, laid out as any cache: int8, float8_e4m3fn, float8_e5m2, or bits of the float8.
-        scales: `f32[P, page, 2H]`: of K0, V0, K1, V1, ...: the logical heads, without padding.
+        scales: `f32[P, page, 2H]`, in seq_on_lane `f32[P, 2H, page]`: of K0, V0, K1, V1, ...: the logical heads,
+            without padding.
     """
 
     values: jax.Array

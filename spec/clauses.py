@@ -219,11 +219,11 @@ _SENTENCES = {
     "layers: the pages of a pool fit into the budget, and one more would not; a budget below two pages is refused. "
     "Where page bytes differ between groups that share a pool, what each group wastes is reported. Keys and values "
     "of different head sizes are stored right.",
-    "CACHE-2": "Writing keys and values and reading them back gives the same values, for both layouts, every head "
+    "CACHE-2": "Writing keys and values and reading them back gives the same values, for every layout, every head "
     "count, head size (64 and unaligned ones too) and dtype; where the cache is quantised, within CACHE-4.",
     "CACHE-3": "An update changes exactly the named slots, whose padding becomes 0; all else stays, bit for bit. "
     "Negative slots and slots past the cache write nothing, never somewhere else. It is done in place when the cache "
-    "is donated. concatenate_to_cache writes in both layouts.",
+    "is donated. concatenate_to_cache writes in every layout.",
     "CACHE-4": "The scale of a slot and head depends on that slot and head alone; values saturate, none becomes NaN; "
     "the error is at most scale / 2 for int8, 2^-4 relative for e4m3 and 2^-3 for e5m2 (and half the least "
     "subnormal).",

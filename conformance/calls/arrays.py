@@ -34,7 +34,10 @@ _DOCUMENTS = dict.fromkeys(
     "documents and copies of a dataclass; held by the sizing and document machines",
 )
 _VIEW = "metadata layer_index kv_pages partition_manager mesh"
-_READ = "* scale causal window chunk soft_cap sinks q_scale k_scale v_scale num_kv_heads v_head_dim kv_dtype validate"
+_READ = (
+    "* scale causal window chunk soft_cap sinks q_scale k_scale v_scale num_kv_heads v_head_dim kv_dtype version "
+    "validate"
+)
 
 CACHE = Table(
     "cache",

@@ -209,8 +209,13 @@ def _copied(source: Source, known: Any) -> Given:
     sources, destinations = (ints(*part) for part in zip(*pairs, strict=True))
     given = {"pages": Ref("pages"), "sources": sources, "destinations": destinations}
     if known.backend.names.accepts("copy_pages", "num_slots") and source.integer(0, 1):
-        given["num_slots"] = _slots(source, known.layout.page_size)
+        given |= {"num_slots": _slots(source, known.layout.page_size), **_columns_named(known.layout)}
     return given
+
+
+def _columns_named(layout: Any) -> Given:
+    """The layout's name, where a call cannot know without it which axis are slots."""
+    return {"version": layout.version} if layout.slots_last else {}
 
 
 def _slots(source: Source, size: int) -> Spelled:
@@ -226,7 +231,12 @@ def _exported(source: Source, known: Any) -> Given:
     """Pages, and what are none, with any number of live slots."""
     count, size = known.layout.num_pages, known.layout.page_size
     ids = [source.integer(-1, count) for _ in range(COPIES)]
-    return {"pages": Ref("pages"), "page_ids": ints(*ids), "num_slots": _slots(source, size)}
+    return {
+        "pages": Ref("pages"),
+        "page_ids": ints(*ids),
+        "num_slots": _slots(source, size),
+        **_columns_named(known.layout),
+    }
 
 
 # -- The table ---------------------------------------------------------------------------------------------------------
@@ -239,7 +249,7 @@ def _shapes(pages: Any, side: Any) -> object:
 
 
 _PAGES = Kind("array", plain=_shapes)
-_OPTIONS = {"num_slices": Kind(fault=_numbered_badly), "kv_dtype": _TYPE}
+_OPTIONS = {"num_slices": Kind(fault=_numbered_badly), "kv_dtype": _TYPE, "version": Kind()}
 _SCALES = {"k_scale": _one_of(0.0, True), "v_scale": _one_of(-1.0)}
 _STORED = ("CACHE-2", "CACHE-4")
 
@@ -287,15 +297,15 @@ CACHES = Table(
         ),
         _moves(
             "copy_pages",
-            "pages sources destinations num_slots",
+            "pages sources destinations num_slots version",
             "MAN-13",
             where=_of_slots,
             refuses=("MAN-17",),
-            by_name=("num_slots", "validate"),
+            by_name=("num_slots", "version", "validate"),
             draw=_copied,
             weight=1,
         ),
-        _moves("export_pages", "pages page_ids num_slots", "SWAP-2", draw=_exported),
+        _moves("export_pages", "pages page_ids num_slots version", "SWAP-2", by_name=("version",), draw=_exported),
         _moves("read_states", "pages page_ids", "MAN-13"),
         _moves("write_states", "pages page_ids states", "SWAP-2", by_name=("validate",)),
     ),

@@ -81,7 +81,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     add("--schedules", type=int, metavar="N", help="how many schedules (20), or scripts for each relation (6)")
     add("--model", default="full,window:8", metavar="KINDS", help="the kinds of the layers (full,window:8)")
     add("--checkpoint", metavar="FOLDER", help="a checkpoint in place of a model of random weights; or a GGUF file")
-    add("--layout", choices=("v2", "v3"), default="v3", help="how caches lie in memory (v3)")
+    add("--layout", choices=("v2", "v3", "seq_on_lane"), default="v3", help="how caches lie in memory (v3)")
     add("--platform", choices=("xla", "interpret"), default="xla", help="what computes attention (xla)")
     add("--mesh", metavar="DPxTP", help="data shards times devices for KV heads, such as 2x4; a CPU stands for 8")
     add(

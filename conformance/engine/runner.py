@@ -46,7 +46,7 @@ class Runner:
         num_pages: pages of each data shard's pool.
         max_num_seqs: rows of the tables.
         max_num_batched_tokens: the most tokens of a shard's step.
-        layout: ``"v2"`` or ``"v3"``.
+        layout: ``"v2"``, ``"v3"`` or ``"seq_on_lane"``.
         platform: one of `PLATFORMS`.
         mesh: the devices, with axes ``dp`` (data shards) and ``tp`` (KV heads); None for one device.
         optimise: whether programs are compiled to be fast, or to be compiled fast.

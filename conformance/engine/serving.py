@@ -63,7 +63,7 @@ class Engine:
         page_size: tokens in a page; or those of each cache group, one for each kind of layers as they first come.
         max_num_seqs: the most requests that run at a time, on each data shard.
         max_num_batched_tokens: the most tokens of a step, of each data shard.
-        layout: of the caches, ``"v2"`` or ``"v3"``.
+        layout: of the caches, ``"v2"``, ``"v3"`` or ``"seq_on_lane"``.
         platform: ``"xla"``, or ``"interpret"`` for the backend's kernels for TPUs, interpreted.
         mesh: devices with the axes ``dp``, over which requests are spread, and ``tp``, over which KV heads are; None
             for one device.

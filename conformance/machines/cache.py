@@ -19,7 +19,7 @@ from .base import Both, Side
 from .cache_base import LAYOUTS, CacheMachine
 from .calling import Calling, Calls
 from .draws import Drawing, some
-from .layouts import Layout
+from .layouts import Layout, takes_version
 from .properties import start, step
 
 __all__ = ["Cache"]
@@ -47,6 +47,9 @@ class Cache(CacheMachine, Calling):
         lacking = layout.update if not names.offers(layout.update) else "ScaledPages"
         if not names.offers(lacking) and (layout.scaled or lacking == layout.update):
             self.session.lacks.add(lacking)
+            layout = LAYOUTS[0]
+        if not takes_version(names, layout.version):
+            self.session.lacks.add(f"{layout.update}(version)")
             layout = LAYOUTS[0]
         self.build_cache(layout)
 
@@ -131,7 +134,7 @@ class Cache(CacheMachine, Calling):
     def too_many_slots(self, _: Drawing) -> None:
         """A cache with more slots than 32 bits number is refused: nothing of it has to exist for that."""
         layout = self.layout
-        shape = (-(-(2**31) // layout.page_size), layout.page_size, *layout.slot_shape)
+        shape = replace(layout, num_pages=-(-(2**31) // layout.page_size)).shape
         dtype = self.parts(self.backend.pages)[0].dtype if layout.as_bits else np.dtype(layout.dtype)
         tokens = [np.zeros((TOKENS, layout.heads, size), np.float32) for size in layout.dims]
         slots = np.full(TOKENS, -1, np.int32)
@@ -143,7 +146,9 @@ class Cache(CacheMachine, Calling):
             pages: Any = jax.ShapeDtypeStruct
             return jax.eval_shape(update, pages(shape, dtype), *layout.tokens(*tokens), slots)
 
-        self.call(f"{layout.update}(<pages of {shape[0]} x {shape[1]} slots>, keys, values, slots)", act, "CACHE-3")
+        self.call(
+            f"{layout.update}(<pages of {shape[0]} x {layout.page_size} slots>, keys, values, slots)", act, "CACHE-3"
+        )
 
     # -- Copies -----------------------------------------------------------------------------------------------
 
@@ -192,7 +197,7 @@ class Cache(CacheMachine, Calling):
     def pages_of(self, pages: Any) -> list[Array]:
         """The bits of each part of some pages, `[pages, page size, ...]`."""
         parts = tuple(pages) if self.layout.scaled else (pages,)
-        return [bits(part).reshape(part.shape[0], self.layout.page_size, -1) for part in parts]
+        return [bits(self.layout.slots_first(part)).reshape(part.shape[0], self.layout.page_size, -1) for part in parts]
 
     @step("MAN-13", when=lambda self: self.offered("read_states") and self.offered("write_states"))
     def write_states(self, data: Drawing) -> None:

@@ -20,6 +20,8 @@ LAYOUTS = (
     Layout("v3", "int8", heads=3, page_size=4, num_pages=4, scaled=True),
     Layout("v3", "float8_e4m3fn", heads=1, dims=(64, 64), page_size=4, num_pages=4, as_bits=True, scales=(0.5, 2.0)),
     Layout("v2", "float8_e5m2", heads=2, dims=(16, 16), page_size=4, num_pages=4, scaled=True, as_bits=True),
+    Layout("seq_on_lane", "bfloat16", heads=3, dims=(40, 24), page_size=3, num_pages=5),
+    Layout("seq_on_lane", "int8", heads=2, dims=(16, 16), page_size=4, num_pages=4, scaled=True),
     Layout("v2", "int8", heads=1, dims=(96, 96), page_size=4, num_pages=4, scales=(0.03125, 0.25)),
     LatentLayout("v2", "bfloat16", dims=(40, 24), page_size=2, num_pages=5, as_bits=True),
     LatentLayout("v2", "float8_e4m3fn", dims=(136, 130), page_size=3, num_pages=4),
@@ -65,7 +67,7 @@ class CacheMachine(Machine):
     def parts(self, pages: Any) -> tuple[Array, ...]:
         """The bits of everything in a cache, a row for each slot."""
         parts = tuple(pages) if self.layout.scaled else (pages,)
-        return tuple(bits(part).reshape(self.layout.num_slots, -1) for part in parts)
+        return tuple(bits(self.layout.slots_first(part)).reshape(self.layout.num_slots, -1) for part in parts)
 
     def described(self, pages: Any, _: Side) -> object:
         """An update's result, but for what it holds."""

@@ -1,7 +1,8 @@
 """How keys and values lie in a page, told from the documents alone: neither side is asked.
 
 Layout v2 is ``[P, page, rows, Dp]`` and v3 ``[P, page, rows // packing, packing, Dp]``: the key of head h in row 2h,
-its value in row 2h + 1, each padded to 128 columns; v3 with heads of 64 has both in one row, the key first. A latent
+its value in row 2h + 1, each padded to 128 columns; v3 with heads of 64 has both in one row, the key first. Layout
+seq_on_lane is ``[P, rows, Dp, page]``, its scales ``[P, rows, page]``: rows as in v2, padded to 8 words only. A latent
 cache is ``[P, page, columns]``: the latent and behind it the rotary key, each padded to 128.
 """
 
@@ -14,13 +15,22 @@ from ..backends.loading import Backend
 from .arrays import Array, bits, exact, poisoned
 from .base import SPEC
 
-__all__ = ["LatentLayout", "Layout"]
+__all__ = ["LatentLayout", "Layout", "takes_version"]
 
 _LANES = 128
+
+_WORDS = 8
 
 
 def _aligned(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def takes_version(names: Backend, version: str) -> bool:
+    """Whether a backend has a layout: seq_on_lane if the function that writes a cache can be told which it is."""
+    if version != "seq_on_lane":
+        return True
+    return names.offers("kv_cache_update") and names.accepts("kv_cache_update", "version")
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Layout:
     """What a cache holds and how.
 
     Attributes:
-        version: ``v2`` or ``v3``.
+        version: ``v2``, ``v3`` or ``seq_on_lane``.
         dtype: the type of what is stored.
         heads: KV heads.
         dims: the sizes of a key's and a value's head.
@@ -52,7 +62,12 @@ class Layout:
     @property
     def packing(self) -> int:
         """Rows of a slot that lie together."""
-        return 1 if self.version == "v2" else 4 // np.dtype(self.dtype).itemsize
+        return 4 // np.dtype(self.dtype).itemsize if self.version == "v3" else 1
+
+    @property
+    def slots_last(self) -> bool:
+        """Whether a slot is a column of its page."""
+        return self.version == "seq_on_lane"
 
     @property
     def shares_rows(self) -> bool:
@@ -72,17 +87,20 @@ class Layout:
     @property
     def columns(self) -> int:
         """Columns of a row, padding columns counted."""
-        return _aligned(max(self.dims), _LANES)
+        multiple = _WORDS * 4 // np.dtype(self.dtype).itemsize if self.slots_last else _LANES
+        return _aligned(max(self.dims), multiple)
 
     @property
     def slot_shape(self) -> tuple[int, ...]:
         """The shape of a slot."""
-        rows = (self.rows,) if self.version == "v2" else (self.rows // self.packing, self.packing)
+        rows = (self.rows // self.packing, self.packing) if self.version == "v3" else (self.rows,)
         return (*rows, self.columns)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the pages."""
+        if self.slots_last:
+            return (self.num_pages, *self.slot_shape, self.page_size)
         return (self.num_pages, self.page_size, *self.slot_shape)
 
     @property
@@ -97,8 +115,9 @@ class Layout:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that say what the numbers of a cache stand for."""
+        """The keywords that say what the numbers of a cache stand for, and how they lie."""
         named: dict[str, Any] = {"kv_dtype": self.dtype} if self.as_bits else {}
+        named |= {"version": self.version} if self.slots_last else {}
         named |= {
             name: scale for name, scale in zip(("k_scale", "v_scale"), self.scales, strict=True) if scale is not None
         }
@@ -121,6 +140,15 @@ class Layout:
     def given_to(self, names: Backend, pages: Any) -> Any:
         """The same pages for another side, whose ``ScaledPages`` are of its own."""
         return names.get("ScaledPages")(*pages) if self.scaled else pages
+
+    def slots_first(self, part: Any) -> Array:
+        """Pages, or their scales, as a numpy array whose second axis are slots."""
+        array = np.asarray(part)
+        return np.ascontiguousarray(np.moveaxis(array, -1, 1) if self.slots_last else array)
+
+    def laid_out(self, part: Array) -> Array:
+        """The way back from `slots_first`."""
+        return np.ascontiguousarray(np.moveaxis(part, 1, -1)) if self.slots_last else part
 
     # -- Slots ------------------------------------------------------------------------------------------------
 
@@ -158,12 +186,14 @@ class Layout:
             rows = np.clip(rows, -self.largest, self.largest)
         pages = poisoned((self.num_slots, self.rows, self.columns), self.dtype)
         pages[slots] = (np.rint(rows) if self.dtype == "int8" else rows).astype(self.dtype)
-        stored = bits(pages.reshape(self.shape)) if self.as_bits else pages.reshape(self.shape)
+        stored = self.laid_out(pages.reshape(self.num_pages, self.page_size, *self.slot_shape))
+        stored = bits(stored) if self.as_bits else stored
         if not self.scaled:
             return stored
         every = poisoned((self.num_slots, 2 * self.heads), "float32")
         every[slots] = scales
-        return SPEC.get("ScaledPages")(stored, every.reshape(self.num_pages, self.page_size, 2 * self.heads))
+        scales = self.laid_out(every.reshape(self.num_pages, self.page_size, 2 * self.heads))
+        return SPEC.get("ScaledPages")(stored, scales)
 
     def empty(self) -> Any:
         """A cache of the specification that holds poison."""
@@ -178,7 +208,7 @@ class Layout:
 
     def rows_of(self, pages: Any, slots: Any = slice(None)) -> Array:
         """The rows of every slot, or of some, `[slots, rows, columns]`."""
-        values = np.ascontiguousarray(np.asarray(pages[0] if self.scaled else pages))
+        values = self.slots_first(pages[0] if self.scaled else pages)
         rows: Array = values.view(self.dtype).reshape(self.num_slots, self.rows, self.columns)[slots]
         return rows
 
@@ -186,7 +216,7 @@ class Layout:
         """The scales of every slot, or of some, `[slots, 2 * heads]`: its own, or those of all."""
         every = np.tile(self.divisors, (self.num_slots, self.heads))
         if self.scaled:
-            every = np.asarray(pages[1]).reshape(self.num_slots, 2 * self.heads)
+            every = self.slots_first(pages[1]).reshape(self.num_slots, 2 * self.heads)
         scales: Array = every[slots]
         return scales
 

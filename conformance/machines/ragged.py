@@ -126,6 +126,12 @@ COMMON = {
         row=9,
         options={"chunk": 5, "q_scale": 0.5},
     ),
+    "columns": Setup(
+        Layout("seq_on_lane", "bfloat16", heads=3, dims=(40, 24), page_size=5, num_pages=14),
+        group=2,
+        queries="bfloat16",
+        options={"window": 8, "soft_cap": 4.0},
+    ),
     "both sides": Setup(
         Layout("v3", "bfloat16", heads=3, dims=(64, 64), as_bits=True),
         queries="bfloat16",

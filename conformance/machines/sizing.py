@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ..backends.levels import LEVELS
 from .base import Machine, Nothing, Side
 from .draws import Drawing, likely, one_of
-from .layouts import Layout
+from .layouts import Layout, takes_version
 from .properties import start, step
 
 __all__ = ["Sizing"]
@@ -44,12 +44,13 @@ class Sizing(Machine):
 
     @start()
     def construct(self) -> None:
-        """There is nothing to construct."""
+        """Nothing but the layouts that the backend has."""
+        self.versions = [name for name in ("v3", "v2", "seq_on_lane") if takes_version(self.backend.names, name)]
 
     @step("CACHE-1", weight=4)
     def create(self, data: Drawing) -> None:
         """As many pages as the budget of a device holds, padding, scales and all layers counted, and no more."""
-        dtype, version = one_of(data, _DTYPES), one_of(data, ["v3", "v2"])
+        dtype, version = one_of(data, _DTYPES), one_of(data, self.versions)
         keys = one_of(data, _SIZES)
         values = one_of(data, [keys, keys, one_of(data, _SIZES)])
         heads, layers, size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), one_of(data, [16, 1, 33])
@@ -132,7 +133,7 @@ class Sizing(Machine):
             "v_headdim": one_of(data, _SIZES),
             "page_size": one_of(data, [16, 1, 128]),
             "num_pages": data.draw(st.integers(2, 100)),
-            "version": one_of(data, ["v3", "v2"]),
+            "version": one_of(data, self.versions),
             "_kvdtype_str": one_of(data, ["bf16", "f32", "f8_e4m3", "int8"]),
             "num_head_shards": one_of(data, [1, 2]),
             "num_page_shards": one_of(data, [1, 2]),

@@ -1,6 +1,7 @@
 """The views machine: the cache's classes, from the page table to what is read back, on one device or several."""
 
 import functools
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
@@ -15,7 +16,7 @@ from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, worst
 from .base import Both, Machine, Side
 from .cache_base import rounding
 from .draws import Drawing, one_of
-from .layouts import Layout
+from .layouts import Layout, takes_version
 from .properties import start, step
 
 __all__ = ["Sharded", "Views"]
@@ -43,6 +44,13 @@ class ViewMachine(Machine):
     layout: Layout
     shards: int = 1
     holds: dict[int, tuple[Array, Array]]
+
+    def known_to_it(self, layout: Layout) -> Layout:
+        """A layout, or the simplest where the backend has none such."""
+        if takes_version(self.backend.names, layout.version):
+            return layout
+        self.session.lacks.add("kv_cache_update(version)")
+        return replace(layout, version="v3")
 
     def build_views(self, layout: Layout, slices: bool, mesh: Any = None, shards: tuple[int, int] = (1, 1)) -> None:
         """Makes a view of zeros, and tables in which each row has its own pages."""
@@ -205,13 +213,15 @@ class Views(ViewMachine):
         Layout("v3", "int8", heads=1, dims=(64, 64), scaled=True),
         Layout("v3", "bfloat16", heads=1, dims=(80, 16)),
         Layout("v2", "float8_e4m3fn", heads=3, dims=(40, 40), scaled=True),
+        Layout("seq_on_lane", "bfloat16", heads=3, dims=(80, 16)),
+        Layout("seq_on_lane", "int8", heads=2, dims=(24, 40), scaled=True),
     )
 
     @start("CACHE-2", layout=st.sampled_from(known), slices=st.booleans())
     def construct(self, layout: Layout, slices: bool) -> None:
         """A view of zeros."""
         few = "exact" if exact(layout.dtype) else "rounded"
-        self.build_views(self.session.one_of_few(few, layout, 2), slices)
+        self.build_views(self.known_to_it(self.session.one_of_few(few, layout, 2)), slices)
 
     @step("CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", weight=3)
     def concatenate_to_cache(self, data: Drawing) -> None:
@@ -261,11 +271,12 @@ class Sharded(ViewMachine):
         lacking = super().missing(backend)
         return lacking if lacking or jax.device_count() >= 4 else [f"4 devices (there are {jax.device_count()})"]
 
-    @start("CACHE-2", "CACHE-5")
-    def construct(self) -> None:
+    @start("CACHE-2", "CACHE-5", version=st.sampled_from(["v3", "seq_on_lane"]))
+    def construct(self, version: str) -> None:
         """A view of zeros, a part on each device."""
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("dp", "tp"))
-        self.build_views(Layout(heads=4), slices=False, mesh=mesh, shards=(2, 2))
+        layout = self.known_to_it(Layout(self.session.one_of_few("version", version, 1), heads=4))
+        self.build_views(layout, slices=False, mesh=mesh, shards=(2, 2))
 
     @step("CACHE-2", "CACHE-3", "CACHE-5", "TAB-7")
     def write_and_attend(self, data: Drawing) -> None:

@@ -61,7 +61,7 @@ class RaggedPagesCacheMetaData(CacheDescription):
             num_kv_heads=self.num_kv_heads // self.num_head_shards,
             head_dim=self.k_headdim,
             v_head_dim=self.v_headdim,
-            packing=self.kv_head_packing if self.is_v3 else 1,
+            packing=1 if self.is_v2 else self.kv_head_packing,
         )
 
     @property
@@ -83,7 +83,7 @@ class RaggedPagesCacheMetaData(CacheDescription):
         """The shape of a layer's pages over all shards, and what each axis is.
 
         Returns:
-            The shape `[num_page_shards * num_pages, page_size, ...]` with the layout's last axes, and for each axis
+            The shape `[num_page_shards * num_pages, ...]` with the axes of a page behind, and for each axis
             ``"pages"``, ``"kv_heads"`` or None.
 
         Raises:
@@ -91,9 +91,11 @@ class RaggedPagesCacheMetaData(CacheDescription):
         """
         if self.num_pages < 2:
             raise refusal(ValueError, "R1", f"num_pages={self.num_pages} must be known to give a shape")
-        heads, *rest = self.shard_layout.row_shape
-        shape = (self.num_page_shards * self.num_pages, self.page_size, self.num_head_shards * heads, *rest)
-        return shape, ("pages", None, "kv_heads", *(None for _ in rest))
+        layout = self.shard_layout
+        page = layout.page_shape(self.page_size)
+        axes = tuple("kv_heads" if axis == layout.head_axis else None for axis in range(1, len(page) + 1))
+        sizes = (size * self.num_head_shards if name else size for size, name in zip(page, axes, strict=True))
+        return (self.num_page_shards * self.num_pages, *sizes), ("pages", *axes)
 
     # -- Sizes ------------------------------------------------------------------------------------
 

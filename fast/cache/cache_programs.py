@@ -77,15 +77,22 @@ class Placement:
         mesh: the devices; None: one device.
         data: the mesh axes over which pages are split; None: none.
         heads: the mesh axes over which KV heads are split; None: none.
+        head_axis: which axis of pages, and of their scales, runs over KV heads.
     """
 
     mesh: Mesh | None = None
     data: Any = None
     heads: Any = None
+    head_axis: int = 2
 
     @property
     def parts(self) -> PartitionSpec:
-        """The partition of pages `[P, page, rows, ...]`, and of their scales `[P, page, 2H]`."""
+        """The partition of pages, and of their scales."""
+        return partition_spec(self.data, *(None for _ in range(1, self.head_axis)), self.heads)
+
+    @property
+    def slots(self) -> PartitionSpec:
+        """The partition of what pages hold, `[P, page, heads, ...]`, whatever their layout."""
         return partition_spec(self.data, None, self.heads)
 
     def pages(self, kv_pages: Any) -> Any:
@@ -135,8 +142,8 @@ def place_of(mesh: Mesh | None, metadata: RaggedPagesCacheMetaData, partition_ma
     if mesh is None:
         return Placement()
     shape, axes = metadata.get_shape_and_axes()
-    spec = axis_spec(mesh, partition_manager, axes, shape)
-    return Placement(mesh, spec[0], spec[2])
+    spec, head_axis = axis_spec(mesh, partition_manager, axes, shape), axes.index("kv_heads")
+    return Placement(mesh, spec[0], spec[head_axis], head_axis)
 
 
 # -- Making and copying ---------------------------------------------------------------------------
@@ -168,8 +175,8 @@ def placed(pages: Any, place: Placement) -> Any:
     return jax.tree.map(lambda array: jax.device_put(array, sharding), pages)
 
 
-@partial(jax.jit, static_argnums=2, donate_argnums=0)
-def copied(pages: Any, orders: tuple[jax.Array, ...], place: Placement) -> Any:
+@partial(jax.jit, static_argnums=(2, 3), donate_argnums=0)
+def copied(pages: Any, orders: tuple[jax.Array, ...], place: Placement, version: str) -> Any:
     """Pages copied onto others, in each array of a pytree (MAN-13, MAN-17). O(pages copied).
 
     Args:
@@ -177,27 +184,28 @@ def copied(pages: Any, orders: tuple[jax.Array, ...], place: Placement) -> Any:
         orders: sources and destinations, `i32[n]`, the ids of the data shards concatenated; each shard has ids of its
             own. And the number of slots of each, `i32[n]`, where it is not all of them.
         place: the placement of the pages.
+        version: the name of their layout.
     """
-    parts = place.pages(pages)
-    return place.run(copy_pages, (pages, *orders), (parts, *(place.step for _ in orders)), parts)
+    parts, copy = place.pages(pages), partial(copy_pages, version=version)
+    return place.run(copy, (pages, *orders), (parts, *(place.step for _ in orders)), parts)
 
 
-@partial(jax.jit, static_argnums=3)
-def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Placement) -> Any:
+@partial(jax.jit, static_argnums=(3, 4))
+def exported(pages: Any, page_ids: jax.Array, num_slots: jax.Array, place: Placement, version: str) -> Any:
     """Pages on their way off the devices, dead slots zeroed (SWAP-2); arguments as in `copied`. O(pages exported).
 
     ``page_ids`` are as the sources there, and ``num_slots``, `i32[n]`, is the number of leading slots in use of each
     page.
     """
-    parts = place.pages(pages)
-    return place.run(export_pages, (pages, page_ids, num_slots), (parts, place.step, place.step), parts)
+    parts, export = place.pages(pages), partial(export_pages, version=version)
+    return place.run(export, (pages, page_ids, num_slots), (parts, place.step, place.step), parts)
 
 
 @partial(jax.jit, static_argnums=3, donate_argnums=0)
 def imported(pages: Any, page_ids: jax.Array, block: Any, place: Placement) -> Any:
     """Pages replaced by those of a block (SWAP-2); arguments as in `exported`. O(pages imported).
 
-    ``block`` is a pytree like ``pages``, of arrays `[n, page, ...]`.
+    ``block`` is a pytree like ``pages``, of arrays `[n, ...]`.
     """
     parts = place.pages(pages)
     return place.run(write_states, (pages, page_ids, block), (parts, place.step, parts), parts)
@@ -242,6 +250,7 @@ def update(
             slots,
             num_slices=step.num_kv_update_slices,
             kv_dtype=metadata.kvdtype,
+            version=metadata.version,
             **_named(options),
         )
         return written
@@ -326,6 +335,7 @@ def _shapes(metadata: RaggedPagesCacheMetaData) -> dict[str, Any]:
         "num_kv_heads": layout.num_kv_heads,
         "v_head_dim": layout.v_head_dim,
         "kv_dtype": metadata.kvdtype,
+        "version": metadata.version,
     }
 
 
@@ -346,13 +356,14 @@ def heads(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place: Placeme
     unpack, first = (unpack_keys, 0) if part == "keys" else (unpack_values, 1)
 
     def local(kv_pages: Pages) -> jax.Array:
+        values = kv_pages.values if isinstance(kv_pages, ScaledPages) else kv_pages
+        numbers = from_bits(unpack(layout.slots_first(values), layout), metadata.kvdtype)
         if not isinstance(kv_pages, ScaledPages):
-            return from_bits(unpack(kv_pages, layout), metadata.kvdtype)
-        numbers = from_bits(unpack(kv_pages.values, layout), metadata.kvdtype)
-        return numbers.astype(jnp.float32) * kv_pages.scales[..., first::2, None]
+            return numbers
+        return numbers.astype(jnp.float32) * layout.slots_first(kv_pages.scales)[..., first::2, None]
 
     parts = place.pages(kv_pages)
-    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.parts)
+    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.slots)
     return read
 
 
@@ -362,10 +373,10 @@ def combined_rows(kv_pages: Pages, *, metadata: RaggedPagesCacheMetaData, place:
     layout = metadata.shard_layout
 
     def local(kv_pages: Pages) -> jax.Array:
-        stored = kv_pages.values if isinstance(kv_pages, ScaledPages) else kv_pages
+        stored = layout.slots_first(kv_pages.values if isinstance(kv_pages, ScaledPages) else kv_pages)
         rows = stored.reshape(*stored.shape[:2], layout.combined_rows, layout.storage_head_dim)
         return from_bits(rows, metadata.kvdtype)
 
     parts = place.pages(kv_pages)
-    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.parts)
+    read: jax.Array = place.run(local, (kv_pages,), (parts,), place.slots)
     return read

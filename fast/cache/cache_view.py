@@ -61,8 +61,8 @@ class RaggedPagesCacheView(SavedOnMesh):
         metadata: the metadata of the cache.
         layer_index: the index of the layer.
         kv_pages: the pages as the device stores them: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]`
-            (v3), or `ScaledPages` of such. On CPU bfloat16 and float8 are stored as unsigned bits, since XLA rewrites
-            a whole array of those to change one slot.
+            (v3), `[P, 2H, Dp, page]` (seq_on_lane), or `ScaledPages` of such. On CPU bfloat16 and float8 are stored as
+            unsigned bits, since XLA rewrites a whole array of those to change one slot.
         partition_manager: the partition manager that splits the pages over mesh axes; hashable.
         mesh: the devices; None: one device.
     """
@@ -110,7 +110,7 @@ class RaggedPagesCacheView(SavedOnMesh):
         if quantizer is None and metadata.slot_scales:
             quantizer = SlotQuantizer(metadata.kvdtype)
         if isinstance(quantizer, SlotQuantizer):
-            pages = quantizer(pages, metadata.num_kv_heads)
+            pages = quantizer(pages, metadata.num_kv_heads, metadata.version)
         elif quantizer is not None:
             pages = quantizer(pages)
         require_pages(pages, metadata, "CACHE-1")

@@ -85,7 +85,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
             named["num_slots"] = num_slots
         orders = padded_rows(metadata.num_page_shards, **named)
         pages = require_kept([view.kv_pages for view in self.views])
-        copies = programs.copied(pages, orders, self.views[0].place)
+        copies = programs.copied(pages, orders, self.views[0].place, metadata.version)
         return self.replace(
             views=[view.replace(kv_pages=copied) for view, copied in zip(self.views, copies, strict=True)]
         )
@@ -104,7 +104,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
             num_slots: the number of leading slots in use of each page, of the same shape.
 
         Returns:
-            For each layer pages as the view has them, `[shards * m, page, ...]`, m being n or the next of 16, 64, 256,
+            For each layer pages as the view has them, `[shards * m, ...]`, m being n or the next of 16, 64, 256,
             ...: rows behind the n-th of each shard are zeros.
 
         Raises:
@@ -117,7 +117,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
             return []
         ids, slots = padded_rows(metadata.num_page_shards, page_ids=page_ids, num_slots=num_slots)
         pages = require_kept([view.kv_pages for view in self.views])
-        block: list[Any] = programs.exported(pages, ids, slots, self.views[0].place)
+        block: list[Any] = programs.exported(pages, ids, slots, self.views[0].place, metadata.version)
         for array in jax.tree.leaves(block):
             if not isinstance(array, jax.core.Tracer):
                 array.copy_to_host_async()
@@ -128,7 +128,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
 
         Args:
             page_ids: the pages to write, none twice, as in `export_pages`; -1 writes nothing.
-            block: for each layer pages `[shards * k, page, ...]` as `export_pages` gave them, on the host or on the
+            block: for each layer pages `[shards * k, ...]` as `export_pages` gave them, on the host or on the
                 device; rows behind the n-th of each shard are not read.
 
         Returns:

@@ -53,7 +53,8 @@ def require_pages(pages: Any, metadata: RaggedPagesCacheMetaData, clause: str) -
         raise refusal(
             ValueError, clause, f"kv_pages must be {metadata.kvdtype}{list(shape)}, not {found[0]}{list(found[1])}"
         )
-    wanted = (*shape[:2], 2 * metadata.num_kv_heads)
+    slots, heads = metadata.page_size, 2 * metadata.num_kv_heads
+    wanted = (shape[0], heads, slots) if metadata.shard_layout.slots_last else (shape[0], slots, heads)
     if scaled and (tuple(pages.scales.shape) != wanted or pages.scales.dtype != jnp.float32):
         raise refusal(ValueError, clause, f"kv_pages.scales must be float32{list(wanted)}")
 

@@ -4,6 +4,7 @@ All page sizes are taken, with all heads up to 192 and float8 ones up to 256.
 
 | not taken | why |
 |---|---|
+| layout seq_on_lane | a slot is a column of its page: the kernels copy and multiply rows |
 | ScaledPages | every slot and head has a scale of its own, in an array of its own |
 | float32 queries | the tensor cores have 10 bits for them, and 16 times as slow ones for all (ATT-6) |
 | caches in another 16-bit dtype than the queries, float32, integers | a conversion would lose bits |
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..layout import COLUMNS
 from ..options import AttentionOptions
 from ..storage import ScaledPages
 from .geometry import ROWS, Geometry, swizzle_of
@@ -47,6 +49,8 @@ def unsupported(
         kv_pages: `[P, page, ...]`, of the dtype of the numbers, or ScaledPages.
         page_table: `i32[S, pages_per_seq]`.
     """
+    if options.layout.slots_last:
+        return COLUMNS
     if isinstance(kv_pages, ScaledPages):
         return "ScaledPages: every slot and head has a scale of its own"
     layout, dtype, stored = options.layout, jnp.dtype(queries.dtype), jnp.dtype(options.kv_dtype)

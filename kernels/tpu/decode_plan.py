@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..layout import LANES, CacheLayout
+from ..layout import COLUMNS, LANES, CacheLayout
 from ..options import AttentionOptions
 from ..storage import ScaledPages, page_values
 from .block_sizes import DecodeBlocks, blocks_of_drafts, decode_blocks, device_kind, selects_16_bits
@@ -189,6 +189,8 @@ def unsupported(
         page_table: `i32[S, pages_per_seq]`.
     """
     layout = options.layout
+    if layout.slots_last:
+        return COLUMNS
     if jnp.dtype(options.kv_dtype).name not in _KV_DTYPES:
         return f"a cache of {jnp.dtype(options.kv_dtype)}: bfloat16, float8 and int8 are taken"
     if queries.dtype != jnp.dtype(jnp.bfloat16):

@@ -2,6 +2,7 @@
 
 | not taken | why |
 |---|---|
+| layout seq_on_lane | a slot is a column of its page: the kernels copy and multiply rows |
 | ScaledPages, but for decoding | every slot and head has a scale of its own, in an array of its own |
 | float16 caches | Mosaic takes no float16, and XLA gives its bits as integers only by copying the cache |
 | v2 whose rows don't fill tiles: 2H no multiple of 8, nor a power of two of whole words | no part of a tile is copied |
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..layout import COLUMNS
 from ..options import AttentionOptions
 from ..storage import ScaledPages
 from .prefill_geometry import VMEM_BYTES, plan
@@ -42,6 +44,8 @@ def unsupported(
         kv_pages: `[P, page, ...]`, of the dtype of the numbers, or ScaledPages.
         page_table: `i32[S, pages_per_seq]`.
     """
+    if options.layout.slots_last:
+        return COLUMNS
     if isinstance(kv_pages, ScaledPages):
         return "ScaledPages: a kernel applies the scale of each slot and head only where it decodes, over v3"
     if jnp.dtype(options.kv_dtype) == jnp.dtype(jnp.float16):

@@ -28,7 +28,7 @@ def attend(
 
     Args:
         queries: `[T, Hq, D]`, float32, bfloat16 or float16.
-        kv_pages: `[P, page, ...]`, bits too, or ScaledPages.
+        kv_pages: `[P, page, ...]` or `[P, ..., page]`, as the layout has them, bits too, or ScaledPages.
         kv_lens: `i32[S]`, new tokens included.
         page_table: `i32[S, pages_per_seq]`. Keys on pages that don't exist are not read.
         cu_q_lens: `i32[S + 1]`.
@@ -41,10 +41,11 @@ def attend(
     """
     layout = options.layout
     tokens, q_heads, dim = queries.shape
-    num_pages, page_size = page_values(kv_pages).shape[:2]
+    num_pages, page_size = layout.sizes(page_values(kv_pages))
     group = q_heads // layout.num_kv_heads
     batch = ragged(kv_lens, cu_q_lens, num_seqs, tokens, page_size * page_table.shape[1])
-    cache = Cache(_reader(kv_pages, options), page_table, num_pages, page_size, layout.v_head_dim)
+    reader = _column_reader if layout.slots_last else _reader
+    cache = Cache(reader(kv_pages, options), page_table, num_pages, page_size, layout.v_head_dim)
     grouped = queries.reshape(tokens, layout.num_kv_heads, group, dim)
     if sinks is not None:
         sinks = sinks.reshape(layout.num_kv_heads, group)
@@ -75,5 +76,36 @@ def _reader(kv_pages: Any, options: AttentionOptions) -> Read:
         page, offset = page[:, None], offset[:, None]
         values = rows(page, offset, 1, v_columns) * options.value_scale
         return rows(page, offset, 0, k_columns), jnp.where(alive[:, None, :, None], values, 0.0)
+
+    return read
+
+
+def _column_reader(kv_pages: Any, options: AttentionOptions) -> Read:
+    """Reads slots that are columns (seq_on_lane), by whole pages: XLA for TPUs turns all of a cache to read parts."""
+    layout, scaled = options.layout, isinstance(kv_pages, ScaledPages)
+    page_size = layout.sizes(page_values(kv_pages))[1]
+
+    def read(page: jax.Array, offset: jax.Array, alive: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # The slots of a sequence come in the order of its tokens, so that each page but the first begins at offset 0.
+        block = page.shape[1]
+        first = offset[:, :1]
+        begins = jnp.arange(-(-block // page_size) + 1, dtype=jnp.int32)[None] * page_size - first
+        pages = jnp.take_along_axis(page, jnp.clip(begins, 0, block - 1), axis=1)
+        lanes = first + jnp.arange(block, dtype=jnp.int32)[None]
+
+        def columns(stored: jax.Array) -> jax.Array:
+            """Of pages `[P, ..., page]` the block's columns, `[n, ..., b]`."""
+            found = stored.at[pages].get(mode="promise_in_bounds", wrap_negative_indices=False)
+            side_by_side = jnp.moveaxis(found, 1, -2)
+            flat = side_by_side.reshape(*side_by_side.shape[:-2], -1)
+            at = lanes.reshape(lanes.shape[0], *(1 for _ in stored.shape[1:-1]), block)
+            return jnp.take_along_axis(flat, at, axis=-1, mode="promise_in_bounds")
+
+        numbers = from_bits(columns(page_values(kv_pages)), options.kv_dtype).astype(jnp.float32)
+        if scaled:
+            numbers *= columns(kv_pages.scales)[:, :, None]
+        slots = jnp.swapaxes(numbers, 2, 3)  # [n, 2H, b, Dp]
+        values = slots[:, 1::2, :, : layout.v_head_dim] * options.value_scale
+        return slots[:, 0::2, :, : layout.head_dim], jnp.where(alive[:, None, :, None], values, 0.0)
 
     return read

@@ -1,5 +1,7 @@
 """Writing rows into pages in plain JAX, in place where the pages are donated."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,38 +19,72 @@ def update(
     num_slices: jax.Array | None = None,  # i32[1]
     *,
     distinct: bool = False,
+    slot_axis: int = 1,
+    by_page: bool = False,
 ) -> jax.Array:
     """Writes rows into slots; nothing else changes (CACHE-3). O(T), or O(n + tokens in the slices).
 
     Args:
-        pages: `[P, page, *row]`, of any dtype. On CPU, XLA writes bfloat16 and float8 in O(P): store bits there.
+        pages: `[P, page, *row]`, or `[P, *row, page]`, of any dtype. On CPU, XLA writes bfloat16 and float8 in O(P):
+            store bits there.
         rows: `[T, *row]`, of the same dtype.
         slot_mapping: `i32[T]`, the slot of each row, or slices, `i32[3, n]`: first slot, first row, length.
             Slots below 0 or past the last page write nothing, nor do slices that leave a page or the rows.
         num_slices: `i32[1]`, how many slices there are; None with slots.
         distinct: whether XLA may take it that no slot is written twice; where one is, what it holds may be of several
             rows. On GPUs XLA then moves words, and else each number of 8 or 16 bits by a loop of atomic exchanges.
+        slot_axis: which axis of the pages runs over slots: 1, or -1 for the last.
+        by_page: whether slots that are columns are written by taking their page and putting it back, a token after the
+            other: XLA on TPU then leaves the cache where it lies, and else turns all of it there and back.
 
     Returns:
         The pages.
     """
+    write: Callable[..., jax.Array] = (
+        _write_columns if by_page else partial(_scatter, distinct=distinct, slot_axis=slot_axis)
+    )
     if num_slices is None:
-        return _scatter(pages, rows, slot_mapping, distinct)
-    return _write_slices(pages, rows, slot_mapping, num_slices, distinct)
+        return write(pages, rows, slot_mapping)
+    return _write_slices(pages, rows, slot_mapping, num_slices, pages.shape[slot_axis], write)
 
 
 def _scatter(
     pages: jax.Array,  # [P, page, *row]
     rows: jax.Array,  # [T, *row]
     slots: jax.Array,  # i32[T]
+    *,
     distinct: bool,
+    slot_axis: int,
 ) -> jax.Array:
-    num_pages, page_size = pages.shape[:2]
+    num_pages, page_size = pages.shape[0], pages.shape[slot_axis]
     # By page and offset: the address, slot times row size, need not fit into 32 bits.
-    page = jnp.where(slots < 0, num_pages, slots // page_size)
-    place = raw(pages).at[page, slots % page_size]
+    page, offset = jnp.where(slots < 0, num_pages, slots // page_size), slots % page_size
+    place = raw(pages).at[page, offset] if slot_axis == 1 else raw(pages).at[page, ..., offset]
     written = place.set(raw(rows), mode="drop", wrap_negative_indices=False, unique_indices=distinct)
     return as_before(written, pages)
+
+
+def _write_columns(
+    pages: jax.Array,  # [P, *row, page]
+    rows: jax.Array,  # [T, *row]
+    slots: jax.Array,  # i32[T]
+) -> jax.Array:
+    """A page for each token: O(T pages)."""
+    num_pages, page_size = pages.shape[0], pages.shape[-1]
+    lane = jnp.arange(page_size, dtype=jnp.int32)
+
+    def step(token: jax.Array, pages: jax.Array) -> jax.Array:
+        number = slots[token] // page_size
+        exists = (number >= 0) & (number < num_pages)
+        here = exists & (lane == slots[token] % page_size)
+        number = jnp.where(exists, number, 0)
+        page = jax.lax.dynamic_index_in_dim(pages, number, 0)
+        row = jax.lax.dynamic_index_in_dim(rows, token, 0)
+        after: jax.Array = jax.lax.dynamic_update_index_in_dim(pages, jnp.where(here, row[..., None], page), number, 0)
+        return after
+
+    written: jax.Array = jax.lax.fori_loop(0, slots.shape[0], step, pages)
+    return written
 
 
 class _Written(NamedTuple):
@@ -61,10 +97,11 @@ def _write_slices(
     rows: jax.Array,  # [T, *row]
     slices: jax.Array,  # i32[3, n]
     num_slices: jax.Array,  # i32[1]
-    distinct: bool,
+    page_size: int,
+    write: Callable[..., jax.Array],
 ) -> jax.Array:
     """T tokens of the slices a round: one round, unless rows are written to several places."""
-    tokens, page_size = rows.shape[0], pages.shape[1]
+    tokens = rows.shape[0]
     cache_start, new_start, length = slices
     whole = jnp.arange(slices.shape[1], dtype=jnp.int32) < num_slices[0]
     whole &= (cache_start >= 0) & (length <= page_size - cache_start % page_size)
@@ -80,7 +117,7 @@ def _write_slices(
         ahead = place - (ends[which] - length[which])
         slots = jnp.where(used, cache_start[which] + ahead, -1)
         row = jnp.where(used, new_start[which] + ahead, 0)
-        return _Written(state.done + tokens, _scatter(state.pages, rows[row], slots, distinct))
+        return _Written(state.done + tokens, write(state.pages, rows[row], slots))
 
     total = ends[-1] if slices.shape[1] else jnp.int32(0)
     return jax.lax.while_loop(lambda state: state.done < total, step, _Written(jnp.int32(0), pages)).pages

@@ -128,7 +128,8 @@ def ragged_paged_attention(
 
     Args:
         queries: `[T, Hq, D]`: f32, bf16 or f16. Rows past ``cu_q_lens[num_seqs]`` are not read (ATT-4).
-        kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), or `ScaledPages` of them.
+        kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), `[P, 2H, Dp, page]` (seq_on_lane),
+            or `ScaledPages` of them.
         kv_lens: tokens of each sequence in the cache, this step's included, `i32[S]`.
         page_table: the pages of each sequence, `i32[S, pages_per_seq]`; entries past its tokens are not read.
         cu_q_lens: bounds of the sequences' rows, `i32[S + 1]`: sequence s has ``[cu_q_lens[s], cu_q_lens[s + 1])``.
@@ -226,6 +227,7 @@ def _read_call(
         options["kv_dtype"],
         options["k_scale"],
         options["v_scale"],
+        options["version"],
     )
     if num_q_heads % pages.layout.num_kv_heads:
         raise refusal(

@@ -145,5 +145,5 @@ def _read_pages(latent_pages: Any, rank: int, rotary_size: int, kv_dtype: object
     dtype = stored_dtype("latent_pages", array, kv_dtype)
     if dtype == CODES["int8"]:
         raise refusal(TypeError, "CACHE-4", "latent_pages.dtype=int8 would need scales, which latents have none of")
-    require_slots(array.shape)
+    require_slots(array.shape, array.shape[0] * array.shape[1])
     return array, array.view(dtype)

@@ -84,9 +84,12 @@ class RaggedPagesCacheMetaData(CacheDescription):
         """
         if self.num_pages == -1:
             raise refusal(ValueError, "R1", "num_pages=-1 must be known: pages have no shape without it")
-        rows, *rest = self.shard_layout.slot_shape
-        shape = self.num_page_shards * self.num_pages, self.page_size, self.num_head_shards * rows, *rest
-        return shape, ("pages", None, "kv_heads", *([None] * len(rest)))
+        layout = self.shard_layout
+        shape = [self.num_page_shards * self.num_pages, *layout.page_shape(self.page_size)]
+        axes: list[str | None] = ["pages", *[None] * len(shape[1:])]
+        shape[layout.head_axis] *= self.num_head_shards
+        axes[layout.head_axis] = "kv_heads"
+        return tuple(shape), tuple(axes)
 
     # -- Sizes ------------------------------------------------------------------------------------
 

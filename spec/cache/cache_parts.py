@@ -2,7 +2,7 @@
 
 KV heads are split into ``num_head_shards`` parts, pages into ``num_page_shards`` pools; a part is one pool's pages with
 one shard's heads. Each part has its own layout. A layer's array is all parts joined: pools along the first axis, heads
-along the axis of rows (v2) or of groups of rows (v3). Each part is updated and read by itself, with its share of the
+along the axis of rows, or in v3 of groups of rows. Each part is updated and read by itself, with its share of the
 queries, keys, values and metadata, so that the result is that of one device.
 """
 
@@ -37,7 +37,7 @@ class CacheParts:
 
     def __init__(self, metadata: RaggedPagesCacheMetaData) -> None:
         self._metadata = metadata
-        self._pools = metadata.num_page_shards
+        self._pools, self._head_axis = metadata.num_page_shards, metadata.shard_layout.head_axis
         self._heads = metadata.num_head_shards
 
     def __iter__(self) -> Iterator[CachePart]:
@@ -84,8 +84,8 @@ class CacheParts:
     def pages(self, kv_pages: Any, part: CachePart) -> Any:
         """A part's pages, with their scales if the cache has scales."""
         if isinstance(kv_pages, ScaledPages):
-            return ScaledPages(*(self._of(np.asarray(array), part, axis=2) for array in kv_pages))
-        return self._of(np.asarray(kv_pages), part, axis=2)
+            return ScaledPages(*(self._of(np.asarray(array), part, self._head_axis) for array in kv_pages))
+        return self._of(np.asarray(kv_pages), part, self._head_axis)
 
     def joined(self, parts: Mapping[CachePart, NDArray[Any]], axis: int) -> NDArray[Any]:
         """Joins the arrays of all parts: pools along the first axis, heads along ``axis``."""
@@ -94,10 +94,11 @@ class CacheParts:
 
     def joined_pages(self, parts: Mapping[CachePart, Any]) -> Any:
         """Joins the pages of all parts."""
+        axis = self._head_axis
         if isinstance(next(iter(parts.values())), ScaledPages):
-            values = self.joined({part: pages.values for part, pages in parts.items()}, axis=2)
-            return ScaledPages(values, self.joined({part: pages.scales for part, pages in parts.items()}, axis=2))
-        return self.joined(parts, axis=2)
+            values = self.joined({part: pages.values for part, pages in parts.items()}, axis)
+            return ScaledPages(values, self.joined({part: pages.scales for part, pages in parts.items()}, axis))
+        return self.joined(parts, axis)
 
     def _of(self, array: NDArray[Any], part: CachePart, axis: int) -> NDArray[Any]:
         return _split(_split(array, 0, part.pool, self._pools), axis, part.heads, self._heads)
@@ -126,6 +127,7 @@ def require_pages(metadata: RaggedPagesCacheMetaData, pages: Any, clause: str) -
     values = pages.values if scaled else pages
     if getattr(values, "shape", None) != shape or values.dtype != metadata.kvdtype:
         raise refusal(ValueError, clause, f"kv_pages must be {metadata.kvdtype.name}{list(shape)}")
-    wanted = (*shape[:2], 2 * metadata.num_kv_heads)
+    last = (2 * metadata.num_kv_heads, metadata.page_size)
+    wanted = (shape[0], *(last if metadata.shard_layout.slots_last else last[::-1]))
     if scaled and (pages.scales.shape != wanted or pages.scales.dtype != np.float32):
         raise refusal(ValueError, clause, f"kv_pages.scales must be float32{list(wanted)}")

@@ -31,7 +31,8 @@ class RaggedPagesCacheView(SavedOnMesh):
     Attributes:
         metadata: the static description of the cache.
         layer_index: number of the layer.
-        kv_pages: the pages, `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), or `ScaledPages`.
+        kv_pages: the pages, `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), `[P, 2H, Dp, page]`
+            (seq_on_lane), or `ScaledPages`.
         partition_manager: what decides how the pages are split over the mesh.
         mesh: the mesh of devices; None: one device. Only the checks of `init` depend on it.
     """
@@ -74,11 +75,11 @@ class RaggedPagesCacheView(SavedOnMesh):
             raise refusal(TypeError, "R1", f"quantizer={quantizer!r} must be callable")
         pages: Any = np.zeros(metadata.get_shape_and_axes()[0], metadata.kvdtype)
         if isinstance(quantizer, SlotQuantizer):
-            pages = quantizer(pages, metadata.num_kv_heads)
+            pages = quantizer(pages, metadata.num_kv_heads, metadata.version)
         elif quantizer is not None:
             pages = quantizer(pages)
         elif metadata.slot_scales:
-            pages = SlotQuantizer(metadata.kvdtype)(pages, metadata.num_kv_heads)
+            pages = SlotQuantizer(metadata.kvdtype)(pages, metadata.num_kv_heads, metadata.version)
         require_pages(metadata, pages, "CACHE-1")
         return cls(metadata, layer, pages, partition_manager, mesh)
 
@@ -93,7 +94,7 @@ class RaggedPagesCacheView(SavedOnMesh):
         k_scale: float | None = None,
         v_scale: float | None = None,
     ) -> Self:
-        """Writes the keys and values of a step, in either layout (CACHE-3).
+        """Writes the keys and values of a step, in any layout (CACHE-3).
 
         Args:
             key: `[T, H, D]`, or `[batch, seq, H, D]` with T = batch * seq.
@@ -121,7 +122,15 @@ class RaggedPagesCacheView(SavedOnMesh):
             if slots is None:
                 slots, count = self._parts.slots(step, part, len(tokens[0])), None
             pages = self._parts.pages(self.kv_pages, part)
-            written[part] = kv_cache_update(pages, *tokens, slots, num_slices=count, k_scale=k_scale, v_scale=v_scale)
+            written[part] = kv_cache_update(
+                pages,
+                *tokens,
+                slots,
+                num_slices=count,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                version=self.metadata.version,
+            )
         return self.replace(kv_pages=self._parts.joined_pages(written))
 
     # -- Reading ----------------------------------------------------------------------------------
@@ -160,6 +169,7 @@ class RaggedPagesCacheView(SavedOnMesh):
                 *self._parts.batch(step, part),
                 num_kv_heads=self.metadata.shard_layout.num_kv_heads,
                 v_head_dim=self.metadata.v_headdim,
+                version=self.metadata.version,
                 sinks=self._parts.sinks(sinks, part),
                 validate=validate,
                 **options,
@@ -209,6 +219,7 @@ class RaggedPagesCacheView(SavedOnMesh):
                 self._parts.tokens(values, part),
                 self._parts.pages(self.kv_pages, part),
                 *self._parts.batch(step, part),
+                version=self.metadata.version,
                 sinks=self._parts.sinks(sinks, part),
                 validate=validate,
                 **options,
@@ -228,8 +239,9 @@ class RaggedPagesCacheView(SavedOnMesh):
     def flattened_kv_pages(self) -> NDArray[Any]:
         """The stored numbers, padding included, `[P, page, C, Dp]`, in the cache's dtype."""
         values = self.kv_pages.values if isinstance(self.kv_pages, ScaledPages) else self.kv_pages
+        slots = self.metadata.shard_layout.slots_first(np.asarray(values))
         rows = self.metadata.storage_num_combined_kv_heads
-        return np.asarray(values).reshape(*values.shape[:2], rows, self.metadata.storage_head_dim)
+        return slots.reshape(*slots.shape[:2], rows, self.metadata.storage_head_dim)
 
     # -- Documents --------------------------------------------------------------------------------
 
@@ -277,7 +289,7 @@ class RaggedPagesCacheView(SavedOnMesh):
         values: dict[CachePart, NDArray[Any]] = {}
         for part in self._parts:
             own = self._parts.pages(self.kv_pages, part)
-            pages = OpenPages(own, layout.head_dim, layout.v_head_dim, layout.num_kv_heads, None, 1, 1)
+            pages = OpenPages(own, layout.head_dim, layout.v_head_dim, layout.num_kv_heads, None, 1, 1, layout.version)
             everywhere = np.divmod(np.arange(pages.num_pages * pages.page_size), pages.page_size)
             for found, read in zip((keys, values), pages.read(*everywhere), strict=True):
                 found[part] = read.astype(dtype).reshape(pages.num_pages, pages.page_size, *read.shape[1:])

@@ -80,10 +80,9 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         froms = global_ids("sources", sources, metadata.num_page_shards, metadata.num_pages)
         tos = global_ids("destinations", destinations, metadata.num_page_shards, metadata.num_pages)
         slots = None if num_slots is None else slot_counts(num_slots, metadata.num_page_shards, len(froms))
-        copied = copy_pages([view.kv_pages for view in self.views], froms, tos, slots)
-        return self.replace(
-            views=[view.replace(kv_pages=pages) for view, pages in zip(self.views, copied, strict=True)]
-        )
+        pages = [view.kv_pages for view in self.views]
+        copied = copy_pages(pages, froms, tos, slots, version=metadata.version)
+        return self.replace(views=[view.replace(kv_pages=new) for view, new in zip(self.views, copied, strict=True)])
 
     # -- To and from host memory ------------------------------------------------------------------
 
@@ -96,7 +95,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
             num_slots: the number of leading slots of each page that are live, of the same shape.
 
         Returns:
-            The pages of each layer, of the view's kind, `[shards * n, page, ...]`.
+            The pages of each layer, of the view's kind, `[shards * n, ...]`.
 
         Raises:
             TypeError: an id is no integer.
@@ -107,14 +106,15 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
             return []
         ids = global_ids("page_ids", page_ids, metadata.num_page_shards, metadata.num_pages)
         slots = slot_counts(num_slots, metadata.num_page_shards, len(ids))
-        return list(export_pages([view.kv_pages for view in self.views], ids, slots))
+        pages = [view.kv_pages for view in self.views]
+        return list(export_pages(pages, ids, slots, version=metadata.version))
 
     def import_pages(self, page_ids: Any, block: Sequence[Any]) -> Self:
         """Writes exported pages onto pages of every layer (SWAP-2).
 
         Args:
             page_ids: ids of the pages to write, none twice, as in `export_pages`; for -1 nothing is written.
-            block: the pages of each layer, as `export_pages` returned them: `[shards * k, page, ...]` with k >= n, of
+            block: the pages of each layer, as `export_pages` returned them: `[shards * k, ...]` with k >= n, of
                 which the first n of each shard are read.
 
         Returns:

@@ -14,10 +14,13 @@ from .partitions import PartitionManager
 from .pool_size import read_utilization
 from .reading import flag, integer, refusal
 
-__all__ = ["MOST_SLOTS", "CacheDescription", "read_version"]
+__all__ = ["MOST_SLOTS", "VERSIONS", "CacheDescription", "read_version"]
 
 MOST_SLOTS = 2**31 - 1
 """The most slots of a pool: an int32 numbers them."""
+
+VERSIONS = ("v2", "v3", "seq_on_lane")
+"""The names of the layouts."""
 
 _KIND = "RaggedPagesCacheMetaData"
 
@@ -27,12 +30,12 @@ def read_version(version: object) -> str:
 
     Raises:
         TypeError: it is no str.
-        ValueError: it is neither ``"v2"`` nor ``"v3"``.
+        ValueError: it is none of `VERSIONS`.
     """
     if not isinstance(version, str):
         raise refusal(TypeError, "R1", f"version={version!r} must be a str")
-    if version not in ("v2", "v3"):
-        raise refusal(ValueError, "R1", f"version={version!r} must be 'v2' or 'v3'")
+    if version not in VERSIONS:
+        raise refusal(ValueError, "R1", f"version={version!r} must be 'v2', 'v3' or 'seq_on_lane'")
     return version
 
 
@@ -53,7 +56,7 @@ class CacheDescription(Saved):
         num_slices_per_kv_cache_update_page: number of update slices that a kernel handles at a time; -1: not known.
         max_num_tokens: the most tokens of a step; -1: not known.
         max_num_reqs: the most requests of a step; -1: not known.
-        version: the layout, ``v2`` or ``v3``.
+        version: the layout: ``v2``, ``v3``, or ``seq_on_lane``, in which a slot is a column of its page.
         _kvdtype_str: code of the element type: f32, bf16, f16, f8_e4m3, f8_e5m2 or int8; longer names become these.
         num_head_shards: number of devices over which the KV heads of a layer are split.
         num_page_shards: number of pools, each of ``num_pages`` pages with ids of its own (POOL-12).
@@ -145,7 +148,7 @@ class CacheDescription(Saved):
             v_headdim: Dv; None: ``kv_head_dim_size``.
             hbm_utilization: the fraction of a device's memory that the cache may use.
             page_size: tokens in a page.
-            version: the layout, ``v2`` or ``v3``.
+            version: the layout: ``v2``, ``v3`` or ``seq_on_lane``.
             budget_bytes: the bytes of each device that the cache may use, in place of ``hbm_utilization``; None: see
                 `per_device_hbm_budget_bytes`.
             num_pages: P, in place of both: as many pages as that, each page shard its own.

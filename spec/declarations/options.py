@@ -80,6 +80,8 @@ class AttentionOptions(TypedDict, total=False):
             too large if rows are padded.
         v_head_dim: Dv; None: that of the new values, else D.
         kv_dtype: element type of the pages where they hold bits (`u16`, `u8`); else None or their dtype.
+        version: name of the layout of the pages, which ``seq_on_lane`` needs; None: v2 or v3, as they have four
+            dimensions or five.
         validate: whether the values of lengths, bounds and page ids are checked, too, and that no two tokens are
             written to one slot.
     """
@@ -96,6 +98,7 @@ class AttentionOptions(TypedDict, total=False):
     num_kv_heads: Annotated[int | None, None]
     v_head_dim: Annotated[int | None, None]
     kv_dtype: Annotated[Any, None]
+    version: Annotated[str | None, None]
     validate: Annotated[bool, False]
 
 

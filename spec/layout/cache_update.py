@@ -35,6 +35,7 @@ def kv_cache_update(
     kv_dtype: Any = None,
     k_scale: float | None = None,
     v_scale: float | None = None,
+    version: str | None = None,
     validate: bool = False,
 ) -> Any:
     """Writes keys and values into slots of the cache (CACHE-2, CACHE-3, CACHE-4). O(cache), as the cache is copied.
@@ -43,7 +44,8 @@ def kv_cache_update(
     written. Slots must be disjoint.
 
     Args:
-        kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), or `ScaledPages` of them.
+        kv_pages: `[P, page, 2H, Dp]` (v2), `[P, page, groups, packing, Dp]` (v3), `[P, 2H, Dp, page]` (seq_on_lane),
+            or `ScaledPages` of them.
         keys: `[T, H, D]`: f32, bf16 or f16.
         values: `[T, H, Dv]`: f32, bf16 or f16.
         slot_mapping: the slot of each token, `i32[T]`; or slices, `i32[3, n]`: in each column a first slot, a
@@ -52,6 +54,8 @@ def kv_cache_update(
         kv_dtype: element type of ``kv_pages`` where it holds bits (`u16`, `u8`); else None or its dtype.
         k_scale: factor of stored keys, by which new keys are divided when they are written; None: 1.
         v_scale: factor of stored values, by which new values are divided when they are written; None: 1.
+        version: name of the layout, which ``seq_on_lane`` needs; None: v2 or v3, as ``kv_pages`` has four dimensions
+            or five.
         validate: whether the values of slots and slices are checked, too.
 
     Returns:
@@ -63,7 +67,7 @@ def kv_cache_update(
         IndexError: with ``validate``: a slot past the cache, or tokens past ``keys``.
     """
     keys, values = read_keys_values(keys, values)
-    pages = OpenPages(kv_pages, keys.shape[2], values.shape[2], keys.shape[1], kv_dtype, k_scale, v_scale)
+    pages = OpenPages(kv_pages, keys.shape[2], values.shape[2], keys.shape[1], kv_dtype, k_scale, v_scale, version)
     writes = read_writes(
         slot_mapping, num_slices, len(keys), pages.num_pages, pages.page_size, flag("validate", validate)
     )

@@ -13,7 +13,7 @@ __all__ = ["OpenPages"]
 
 
 class OpenPages:
-    """The pages of one layer, of either layout, with or without scales by slot and head.
+    """The pages of one layer, of any layout, with or without scales by slot and head.
 
     Args:
         kv_pages: the argument: an array or `ScaledPages`.
@@ -23,6 +23,7 @@ class OpenPages:
         kv_dtype: element type where the pages hold bits; see `stored_dtype`.
         k_scale: factor of stored keys; None: 1.
         v_scale: factor of stored values; None: 1.
+        version: name of the layout; None: v2 or v3, see `layout_of_shape`.
 
     Attributes:
         layout: layout of the pages.
@@ -43,22 +44,25 @@ class OpenPages:
         kv_dtype: object,
         k_scale: object,
         v_scale: object,
+        version: object = None,
     ) -> None:
         scaled = isinstance(kv_pages, ScaledPages)
         name = "kv_pages.values" if scaled else "kv_pages"
         values = kv_pages.values if scaled else kv_pages
         array = array_of(name, values, tuple(map(str, range(getattr(values, "ndim", 0)))), ())
         dtype = stored_dtype(name, array, kv_dtype)
-        self.layout = layout_of_shape(array.shape, dtype, head_dim, v_head_dim, num_kv_heads)
-        self.num_pages, self.page_size = array.shape[:2]
+        self.layout = layout_of_shape(array.shape, dtype, head_dim, v_head_dim, num_kv_heads, version)
         self._array_dtype = array.dtype
-        self._slots = array.view(dtype)
+        self._slots = self.layout.slots_first(array.view(dtype))
+        self.num_pages, self.page_size = self._slots.shape[:2]
         self._scales: NDArray[np.float32] | None = None
         if scaled:
             if dtype not in LARGEST:
                 raise refusal(TypeError, "R1", f"kv_pages.values.dtype={dtype.name} has no scales: int8 and fp8 have")
-            shape = (self.num_pages, self.page_size, 2 * self.layout.num_kv_heads)
-            self._scales = array_of("kv_pages.scales", kv_pages.scales, shape, (CODES["f32"],))
+            heads = 2 * self.layout.num_kv_heads
+            last = (heads, self.page_size) if self.layout.slots_last else (self.page_size, heads)
+            scales = array_of("kv_pages.scales", kv_pages.scales, (self.num_pages, *last), (CODES["f32"],))
+            self._scales = self.layout.slots_first(scales)
         factors = read_scale("k_scale", k_scale), read_scale("v_scale", v_scale)
         if dtype == CODES["int8"] and not scaled and None in factors:
             raise refusal(
@@ -122,5 +126,5 @@ class OpenPages:
     @property
     def pages(self) -> Any:
         """The pages, of the same kind as the argument."""
-        values = self._slots.view(self._array_dtype)
-        return values if self._scales is None else ScaledPages(values, self._scales)
+        values = self.layout.as_stored(self._slots.view(self._array_dtype))
+        return values if self._scales is None else ScaledPages(values, self.layout.as_stored(self._scales))

@@ -11,23 +11,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..declarations.cache_metadata import read_version
 from ..reading.arguments import INT32, array_of, flag, index, refusal
 
 __all__ = ["copy_pages", "export_pages", "read_states", "write_states"]
 
 
-def copy_pages(pages: Any, sources: Any, destinations: Any, num_slots: Any = None, *, validate: bool = False) -> Any:
+def copy_pages(
+    pages: Any,
+    sources: Any,
+    destinations: Any,
+    num_slots: Any = None,
+    *,
+    version: str | None = None,
+    validate: bool = False,
+) -> Any:
     """Copies pages onto others, as a manager's `PageCopy` and `PartCopy` orders ask before a step (MAN-13, MAN-17).
 
     Every source is read before any destination is written. A pair with an id that no page has is skipped. O(cache),
     as the cache is copied.
 
     Args:
-        pages: a pytree of arrays `[P, ...]`, `ScaledPages` too; with ``num_slots`` `[P, page, ...]`.
+        pages: a pytree of arrays `[P, ...]`, `ScaledPages` too; with ``num_slots`` `[P, page, ...]`, in
+            ``seq_on_lane`` `[P, ..., page]`.
         sources: `i32[n]`.
         destinations: `i32[n]`.
         num_slots: number of leading slots of each page that are copied, `i32[n]`; the others stay as they are. A page
             has no more to copy than it has, and of none or less nothing is copied. None: whole pages.
+        version: name of the layout, which ``seq_on_lane`` needs with ``num_slots``; None: any other layout.
         validate: whether the values of the ids are checked, too.
 
     Returns:
@@ -38,6 +49,7 @@ def copy_pages(pages: Any, sources: Any, destinations: Any, num_slots: Any = Non
         ValueError: a wrong shape; with ``validate`` a destination named twice, or one that is a source, too.
         IndexError: with ``validate``: an id past the pages.
     """
+    axis = _slot_axis(version)
     num_pages = _num_pages(pages)
     froms = array_of("sources", sources, ("n",), (INT32,)).tolist()
     tos = array_of("destinations", destinations, (len(froms),), (INT32,)).tolist()
@@ -61,27 +73,29 @@ def copy_pages(pages: Any, sources: Any, destinations: Any, num_slots: Any = Non
             if end is None:
                 after[destination] = array[source]
             else:
-                after[destination, :end] = array[source, :end]
+                np.moveaxis(after, axis, 1)[destination, :end] = np.moveaxis(array, axis, 1)[source, :end]
         return after
 
     return _mapped(copied, "pages", pages)
 
 
-def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
+def export_pages(pages: Any, page_ids: Any, num_slots: Any, *, version: str | None = None) -> Any:
     """Copies of pages to take off the device, dead slots zeroed; `write_states` puts them back (SWAP-2). O(pages).
 
     Args:
-        pages: a pytree of arrays `[P, page, ...]`, `ScaledPages` too.
+        pages: a pytree of arrays `[P, page, ...]`, in ``seq_on_lane`` `[P, ..., page]`, `ScaledPages` too.
         page_ids: `i32[n]`; for -1, or any other id that no page has, the result is zeros.
         num_slots: number of leading slots of each page that are live, `i32[n]`; the others are zeros in the result.
+        version: name of the layout, which ``seq_on_lane`` needs; None: any other layout.
 
     Returns:
-        A pytree like ``pages`` of arrays `[n, page, ...]`.
+        A pytree like ``pages`` of arrays `[n, ...]`.
 
     Raises:
         TypeError: an argument of a wrong type or dtype.
         ValueError: a wrong shape.
     """
+    axis = _slot_axis(version)
     num_pages = _num_pages(pages)
     ids = array_of("page_ids", page_ids, ("n",), (INT32,)).tolist()
     slots = array_of("num_slots", num_slots, (len(ids),), (INT32,)).tolist()
@@ -91,7 +105,7 @@ def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
         block = np.zeros((len(ids), *array.shape[1:]), array.dtype)
         for place, (page, live) in enumerate(zip(ids, slots, strict=True)):
             if 0 <= page < num_pages and live > 0:
-                block[place, :live] = array[page, :live]
+                np.moveaxis(block, axis, 1)[place, :live] = np.moveaxis(array, axis, 1)[page, :live]
         return block
 
     return _mapped(exported, "pages", pages)
@@ -156,6 +170,11 @@ def write_states(pages: Any, page_ids: Any, states: Any, *, validate: bool = Fal
         return after
 
     return _mapped(written, "pages", pages, states)
+
+
+def _slot_axis(version: str | None) -> int:
+    """The axis of slots in the pages of a layout (R1)."""
+    return -1 if version is not None and read_version(version) == "seq_on_lane" else 1
 
 
 def _require_slots(array: NDArray[Any]) -> None:

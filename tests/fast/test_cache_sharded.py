@@ -52,6 +52,7 @@ SPLITS = [
     Split(1, 2, "f32"),
     Split(1, 4, "int8"),  # a device has one head: half of its rows are padding
     Split(2, 1, "f32"),
+    Split(2, 2, "int8", "seq_on_lane"),
     Split(2, 2, "f32", kind=AxisType.Explicit),
 ]
 NAMES = ("key_pages", "value_pages")

@@ -67,6 +67,9 @@ WORLDS = [
     World("int8", "v2", 2, 32, 32, "table", scaled=True),
     World("f8_e4m3", "v3", 2, 64, 64, "slots", scaled=True),
     World("f8_e5m2", "v2", 1, 48, 32, "slots", scaled=True),
+    World("bf16", "seq_on_lane", 3, 40, 24, "slots"),
+    World("f32", "seq_on_lane", 2, 64, 64, "slices"),
+    World("int8", "seq_on_lane", 2, 24, 40, "table", scaled=True),
 ]
 BF16 = WORLDS[3]
 every_world = pytest.mark.parametrize("world", WORLDS, ids=str)
@@ -123,7 +126,8 @@ def rows_of(view: Any) -> NDArray[np.uint8]:
 
 
 def scales_of(view: Any) -> NDArray[np.float32]:
-    return np.asarray(view.kv_pages.scales).reshape(PAGES * PAGE, -1)
+    scales = np.asarray(view.kv_pages.scales)
+    return (np.moveaxis(scales, -1, 1) if view.metadata.version == "seq_on_lane" else scales).reshape(PAGES * PAGE, -1)
 
 
 # -- Updates --------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ LAYOUTS = [
     ("v3", "bf16", False),
     ("v3", "int8", True),
     ("v2", "f8_e4m3", True),
+    ("seq_on_lane", "bf16", False),
+    ("seq_on_lane", "int8", True),
 ]
 PAGES, PAGE, LAYERS = 6, 4, 2
 
@@ -82,6 +84,8 @@ def test_live_slots_come_back_bit_for_bit_and_dead_ones_are_zero(layout: tuple[s
     for own, other, drawn in zip(block, wanted, noise, strict=True):
         for part, right, before in zip(parts(own), parts(other), drawn, strict=True):
             seen = bits(part)
+            if layout[0] == "seq_on_lane":
+                seen, before, right = (np.moveaxis(pages, -1, 1) for pages in (seen, before, np.asarray(right)))
             assert (seen[0] == before[4]).all()
             assert (seen[1, :1] == before[2, :1]).all()
             assert not seen[1, 1:].any()

@@ -13,6 +13,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kvproof.kernels import copy_pages, export_pages, kv_cache_update, ragged_paged_attention, write_states
+
 from . import aot
 from .aot_grid import Program, attention, check, other_programs, pairwise
 
@@ -26,6 +28,54 @@ MOST_PROGRAMS = 40
 def test_compiles_for_tpus(program: Program) -> None:
     """CACHE-3: what is donated is updated in place; every call that a kernel takes is made by it."""
     check(program)
+
+
+MOVES: dict[str, Callable[..., Any]] = {
+    "part of a page": lambda pages, ids, more: copy_pages(pages, ids, ids, ids, **more),
+    "pages to the host": lambda pages, ids, more: export_pages(pages, ids, ids, **more),
+    "pages from the host": lambda pages, ids, _: write_states(
+        pages, ids, jnp.zeros((8, *pages.shape[1:]), pages.dtype)
+    ),
+    "tokens by slots": lambda pages, ids, more: kv_cache_update(pages, *_tokens(8), ids, **more),
+    "tokens by slices": lambda pages, ids, more: kv_cache_update(
+        pages, *_tokens(8), jnp.stack([ids] * 3), num_slices=ids[:1], **more
+    ),
+    "a batch": lambda pages, ids, more: ragged_paged_attention(
+        jnp.zeros((8, 16, 128), jnp.bfloat16),
+        pages,
+        ids,
+        jnp.outer(ids, ids),
+        jnp.zeros((9,), jnp.int32),
+        ids[:1],
+        **more,
+    ),
+}
+"""Calls that XLA serves, over pages of 8 KV heads."""
+
+READS = ("pages to the host", "a batch")
+
+
+def _tokens(count: int) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros((count, 8, 128), jnp.bfloat16), jnp.ones((count, 8, 128), jnp.bfloat16)
+
+
+@pytest.mark.filterwarnings("ignore::kvproof.kernels.KernelsUnavailable")
+@pytest.mark.parametrize(
+    ("version", "move"), [*(("seq_on_lane", move) for move in MOVES), *(("v3", move) for move in list(MOVES)[:3])]
+)
+def test_what_xla_serves_copies_no_cache(move: str, version: str) -> None:
+    """MAN-17, SWAP-2, CACHE-3: XLA copies a bfloat16 cache to bitcast it, and one of columns to take a slot out."""
+    shape = (2000, 16, 128, 128) if version == "seq_on_lane" else (2000, 128, 8, 2, 128)
+    more = {"version": version} if version == "seq_on_lane" else {}
+    pages: Any = aot.shape(shape, jnp.bfloat16)
+    donated = () if move in READS else (0,)
+
+    def call(*given: Any) -> Any:
+        return MOVES[move](*given, more)
+
+    compiled = aot.compile_for("v6e", call, pages, aot.shape((8,), jnp.int32), donate=donated)
+    analysis: Any = compiled.memory_analysis()
+    assert analysis.temp_size_in_bytes < 2**24 < 2 * pages.size
 
 
 def test_few_programs_cover_all_pairs_of_options() -> None:

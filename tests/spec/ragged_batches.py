@@ -63,7 +63,7 @@ def placed(heads: Heads, key: NDArray[Any], value: NDArray[Any], padding: float 
         padding: what stands in padding.
     """
     packing = 4 // key.dtype.itemsize
-    width = _ceil(max(heads.size, heads.v_size), 128)
+    width = _ceil(max(heads.size, heads.v_size), 8 * packing if heads.version == "seq_on_lane" else 128)
     rows: list[NDArray[Any]] = []
     for head in range(heads.num_kv):
         if heads.version == "v3" and heads.size == heads.v_size == 64:
@@ -73,7 +73,7 @@ def placed(heads: Heads, key: NDArray[Any], value: NDArray[Any], padding: float 
                 row = np.full(width, padding, key.dtype)
                 row[: len(vector)] = vector
                 rows.append(row)
-    if heads.version == "v2":
+    if heads.version != "v3":
         return np.stack(rows)
     while len(rows) % packing:
         rows.append(np.full(width, padding, key.dtype))

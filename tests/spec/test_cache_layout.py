@@ -69,7 +69,7 @@ def test_cache_1_page_bytes_count_padding(heads: int, size: int, dtype: str, ele
 
 
 @given(
-    version=st.sampled_from(["v2", "v3"]),
+    version=st.sampled_from(["v2", "v3", "seq_on_lane"]),
     num_kv=st.integers(1, 6),
     sizes=st.sampled_from([(64, 64), (64, 8), (8, 64), (1, 1), (130, 128), (128, 256)]),
     code=st.sampled_from(sorted(CODES)),

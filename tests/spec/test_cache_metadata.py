@@ -27,7 +27,7 @@ def _mesh(**devices: int) -> Any:
 
 
 @given(
-    version=st.sampled_from(["v2", "v3"]),
+    version=st.sampled_from(["v2", "v3", "seq_on_lane"]),
     code=st.sampled_from(sorted(CODES)),
     layers=st.integers(1, 3),
     heads=st.integers(1, 9),

@@ -50,7 +50,7 @@ sizes = st.sampled_from([(64, 64), (8, 8), (80, 80), (64, 5), (130, 130)])
     code=st.sampled_from(["f32", "bf16", "f16"]),
     heads=st.integers(1, 4),
     sizes=sizes,
-    version=st.sampled_from(["v2", "v3"]),
+    version=st.sampled_from(["v2", "v3", "seq_on_lane"]),
     how=st.sampled_from(["slots", "slices", "table", "batch"]),
 )
 def test_cache_2_what_is_written_is_read(code: str, heads: int, sizes: tuple[int, int], version: str, how: str) -> None:
@@ -71,14 +71,15 @@ def test_cache_2_what_is_written_is_read(code: str, heads: int, sizes: tuple[int
     assert not as_bits(view.kv_pages).any(), "a view is never changed"
     flat = after.flattened_kv_pages()
     assert flat.shape == (6, PAGE, metadata.storage_num_combined_kv_heads, metadata.storage_head_dim)
-    assert flat.tobytes() == after.kv_pages.tobytes()
+    pages = after.kv_pages
+    assert flat.tobytes() == (np.moveaxis(pages, -1, 1) if version == "seq_on_lane" else pages).tobytes()
 
 
 @settings(max_examples=30)
 @given(
     code=st.sampled_from(sorted(CODES)),
     sizes=sizes,
-    version=st.sampled_from(["v2", "v3"]),
+    version=st.sampled_from(["v2", "v3", "seq_on_lane"]),
     tp=st.sampled_from([1, 2, 3]),
     dp=st.sampled_from([1, 2]),
     slot_scales=st.booleans(),
