@@ -5,7 +5,8 @@ a page table's device copy is made and changed. `cache_update`, `attention`, `ml
 `states` hold the functions over a cache's pages; they check their arguments, and what is lowered for a platform with
 kernels of its own (`tpu`, and `gpu` for Hopper) gets these, anything else the plain JAX of `xla`: `dispatch` has the
 one operation that waits for its platform, `choices` and `explanation` say which kernel runs, or why none. `layout` and
-`storage` say where numbers stand in pages and what they mean, `options` and `masks` what a query reads.
+`storage` say where numbers stand in pages and what they mean, `options` and `masks` what a query reads. `tune` measures
+block sizes on a TPU.
 """
 
 from .attention import fused_ragged_paged_attention, ragged_paged_attention

@@ -17,6 +17,7 @@ from .storage import ScaledPages, page_values
 __all__ = [
     "Array",
     "batch",
+    "decode_block",
     "flag",
     "floats",
     "integers",
@@ -25,6 +26,7 @@ __all__ = [
     "pair",
     "pool",
     "positive_integer",
+    "prefill_block",
     "same",
     "slots",
 ]
@@ -36,6 +38,11 @@ FLOATS = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16
 """What queries, and new keys and values, may be."""
 
 _MAX_SLOTS = 2**31
+
+_LEAST_BLOCK = 128
+
+_ROW_TILE = 16
+"""Rows of 16-bit numbers in a register of a TPU."""
 
 
 def array(name: str, value: Any, dims: int, legend: str) -> Any:
@@ -118,6 +125,39 @@ def option_within(name: str, value: Any, longest: int) -> int | None:
         return None
     value = positive_integer(name, value)
     return None if value >= longest else value
+
+
+def decode_block(value: Any, page_size: int) -> int | None:
+    """Keys of a block of the kernel that decodes: a power of two from 128 on, in whole pages; or None. O(1)."""
+    if value is None:
+        return None
+    keys = positive_integer("decode_block", value)
+    if keys < _LEAST_BLOCK or keys & (keys - 1) or keys % page_size:
+        raise ValueError(
+            f"decode_block={keys} must be a power of two, at least {_LEAST_BLOCK}, and whole pages of {page_size} [R1]"
+        )
+    return keys
+
+
+def prefill_block(value: Any, page_size: int, group: int) -> tuple[int, int] | None:
+    """Query tokens and keys of a block of the general kernel: whole registers of rows, and whole pages; or None. O(1).
+
+    Args:
+        value: what was given: a pair of ints.
+        page_size: slots of a page.
+        group: query heads of a KV head: rows are query tokens times these.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"prefill_block={value!r} must be a tuple of two ints, query tokens and keys [R1]")
+    queries, keys = (positive_integer("prefill_block", part) for part in value)
+    if queries * group % _ROW_TILE or keys % page_size:
+        raise ValueError(
+            f"prefill_block={(queries, keys)} must be query tokens that give a multiple of {_ROW_TILE} rows of {group} "
+            f"query heads each, and whole pages of {page_size} keys [R1]"
+        )
+    return queries, keys
 
 
 def flag(name: str, value: Any) -> bool:

@@ -47,6 +47,8 @@ def ragged_paged_attention(
     v_head_dim: int | None = None,
     kv_dtype: Any = None,
     version: str | None = None,
+    decode_block: int | None = None,
+    prefill_block: tuple[int, int] | None = None,
     validate: bool = False,
 ) -> jax.Array:
     """Attention of a ragged batch of queries over the pages of a cache (ATT-1 to ATT-6).
@@ -79,6 +81,10 @@ def ragged_paged_attention(
         v_head_dim: Dv; None: D.
         kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
         version: the layout's name, which seq_on_lane needs; None: v2 or v3, by the number of dimensions.
+        decode_block: keys of a block where a TPU's kernel decodes: a power of two from 128 on, whole pages. None: as
+            measured (`kvproof.kernels.tune`), or by a rule. Other platforms have no use for it.
+        prefill_block: query tokens and keys of a block of a TPU's kernel for all else, alike: a multiple of 16 rows of
+            a KV head's query heads, and whole pages.
         validate: whether the arrays are looked at too; they must be concrete then.
 
     Returns:
@@ -93,7 +99,7 @@ def ragged_paged_attention(
     """
     v_dim = None if v_head_dim is None else arguments.positive_integer("v_head_dim", v_head_dim)
     heads = None if num_kv_heads is None else arguments.positive_integer("num_kv_heads", num_kv_heads)
-    given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale)
+    given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale, decode_block, prefill_block)
     arguments.floats("queries", queries, 3, "[T, Hq, D]")
     named = read_version(version)
     axis = slot_axis(named)
@@ -135,6 +141,8 @@ def fused_ragged_paged_attention(
     v_head_dim: int | None = None,
     kv_dtype: Any = None,
     version: str | None = None,
+    decode_block: int | None = None,
+    prefill_block: tuple[int, int] | None = None,
     validate: bool = False,
 ) -> tuple[jax.Array, Any]:
     """Writes all of a batch's new keys and values, then attends (ATT-5): one sequence may read what another wrote.
@@ -165,6 +173,8 @@ def fused_ragged_paged_attention(
         v_head_dim: Dv; None: that of ``values``.
         kv_dtype: the dtype of the cache's numbers: needed where the pages are unsigned bits.
         version: the layout's name, which seq_on_lane needs; None: v2 or v3, by the number of dimensions.
+        decode_block: as in `ragged_paged_attention`.
+        prefill_block: the same.
         validate: whether the arrays are looked at too; they must be concrete then.
 
     Returns:
@@ -183,7 +193,7 @@ def fused_ragged_paged_attention(
         arguments.same("num_kv_heads", num_kv_heads, "keys.shape[1]", keys.shape[1])
     if v_head_dim is not None:
         arguments.same("v_head_dim", v_head_dim, "values.shape[2]", values.shape[2])
-    given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale)
+    given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale, decode_block, prefill_block)
     lengths = Lengths(kv_lens, page_table, cu_q_lens, num_seqs)
     num_pages, page_size = stored.layout.sizes(page_values(kv_pages))
     options = _options(queries, lengths, given, stored, page_size)
@@ -205,6 +215,8 @@ class _Given(NamedTuple):
     soft_cap: Any
     sinks: Any
     q_scale: Any
+    decode_block: Any
+    prefill_block: Any
 
 
 def _options(
@@ -237,6 +249,8 @@ def _options(
         chunk=arguments.option_within("chunk", given.chunk, longest),
         soft_cap=None if given.soft_cap is None else arguments.number("soft_cap", given.soft_cap, positive=True),
         value_scale=1.0 if v_scale is None else v_scale,
+        decode_block=arguments.decode_block(given.decode_block, page_size),
+        prefill_block=arguments.prefill_block(given.prefill_block, page_size, q_heads // layout.num_kv_heads),
     )
 
 
@@ -311,14 +325,20 @@ def _attend_on(
     if platform == "tpu":
         # Imported where they are needed: most processes never compile for a TPU or a GPU.
         from .tpu import attention as tpu
-        from .tpu.decode import unsupported as cannot_decode
+        from .tpu.decode_plan import sizes_of
+        from .tpu.decode_plan import unsupported as cannot_decode
+        from .tpu.prefill_geometry import plan
+        from .tpu.support import require_blocks
         from .tpu.support import unsupported as unsupported_on_tpu
 
-        if taken("ragged_attention", unsupported_on_tpu(options, queries, numbers, page_table)):
+        require_blocks(options, queries, numbers, page_table)
+        reason = unsupported_on_tpu(options, queries, numbers, page_table)
+        if taken("ragged_attention", reason, blocks=lambda: plan(queries, numbers, page_table, options).blocks):
             return tpu.attend(queries, numbers, *batch, options=options)
         if isinstance(numbers, ScaledPages):
             reason = cannot_decode(options, queries, numbers, page_table)
-            if taken("paged_decode", reason, warn=False):
+            sizes = partial(sizes_of, options, numbers.values.shape[1])
+            if taken("paged_decode", reason, warn=False, blocks=sizes):
                 return tpu.attend_scaled(queries, numbers, *batch, options=options)
     if platform == "cuda":
         from .gpu import attention as gpu

@@ -4,10 +4,11 @@ The one place where a kernel is taken or left is `taken`: whoever compiles is wa
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Call", "KernelsUnavailable", "Served", "asked_of", "listening", "taken", "without_kernels"]
 
@@ -24,11 +25,13 @@ class Served:
         function: the public function that was called.
         kernel: the kernel's name, as profilers show it.
         reason: why it does not run: another kernel does its work, or XLA; None: it runs.
+        blocks: the sizes of the blocks that it works on, a named tuple, where it runs and has such a choice.
     """
 
     function: str
     kernel: str
     reason: str | None
+    blocks: Any = None
 
     @property
     def runs(self) -> bool:
@@ -37,7 +40,10 @@ class Served:
 
     def __str__(self) -> str:
         """One line to read."""
-        return f"{self.function}: {self.kernel} {'runs' if self.runs else f'does not run: {self.reason}'}"
+        if not self.runs:
+            return f"{self.function}: {self.kernel} does not run: {self.reason}"
+        sizes = "" if self.blocks is None else ", ".join(f"{name} {of}" for name, of in self.blocks._asdict().items())
+        return f"{self.function}: {self.kernel} runs{f' with blocks of {sizes}' if sizes else ''}"
 
 
 @dataclass(frozen=True)
@@ -63,20 +69,21 @@ _said: set[str] = set()
 _DEVICES = {"tpu": "TPU", "cuda": "GPU"}
 
 
-def taken(kernel: str, reason: str | None, *, warn: bool = True) -> bool:
+def taken(kernel: str, reason: str | None, *, warn: bool = True, blocks: Callable[[], Any] | None = None) -> bool:
     """Whether a kernel is taken for its part of the call that is being traced. O(1).
 
     Args:
         kernel: its name.
         reason: why it can't be, or None.
         warn: whether it is worth a warning where it isn't.
+        blocks: says the sizes of its blocks, if it can be taken.
     """
     call, reason = _call.get(), _barred.get() or reason
     told = _listener.get()
     if call is None:  # kernels called by themselves, interpreted
         return reason is None
     if told is not None:
-        told.append(Served(call.function, kernel, reason))
+        told.append(Served(call.function, kernel, reason, blocks() if blocks and reason is None else None))
     elif reason is not None and warn and reason not in _said:
         _said.add(reason)
         device = _DEVICES[call.platform or ""]

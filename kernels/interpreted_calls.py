@@ -58,7 +58,7 @@ def options_of_call(
         kv_pages: `[P, page, ...]`, of the dtype of the numbers.
         page_table: `i32[S, pages_per_seq]`.
         num_kv_heads: H.
-        masks: causal, window, chunk and soft cap, as `AttentionOptions` has them.
+        masks: causal, window, chunk and soft cap, as `AttentionOptions` has them, and block sizes.
 
     Raises:
         ValueError: the kernels do not take such a call; on their platform it is left to XLA.

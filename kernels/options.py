@@ -38,6 +38,8 @@ class AttentionOptions:
         chunk: a query at p reads keys j >= p // chunk * chunk only; None: no chunks.
         soft_cap: c: scores s become c * tanh(s / c) before the mask; None: no cap.
         value_scale: what the stored values are multiplied by: v_scale.
+        decode_block: keys of a block where a TPU's kernel decodes; None: as it chooses.
+        prefill_block: query tokens and keys of a block of a TPU's general kernel; None: as it chooses.
     """
 
     layout: CacheLayout
@@ -48,6 +50,8 @@ class AttentionOptions:
     chunk: int | None = None
     soft_cap: float | None = None
     value_scale: float = 1.0
+    decode_block: int | None = None
+    prefill_block: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

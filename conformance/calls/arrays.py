@@ -36,7 +36,7 @@ _DOCUMENTS = dict.fromkeys(
 _VIEW = "metadata layer_index kv_pages partition_manager mesh"
 _READ = (
     "* scale causal window chunk soft_cap sinks q_scale k_scale v_scale num_kv_heads v_head_dim kv_dtype version "
-    "validate"
+    "decode_block prefill_block validate"
 )
 
 CACHE = Table(

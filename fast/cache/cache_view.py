@@ -173,7 +173,7 @@ class RaggedPagesCacheView(SavedOnMesh):
             sinks: one more logit a head, `f32[Hq]`; None: none.
             validate: True to check the values of the step's arrays, which must be concrete then.
             options: those of `ragged_paged_attention` that are static: ``scale``, ``causal``, ``window``, ``chunk``,
-                ``soft_cap``, ``q_scale``, ``k_scale``, ``v_scale``.
+                ``soft_cap``, ``q_scale``, ``k_scale``, ``v_scale``, ``decode_block``, ``prefill_block``.
 
         Returns:
             `[T, Hq, Dv]` in the queries' dtype; rows of no sequence are zeros.

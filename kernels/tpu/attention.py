@@ -14,6 +14,7 @@ from ..ragged import clean_table, misses_pages
 from ..storage import ScaledPages, page_values
 from ..xla import attention as xla
 from . import decode
+from .decode_plan import sizes_of
 from .prefill import Interpret, prefill_by, schedule_of
 from .prefill_schedule import leading_decode_rows
 
@@ -70,7 +71,8 @@ def attend(
         return attended
 
     reason = decode.unsupported(options, queries, kv_pages, page_table)
-    if not taken("paged_decode", reason, warn=False):
+    sizes = partial(sizes_of, options, kv_pages.shape[1])
+    if not taken("paged_decode", reason, warn=False, blocks=sizes):
         return others(jnp.int32(0))()
     cache = (kv_pages, kv_lens, table)
     return _decoded_first(queries, cache, cu_q_lens, num_seqs, sinks, others, options, interpret)
@@ -150,8 +152,10 @@ def _decoded_first(
         out = run(queries[:rows, None], *cache, decoded[None], sinks)[:, 0]
         return jnp.pad(out, ((0, num_tokens - rows), (0, 0), (0, 0)))
 
-    if taken("paged_decode_drafts", decode.unsupported_drafts(options, queries, table), warn=False):
-        most = decode.most_queries(queries.shape[1], options.layout)
+    most = decode.most_queries(queries.shape[1], options.layout)
+    sizes = partial(sizes_of, options, page_values(kv_pages).shape[1], most)
+    reason = decode.unsupported_drafts(options, queries, table)
+    if taken("paged_decode_drafts", reason, warn=False, blocks=sizes):
         drafted = _with_drafts(cache, cu_q_lens, num_seqs, most, options)
         of_drafts = partial(_attended_drafts, queries, cache, cu_q_lens, drafted, sinks, most, run)
         leading = jax.lax.cond(drafted > decoded, of_drafts, of_single)

@@ -1,10 +1,12 @@
-"""How large the decode kernel's blocks are: a table of what was measured, and a rule for what it lacks."""
+"""How large the decode kernel's blocks are: what `block_table` has measured, and a rule for what it lacks."""
 
 from typing import NamedTuple
 
 from jax.experimental.pallas import tpu as pltpu
 
-__all__ = ["DecodeBlocks", "blocks_of_drafts", "decode_blocks", "device_kind", "selects_16_bits"]
+from .block_table import measured_keys
+
+__all__ = ["DecodeBlocks", "blocks_of_drafts", "blocks_of_keys", "decode_blocks", "device_kind", "selects_16_bits"]
 
 
 class DecodeBlocks(NamedTuple):
@@ -36,18 +38,6 @@ _IN_FLIGHT = 2**20
 
 _MOST_BUFFERS = 5
 
-_OF_MANY_HEADS = {16: DecodeBlocks(512, short=(128, 256)), 32: DecodeBlocks(256, short=(128,))}
-
-_MEASURED: dict[tuple[str, str, int, int], DecodeBlocks] = {
-    (kind, "bfloat16", groups, page_size): blocks
-    for kind in ("v5e", "v6e", "7x")
-    for groups, blocks in _OF_MANY_HEADS.items()
-    for page_size in (16, 64, 128)
-}
-"""Device kind, dtype, rows of words of a slot, page size: where the compiler's schedules are shorter
-for other sizes than the rule's. Bundles for 128 tokens of 16 heads: 352 instead of 367 on v6e (pages of 64), 387
-instead of 425 on v5e (pages of 128); of 32 heads 679 instead of 809, and 813 instead of 905. On 7x much as on v6e."""
-
 
 def device_kind() -> str:
     """The kind of device that is compiled for, as `pltpu.ChipVersion` spells it; empty if that isn't known."""
@@ -71,13 +61,22 @@ def decode_blocks(kind: str, dtype: str, groups: int, page_size: int) -> DecodeB
         page_size: slots of a page.
 
     Returns:
-        What the table says; else blocks of 2 MiB, of 128 to 1,024 tokens and at most 64 pages.
+        Of the size that the table says; else blocks of 2 MiB, of 128 to 1,024 tokens and at most 64 pages.
     """
-    measured = _MEASURED.get((kind, dtype, groups, page_size))
+    measured = measured_keys(kind, dtype, groups, page_size)
     if measured is not None:
-        return measured
+        return blocks_of_keys(measured, groups)
     most = min(1024, _BLOCK_BYTES // (_WORD_ROW * groups), _BLOCK_PAGES * page_size)
-    tokens = max(128, page_size, 1 << (max(most, 1).bit_length() - 1))
+    return blocks_of_keys(max(128, page_size, 1 << (max(most, 1).bit_length() - 1)), groups)
+
+
+def blocks_of_keys(tokens: int, groups: int) -> DecodeBlocks:
+    """Blocks of so many tokens, with as many buffers as keep enough in flight, and code for shorter ones. O(1).
+
+    Args:
+        tokens: a power of two of at least 128, whole pages.
+        groups: as in `decode_blocks`.
+    """
     ahead = -(-_IN_FLIGHT // (_WORD_ROW * groups * tokens))
     return DecodeBlocks(
         tokens,

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from ..layout import COLUMNS, LANES, CacheLayout
 from ..options import AttentionOptions
 from ..storage import ScaledPages, page_values
-from .block_sizes import DecodeBlocks, blocks_of_drafts, decode_blocks, device_kind, selects_16_bits
+from .block_sizes import DecodeBlocks, blocks_of_drafts, blocks_of_keys, decode_blocks, device_kind, selects_16_bits
 from .prefill_geometry import fills_tiles
 
-__all__ = ["DecodePlan", "most_queries", "plan", "unsupported", "unsupported_drafts"]
+__all__ = ["DecodePlan", "most_queries", "plan", "sizes_of", "unsupported", "unsupported_drafts"]
 
 _QUERY_BYTES = 2 * 2**20
 """VMEM for the queries of a grid step; the outputs take half as much, and both are there twice."""
@@ -237,6 +237,22 @@ def unsupported_drafts(
     return None
 
 
+def sizes_of(options: AttentionOptions, page_size: int, num_queries: int = 1) -> DecodeBlocks:
+    """The block sizes of a call: by the keys that it asks for, else by `decode_blocks`. O(1).
+
+    Args:
+        options: the options of the call.
+        page_size: slots of a page.
+        num_queries: the query tokens that a sequence may have.
+    """
+    word_rows = options.layout.column_tiles * options.layout.combined_rows // _packing(options.kv_dtype)
+    if options.decode_block is not None:
+        blocks = blocks_of_keys(options.decode_block, word_rows)
+    else:
+        blocks = decode_blocks(device_kind(), jnp.dtype(options.kv_dtype).name, word_rows, page_size)
+    return blocks if num_queries == 1 else blocks_of_drafts(blocks, page_size)
+
+
 def plan(
     queries: jax.Array,  # [B, Q, Hq, D]
     kv_pages: Any,  # [P, page, *row], or ScaledPages of it
@@ -262,10 +278,7 @@ def plan(
     num_rows, num_queries, num_heads, _ = queries.shape
     group = num_heads // layout.num_kv_heads
     if blocks is None:
-        word_rows = layout.column_tiles * layout.combined_rows // _packing(options.kv_dtype)
-        blocks = decode_blocks(device_kind(), jnp.dtype(options.kv_dtype).name, word_rows, page_size)
-        if num_queries > 1:
-            blocks = blocks_of_drafts(blocks, page_size)
+        blocks = sizes_of(options, page_size, num_queries)
     row_bytes = _pairs(layout) * -(-_heads_per_pair(layout) * group * num_queries // 8) * 8 * 2 * LANES * 2
     most = max(1, min(_STEP_ROWS, _QUERY_BYTES // row_bytes, _TABLE_WORDS // pages_per_seq))
     steps = -(-num_rows // most)

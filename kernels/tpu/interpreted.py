@@ -49,6 +49,8 @@ def attend(
     window: int | None = None,
     chunk: int | None = None,
     soft_cap: float | None = None,
+    decode_block: int | None = None,
+    prefill_block: tuple[int, int] | None = None,
     mode: str = "eager",
 ) -> Run:
     """Attention of a ragged batch by the TPU's kernels (ATT-1 to ATT-4, ATT-6).
@@ -65,13 +67,16 @@ def attend(
         window: as there.
         chunk: as there.
         soft_cap: as there.
+        decode_block: as there.
+        prefill_block: as there.
         mode: one of `MODES`.
 
     Raises:
         ValueError: the kernels do not take such a call; on a TPU it is left to XLA.
     """
-    masks = {"causal": causal, "window": window, "chunk": chunk, "soft_cap": soft_cap}
-    options = options_of_call(unsupported, queries, kv_pages, page_table, num_kv_heads, **masks)
+    masks: dict[str, Any] = {"causal": causal, "window": window, "chunk": chunk, "soft_cap": soft_cap}
+    blocks: dict[str, Any] = {"decode_block": decode_block, "prefill_block": prefill_block}
+    options = options_of_call(unsupported, queries, kv_pages, page_table, num_kv_heads, **masks, **blocks)
     kernel = partial(_attend, options=options, mode=mode)
     return _run(kernel, queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
 

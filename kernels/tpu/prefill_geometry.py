@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from ..layout import LANES, CacheLayout, round_up
 from ..options import AttentionOptions
+from .block_sizes import device_kind
+from .block_table import measured_queries_and_keys
 
 __all__ = ["NUM_BUFFERS", "VMEM_BYTES", "Blocks", "Geometry", "block_sizes", "plan"]
 
@@ -218,6 +220,8 @@ def plan(
     group = queries.shape[1] // layout.num_kv_heads
     half = jnp.dtype(jnp.bfloat16)
     narrow = jnp.dtype(queries.dtype) == half
+    if blocks is None:
+        blocks = _asked_or_measured(options, queries.shape[0], group, page_size, pages_per_seq)
     return Geometry(
         layout=layout,
         kv_dtype=kv_dtype,
@@ -228,6 +232,24 @@ def plan(
         query_packing=2 if narrow and group % 2 == 0 else 1,
         blocks=blocks or block_sizes(queries.shape[0], group, page_size, pages_per_seq, layout, kv_dtype.itemsize),
     )
+
+
+def _asked_or_measured(
+    options: AttentionOptions, num_tokens: int, group: int, page_size: int, pages_per_seq: int
+) -> Blocks | None:
+    """The block sizes that a call asks for, or that the table has for its shapes, as far as batch and table need them.
+
+    Arguments are those of `block_sizes`.
+    """
+    layout, dtype = options.layout, jnp.dtype(options.kv_dtype)
+    sizes = options.prefill_block
+    if sizes is None:
+        word_rows = layout.column_tiles * layout.combined_rows * dtype.itemsize // 4
+        sizes = measured_queries_and_keys(device_kind(), dtype.name, word_rows, page_size, group)
+    if sizes is None:
+        return None
+    most = round_up(num_tokens, _ROW_TILE // gcd(_ROW_TILE, group))
+    return Blocks(min(sizes[0], most), min(sizes[1] // page_size, pages_per_seq))
 
 
 def block_sizes(

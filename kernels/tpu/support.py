@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from ..layout import COLUMNS
 from ..options import AttentionOptions
 from ..storage import ScaledPages
+from . import decode_plan
 from .prefill_geometry import VMEM_BYTES, plan
 from .prefill_schedule import most_blocks, schedule_bytes
 
-__all__ = ["unsupported"]
+__all__ = ["require_blocks", "unsupported"]
 
 _SMEM_BYTES = 768 * 2**10
 """What a page table and a schedule may take of the scalar unit's memory."""
@@ -62,3 +63,29 @@ def unsupported(
     if geometry.vmem_bytes > VMEM_BYTES - _SPILLED_BYTES:
         return f"the blocks take {geometry.vmem_bytes} bytes of VMEM, more than {VMEM_BYTES - _SPILLED_BYTES}"
     return None
+
+
+def require_blocks(
+    options: AttentionOptions,
+    queries: jax.Array,  # [T, Hq, D]
+    kv_pages: Any,
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+) -> None:
+    """Refuses blocks that a call asks for and that no TPU has room for, before anything is compiled. O(1).
+
+    Arguments are those of `unsupported`.
+
+    Raises:
+        ValueError: if buffers of such blocks take more VMEM than kernels may [R1].
+    """
+    if options.decode_block is not None and decode_plan.unsupported(options, queries, kv_pages, page_table) is None:
+        needed = decode_plan.plan(queries[:, None], kv_pages, page_table, options, False, False).vmem_bytes
+        _require_room("decode_block", options.decode_block, needed)
+    if options.prefill_block is not None and not isinstance(kv_pages, ScaledPages) and not options.layout.slots_last:
+        _require_room("prefill_block", options.prefill_block, plan(queries, kv_pages, page_table, options).vmem_bytes)
+
+
+def _require_room(name: str, value: object, needed: int) -> None:
+    most = VMEM_BYTES - _SPILLED_BYTES
+    if needed > most:
+        raise ValueError(f"{name}={value}: its buffers take {needed} bytes of VMEM, more than {most} [R1]")

@@ -236,7 +236,36 @@ def _read_call(
             f"queries.shape={queries.shape}: {num_q_heads} heads must be a multiple of the "
             f"{pages.layout.num_kv_heads} KV heads",
         )
+    _require_blocks(options, pages.page_size, num_q_heads // pages.layout.num_kv_heads)
     rule = read_rule(head_dim, num_q_heads, options)
     validate = flag("validate", options["validate"])
     batch = read_batch(*lengths, len(queries), pages.num_pages, pages.page_size, validate)
     return queries, pages, batch, rule
+
+
+def _require_blocks(options: AttentionOptions, page_size: int, group: int) -> None:
+    """Refuses sizes of blocks that no kernel can have (R1); nothing that is computed here depends on them.
+
+    Args:
+        options: the options.
+        page_size: slots of a page.
+        group: query heads of a KV head.
+    """
+    alone, pair = options["decode_block"], options["prefill_block"]
+    if alone is not None:
+        keys = integer("decode_block", alone, minimum=1)
+        if keys < 128 or keys.bit_count() > 1 or keys % page_size:
+            raise refusal(
+                ValueError, "R1", f"decode_block={keys} must be a power of two from 128 on, in pages of {page_size}"
+            )
+    if pair is not None:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise refusal(TypeError, "R1", f"prefill_block={pair!r} must be a tuple of two ints")
+        queries, keys = (integer("prefill_block", number, minimum=1) for number in pair)
+        if queries * group % 16 or keys % page_size:
+            raise refusal(
+                ValueError,
+                "R1",
+                f"prefill_block={pair} must be query tokens of a multiple of 16 rows, {group} each, and keys in pages "
+                f"of {page_size}",
+            )

@@ -82,6 +82,10 @@ class AttentionOptions(TypedDict, total=False):
         kv_dtype: element type of the pages where they hold bits (`u16`, `u8`); else None or their dtype.
         version: name of the layout of the pages, which ``seq_on_lane`` needs; None: v2 or v3, as they have four
             dimensions or five.
+        decode_block: number of keys that a kernel of a TPU works on at a time where it decodes: a power of two, at
+            least 128, and whole pages; None: the kernel's own choice. What is computed does not depend on it.
+        prefill_block: numbers of query tokens and of keys that it works on at a time elsewhere: query tokens that are a
+            multiple of 16 rows (one for each query head of a KV head), and whole pages; None: its own choice.
         validate: whether the values of lengths, bounds and page ids are checked, too, and that no two tokens are
             written to one slot.
     """
@@ -99,6 +103,8 @@ class AttentionOptions(TypedDict, total=False):
     v_head_dim: Annotated[int | None, None]
     kv_dtype: Annotated[Any, None]
     version: Annotated[str | None, None]
+    decode_block: Annotated[int | None, None]
+    prefill_block: Annotated[tuple[int, int] | None, None]
     validate: Annotated[bool, False]
 
 
