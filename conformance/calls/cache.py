@@ -249,7 +249,7 @@ def _shapes(pages: Any, side: Any) -> object:
 
 
 _PAGES = Kind("array", plain=_shapes)
-_OPTIONS = {"num_slices": Kind(fault=_numbered_badly), "kv_dtype": _TYPE, "version": Kind()}
+_OPTIONS = {"num_slices": Kind(fault=_numbered_badly), "kv_dtype": _TYPE}
 _SCALES = {"k_scale": _one_of(0.0, True), "v_scale": _one_of(-1.0)}
 _STORED = ("CACHE-2", "CACHE-4")
 
@@ -288,7 +288,7 @@ CACHES = Table(
                 "values": Kind(fault=_values_badly),
                 "slot_mapping": Kind(fault=_named_badly),
             },
-            _OPTIONS | _SCALES | _CHECKED,
+            _OPTIONS | _SCALES | {"version": Kind()} | _CHECKED,
         ),
         _writes(
             "mla_cache_update",
