@@ -50,7 +50,8 @@ class Turn:
         key_bytes: bytes of HBM for each key.
         pages: turns of the loop that starts the copies of a block's pages, where there is one.
         heads: turns of each loop over heads, in the order of the code; empty: there is none.
-        short_keys: keys that a turn works on when all its blocks are of the smallest size; None: there is one size.
+        sizes: keys that a turn works on where all its blocks are of one size, for each of several sizes, rising.
+        blocks: blocks of a turn, each of one sequence; None: a turn is of one.
     """
 
     kernel: str
@@ -59,7 +60,8 @@ class Turn:
     key_bytes: int
     pages: int
     heads: tuple[int, ...] = ()
-    short_keys: int | None = None
+    sizes: tuple[int, ...] = ()
+    blocks: int | None = None
 
 
 def _lengths(num_seqs: int, page: int) -> tuple[Any, Any, Any, Any]:
@@ -106,11 +108,11 @@ def compile_decode(
 
     aot.compile_for(device, call, queries, pages, kv_lens, table, count, *q_lens)
     plan = plans[0]
-    sizes = [plan.blocks.buffers * tokens for tokens in (*plan.blocks.short, plan.tokens)]
+    sizes = tuple(plan.blocks.buffers * tokens for tokens in (*plan.blocks.short, plan.tokens))
     numbers = layout.combined_rows * layout.storage_head_dim
     key_bytes = numbers * plan.kv_dtype.itemsize + (4 * layout.combined_rows if scaled else 0)
     name = "paged_decode" if num_queries == 1 else "paged_decode_drafts"
-    return Turn(name, sizes[-1], 1, key_bytes, plan.pages_per_block, short_keys=sizes[0])
+    return Turn(name, sizes[-1], 1, key_bytes, plan.pages_per_block, (), sizes, plan.blocks.buffers)
 
 
 def compile_prefill(device: str, page: int) -> Turn:

@@ -72,12 +72,13 @@ class Line:
         device: which TPU.
         page: slots of a page.
         variant: "full": blocks of full size without a mask; "masked": the same with; "short": the smallest blocks
-            (of prefill: of queries).
+            (of prefill: of queries); "middle": those between.
         turn_keys: keys that a turn of the loop over blocks works on.
         turn_queries: query tokens that it works on.
         turn_bundles: bundles of a turn, inner loops times their trips.
         bundles: bundles for 128 keys, and in prefill for 128 query tokens as well.
-        least: the same without what only the first and the last block of a sequence need.
+        sequence: bundles for a whole sequence that fits into one block: of a decoding batch of such; None: not counted.
+        least: `bundles` without what only the first and the last block of a sequence need.
         hbm_cycles: cycles in which HBM gives as many keys.
         ratio: bundles over cycles: below 1 the copies set the pace, unless queries share the keys.
         busiest: the unit that is used most, and the bundles that it alone would need, for as much.
@@ -95,6 +96,7 @@ class Line:
     turn_queries: int
     turn_bundles: int
     bundles: float
+    sequence: float | None
     least: float
     hbm_cycles: float
     ratio: float
@@ -127,13 +129,18 @@ def measure(kernel: str, device: str, page: int) -> list[Line]:
         units, slots, use = read_use(table.read_text())
         schedule = read_schedule(bundles.read_text(), use)
     return [
-        _line(kernel, device, page, variant, schedule, choose, turn, units, slots)
-        for variant, choose in _variants(schedule, turn)
+        _line(kernel, device, page, variant, schedule, choose, turn, place, units, slots)
+        for place, (variant, choose) in enumerate(_variants(schedule, turn))
     ]
 
 
 def _variants(schedule: Schedule, turn: dict[str, Any]) -> list[tuple[str, Choose]]:
     """Which variants of a turn are worth a line: those that differ."""
+    sizes = turn["sizes"]
+    if len(sizes) > 1:
+        names = ["short", *["middle"] * (len(sizes) - 2), "full"]
+        whole = schedule.cost(schedule.block_loop, _trips(schedule, turn)).matrix
+        return [(name, _nearest(whole * keys / sizes[-1])) for name, keys in zip(names, sizes, strict=True)][::-1]
     choices: list[tuple[str, Choose]] = [
         ("full", fullest),
         ("masked", lambda costs: max(costs, key=lambda cost: (cost.matrix, cost.bundles))),
@@ -144,6 +151,11 @@ def _variants(schedule: Schedule, turn: dict[str, Any]) -> list[tuple[str, Choos
         cost = schedule.cost(schedule.block_loop, _trips(schedule, turn), choose)
         seen.setdefault(cost.bundles, (name, choose))
     return list(seen.values())
+
+
+def _nearest(matrix: float) -> Choose:
+    """Chooses blocks of a size, by how many matrix instructions a turn of them has; of equals the shortest."""
+    return lambda costs: min(costs, key=lambda cost: (abs(cost.matrix - matrix), cost.bundles))
 
 
 def _trips(schedule: Schedule, turn: dict[str, Any]) -> Trips:
@@ -171,14 +183,15 @@ def _line(
     schedule: Schedule,
     choose: Choose,
     turn: dict[str, Any],
+    place: int,
     units: Sequence[str],
     slots: Sequence[int],
 ) -> Line:
     cost = schedule.cost(schedule.block_loop, _trips(schedule, turn), choose)
     least = schedule.cost(schedule.block_loop, _trips(schedule, turn), choose, least=True)
     keys, queries = turn["keys"], turn["queries"] if kernel.startswith("prefill") else 1
-    if variant == "short" and turn["short_keys"]:
-        keys = turn["short_keys"]
+    if turn["sizes"]:
+        keys = turn["sizes"][::-1][place]
     share = UNIT / keys * (UNIT / queries if kernel.startswith("prefill") else 1)
     chip = CHIPS[device]
     hbm = UNIT * turn["key_bytes"] / chip.bandwidth * chip.clock
@@ -193,6 +206,7 @@ def _line(
         turn_queries=queries,
         turn_bundles=cost.bundles,
         bundles=round(cost.bundles * share, 1),
+        sequence=round(cost.bundles / turn["blocks"], 1) if turn["blocks"] else None,
         least=round(least.bundles * share, 1),
         hbm_cycles=round(hbm, 1),
         ratio=round(cost.bundles * share / hbm, 3),
@@ -214,9 +228,10 @@ def _text(line: Line) -> str:
     unit, alone = line.busiest
     loops = ", ".join(f"{bundles} x {trips}" for bundles, trips in line.loops) or "none"
     left_out = f"; not counted: {', '.join(map(str, line.left_out))}" if line.left_out else ""
+    sequence = "-" if line.sequence is None else f"{line.sequence:.0f}"
     return (
         f"{line.device:4} {line.page:4}  {line.kernel:18} {line.variant:7} "
-        f"{line.bundles:8.1f} {line.least:7.1f} {line.hbm_cycles:7.1f} {line.ratio:6.2f}  "
+        f"{line.bundles:8.1f} {sequence:>8} {line.least:7.1f} {line.hbm_cycles:7.1f} {line.ratio:6.2f}  "
         f"{unit:>5} {alone:7.1f} {line.spill_share:6.0%}  "
         f"{line.turn_bundles:6} for {line.turn_keys} x {line.turn_queries}, {line.copies} copies; "
         f"loops: {loops}{left_out}"
@@ -225,12 +240,12 @@ def _text(line: Line) -> str:
 
 _HEAD = """\
 bfloat16 or the cache named; 32 / 8 heads of 128; mla: 128 heads, latents of 512 + 64. For 128 keys (prefill: and 128
-query tokens): bundles; the least, without what only the first and the last block of a sequence need; HBM's cycles;
-bundles over them; the busiest unit and what it alone needs; the share of loads and stores that are spills. Then one
-turn of the loop over blocks: its bundles for keys x queries, the copies it starts, its inner loops as bundles x
-trips, variants not counted.
+query tokens): bundles; those of a whole sequence that fits into one block, of many that decode; the least of the
+former, without what only the first and the last block of a sequence need; HBM's cycles; bundles over them; the busiest
+unit and what it alone needs; the share of loads and stores that are spills. Then one turn of the loop over blocks: its
+bundles for keys x queries, the copies it starts, its inner loops as bundles x trips, variants not counted.
 
-TPU  page  kernel             blocks   bundles   least     HBM  ratio  busiest unit  spills"""
+TPU  page  kernel             blocks   bundles sequence   least     HBM  ratio  busiest unit  spills"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -273,10 +273,16 @@ def read_schedule(text: str, use: Sequence[tuple[int, ...]] = ()) -> Schedule:
     begins = set(starts.values())
 
     def after(at: int, to: int) -> int:
-        """A loop's exit is marked; a region that may be skipped begins where its name stands."""
+        """A loop's exit is marked; a region that may be skipped begins where its name stands, or with a branch.
+
+        No branch is issued in the delay of another: one that comes before any name is in the region, whose name the
+        compiler left out. Regions that begin within each other's delay would else be counted one after the other.
+        """
         for bundle in range(at + 1, min(at + 1 + _MOST_DELAY, len(texts))):
             if marks[bundle] == "PF" if to <= at else bundle in begins:
                 return bundle
+            if to > at and bundle in jumps:
+                return min(bundle, at + 1 + _DELAY)
         return at + 1 + _DELAY
 
     return Schedule(bundles, {at: Branch(starts[to], after(at, starts[to])) for at, to in jumps.items()})

@@ -110,3 +110,39 @@ def test_what_is_no_schedule_is_refused(schedule: Schedule) -> None:
     flat = Schedule(schedule.bundles, {})
     with pytest.raises(ValueError, match="0 loops"):
         _ = flat.block_loop
+
+
+NESTED = """
+     0 LB: > { %1 = dma.done.wait [#allocation1], 2048 } /* Start region 1 */
+   0x1   : > { %2 = sbr.rel (%p1) target = $region3 }
+   0x2   :  {}
+   0x3   :  {}
+   0x4   :  {}
+   0x5   :  {}
+   0x6   : > { %3 = sbr.rel (%p2) target = $region2 }
+   0x7   :  {}
+   0x8   :  {}
+   0x9   :  {}
+   0xa   :  {}
+   0xb   : > { %4 = vmatmul.mubr.bf16.mxu1 %v1 ;; %5 = vmatmul.mubr.bf16.mxu1 %v2 } /* Start region 4 */
+   0xc   : > { %6 = sbr.rel (%p3) target = $region3 } /* Start region 2 */
+   0xd   :  {}
+   0xe   :  {}
+   0xf   :  {}
+  0x10   :  {}
+  0x11   : > { %7 = vmatmul.mubr.bf16.mxu1 %v1 } /* Start region 5 */
+  0x12 PF: > { %8 = sbr.rel (!%p4) target = $region1 } /* Start region 3 */
+  0x13   :  {}
+  0x14   :  {}
+  0x15   :  {}
+  0x16   :  {}
+  0x17 PF:  { %9 = vadd.f32 %v1, %v2 }
+"""
+
+
+def test_a_region_may_begin_with_a_branch_and_have_no_name() -> None:
+    """Two variants stand within a region whose branch is their own's neighbour: one of them counts, not both."""
+    schedule = read_schedule(NESTED)
+    cost = schedule.cost(Loop(0, 0x17), lambda *_: 1)
+    assert (cost.matrix, cost.left_out) == (2, [1])
+    assert cost.bundles == 0x17 - 1
