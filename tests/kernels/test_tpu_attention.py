@@ -102,6 +102,39 @@ def test_each_sequence_is_attended_to_once(
         assert_close(outcome.output, reference)
 
 
+@pytest.mark.parametrize(
+    ("q_lens", "launched"),
+    [
+        ((1, 1, 1), {"one query"}),
+        ((1, 3, 8), {"drafts"}),
+        ((1, 9, 1), {"one query", "general"}),
+        ((9, 1), {"one query", "general"}),
+        ((), {"one query"}),
+    ],
+)
+def test_a_kernel_is_launched_in_steps_with_work_for_it_only(
+    monkeypatch: pytest.MonkeyPatch, q_lens: tuple[int, ...], launched: set[str]
+) -> None:
+    """Of a program compiled once for all steps; the kernels are replaced by what notes that it runs."""
+    ran: list[str] = []
+
+    def decode(queries: Any, *_: Any, **__: Any) -> Any:
+        jax.debug.callback(lambda: ran.append("one query" if queries.shape[1] == 1 else "drafts"))
+        return jnp.zeros_like(queries)
+
+    def prefill(_: Any, queries: Any, *__: Any, **___: Any) -> Any:
+        jax.debug.callback(lambda: ran.append("general"))
+        return jnp.zeros_like(queries)
+
+    monkeypatch.setattr(attention.decode, "decode", decode)
+    monkeypatch.setattr(attention, "prefill_by", prefill)
+    options = AttentionOptions(CacheLayout("v3", 2, 128, 128, 2), HALF, 128**-0.5)
+    call: Any = jax.jit(partial(attention.attend, sinks=None, options=options))
+    jax.block_until_ready(call(*batch_of(q_lens, tuple(length + 20 for length in q_lens)).arrays))
+    jax.effects_barrier()
+    assert set(ran) == launched
+
+
 def test_xla_attends_to_what_does_not_decode_over_scaled_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """ATT-1, 4, CACHE-4: of ScaledPages, sequences with one query by the kernel, the others by XLA."""
     monkeypatch.setattr(decode_plan, "decode_blocks", lambda *_: DecodeBlocks(128))
