@@ -16,6 +16,7 @@ from kvproof.kernels.layout import CacheLayout, layout_of
 from kvproof.kernels.options import AttentionOptions
 from kvproof.kernels.storage import ScaledPages
 from kvproof.kernels.tpu import attention, decode_plan, prefill_geometry
+from kvproof.kernels.tpu import decode as decode_module
 from kvproof.kernels.tpu.block_sizes import DecodeBlocks
 from kvproof.kernels.tpu.prefill_schedule import leading_decode_rows
 from kvproof.kernels.tpu.support import unsupported
@@ -28,6 +29,8 @@ F32 = jnp.dtype(jnp.float32)
 E4M3 = jnp.dtype(jnp.float8_e4m3fn)
 
 shape: Callable[..., Any] = jax.ShapeDtypeStruct
+run_to_the_end: Callable[..., Any] = jax.block_until_ready
+wait_for_notes: Callable[[], None] = jax.effects_barrier
 count_decode_rows: Callable[..., Any] = jax.jit(leading_decode_rows)
 
 
@@ -126,12 +129,12 @@ def test_a_kernel_is_launched_in_steps_with_work_for_it_only(
         jax.debug.callback(lambda: ran.append("general"))
         return jnp.zeros_like(queries)
 
-    monkeypatch.setattr(attention.decode, "decode", decode)
+    monkeypatch.setattr(decode_module, "decode", decode)
     monkeypatch.setattr(attention, "prefill_by", prefill)
     options = AttentionOptions(CacheLayout("v3", 2, 128, 128, 2), HALF, 128**-0.5)
     call: Any = jax.jit(partial(attention.attend, sinks=None, options=options))
-    jax.block_until_ready(call(*batch_of(q_lens, tuple(length + 20 for length in q_lens)).arrays))
-    jax.effects_barrier()
+    run_to_the_end(call(*batch_of(q_lens, tuple(length + 20 for length in q_lens)).arrays))
+    wait_for_notes()
     assert set(ran) == launched
 
 
