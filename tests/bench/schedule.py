@@ -285,7 +285,9 @@ def read_schedule(text: str, use: Sequence[tuple[int, ...]] = ()) -> Schedule:
                 return min(bundle, at + 1 + _DELAY)
         return at + 1 + _DELAY
 
-    return Schedule(bundles, {at: Branch(starts[to], after(at, starts[to])) for at, to in jumps.items()})
+    # A region without a name is the program's end: where a second core goes, or a call with nothing to do.
+    ends = {at: starts.get(to, len(texts)) for at, to in jumps.items()}
+    return Schedule(bundles, {at: Branch(to, after(at, to)) for at, to in ends.items()})
 
 
 def kernel_files(folder: Path, kernel: str) -> tuple[Path, Path]:

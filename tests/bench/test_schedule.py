@@ -146,3 +146,9 @@ def test_a_region_may_begin_with_a_branch_and_have_no_name() -> None:
     cost = schedule.cost(Loop(0, 0x17), lambda *_: 1)
     assert (cost.matrix, cost.left_out) == (2, [1])
     assert cost.bundles == 0x17 - 1
+
+
+def test_a_region_without_a_name_is_the_programs_end() -> None:
+    """A second core has nothing to do, on v5p: it goes behind all bundles."""
+    schedule = read_schedule(NESTED.replace("target = $region2 }", "target = $region77 }"))
+    assert schedule.regions[0x6].end == len(schedule.bundles) == 0x18
