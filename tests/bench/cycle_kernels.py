@@ -10,6 +10,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -179,6 +182,39 @@ def compile_jax(device: str, page: int, num_tokens: int) -> Turn:
     return Turn("ragged_paged_attention_kernel", block_pages * page, block_queries, KEY_BYTES, block_pages)
 
 
+def compile_rpa_v3(device: str, page: int) -> Turn:
+    """The kernel of tpu-inference, decoding, over its cache, which is laid out as our v3, with its default blocks.
+
+    Only its own modules are imported, as the package imports vLLM: ``pip install --no-deps tpu-inference`` will do. A
+    block is one of a sequence, however short that is; what is short in a loop of its own is done without trips.
+
+    Raises:
+        RuntimeError: it is not installed.
+    """
+    found = find_spec("tpu_inference")
+    if found is None or found.submodule_search_locations is None:
+        raise RuntimeError("tpu-inference is not installed")
+    package = ModuleType("tpu_inference")
+    package.__path__ = list(found.submodule_search_locations)
+    with patch.dict(sys.modules, {"tpu_inference": package}):
+        rpa: Any = import_module("tpu_inference.kernels.ragged_paged_attention.v3.kernel")
+    queries, new = (
+        aot.shape((NUM_SEQS, NUM_Q_HEADS, HEAD_DIM), DTYPE),
+        aot.shape((NUM_SEQS, NUM_KV_HEADS, HEAD_DIM), DTYPE),
+    )
+    pages = _pages(page, _options())
+    counts = ((NUM_SEQS,), (NUM_SEQS * CONTEXT // page,), (NUM_SEQS + 1,), (3,))
+    version = {"v5e": 5, "v5p": 5, "v6e": 6, "7x": 7}[device]
+    shapes = (DTYPE, DTYPE, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, page, NUM_SEQS, NUM_SEQS, CONTEXT // page)
+    with patch.object(rpa, "get_tpu_version", lambda: version):
+        blocks = rpa.get_default_block_sizes(*shapes, case=rpa.RpaCase.DECODE)
+        call = partial(rpa.ragged_paged_attention, sm_scale=HEAD_DIM**-0.5)
+        aot.compile_for(device, call, queries, new, new, pages, *(aot.shape(shape, I32) for shape in counts))
+    keys = blocks["bkv_sz"]
+    name = f"RPAd-p_{page}-bq_{blocks['bq_sz']}_{blocks['bq_csz']}-bkv_{keys}_{blocks['bkv_csz']}"
+    return Turn(name, keys, 1, KEY_BYTES, 1, (keys // blocks["bkv_csz"],), blocks=1)
+
+
 KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode": compile_decode,
     "decode-e4m3": partial(compile_decode, kv_dtype=jnp.float8_e4m3fn),
@@ -194,6 +230,7 @@ KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode-32-heads": partial(compile_decode, heads=32),
     "decode-drafts": partial(compile_decode, num_queries=8),
     "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
+    "decode-rpa-v3": compile_rpa_v3,
     "prefill": compile_prefill,
     "prefill-jax": partial(compile_jax, num_tokens=PREFILL_TOKENS),
     "mla-decode": compile_mla,

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,6 +40,7 @@ KERNELS = (
     "decode-32-heads",
     "decode-drafts",
     "decode-jax",
+    "decode-rpa-v3",
     "prefill",
     "prefill-jax",
     "mla-decode",
@@ -254,10 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 1 if a kernel was not compiled or not understood, else 0.
     """
+    installed = [name for name in KERNELS if name != "decode-rpa-v3" or find_spec("tpu_inference")]
     parser = argparse.ArgumentParser(prog="python -m tests.bench.cycle_report", description=__doc__.splitlines()[0])
     parser.add_argument("--devices", nargs="+", choices=CHIPS, default=["v5e", "v6e", "7x"])
     parser.add_argument("--pages", nargs="+", type=int, default=[16, 64, 128])
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=installed)
     parser.add_argument("--json", type=Path, help="write the lines there as well")
     chosen = parser.parse_args(arguments)
     print(_HEAD)
