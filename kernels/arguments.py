@@ -194,8 +194,9 @@ def pool(name: str, kv_pages: Any, dims: Sequence[int], legend: str, slot_axis: 
         array(f"{name}.scales", scales, 3, "[P, page, 2H]" if slot_axis == 1 else "[P, 2H, page]")
         if scales.dtype != jnp.float32:
             raise TypeError(f"{name}.scales must be float32, not {scales.dtype} [R1]")
+        axes = "[:2]" if slot_axis == 1 else "[::2]"
         sizes = (scales.shape[0], scales.shape[slot_axis])
-        same(f"the pages and slots of {name}.scales", sizes, f"those of {part}", (num_pages, page_size))
+        same(f"{name}.scales.shape{axes}", sizes, f"the pages and slots of {part}", (num_pages, page_size))
     return num_pages, page_size
 
 
