@@ -6,8 +6,9 @@ slots are asked for. Where these do not come, what is cached and held by nobody 
 does; here only where that makes the room. Its blocks begin with number 2, our pages with 1.
 
 It has one group here, of full attention: a sliding window is kept as a ring, whose pages stand at no places of ours.
-Salts, adapters and the version of the weights have no place in its requests, and do not arrive. A request that asks for
-log-probabilities of its prompt, which it does not know, is not looked up.
+Pages that a caller hands back as hits are no argument of its functions: it looks them up again, and the adapter refuses
+the call where it then finds others. Salts, adapters and the version of the weights have no place in its requests, and
+do not arrive. A request that asks for log-probabilities of its prompt, which it does not know, is not looked up.
 """
 
 from collections.abc import Iterable
@@ -92,7 +93,7 @@ class CacheManager:
         return ([block - _TRASH for block in self._allocator.block_table.get(request_id, [])],)
 
     def get_computed_pages(self, request: Any) -> tuple[CachePages, int]:
-        """See ``match_prefix_blocks``, which ``search_prefix_match`` asks before it takes what is found."""
+        """See ``match_prefix_blocks``, which ``search_prefix_match`` asks before it takes what it found."""
         if not self.cache.use_prefix_sharing or request.sampling_params.prompt_logprobs is not None:
             return CachePages([[]]), 0
         found = self._allocator.match_prefix_blocks([int(token) for token in request.all_token_ids])
@@ -102,7 +103,7 @@ class CacheManager:
     def allocate_slots(
         self, request: Any, num_new_tokens: Any, num_new_computed_tokens: Any = 0, new_computed_pages: Any = None
     ) -> CachePages | None:
-        """See ``can_store_request_tokens``, ``acquire_prefix_blocks`` and ``mark_complete_blocks``."""
+        """See ``can_store_request_tokens``, ``search_prefix_match`` and ``mark_complete_blocks``."""
         name, computed = request.request_id, request.num_computed_tokens
         live = self._live.get(name)
         if live is not None:
@@ -110,8 +111,13 @@ class CacheManager:
         else:
             live = _Live(request, self._state(name, []))
         if new_computed_pages is not None:
-            found = [page + _TRASH for page in new_computed_pages.pages[0]]
-            self._allocator.acquire_prefix_blocks(name, num_new_computed_tokens, found)
+            tokens = [int(token) for token in request.all_token_ids[: num_new_computed_tokens + 1]]
+            found = self.cache.search_prefix_match(name, tokens)
+            if (found, self.get_page_ids(name)[0]) != (num_new_computed_tokens, new_computed_pages.pages[0]):
+                self.cache.free_blocks(name)
+                raise ValueError(
+                    f"new_computed_pages={new_computed_pages.pages!r}: another look-up finds {found} tokens"
+                )
         held = len(self._allocator.block_table.get(name, []))
         live.state.position_offset = computed + num_new_computed_tokens
         if not self._has_room(live.state, num_new_tokens):

@@ -1,7 +1,8 @@
 """vLLM's own tests of its scheduler, with our manager in place of its `KVCacheManager`.
 
 By hand, and not in CI: it needs vLLM 0.33.0 and its sources, whose wheel has no tests, and the configurations of the
-models that the tests name, from the Hugging Face Hub or its cache. Then::
+models that the tests name (OPT-125m and 350m, LLaVA 1.5 7B), from the Hugging Face Hub or its cache; with the cache and
+without a network set ``HF_HUB_OFFLINE=1``, else each test waits for the Hub until it gives up. Then::
 
     python -m tests.demonstrations.vllm_own_tests CHECKOUT      # some minutes
 
