@@ -19,13 +19,21 @@ from .base import Both, Side
 from .cache_base import LAYOUTS, CacheMachine
 from .calling import Calling, Calls
 from .draws import Drawing, some
-from .layouts import Layout, takes_version
+from .layouts import LatentLayout, Layout, takes_version
 from .properties import start, step
 
 __all__ = ["Cache"]
 
-_FEW = {"exact": 3, "rounded": 2}
+_FEW = {"exact": 3, "rounded": 2, "latent": 1}
 """How many layouts there are in a run of the usual length: a second goes into the programs of each."""
+
+_DRAWN = st.one_of(
+    *(
+        st.sampled_from([layout for layout in LAYOUTS if (layout.update, layout.version) == way])
+        for way in dict.fromkeys((layout.update, layout.version) for layout in LAYOUTS)
+    )
+)
+"""The layouts, each function and version as often as the others, so that every run draws one of each."""
 
 
 class Cache(CacheMachine, Calling):
@@ -38,10 +46,10 @@ class Cache(CacheMachine, Calling):
     tables: ClassVar[tuple[Table, ...]] = (CACHES,)
     examples, num_steps = 24, 14
 
-    @start("CACHE-3", layout=st.sampled_from(LAYOUTS))
+    @start("CACHE-3", layout=_DRAWN)
     def construct(self, layout: Layout) -> None:
         """A cache that holds NaN, or a large number where there is no NaN."""
-        few = "exact" if exact(layout.dtype) else "rounded"
+        few = "latent" if isinstance(layout, LatentLayout) else "exact" if exact(layout.dtype) else "rounded"
         layout = self.session.one_of_few(few, layout, _FEW[few])
         names = self.backend.names
         lacking = layout.update if not names.offers(layout.update) else "ScaledPages"
