@@ -40,11 +40,15 @@ _COLUMNS = 5
 class EntryReader:
     """Reads entries one after another.
 
+    Args:
+        bounded: whether it refuses objects that are larger, or more, than a replay makes.
+
     Attributes:
         ended: whether the log's end was read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounded: bool = True) -> None:
+        self._bounded = bounded
         self.ended = False
         self._names: list[str] = []
         self._pages = self._entries = 0
@@ -88,12 +92,12 @@ class EntryReader:
     # -- Objects and requests ---------------------------------------------------------------------
 
     def _made(self, number: Any, name: Any, arguments: dict[str, Any]) -> Made:
-        if number != len(self._names) or isinstance(number, bool) or number >= _MOST_OBJECTS:
+        if number != len(self._names) or isinstance(number, bool) or (self._bounded and number >= _MOST_OBJECTS):
             raise ValueError(f"object {number!r}: the next one must be {len(self._names)}")
         if not isinstance(name, str) or name not in CLASSES:
             raise ValueError(f"object {number} is of no known class")
         if "of" in arguments:
-            self._name(_whole("of", arguments["of"], _MOST_OBJECTS))
+            self._name(arguments["of"])
             if set(arguments) - {"of", "group"}:
                 raise ValueError(f"object {number}: a part is given no arguments")
             _whole("group", arguments.get("group", 0), _MOST_GROUPS)
@@ -102,7 +106,8 @@ class EntryReader:
             if not set(needed) <= set(arguments) <= {*needed, *possible}:
                 raise ValueError(f"object {number}: {name} is made of {', '.join(needed)}")
             arguments = {argument: _argument(argument, value) for argument, value in arguments.items()}
-            self._require_room(arguments)
+            if self._bounded:
+                self._require_room(arguments)
         self._names.append(name)
         return Made(number, name, arguments)
 
@@ -183,7 +188,7 @@ class EntryReader:
             "delay_cache_pages": bool(options.get("delay", False)),
         }
         if options.get("tables") is not None:
-            self._name(_whole("tables", options["tables"], _MOST_OBJECTS))
+            self._name(options["tables"])
             arguments |= {"tables": {"k": options["tables"]}, "rows": rows}
         requests = [self._known(request) for request in numbers_of(numbers)]
         lengths = _column(known, len(requests))

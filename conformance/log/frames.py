@@ -104,9 +104,9 @@ def frames(
                 yield waiting
             waiting = camera.take(replayed)
     if run.wrong is not None and waiting is not None:  # a wrong state is seen behind the operation that left it
-        operation, difference, _ = run.wrong
+        difference, _ = run.wrong
         fault = f"{difference.clause}: {difference.observed}, expected {difference.expected}"
-        if waiting.number != operation.number:
+        if waiting.number != camera.last.operation.number:
             yield waiting
             waiting = camera.take(camera.last)
         waiting = replace(waiting, fault=fault)

@@ -24,11 +24,13 @@ class Player:
         holders: what holds the public names of each side, the specification or a backend.
         sides: the sides.
         requests: the requests by number, the same ones on all sides: nobody writes to them.
+        live: the ids of those that were not freed, or named again since.
     """
 
     holders: Sequence[Any]
     sides: list[Side] = field(init=False)
     requests: list[Request] = field(default_factory=list)
+    live: dict[str, None] = field(default_factory=dict)
     _lengths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,9 +78,13 @@ class Player:
         """
         try:
             self._tell(operation)
-            return [side.call(operation) for side in self.sides]
+            answers = [side.call(operation) for side in self.sides]
         except (MemoryError, RecursionError) as error:
             raise UnplayableError(f"operation {operation.number} asks for too much") from error
+        freed = operation.arguments.get("request")
+        if operation.method == "free" and answers[0].error is None and isinstance(freed, dict):
+            self.live.pop(self.requests[freed["r"]].request_id, None)
+        return answers
 
     def _tell(self, operation: Operation) -> None:
         """Brings the requests of a call to what they said when it was made."""
@@ -110,4 +116,5 @@ class Player:
         if not isinstance(known, int) or not 0 <= known <= self._lengths[number]:
             raise UnplayableError(f"request {number}: {known!r} tokens, the log has fewer")
         request.num_tokens = known
+        self.live[request.request_id] = None
         return request

@@ -79,11 +79,13 @@ class RecordedCall:
         self._frees = method == "free"
         self._learns = method == "cache_full_pages"
         self._ends = method in _ENDS
+        self._passed = call.reads and writer.passes_over
+        self._method = method
         functools.update_wrapper(self, act)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes the call and notes it."""
-        if self._writer.failure is not None:  # the log has ended
+        """Makes the call and notes it, unless the log has ended or passes it over."""
+        if self._writer.failure is not None or (self._passed and self._passed(self._method)):
             return self._act(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
         shape = self._shape(args, kwargs)
         values: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args

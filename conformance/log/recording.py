@@ -16,11 +16,11 @@ from .format import LogError
 from .recorded_batch import record_batch
 from .recorded_calls import KeyOrigins, RecordedCall
 from .recorded_slots import can_record_slots, record_slots
-from .states import digest, read_state
+from .states import read_state
 from .values import page_ids, plain
-from .writer import LogWriter
+from .writer import LogFile, LogWriter
 
-__all__ = ["Recorded", "record"]
+__all__ = ["Recorded", "arguments_of", "record", "wrapped"]
 
 
 def record(
@@ -63,20 +63,20 @@ def record(
     name = next((base.__name__ for base in type(thing).__mro__ if base.__name__ in CALLS), None)
     if name is None or isinstance(thing, Recorded):
         raise TypeError(f"thing must be one of {', '.join(CALLS)} and not recorded yet, not {type(thing).__name__}")
-    arguments = _arguments(name, thing, dict(options or {}))
+    arguments = arguments_of(name, thing, dict(options or {}))
     _require_fresh(name, thing)
     writer = (
         file._kvproof_writer
         if isinstance(file, Recorded)
-        else LogWriter(Path(file), show_tokens=show_tokens, redact=redact, states_every=states_every)
+        else LogFile(Path(file), show_tokens=show_tokens, redact=redact, states_every=states_every)
     )
     if "kv_cache_groups" in arguments and writer.redact:
         for group in arguments["kv_cache_groups"]:
             group["layer_names"] = group["layer_names"] and list(map(writer.requests.text, group["layer_names"]))
-    return _wrap(writer, name, thing, arguments)
+    return wrapped(writer, name, thing, arguments)
 
 
-def _arguments(name: str, thing: Any, options: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(name: str, thing: Any, options: dict[str, Any]) -> dict[str, Any]:
     """How an object was made, as far as it shows that, or as it was told."""
     needed, possible = CLASSES[name]
     unknown = options.keys() - {*needed, *possible}
@@ -119,26 +119,33 @@ def _require_fresh(name: str, thing: Any) -> None:
         raise LogError(f"the {name} was used before: a log begins with a fresh one")
 
 
-def _wrap(writer: LogWriter, name: str, thing: Any, arguments: dict[str, Any]) -> "Recorded":
-    """Wraps an object and its parts, and has their states noted."""
+def wrapped(writer: LogWriter, name: str, thing: Any, arguments: dict[str, Any]) -> "Recorded":
+    """Wraps an object and its parts, and has their states noted.
+
+    Args:
+        writer: the log.
+        name: the object's class.
+        thing: the object.
+        arguments: how it was made.
+    """
     kind = _RecordedTables if name == "MultiGroupPageTable" else Recorded
-    wrapped = kind(writer, name, thing, arguments)
-    own = wrapped.__dict__
+    recorded = kind(writer, name, thing, arguments)
+    own = recorded.__dict__
     number = own["_kvproof_number"]
     if name == "CacheManager":
-        own["page_pool"] = _wrap(writer, "PagePool", thing.page_pool, {"of": number})
+        own["page_pool"] = wrapped(writer, "PagePool", thing.page_pool, {"of": number})
         if not writer.states_every and can_record_slots(thing):
             own["allocate_slots"] = record_slots(writer, number, thing, own["allocate_slots"])
         if "allocate_slots_batch" in own:
             own |= record_batch(writer, number, thing, own["allocate_slots_batch"], own["slot_of"])
     if name == "MultiGroupPageTable":
         own["page_tables"] = [
-            _wrap(writer, "PageTable", table, {"of": number, "group": group})
+            wrapped(writer, "PageTable", table, {"of": number, "group": group})
             for group, table in enumerate(thing.page_tables)
         ]
     if "of" not in arguments:
         _watch(writer, number, name, thing)
-    return wrapped
+    return recorded
 
 
 class Recorded:
@@ -164,8 +171,8 @@ class Recorded:
         own = self.__dict__
         value = getattr(own["_kvproof_thing"], attribute)
         call = own["_kvproof_properties"].get(attribute)
-        if call is not None and not callable(value):
-            writer = own["_kvproof_writer"]
+        writer = own["_kvproof_writer"]
+        if call is not None and not callable(value) and not writer.passes_over(attribute):
             told = outcome_text(call.result, value, writer.keys)
             writer.note(f'["call",{own["_kvproof_number"]},{text_of(attribute)},{{}},{told}]')
         return value
@@ -211,7 +218,7 @@ def _watch(writer: LogWriter, number: int, name: str, thing: Any) -> None:
     pool = thing.page_pool if name == "CacheManager" else thing if name == "PagePool" else None
     views: dict[int, Any] = {} if pool is None or hasattr(pool, "pages") else page_views(pool)  # while all are free
 
-    def read() -> None:
+    def read() -> dict[str, Any]:
         if pool is not None and not views:
             views.update(page_views(pool))
         live = list(writer.requests.by_id) if name == "CacheManager" else []
@@ -221,8 +228,8 @@ def _watch(writer: LogWriter, number: int, name: str, thing: Any) -> None:
             state["pages of requests"] = {writer.requests.text(own): groups for own, groups in sorted(held.items())}
         if not writer.states_every:
             state.pop("usage", None)
-        writer.note_state(number, {shown: digest(value) for shown, value in state.items()})
+        return state
 
     tables = getattr(thing, "page_tables", [thing])
     shapes = [table.get_cpu_tensor().shape for table in tables] if pool is None else [(int(pool.num_pages),)]
-    writer.watch(read, sum(map(prod, shapes)))
+    writer.watch(number, read, sum(map(prod, shapes)))

@@ -97,71 +97,51 @@ class Replayed:
     line: Callable[[], str]
 
 
-class Run:
-    """One pass over a log.
+class Judge:
+    """Holds what stands in a log to an implementation, entry by entry.
 
     Args:
-        path: the log.
-        backend: what it is held to.
+        holder: what holds the implementation's public names.
         ignored: clauses whose differences are passed over.
         show_tokens: whether token ids are shown.
-        redaction: maps names; None shows them.
 
     Attributes:
-        reader: reads the log.
-        player: makes its calls.
+        player: makes the calls.
         operations: how many were made.
         states: how many recorded states were compared.
-        wrong: the operation that deviates, how, and the state that shows it if that is how it was seen.
+        last: the operation that was made last; None before the first.
+        wrong: how that one deviates, and the state that shows it if that is how it was seen.
+        agreed: what each object showed when its state was last compared, by number.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        backend: Backend,
-        ignored: frozenset[str],
-        show_tokens: bool = False,
-        redaction: Redaction | None = None,
-    ) -> None:
-        self.reader = LogReader(path, redaction)
-        self.player = Player([backend.holder])
+    def __init__(self, holder: Any, ignored: frozenset[str] = frozenset(), show_tokens: bool = False) -> None:
+        self.player = Player([holder])
         self.operations = self.states = 0
-        self.wrong: tuple[Operation, Difference, dict[str, Any]] | None = None
         self.last: Operation | None = None
+        self.wrong: tuple[Difference, Shown | None] | None = None
+        self.agreed: dict[int, dict[str, Any]] = {}
         self._ignored, self._show_tokens = ignored, show_tokens
         self._since: dict[int, list[tuple[LoggedCall, Answer]]] = {}
         self._lines: list[Callable[[], str]] = []
+        self._new: list[Callable[[], str]] = []
 
-    def steps(self, upto: int | None = None) -> Iterator[Replayed]:
-        """Replays to the first wrong step, or up to an operation; every operation that was made, in order.
-
-        A wrong state is seen after the last operation was told of; then the pass is over, too.
+    def take(self, entry: Entry) -> Replayed | None:
+        """Plays an entry; an operation is returned with what came of it.
 
         Raises:
-            LogError: the log can't be read or replayed.
+            UnplayableError: it can't be played.
         """
-        for entry in self.reader.entries():
-            try:
-                if isinstance(entry, Operation):
-                    if upto is not None and entry.number >= upto:
-                        return
-                    yield self._operation(entry)
-                elif isinstance(entry, Shown):
-                    self._state(entry)
-                else:
-                    self._prepare(entry)
-            except UnplayableError as error:
-                where = f"{self.reader.path}, line {self.reader.line}"
-                raise LogError(f"{where}: {error}") from error
-            if self.wrong is not None:
-                return
-
-    def _prepare(self, entry: Entry) -> None:
+        if isinstance(entry, Operation):
+            return self._operation(entry)
+        if isinstance(entry, Shown):
+            self._state(entry)
+            return None
         self.player.prepare(entry)
         if isinstance(entry, NewRequest):
             tokens = entry.tokens.tolist() if self._show_tokens else None
             request = self.player.requests[-1]
-            self._remember(lambda: request_line(request, tokens))
+            self._new.append(lambda: request_line(request, tokens))
+        return None
 
     def _operation(self, operation: Operation) -> Replayed:
         (answer,) = self.player.call(operation)
@@ -181,10 +161,11 @@ class Run:
         def line() -> str:
             return call_line(operation, things, self.player.requests)
 
-        self._remember(line)
+        self._lines = [*self._lines, *self._new, line][-_LAST - 1 :]
+        self._new.clear()
         self.last = operation
         if found is not None:
-            self.wrong = operation, found, {}
+            self.wrong = found, None
         return Replayed(operation, self.player, answer, found, line)
 
     def _state(self, entry: Shown) -> None:
@@ -195,24 +176,69 @@ class Run:
         kept = dict(entry.fields)
         while (found := compare_states(expected, kept, last)) is not None and found.clause in self._ignored:
             del kept[found.expected.partition(" = ")[0]]
-        if found is not None and self.last is not None:
-            self.wrong = self.last, found, entry.fields
-        elif found is not None:
-            raise UnplayableError("a fresh object shows another state than the specification's")
+        if found is not None:
+            self.wrong = found, entry
+        else:
+            self.agreed[entry.target] = expected
 
     def state(self, number: int, device: bool = False) -> dict[str, Any]:
         """What an object shows."""
         side = self.player.sides[0]
-        return side.state(side.things[number].whole, self.player.ids, device)
-
-    def _remember(self, line: Callable[[], str]) -> None:
-        self._lines.append(line)
-        del self._lines[: -_LAST - 1]
+        return side.state(side.things[number].whole, self.player.live, device)
 
     @property
-    def earlier(self) -> tuple[str, ...]:
-        """The calls before the last one."""
-        return tuple(line() for line in self._lines[:-1])
+    def calls(self) -> tuple[str, ...]:
+        """The last calls, and the requests that came up between them."""
+        return tuple(line() for line in self._lines)
+
+
+class Run(Judge):
+    """One pass over a log.
+
+    Args:
+        path: the log.
+        backend: what it is held to.
+        ignored: see `Judge`.
+        show_tokens: see `Judge`.
+        redaction: maps names; None shows them.
+
+    Attributes:
+        reader: reads the log.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        backend: Backend,
+        ignored: frozenset[str],
+        show_tokens: bool = False,
+        redaction: Redaction | None = None,
+    ) -> None:
+        super().__init__(backend.holder, ignored, show_tokens)
+        self.reader = LogReader(path, redaction)
+
+    def steps(self, upto: int | None = None) -> Iterator[Replayed]:
+        """Replays to the first wrong step, or up to an operation; every operation that was made, in order.
+
+        A wrong state is seen after the last operation was told of; then the pass is over, too.
+
+        Raises:
+            LogError: the log can't be read or replayed.
+        """
+        for entry in self.reader.entries():
+            if isinstance(entry, Operation) and upto is not None and entry.number >= upto:
+                return
+            try:
+                made = self.take(entry)
+                if self.wrong is not None and self.last is None:
+                    raise UnplayableError("a fresh object shows another state than the specification's")
+            except UnplayableError as error:
+                where = f"{self.reader.path}, line {self.reader.line}"
+                raise LogError(f"{where}: {error}") from error
+            if made is not None:
+                yield made
+            if self.wrong is not None:
+                return
 
 
 def replay_log(
@@ -248,23 +274,25 @@ def replay_log(
     if not first.operations:
         raise LogError(f"{path}: a log without operations, {first.reader.cut or 'closed'}: nothing was replayed")
     wrong = None
-    if first.wrong is not None:
-        operation, difference, shown = first.wrong
+    if first.wrong is not None and first.last is not None:
+        difference, shown = first.wrong
+        operation, target = first.last, first.last.target if shown is None else shown.target
         again = Run(Path(path), found, ignore, show_tokens, redaction)
         for _ in again.steps(upto=operation.number):
             pass
-        device = "device rows" in shown
-        things = first.player.sides[0].things
+        fields = {} if shown is None else shown.fields
+        device = "device rows" in fields
+        *earlier, call = first.calls
         wrong = WrongStep(
             operation.number,
-            call_line(operation, things, first.player.requests),
+            call,
             difference.clause,
             CLAUSES[difference.clause].sentence,
             difference.expected,
             difference.observed,
-            first.earlier,
-            again.state(operation.target, device),
-            first.state(operation.target, device),
-            shown,
+            tuple(earlier),
+            again.state(target, device),
+            first.state(target, device),
+            fields,
         )
     return LogResult(str(path), backend, first.operations, first.states, first.reader.cut, wrong)
