@@ -311,4 +311,8 @@ READINGS: dict[str, tuple[Reading, ...]] = {
 
 def source(function: Callable[..., Any]) -> str:
     """The source of one of these functions, as a file has it: without annotations, which it would have to import."""
-    return inspect.getsource(function).replace(": Any", "").replace(" -> Any", "").rstrip()
+    signature, empty = inspect.signature(function), inspect.Parameter.empty
+    bare = [parameter.replace(annotation=empty) for parameter in signature.parameters.values()]
+    head = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    body = inspect.getsource(function).partition(":\n")[2].replace(": Any", "").rstrip()
+    return f"def {function.__name__}{head}:\n{body}"

@@ -18,7 +18,6 @@ from ..log import LogError
 from ..log.call_lines import call_line, request_line
 from ..log.entries import NewRequest, Operation
 from ..log.pruning import write_log
-from ..log.script_lines import script_of
 from ..log.shrinking import Shrunk, shrink
 from ..report.document import header
 from ..report.redaction import Redaction
@@ -101,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         if args.output is not None:
             write_log(args.output, shrunk.entries(), shrunk.shows_tokens)
         if args.emit is not None and backend is not None:
+            from ..log.script_lines import script_of  # it knows all machines, and is needed by few
+
             found_by = f"kvproof shrink {args.log.name} --backend {args.backend}"
             script = script_of(shrunk.last, args.backend, backend.holder, found_by)
             for reason in write_test(args.emit, [script]):

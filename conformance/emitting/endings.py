@@ -15,17 +15,16 @@ from ..machines.sides import equal
 from .literals import UnrenderableError, is_plain
 from .notes import Notes
 
-__all__ = ["Ending", "Last", "ending_of"]
+__all__ = ["Ending", "Last", "ending_of", "ending_of_call", "ending_of_field"]
 
 _ANY_REFUSAL = "(TypeError, ValueError, IndexError)"
 
 
 @dataclass
 class Last:
-    """The last call of a machine.
+    """The last call.
 
     Attributes:
-        normal: makes of a side's result what is compared.
         expected: the specification's result.
         refusal: what the specification raised.
         observed: the backend's result.
@@ -33,9 +32,8 @@ class Last:
         text: the expression that gives the backend's result; empty if there is none.
     """
 
-    normal: Callable[[Any, Any], Any] | None = None
     expected: Any = None
-    refusal: Exception | None = None
+    refusal: BaseException | None = None
     observed: Any = None
     error: BaseException | None = None
     text: str = ""
@@ -70,17 +68,24 @@ def ending_of(taken: Machine, phase: str, last: Last, notes: Notes) -> Ending | 
     Returns:
         None if what was compared cannot be told from outside.
     """
-    views = {page_views.__name__: source(page_views)}
-    if phase == "state":
-        ending = _of_state(taken, notes, views)
-        return ending if ending is None or last.refusal is None else replace(ending, refusals=_ANY_REFUSAL)
-    if phase != "call":
-        return None
+    if phase == "call":
+        return ending_of_call(last, notes)
+    ending = _of_state(taken, notes) if phase == "state" else None
+    return ending if ending is None or last.refusal is None else replace(ending, refusals=_ANY_REFUSAL)
+
+
+def ending_of_call(last: Last, notes: Notes) -> Ending | None:
+    """The end of the test that shows what came of the last call; None if that cannot be told from outside."""
+    views = _views()
     if last.refusal is not None:
         return _of_refusal(last, views)
     if last.error is not None:
         return Ending(raises=type(last.error).__name__, sources=views)
     return _of_result(last, notes, views) if last.text else None
+
+
+def _views() -> dict[str, str]:
+    return {page_views.__name__: source(page_views)}
 
 
 def _of_refusal(last: Last, views: Mapping[str, str]) -> Ending:
@@ -105,6 +110,14 @@ _FORMS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("({0}[0].get_page_ids(), {0}[1])", lambda found: (found[0].get_page_ids(), found[1])),
     ("[page.page_id for page in {}]", _page_ids),
     ("{}.tolist()", lambda array: array.tolist()),
+    (
+        "({0}.granted.tolist(), [{0}.get_page_ids(place) for place in range(len({0}.granted))])",
+        lambda batch: (batch.granted.tolist(), [batch.get_page_ids(place) for place in range(len(batch.granted))]),
+    ),
+    (
+        "[(type(event).__name__, getattr(event, 'page_id', None)) for event in {}]",
+        lambda events: [(type(event).__name__, getattr(event, "page_id", None)) for event in events],
+    ),
 )
 """Ways to look at a result that is no plain data; the first that both results have is taken."""
 
@@ -138,7 +151,7 @@ def _difference(text: str, look: Callable[[Any], Any], expected: Any, observed: 
 # -- States ----------------------------------------------------------------------------------------------------------
 
 
-def _of_state(taken: Machine, notes: Notes, views: Mapping[str, str]) -> Ending | None:
+def _of_state(taken: Machine, notes: Notes) -> Ending | None:
     """The end that shows the first field that differs and can be told from outside."""
     Side.moment += 1
     for shows in taken.fields:
@@ -147,31 +160,48 @@ def _of_state(taken: Machine, notes: Notes, views: Mapping[str, str]) -> Ending 
         if seen.error is None and equal(expected, seen.value, shows.agree):
             continue
         if shows.name == "check()":
-            return _of_check(taken, notes, views)
-        for reading in READINGS.get(shows.name, ()):
-            lines, raises = _looked_at(taken, reading, notes)
-            if lines:
-                known = {**views, reading.look.__name__: source(reading.look)}
-                return Ending(lines=lines, raises=raises, sources=known)
+            return _of_check(taken, notes)
+        names = [*taken.cases] if hasattr(taken, "cases") else []
+        ending = ending_of_field(shows.name, (taken.spec, taken.backend), names, notes)
+        if ending is not None:
+            return ending
     return None
 
 
-def _of_check(taken: Machine, notes: Notes, views: Mapping[str, str]) -> Ending | None:
+def ending_of_field(field_name: str, sides: tuple[Any, Any], names: list[str], notes: Notes) -> Ending | None:
+    """The end of the test that shows a field of the state.
+
+    Args:
+        field_name: the field, by its name among the readings.
+        sides: the specification's and the backend's side, whose attributes the readings are given.
+        names: the ids of all requests.
+        notes: what was noted.
+
+    Returns:
+        None if it does not differ, or cannot be told from outside.
+    """
+    for reading in READINGS.get(field_name, ()):
+        lines, raises = _looked_at(sides, names, reading, notes)
+        if lines:
+            known = {**_views(), reading.look.__name__: source(reading.look)}
+            return Ending(lines=lines, raises=raises, sources=known)
+    return None
+
+
+def _of_check(taken: Machine, notes: Notes) -> Ending | None:
     """The own check of what was built, which raises."""
     whole = taken.backend.manager if hasattr(taken.backend, "manager") else taken.backend.pool
     outcome = attempt(whole.check)
     text = notes.text_of_known(whole)
     if text is None or outcome.error is None:
         return None
-    return Ending(lines=(f"{text}.check()",), raises=type(outcome.error).__name__, sources=views)
+    return Ending(lines=(f"{text}.check()",), raises=type(outcome.error).__name__, sources=_views())
 
 
-def _looked_at(taken: Machine, reading: Reading, notes: Notes) -> tuple[tuple[str, ...], str]:
+def _looked_at(sides: tuple[Any, Any], names: list[str], reading: Reading, notes: Notes) -> tuple[tuple[str, ...], str]:
     """The assertion that a reading gives the same on both sides, and the error that it raises instead; or nothing."""
-    sharded = hasattr(taken.spec, "shards") and {"pool", "pages"} & set(reading.given)
-    specs = taken.spec.shards if sharded else [taken.spec]
-    backends = taken.backend.shards if sharded else [taken.backend]
-    names = [*taken.cases] if hasattr(taken, "cases") else []
+    sharded = hasattr(sides[0], "shards") and {"pool", "pages"} & set(reading.given)
+    specs, backends = ([*side.shards] if sharded else [side] for side in sides)
     texts = []
     for side in backends:
         given = [repr(names) if name == "names" else notes.text_of_known(getattr(side, name)) for name in reading.given]

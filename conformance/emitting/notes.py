@@ -23,7 +23,7 @@ __all__ = ["Notes", "Statement", "mark"]
 _READS = frozenset(
     {
         *("get_all_free_pages", "get_page_ids", "get_num_free_pages", "get_usage", "get_cpu_tensor"),
-        *("get_device_tensor", "slot_of", "shard_of", "snapshot", "check"),
+        *("get_device_tensor", "slot_of", "shard_of", "snapshot", "check", "hash_request_tokens"),
     }
 )
 """Methods that change nothing: a call of one whose result nobody uses is left out of the file."""
@@ -210,7 +210,11 @@ class Notes:
             statement = self.add(
                 made, name=name if name.isascii() and name.isidentifier() else "request", prepares=True
             )
-            fresh = {"num_computed_tokens": 0, "status": EngineRequestStatus.WAITING}
+            fresh = {
+                "num_computed_tokens": 0,
+                "status": EngineRequestStatus.WAITING,
+                "extra_keys": tuple(request.extra_keys),
+            }
             known = _KnownRequest(request, statement.number or 0, request.num_tokens, fresh)
             self._requests[id(request)] = known
             self._note_changes(known)
@@ -218,6 +222,10 @@ class Notes:
 
     def _note_changes(self, known: _KnownRequest) -> None:
         request, name = known.request, mark(known.number)
+        if request.num_tokens < known.num_tokens:
+            text = f"{name}.num_tokens = {request.num_tokens}"
+            self.statements.append(Statement(text, act=self.act, prepares=True))
+            known.num_tokens = request.num_tokens
         for token in request.all_token_ids[known.num_tokens :]:
             self.statements.append(Statement(f"{name}.append({int(token)})", act=self.act, prepares=True))
         known.num_tokens = request.num_tokens
@@ -307,9 +315,10 @@ class Notes:
         if seen is not None:
             self.know(value, seen)
             return
+        pool = self.strip(made["pool"]) if name == "pages" and "pool" in made else None
         read = any(told.act == self.act and told.text.endswith(".get_all_free_pages()") for told in self.statements)
-        if name == "pages" and "pool" in made and read:
-            text = f"{page_views.__name__}({self.text_of_known(self.strip(made['pool']))})"
+        if pool is not None and (read or hasattr(pool, "pages")):
+            text = f"{page_views.__name__}({self.text_of_known(pool)})"
         elif type(value) is dict:
             keys = map(self.literals.of, value)
             text = f"{{{', '.join(f'{key}: {entry}' for key, entry in zip(keys, texts, strict=True))}}}"

@@ -28,7 +28,7 @@ from .notes import Notes
 from .script import Script
 from .text import body_of
 
-__all__ = ["repeat", "script_of"]
+__all__ = ["repeat", "script_of", "script_of_notes"]
 
 
 def script_of(machine: type[Machine], found: Deviation, found_by: str = "") -> Script | None:
@@ -77,7 +77,7 @@ class _Noting(Machine):
         self.phase = "other"
 
     def call(self, line: str, act: Any, clause: str, normal: Any = same, *more: Any, **named: Any) -> Both:
-        self.phase, self.last = "call", Last(normal=normal)
+        self.phase, self.last = "call", Last()
         made = super().call(line, self._noted(act), clause, normal, *more, **named)
         self.phase = "other"
         return made
@@ -158,7 +158,7 @@ def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | 
     ending = ending_of(taken, taken.phase, taken.last, notes)
     if ending is None:
         return None
-    return _script(notes, ending, found, backend.name, found_by)
+    return script_of_notes(notes, ending, (found.clause, found.expected, found.observed), backend.name, found_by)
 
 
 def _attending(taken: RaggedMachine, judged: dict[str, Any], found: Deviation, found_by: str) -> Script | None:
@@ -174,13 +174,20 @@ def _attending(taken: RaggedMachine, judged: dict[str, Any], found: Deviation, f
     return Script(*told, tuple(lines), imports=tuple(literals.imports.values()), found_by=found_by)
 
 
-def _script(notes: Notes, ending: Ending, found: Deviation, backend: str, found_by: str) -> Script:
+def script_of_notes(notes: Notes, ending: Ending, told: tuple[str, str, str], backend: str, found_by: str) -> Script:
+    """A test of what was noted.
+
+    Args:
+        notes: the calls.
+        ending: what the last one must do.
+        told: the clause that it breaks, what that says of it, and what the backend did.
+        backend: the backend's name.
+        found_by: the command that found it.
+    """
     others = {*notes.literals.imports, *ending.sources}
     lines, last = body_of(notes.statements, ending, others)
     return Script(
-        found.clause,
-        found.expected,
-        found.observed,
+        *told,
         backend,
         tuple(lines),
         last,

@@ -16,16 +16,14 @@ from .entries import Made, Operation
 from .states import read_state
 from .values import KeyNumbers, kind_of, result
 
-__all__ = ["Answer", "Side", "Thing"]
+__all__ = ["Answer", "Side", "Stranger", "Thing"]
 
 _SEED = b"kvproof log"
 
 
-class _Stranger:
+@dataclass(frozen=True, eq=False)
+class Stranger:
     """Stands for an argument that has no form in a log: no call takes it for anything."""
-
-    def __repr__(self) -> str:
-        return "<what no log can hold>"
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,7 @@ class Answer:
         message: the error's message.
         returned: what it returned.
         raised: where it raised an error without a clause's label, frame by frame.
+        exception: the error itself.
     """
 
     value: Any = None
@@ -45,6 +44,7 @@ class Answer:
     message: str = ""
     returned: Any = None
     raised: tuple[str, ...] = ()
+    exception: BaseException | None = None
 
     @property
     def labelled(self) -> bool:
@@ -126,11 +126,19 @@ class Side:
         except Ending:
             raise
         except BaseException as error:  # a backend may raise anything
-            answer = Answer(error=kind_of(error), message=str(error))
+            answer = Answer(error=kind_of(error), message=str(error), exception=error)
             return answer if answer.labelled else replace(answer, raised=frames(error))
         if call.result == "hit":
             self._hits[operation.arguments["request"]["r"]] = returned[0]
         return Answer(value, returned=returned)
+
+    def parts(self, number: int) -> dict[str, Any]:
+        """What shows an object's state, by the names that `kvproof.conformance.calls.readings` gives it."""
+        thing = self.things[number]
+        if thing.name in ("CacheManager", "PagePool"):
+            pool = thing.it.page_pool if thing.name == "CacheManager" else thing.it
+            return {"manager": thing.it, "pool": pool, "pages": thing.views}
+        return {"tables": thing.it.page_tables if thing.name == "MultiGroupPageTable" else [thing.it]}
 
     def state(self, number: int, live: Iterable[str], device: bool) -> dict[str, Any]:
         """What an object shows, by field; of requests those that hold pages."""
@@ -145,7 +153,7 @@ class Side:
 
     def _act(self, thing: Thing, call: LoggedCall, operation: Operation) -> Any:
         member = getattr(thing.it, operation.method)
-        if not callable(member):
+        if call.row.form == "get":
             return member
         given = {
             name: self.argument(thing, kind, operation.arguments[name], operation)
@@ -158,7 +166,7 @@ class Side:
     def argument(self, thing: Thing, kind: str, value: Any, operation: Operation) -> Any:
         """An argument as this side's objects know it."""
         if isinstance(value, dict) and "type" in value:
-            return _Stranger()
+            return Stranger()
         match kind:
             case "request":
                 return self.requests[value["r"]]
@@ -198,10 +206,10 @@ class Side:
 def _pages(thing: Thing, ids: Any) -> Any:
     if not isinstance(ids, list):
         return ids
-    return [thing.views.get(page, _Stranger()) if isinstance(page, int) else _Stranger() for page in ids]
+    return [thing.views.get(page, Stranger()) if isinstance(page, int) else Stranger() for page in ids]
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return _Stranger()
+        return Stranger()
     return [_plain(entry) for entry in value] if isinstance(value, list) else value

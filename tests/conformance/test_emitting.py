@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvproof.conformance.backends.loading import load_backend
+from kvproof.conformance.calls.readings import READINGS, page_views, readable, source
 from kvproof.conformance.emitting import EmitError, Script, repeat, write_test
 from kvproof.conformance.emitting.literals import Literals, UnrenderableError
 from kvproof.conformance.emitting.script import source_of
@@ -117,11 +118,20 @@ def test_hostile_text_is_a_literal_or_escaped() -> None:
     """SEC-4: nothing in a file leaves the place that it is written into."""
     text = '\x1b[31m"""\nimport os  # \\ \ud800 \u202e'
     lines = (f"name = {Literals().of(text)}", "assert backend.Counter(name)")
-    source = source_of([replace(GOOD, lines=lines, expected=text, observed=text[::-1], found_by=text)])
-    compile(source, "it.py", "exec")
-    assert "\nimport os" not in source
-    assert all(char.isprintable() or char == "\n" for char in source)
-    assert source.encode()
+    file = source_of([replace(GOOD, lines=lines, expected=text, observed=text[::-1], found_by=text)])
+    compile(file, "it.py", "exec")
+    assert "\nimport os" not in file
+    assert all(char.isprintable() or char == "\n" for char in file)
+    assert file.encode()
+
+
+def test_what_looks_at_a_state_stands_alone() -> None:
+    """The sources of functions that files hold need no import."""
+    looks: list[Any] = [reading.look for readings in READINGS.values() for reading in readings]
+    for function in [page_views, readable, *looks]:
+        names: dict[str, Any] = {}
+        exec(source(function), names)
+        assert callable(names[function.__name__])
 
 
 # -- Values ------------------------------------------------------------------------------------------------------------

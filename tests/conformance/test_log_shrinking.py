@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,66 @@ def test_steps_and_tables_are_made_short_too(tmp_path: Path) -> None:
     shrunk = shrink(tmp_path / "a.log", Backend("holder", Holder))
     assert [operation.method for operation in shrunk.last.played] == ["append_row"]
     assert shrunk.last.difference.clause == "TAB-2"
+
+
+class UsedManager(kvproof.fast.CacheManager):
+    """Says that a share is in use that is not."""
+
+    usage = 0.25
+
+
+class ShiftedManager(kvproof.fast.CacheManager):
+    """Tells of other pages than a step was given."""
+
+    def allocate_slots_batch(self, *args: Any, **options: Any) -> Any:
+        batch = super().allocate_slots_batch(*args, **options)
+        batch.page_ids = tuple(pages + 1 for pages in batch.page_ids)
+        return batch
+
+
+class LenientPool(kvproof.fast.PagePool):
+    """Refuses no page that is mentioned twice."""
+
+    def free_pages(self, ordered_pages: Any) -> None:
+        super().free_pages(dict.fromkeys(ordered_pages))
+
+
+class Used:
+    CacheManager, PagePool = UsedManager, kvproof.fast.PagePool
+
+
+class Shifted:
+    CacheManager, PagePool = ShiftedManager, kvproof.fast.PagePool
+
+
+class Lenient:
+    CacheManager, PagePool = kvproof.fast.CacheManager, LenientPool
+
+
+@pytest.mark.parametrize(
+    ("holder", "last"),
+    [
+        (Used, "assert manager.usage == 0.0"),
+        (Shifted, "assert (result.granted.tolist(), [result.get_page_ids(place) for place in "),
+        (Lenient, "    pool.free_pages([pages[1], pages[1]])"),
+    ],
+)
+def test_every_sort_of_wrong_answer_becomes_a_test(holder: Any, last: str, tmp_path: Path) -> None:
+    manager = record(holder.CacheManager(20, [full(2)], 16), tmp_path / "a.log")
+    pool = record(holder.PagePool(8, True), manager)
+    with manager:
+        request = Request("a", [1, 2])
+        manager.allocate_slots(request, 2)
+        request.append(3)
+        manager.allocate_slots_batch([manager.slot_of("a")], [2], [1])
+        manager.free(request)
+        _ = manager.usage
+        pages = pool.get_new_pages(1)
+        with suppress(ValueError):
+            pool.free_pages([pages[0], pages[0]])
+    name = f"{__name__}:{holder.__name__}"
+    assert main(["shrink", str(tmp_path / "a.log"), "--backend", name, "--emit", str(tmp_path / "test_a.py")]) == 1
+    assert f"\n    {last}" in (tmp_path / "test_a.py").read_text()
 
 
 def test_what_can_not_be_made_short_is_said(
