@@ -9,7 +9,6 @@ import sys
 import pytest
 
 import kvproof.fast
-import kvproof.spec
 from kvproof.conformance import catalogue
 from kvproof.conformance.backends.loading import BackendError, load_backend
 from kvproof.conformance.catalogue import SEEDED_BUGS, SeededBug
@@ -20,17 +19,6 @@ from kvproof.conformance.machines.draws import Drawing
 from kvproof.conformance.machines.properties import step
 from kvproof.conformance.search.runner import MachineReport, run_machine
 from kvproof.spec import CLAUSES
-
-from .amid_witnesses import AMID_WITNESSES
-from .catalogue_witnesses import WITNESSES
-from .device_witnesses import DEVICE_WITNESSES
-from .document_witnesses import DOCUMENT_WITNESSES
-from .engine_witnesses import ENGINE_WITNESSES
-from .eviction_witnesses import EVICTION_WITNESSES
-from .group_witnesses import GROUP_WITNESSES
-from .retention_witnesses import RETENTION_WITNESSES
-from .spelling_witnesses import SPELLING_WITNESSES
-from .swap_witnesses import SWAP_WITNESSES
 
 BUGS = [pytest.param(bug, id=bug.name) for bug in SEEDED_BUGS.values()]
 
@@ -113,17 +101,6 @@ def test_counterexamples_become_short(name: str) -> None:
     bug = SEEDED_BUGS[name]
     report = report_on(f"kvproof.conformance.catalogue:{name}", machine_for(bug), shrink_seconds=60)
     assert len(report.deviations[0].calls) <= MOST_CALLS, "\n".join(report.deviations[0].calls)
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_witness_tells_the_bug_from_the_backend_behind_it(bug: SeededBug) -> None:
-    witnesses = WITNESSES | GROUP_WITNESSES | DEVICE_WITNESSES | SWAP_WITNESSES | ENGINE_WITNESSES
-    witnesses = witnesses | DOCUMENT_WITNESSES | SPELLING_WITNESSES | EVICTION_WITNESSES | RETENTION_WITNESSES
-    witnesses = witnesses | AMID_WITNESSES
-    witness = witnesses[bug.name]
-    right = witness(kvproof.spec)
-    assert witness(kvproof.fast) == right
-    assert witness(getattr(catalogue, bug.name)) != right
 
 
 def test_each_line_has_its_variants() -> None:
