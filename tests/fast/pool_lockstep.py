@@ -11,8 +11,8 @@ import numpy as np
 
 from kvproof import fast, spec
 
+from ..lockstep import both, pool_state
 from ..strategies import PlainRequest
-from .lockstep import both, pool_state
 
 __all__ = ["PoolLockstep", "Side"]
 
@@ -132,6 +132,8 @@ class PoolLockstep:
             for side in self.sides:
                 side.pool.check()
         assert pool_state(self.sides[1].pool, True) == pool_state(self.sides[0].pool, True)
+        assert self.sides[1].pool.state() == self.sides[0].pool.state()
+        assert self.sides[1].pool.eviction_counters == self.sides[0].pool.eviction_counters
         if self.model.enable_events:
             for side in self.sides:
                 cached = {key: pages.page_ids for key, pages in side.pool.cached_page_hash_to_page.items()}

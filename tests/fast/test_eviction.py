@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
@@ -19,28 +19,9 @@ from kvproof.spec.pool.page_keys import PageKeys
 
 from ..bench.eviction import families
 from ..strategies import PlainRequest
-from .pool_lockstep import EXTRAS, PoolLockstep
+from .pool_lockstep import EXTRAS
 
-POLICIES = ["reuse", "adaptive"]
 FAMILIES = families(seed=0)
-
-
-@settings(max_examples=25)
-@given(
-    seed=st.integers(0, 2**32),
-    num_pages=st.sampled_from([2, 3, 9, 60]),
-    weak=st.booleans(),
-    ranks=st.booleans(),
-    eviction=st.sampled_from(POLICIES),
-    unhashed_first=st.booleans(),
-    enable_events=st.booleans(),
-)
-def test_pools_in_lockstep(seed: int, num_pages: int, weak: bool, ranks: bool, **options: Any) -> None:
-    lockstep = PoolLockstep(seed, num_pages, 1.0, weak, **options)
-    if ranks:
-        lockstep.moves += lockstep.pins_and_priorities
-    lockstep.run(30)
-    _alike([side.pool for side in lockstep.sides])
 
 
 def _alike(pools: Sequence[Any]) -> None:

@@ -1,7 +1,6 @@
-"""MAN-1, MAN-7, MAN-9: what is hit over several groups, and which groups are refused."""
+"""MAN-1, MAN-4: fast's search for the longest hit of several groups, and whom a request that goes names."""
 
 import itertools
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from kvproof.fast.index.prefix_index import PrefixIndex
 from kvproof.fast.reading.extra_keys import PLAIN
 
 from ..strategies import group_mixes
-
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 
 FULL: Any = spec.FullAttentionSpec(2, 1, 8, "float32")
 
@@ -80,83 +77,6 @@ def test_man_1_the_hit_is_the_longest_that_every_group_can_serve(
         places = range(length // group.kv_cache_spec.page_size)
         wanted = _needed(group, length) if length else set()
         assert own.tolist() == [pages[place] if place in wanted else 0 for place in places]
-
-
-@given(mix=group_mixes, max_model_len=st.integers(1, 30), batched=st.integers(1, 30), data=st.data())
-def test_man_7_a_request_never_holds_more_than_its_groups_say(
-    mix: list[spec.CacheGroupSpec], max_model_len: int, batched: int, data: st.DataObject
-) -> None:
-    manager = fast.CacheManager(200, mix, max_model_len)
-    request = fast.Request("r", [data.draw(st.integers(0, 1)) for _ in range(max_model_len)])
-    while request.num_computed_tokens < max_model_len:
-        new = data.draw(st.integers(1, min(batched, max_model_len - request.num_computed_tokens)))
-        assert manager.allocate_slots(request, new) is not None
-        held = [sum(map(bool, pages)) for pages in manager.get_page_ids("r")]
-        most = [group.kv_cache_spec.max_num_pages(max_model_len, batched) for group in mix]
-        assert all(own <= limit for own, limit in zip(held, most, strict=True))
-        request.num_computed_tokens += new
-
-
-def test_man_7_bytes_of_a_page_and_of_a_request() -> None:
-    full = spec.FullAttentionSpec(16, 8, 128, "float16", head_size_v=64)
-    assert full.page_size_bytes == 16 * 8 * (128 + 64) * 2
-    assert spec.MLAAttentionSpec(64, 1, 576, "float16").page_size_bytes == 64 * 576 * 2
-    states = spec.MambaSpec(512, ((4, 3), (8, 16, 2)), ("float16", "float32"), "align")
-    assert states.page_size_bytes == 12 * 2 + 256 * 4
-    assert spec.MambaSpec(512, ((4, 3),), ("float16",), page_size_padded=4096).page_size_bytes == 4096
-    window = spec.SlidingWindowSpec(16, 8, 128, "float16", 1024)
-    assert window.max_num_pages(1 << 20, 512) == -(-(1023 + 512 + 15) // 16)
-    assert spec.CacheGroupSpec(window, ("a", "b", "c")).max_memory_usage_bytes(1 << 20, 512) == (
-        3 * window.max_num_pages(1 << 20, 512) * window.page_size_bytes
-    )
-
-
-@PACKAGES
-@pytest.mark.parametrize(
-    ("group", "kind", "clause"),
-    [
-        (spec.CacheGroupSpec(spec.SlidingWindowSpec(2, 1, 8, "float32", 0)), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.ChunkedLocalAttentionSpec(2, 1, 8, "float32", 0)), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(FULL, ()), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(FULL, ("a", "a")), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(FULL, (1,)), TypeError, "R1"),  # type: ignore[arg-type]
-        (spec.CacheGroupSpec(spec.FullAttentionSpec(0, 1, 8, "float32")), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.FullAttentionSpec(2, 0, 8, "float32")), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.MLAAttentionSpec(2, 1, 0, "float32")), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.FullAttentionSpec(2, 1, 8, "no dtype")), TypeError, "R1"),
-        (spec.CacheGroupSpec(spec.MambaSpec(2, (), ())), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.MambaSpec(2, ((2,),), ())), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.MambaSpec(2, ((0,),), ("float32",))), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.MambaSpec(2, ((2,),), ("float32",), page_size_padded=4)), ValueError, "MAN-7"),
-        (spec.CacheGroupSpec(spec.MambaSpec(2, ((2,),), ("float32",), "all")), ValueError, "MAN-13"),  # type: ignore[arg-type]
-        (FULL, TypeError, "R1"),
-        (spec.CacheGroupSpec("full"), TypeError, "R1"),  # type: ignore[arg-type]
-    ],
-)
-def test_r1_contradictory_groups_are_refused(
-    package: ModuleType, group: Any, kind: type[Exception], clause: str
-) -> None:
-    with pytest.raises(kind, match=rf"kv_cache_groups.*\[{clause}\]"):
-        package.CacheManager(4, [spec.CacheGroupSpec(FULL), group], 8)
-
-
-@PACKAGES
-def test_man_9_a_state_group_is_no_eagle_group(package: ModuleType) -> None:
-    group = spec.CacheGroupSpec(spec.MambaSpec(2, ((2,),), ("float32",)), is_eagle_group=True)
-    with pytest.raises(ValueError, match=r"is_eagle_group.*\[MAN-9\]"):
-        package.CacheManager(4, [group], 8, use_eagle=True)
-    assert package.CacheManager(4, [group], 8).use_eagle is False
-
-
-@PACKAGES
-def test_the_coordinator_fits_the_groups(package: ModuleType) -> None:
-    def kind(groups: list[Any], caching: bool = True) -> str:
-        return type(package.get_kv_cache_coordinator(4, groups, 8, False, caching)).__name__
-
-    full = spec.CacheGroupSpec(FULL)
-    assert kind([full]) == "UnitaryCacheCoordinator"
-    assert kind([full, full]) == "HybridCacheCoordinator"
-    assert kind([full], caching=False) == kind([]) == "CacheCoordinatorNoPrefixCache"
 
 
 @pytest.mark.parametrize("window", [None, 1, 4])

@@ -96,15 +96,15 @@ def part_of(module: Path) -> Part:
 
 
 def tests_of(module: Path) -> list[str]:
-    """The files of tests for a module: those of its own folder, or of the other where its own has none of that name."""
-    folders = sorted(("spec", "fast"), key=lambda folder: folder != module.parts[0])
-    named = [[Path(f"tests/{folder}/test_{name}.py") for folder in folders] for name in part_of(module).tests.split()]
-    return [str(next(test for test in tests if test.exists())) for tests in named]
+    """The files of tests for a module: those of its own folder, and what is said of both packages."""
+    folders = (module.parts[0], "contract")
+    named = [Path(f"tests/{folder}/test_{name}.py") for name in part_of(module).tests.split() for folder in folders]
+    return [str(test) for test in named if test.exists()]
 
 
 def _run_machines(names: list[str], effort: float) -> str:
     """By which clause of which machine a mutant is killed; "" if it survives."""
-    backends, runner = (import_module(f"kvproof.conformance.{name}") for name in ("backends", "runner"))
+    backends, runner = (import_module(f"kvproof.conformance.{name}") for name in ("backends.loading", "search.runner"))
     machines = import_module("kvproof.conformance.machines").EVERY_MACHINE
     backend = backends.load_backend()
     for name in names:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvproof import spec
+from kvproof.spec import PageStored
 
 from ..strategies import PlainRequest
 
@@ -71,3 +72,16 @@ def test_the_tables_check_sees(damage: str, in_a_group: bool) -> None:
     TABLE[damage](tables.page_tables[1])
     with pytest.raises(AssertionError, match="TAB-2: row 1"):
         (tables if in_a_group else tables.page_tables[1]).check()
+
+
+@pytest.mark.parametrize(
+    ("page_id", "stored"),
+    [(0, PageStored(0, 1, b"a", None, (1, 2), None)), (2, PageStored(-1, 2, b"a", None, (1, 2), None))],
+)
+def test_the_followers_check_sees(page_id: int, stored: PageStored) -> None:
+    follower = spec.CacheFollower()
+    follower.apply([PageStored(0, 1, b"a", None, (1, 2), None)])
+    follower.check()
+    follower._stored[page_id] = stored
+    with pytest.raises(AssertionError, match=r"(?s)^POOL-[17].*page_hash"):
+        follower.check()

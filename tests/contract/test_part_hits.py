@@ -9,7 +9,6 @@ import pytest
 
 from kvproof import fast, spec
 
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 SIZES = (128, 4096, 32, 2, 8)
 
 
@@ -30,7 +29,6 @@ def _served(package: ModuleType, unit: int | None, tokens: list[int]) -> Any:
     return manager
 
 
-@PACKAGES
 def test_a_prompt_comes_again_over_pages_of_five_sizes(package: ModuleType) -> None:
     """MAN-17: all tokens but the last two are hit, of which one must be computed; without a unit none is."""
     tokens = list(range(2048))
@@ -55,7 +53,6 @@ def test_a_prompt_comes_again_over_pages_of_five_sizes(package: ModuleType) -> N
         manager.check()
 
 
-@PACKAGES
 def test_what_follows_in_a_page_is_no_matter(package: ModuleType) -> None:
     """MAN-17: a prompt that parts amid pages hits up to there, in units, also from full pages."""
     tokens = list(range(2048))
@@ -67,7 +64,6 @@ def test_what_follows_in_a_page_is_no_matter(package: ModuleType) -> None:
     assert manager.get_computed_pages(salted)[1] == 0
 
 
-@PACKAGES
 def test_a_hit_amid_a_page_that_is_gone_is_refused(package: ModuleType) -> None:
     """MAN-17, R1: the source may be evicted after the look-up; then nothing changes."""
     manager = package.CacheManager(20, _groups(package, (4,)), 64, match_unit=2, hash_seed=b"")
@@ -86,7 +82,6 @@ def test_a_hit_amid_a_page_that_is_gone_is_refused(package: ModuleType) -> None:
     assert manager.take_page_copies() == []
 
 
-@PACKAGES
 @pytest.mark.parametrize("unit", [0, -1, 3, 4, True, "2", 2.0])
 def test_a_unit_that_does_not_divide_is_refused(package: ModuleType, unit: Any) -> None:
     """MAN-17, R1: by name and value."""

@@ -11,20 +11,16 @@ from hypothesis import strategies as st
 
 from kvproof import fast, spec
 
+from ..lockstep import pool_state
 from ..strategies import PlainRequest
-from .lockstep import pool_state
-
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 
 
-@PACKAGES
 def test_pool_1_the_null_page_is_one_object(package: ModuleType) -> None:
     pool = package.PagePool(3, True)
     assert pool.null_page is pool.null_page
     assert (pool.null_page, pool.null_page.is_null) == (pool.pages[0], True)
 
 
-@PACKAGES
 @pytest.mark.parametrize(
     ("key", "told"),
     [
@@ -149,7 +145,6 @@ def _cache(
     pool.cache_full_pages(request, pages, keys, first, len(ids) if end is None else end, page_size, group)
 
 
-@PACKAGES
 @pytest.mark.parametrize("name", REFUSED)
 def test_r1_a_refused_call_names_its_argument_and_changes_nothing(package: ModuleType, name: str) -> None:
     call, kind, message = REFUSED[name]
@@ -161,7 +156,6 @@ def test_r1_a_refused_call_names_its_argument_and_changes_nothing(package: Modul
     pool.check()
 
 
-@PACKAGES
 def test_r1_a_count_beyond_what_is_kept_is_refused_by_name(package: ModuleType) -> None:
     """A count is an int32."""
     pool, _ = _used_pool(package)
@@ -171,7 +165,6 @@ def test_r1_a_count_beyond_what_is_kept_is_refused_by_name(package: ModuleType) 
     assert page.ref_cnt == 1
 
 
-@PACKAGES
 def test_r1_caching_off_refuses_to_cache(package: ModuleType) -> None:
     pool = package.PagePool(4, False)
     pages = pool.get_new_pages(1)
@@ -179,7 +172,6 @@ def test_r1_caching_off_refuses_to_cache(package: ModuleType) -> None:
         pool.cache_full_pages(PlainRequest("r", [1]), pages, [], 0, 1, 1, 0)
 
 
-@PACKAGES
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -193,13 +185,11 @@ def test_pool_1_what_makes_no_pool(package: ModuleType, arguments: Any, kind: ty
         package.PagePool(*arguments)
 
 
-@PACKAGES
 def test_r1_what_is_no_hash_function_is_refused_by_name(package: ModuleType) -> None:
     with pytest.raises(TypeError, match="hash_function"):
         package.PagePool(4, True, hash_function=5)
 
 
-@PACKAGES
 @pytest.mark.parametrize("num_tokens", [0, 1, 2])
 def test_r2_keys_that_are_not_compared_are_not_refused(package: ModuleType, num_tokens: int) -> None:
     """The list may be short or empty: keys of a request with other extra keys say nothing about pages not named."""
@@ -217,7 +207,6 @@ def test_r2_keys_that_are_not_compared_are_not_refused(package: ModuleType, num_
 # -- Views and lists ------------------------------------------------------------------------------
 
 
-@PACKAGES
 def test_pool_2_views_are_live_hashable_and_equal_for_one_page(package: ModuleType) -> None:
     pool, other = _used_pool(package)
     page, again = pool.pages[3], pool.free_page_queue.fake_free_list_head
@@ -241,7 +230,6 @@ def test_pool_2_views_are_live_hashable_and_equal_for_one_page(package: ModuleTy
     assert (page.prev_free_page, page.next_free_page) == (pool.pages[4], pool.free_page_queue.fake_free_list_tail)
 
 
-@PACKAGES
 def test_pool_2_links_of_a_pools_pages_follow_the_queue(package: ModuleType) -> None:
     pool, _ = _used_pool(package)
     queue = pool.free_page_queue
@@ -256,7 +244,6 @@ def test_pool_2_links_of_a_pools_pages_follow_the_queue(package: ModuleType) -> 
     assert queue.fake_free_list_tail.prev_free_page == queue.fake_free_list_head
 
 
-@PACKAGES
 def test_pool_1_the_null_page_is_untouched_by_reference_counting(package: ModuleType) -> None:
     pool, _ = _used_pool(package)
     null = pool.null_page
@@ -273,7 +260,6 @@ def test_pool_1_the_null_page_is_untouched_by_reference_counting(package: Module
     assert not pool.pages[1].is_null
 
 
-@PACKAGES
 @given(st.lists(st.integers(0, 6), max_size=5), st.lists(st.integers(0, 6), max_size=5), st.data())
 def test_page_lists_are_immutable_sequences_equal_to_and_addable_with_lists(
     package: ModuleType, mine: list[int], theirs: list[int], data: st.DataObject
@@ -307,7 +293,6 @@ def test_page_lists_are_immutable_sequences_equal_to_and_addable_with_lists(
         operator.add(pages, (1,))
 
 
-@PACKAGES
 def test_page_lists_stay_when_the_pool_goes_on(package: ModuleType) -> None:
     """A list that a call returned names the same pages for ever."""
     pool = package.PagePool(8, True)
@@ -319,7 +304,6 @@ def test_page_lists_stay_when_the_pool_goes_on(package: ModuleType) -> None:
     assert free.page_ids == [5, 6, 7]
 
 
-@PACKAGES
 def test_r1_page_lists_take_pages_only(package: ModuleType) -> None:
     pages = package.PagePool(4, True).get_new_pages(1)
     with pytest.raises(TypeError, match="1"):
@@ -328,7 +312,6 @@ def test_r1_page_lists_take_pages_only(package: ModuleType) -> None:
         package.CachePages([[1]])
 
 
-@PACKAGES
 @pytest.mark.parametrize("num_cached", [0, 1])
 def test_pool_7_publishing_no_page_changes_nothing(package: ModuleType, num_cached: int) -> None:
     """Where keys are kept as well: no page is not a page that is not full (MAN-17)."""
@@ -344,7 +327,6 @@ def test_pool_7_publishing_no_page_changes_nothing(package: ModuleType, num_cach
     pool.check()
 
 
-@PACKAGES
 def test_pool_7_the_cached_map_is_read_only(package: ModuleType) -> None:
     pool, _ = _used_pool(package)
     (key, pages), *_ = pool.cached_page_hash_to_page.items()
@@ -378,7 +360,6 @@ def _own_keys(pool: Any, request: PlainRequest) -> list[Any]:
     return list(fast.hash_request_tokens(fast.sha256, 1, request, none_hash=pool.none_hash))
 
 
-@PACKAGES
 @pytest.mark.parametrize("count", [1, 2])
 def test_pool_5_the_list_that_a_call_returned_is_freed_as_it_is(package: ModuleType, count: int) -> None:
     """POOL-2, POOL-5: an engine hands back the very list that it was given, which need not be read again."""

@@ -12,8 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvproof import fast, spec
 from kvproof.spec.clauses import clause_of_message
 
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
-
 
 class QueueMachine(RuleBasedStateMachine):
     """Every call, good and bad, against the same on a list."""
@@ -137,7 +135,6 @@ TestSpecQueue = SpecQueueMachine.TestCase
 TestFastQueue = FastQueueMachine.TestCase
 
 
-@PACKAGES
 def test_pool_2_links_come_from_the_queue_only(package: ModuleType) -> None:
     page = package.CachePage(1)
     with pytest.raises(ValueError, match=r"prev_free_page and next_free_page.*\[POOL-2\]"):
@@ -148,7 +145,6 @@ def test_pool_2_links_come_from_the_queue_only(package: ModuleType) -> None:
         page.prev_free_page = page
 
 
-@PACKAGES
 def test_pool_8_a_page_of_ones_own_gets_one_hash_at_a_time(package: ModuleType) -> None:
     key = package.PageHashWithGroupId(package.PageHash(b"k", (1,)), 0)
     page = package.CachePage(1)
@@ -163,7 +159,6 @@ def test_pool_8_a_page_of_ones_own_gets_one_hash_at_a_time(package: ModuleType) 
         null.page_hash = key
 
 
-@PACKAGES
 def test_pool_1_counts_of_a_null_page_stay(package: ModuleType) -> None:
     null = package.CachePage(0, is_null=True)
     null.incr_ref()
@@ -173,7 +168,6 @@ def test_pool_1_counts_of_a_null_page_stay(package: ModuleType) -> None:
     assert null.ref_cnt == 0
 
 
-@PACKAGES
 def test_r1_a_count_is_an_int_and_not_negative(package: ModuleType) -> None:
     page = package.CachePage(1)
     page.incr_ref()

@@ -13,7 +13,6 @@ from kvproof.conformance import record, replay_log
 from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import CacheSalt, Request, SwapCopy, SwapPlan
 
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 MIXED = "full:4,window:4:6,mamba:4:align"
 
 
@@ -48,7 +47,6 @@ def shown(manager: Any) -> Any:
     )
 
 
-@PACKAGES
 def test_the_plans_of_a_mixed_model(package: ModuleType) -> None:
     """Live slots of what the next step can read; on the way back what is still cached is not copied (SWAP-1)."""
     manager = manager_of(package, MIXED)
@@ -85,7 +83,6 @@ def test_the_plans_of_a_mixed_model(package: ModuleType) -> None:
     manager.check()
 
 
-@PACKAGES
 def test_none_changes_nothing(package: ModuleType) -> None:
     manager = manager_of(package, num_pages=7, host=2)
     request = running(manager)
@@ -102,7 +99,6 @@ def test_none_changes_nothing(package: ModuleType) -> None:
     manager.check()
 
 
-@PACKAGES
 def test_pages_are_held_until_the_fence_and_then_free_tail_first(package: ModuleType) -> None:
     manager = manager_of(package, num_pages=4)
     plan = manager.swap_out(running(manager))
@@ -112,7 +108,6 @@ def test_pages_are_held_until_the_fence_and_then_free_tail_first(package: Module
     assert [page.page_id for page in manager.page_pool.free_page_queue.get_all_free_pages()] == [3, 2, 1]
 
 
-@PACKAGES
 @pytest.mark.parametrize("stage", ["going", "out", "coming"])
 def test_an_abort_frees_both_sides_at_the_fence_at_the_latest(package: ModuleType, stage: str) -> None:
     manager = manager_of(package)
@@ -137,7 +132,6 @@ def test_an_abort_frees_both_sides_at_the_fence_at_the_latest(package: ModuleTyp
     manager.check()
 
 
-@PACKAGES
 def test_what_comes_back_is_published_at_the_fence(package: ModuleType) -> None:
     """A look-up before would promise what no step writes (MAN-4, ATT-5)."""
     manager = manager_of(package, enable_events=True)
@@ -153,7 +147,6 @@ def test_what_comes_back_is_published_at_the_fence(package: ModuleType) -> None:
     assert len(follower.cached_page_hash_to_page) == len(manager.page_pool.cached_page_hash_to_page) == 2
 
 
-@PACKAGES
 @pytest.mark.parametrize("groups", ["full:4", "window:4:6", "chunk:4:8", "mamba:4:align", "mamba:4:none", MIXED])
 def test_a_request_that_was_away_goes_on_as_ever(package: ModuleType, groups: str) -> None:
     """Beside a manager on which nothing happened: as many pages, nulls at the same places, the same hits."""
@@ -175,7 +168,6 @@ def test_a_request_that_was_away_goes_on_as_ever(package: ModuleType, groups: st
         assert here.get_computed_pages(again[0])[1] == there.get_computed_pages(again[1])[1]
 
 
-@PACKAGES
 def test_nothing_is_forgotten_and_no_snapshot_taken_while_a_request_is_away(package: ModuleType) -> None:
     """POOL-9, MAN-14."""
     manager = manager_of(package)
@@ -190,7 +182,6 @@ def test_nothing_is_forgotten_and_no_snapshot_taken_while_a_request_is_away(pack
     assert manager.reset_prefix_cache()
 
 
-@PACKAGES
 def test_snapshots_know_host_memory_and_the_next_plan(package: ModuleType) -> None:
     manager = manager_of(package)
     request = running(manager)
@@ -203,7 +194,6 @@ def test_snapshots_know_host_memory_and_the_next_plan(package: ModuleType) -> No
         assert restored.swap_out(request).swap_id == 2
 
 
-@PACKAGES
 @pytest.mark.parametrize("groups", ["full:4,window:2:5", "full:4,full:3,mamba:2:align", "full:4,mamba:4", MIXED])
 @given(length=st.integers(1, 24), more=st.integers(1, 6))
 def test_what_came_back_is_restored_whatever_the_page_sizes(
@@ -223,7 +213,6 @@ def test_what_came_back_is_restored_whatever_the_page_sizes(
     assert others == [first] * 2
 
 
-@PACKAGES
 def test_who_is_on_the_way_with_a_withdrawn_page_is_told(package: ModuleType) -> None:
     """MAN-4."""
     manager = manager_of(package)
@@ -235,7 +224,6 @@ def test_who_is_on_the_way_with_a_withdrawn_page_is_told(package: ModuleType) ->
     manager.check()
 
 
-@PACKAGES
 def test_what_is_refused_changes_nothing(package: ModuleType) -> None:
     """R1, MAN-6."""
     manager = manager_of(package)
@@ -274,7 +262,6 @@ def test_what_is_refused_changes_nothing(package: ModuleType) -> None:
     manager.check()
 
 
-@PACKAGES
 def test_without_host_memory_nothing_goes_and_with_a_lot_none_is_made(package: ModuleType) -> None:
     manager = manager_of(package, host=0)
     assert manager.swap_out(running(manager)) is None
@@ -283,7 +270,6 @@ def test_without_host_memory_nothing_goes_and_with_a_lot_none_is_made(package: M
     assert manager.num_free_host_pages == manager.num_host_pages - 3
 
 
-@PACKAGES
 def test_swaps_are_recorded_and_replayed(package: ModuleType, tmp_path: Path) -> None:
     """A log has every plan, and a replay on the specification comes to the same ones."""
     with record(manager_of(package, MIXED), tmp_path / "log") as manager:
@@ -296,7 +282,6 @@ def test_swaps_are_recorded_and_replayed(package: ModuleType, tmp_path: Path) ->
     assert replayed.wrong is None
 
 
-@PACKAGES
 def test_pages_from_elsewhere_are_hit_behind_the_fence(package: ModuleType) -> None:
     """SWAP-2: those that a hit needs, but for what is cached; the id is taken until then, and free gives them up."""
     manager = manager_of(package, MIXED)
@@ -324,7 +309,6 @@ def test_pages_from_elsewhere_are_hit_behind_the_fence(package: ModuleType) -> N
     manager.check()
 
 
-@PACKAGES
 def test_what_can_not_be_received(package: ModuleType) -> None:
     """R1, SWAP-2."""
     manager = manager_of(package)

@@ -7,28 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvproof.fast
-import kvproof.spec
 from kvproof.spec.declarations import CacheGroupSpec, FullAttentionSpec, Request, SlidingWindowSpec
-
-PACKAGES = pytest.mark.parametrize("names", [kvproof.spec, kvproof.fast], ids=["spec", "fast"])
 
 prompts = st.lists(st.integers(0, 1), min_size=3, max_size=6)
 
 
-def manager_of(names: ModuleType, num_pages: int, *windows: int) -> Any:
+def manager_of(package: ModuleType, num_pages: int, *windows: int) -> Any:
     groups = [CacheGroupSpec(FullAttentionSpec(2, 1, 8, "float32"), ("full",))]
     groups += [CacheGroupSpec(SlidingWindowSpec(2, 1, 8, "float32", size), (f"window {size}",)) for size in windows]
-    return names.CacheManager(num_pages, groups, 12, hash_seed=b"s")
+    return package.CacheManager(num_pages, groups, 12, hash_seed=b"s")
 
 
-@PACKAGES
 @given(tokens=prompts, other=prompts)
 def test_man_2_a_hit_is_taken_if_it_holds_the_prefix_again(
-    names: ModuleType, tokens: list[int], other: list[int]
+    package: ModuleType, tokens: list[int], other: list[int]
 ) -> None:
     """Found, evicted, and perhaps cached again on the same pages: what counts is what they hold at the admission."""
-    manager = manager_of(names, 4)
+    manager = manager_of(package, 4)
     late = Request("late", tokens)
     for name, served in (("a", tokens), ("b", other), ("c", tokens)):
         request = Request(name, served)
@@ -47,13 +42,12 @@ def test_man_2_a_hit_is_taken_if_it_holds_the_prefix_again(
             manager.allocate_slots(late, len(tokens) - length, length, found)
 
 
-@PACKAGES
 @given(several=st.lists(prompts, min_size=2, max_size=3), windows=st.sampled_from([(), (3,), (1, 4)]))
 def test_man_2_a_table_is_told_all_by_what_the_calls_return(
-    names: ModuleType, several: list[list[int]], windows: tuple[int, ...]
+    package: ModuleType, several: list[list[int]], windows: tuple[int, ...]
 ) -> None:
     """Requests compute alike prompts side by side, so that pages of equal content are cached: nobody's list changes."""
-    manager = manager_of(names, 40, *windows)
+    manager = manager_of(package, 40, *windows)
     requests = [Request(str(number), tokens) for number, tokens in enumerate(several)]
     tables: dict[str, list[list[int]]] = {}
     for step in range(6):

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproof import fast, spec
+from kvproof import spec
 
+from ..lockstep import pool_state
 from ..strategies import PlainRequest
-from .lockstep import pool_state
-
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 
 
 def _group(page_size: Any = 2) -> Any:
@@ -290,7 +288,6 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@PACKAGES
 @pytest.mark.parametrize("name", REFUSED)
 def test_r1_a_refused_call_names_its_argument_and_changes_nothing(package: ModuleType, name: str) -> None:
     call, kind, message = REFUSED[name]
@@ -303,7 +300,6 @@ def test_r1_a_refused_call_names_its_argument_and_changes_nothing(package: Modul
     at.manager.check()
 
 
-@PACKAGES
 def test_man_10_only_a_running_request_is_asked_about(package: ModuleType) -> None:
     at = _scene(package)
     at.live.status = spec.EngineRequestStatus.PREEMPTED
@@ -311,7 +307,6 @@ def test_man_10_only_a_running_request_is_asked_about(package: ModuleType) -> No
         at.manager.get_num_common_prefix_pages(at.live, 0)
 
 
-@PACKAGES
 def test_r1_a_look_up_under_a_live_id_that_is_refused_changes_nothing(package: ModuleType) -> None:
     """MAN-6: another object under a live id is refused, or finds only what is its own; the live one's keys stay."""
     at = _scene(package)
@@ -326,7 +321,6 @@ def test_r1_a_look_up_under_a_live_id_that_is_refused_changes_nothing(package: M
     at.manager.check()
 
 
-@PACKAGES
 @pytest.mark.parametrize("events", [False, True])
 def test_man_6_the_buffer_of_a_freed_request_is_the_engines_again(package: ModuleType, events: bool) -> None:
     """R2: what is cached, and what waits to be told, is a copy of the tokens: another request may overwrite them."""
@@ -361,7 +355,6 @@ def _in_a_buffer(request_id: str, buffer: Any) -> Any:
     )  # fmt: skip
 
 
-@PACKAGES
 def test_r1_a_hash_function_that_fails_changes_nothing(package: ModuleType) -> None:
     """HASH-1: it gives bytes for the root, then something else; the request that met it was not admitted."""
     digests: list[Any] = ["text", "text", "text", b"root"]
@@ -379,7 +372,6 @@ def test_r1_a_hash_function_that_fails_changes_nothing(package: ModuleType) -> N
     manager.check()
 
 
-@PACKAGES
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
@@ -401,7 +393,6 @@ def test_r1_what_makes_no_manager(package: ModuleType, arguments: Any, kind: typ
 # -- CachePages -----------------------------------------------------------------------------------
 
 
-@PACKAGES
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=3), st.lists(st.integers(0, 5), max_size=3)), max_size=3)
 )
@@ -418,7 +409,6 @@ def test_pages_of_several_groups_add_group_by_group(
     assert mine + mine.new_empty() == mine.new_empty() + mine == mine
 
 
-@PACKAGES
 def test_r1_pages_of_unlike_groups_do_not_add(package: ModuleType) -> None:
     """A real system dropped the groups that only one side had."""
     with pytest.raises(ValueError, match=r"other has 2 groups.*have 1 \[R1\]"):
@@ -428,7 +418,6 @@ def test_r1_pages_of_unlike_groups_do_not_add(package: ModuleType) -> None:
     assert package.CachePages([[]]) != ([],)
 
 
-@PACKAGES
 def test_pool_1_unhashed_pages_are_those_of_one_group_without_null_pages(package: ModuleType) -> None:
     at = _scene(package)
     pages = package.CachePages([at.manager.page_pool.pages[:5]])
@@ -440,7 +429,6 @@ def test_pool_1_unhashed_pages_are_those_of_one_group_without_null_pages(package
             package.CachePages(groups).get_unhashed_page_ids()
 
 
-@PACKAGES
 def test_a_list_to_which_pages_are_added_stays_a_list(package: ModuleType) -> None:
     """Python asks the page list for ``+=`` before it asks the list."""
     pages = package.PagePool(4, True).get_new_pages(2)
@@ -451,7 +439,6 @@ def test_a_list_to_which_pages_are_added_stays_a_list(package: ModuleType) -> No
     assert kept == [*pages, None]
 
 
-@PACKAGES
 def test_pool_2_check_holds_when_pages_are_taken_from_the_managers_pool(package: ModuleType) -> None:
     """Who holds those is not known to the manager; a page of a request's that the pool counts as free is a fault."""
     manager = package.CacheManager(12, [_group()], 16)
@@ -466,7 +453,6 @@ def test_pool_2_check_holds_when_pages_are_taken_from_the_managers_pool(package:
         manager.check()
 
 
-@PACKAGES
 def test_hash_3_the_keys_of_nobody_are_none(package: ModuleType) -> None:
     """As with the seed's ``defaultdict(list)`` a reading never raises; and nobody is known by being asked for."""
     for manager in (package.CacheManager(12, [_group()], 16), package.CacheManager(12, [], 16)):

@@ -31,8 +31,6 @@ from ..strategies import (
     tokens,
 )
 
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
-
 SEED = b"seed"
 
 
@@ -75,7 +73,6 @@ def _documented(page_size: int, values: list[int], extra_of_page: Callable[[int]
     return chain
 
 
-@PACKAGES
 @given(request=plain_requests(), page_size=page_sizes, seed=st.binary(max_size=4))
 def test_hash_1_keys_are_the_documented_bytes(
     package: ModuleType, request: PlainRequest, page_size: int, seed: bytes
@@ -109,7 +106,6 @@ def test_hash_1_keys_are_the_documented_bytes(
         assert key.extra_keys == extra_of_page(place * page_size)
 
 
-@PACKAGES
 def test_hash_1_pinned_vector(package: ModuleType) -> None:
     """The same on every platform and in every version that calls its encoding 2."""
     request = PlainRequest("r", [0, -1, 2**31 - 1, 5, 9], (spec.CacheSalt("tenant"), spec.MultimodalItem(b"img", 2, 1)))
@@ -125,7 +121,6 @@ def test_hash_1_both_packages_give_the_same_keys(request: PlainRequest, page_siz
     ]
 
 
-@PACKAGES
 def test_hash_1_another_process_gives_the_same_keys_whatever_its_hash_seed(package: ModuleType) -> None:
     code = (
         f"from {package.__name__} import *\n"
@@ -146,7 +141,6 @@ def test_hash_1_another_process_gives_the_same_keys_whatever_its_hash_seed(packa
     assert outputs == {f"{[key.hash_value.hex() for key in _keys(package, request, 2, b's')]}\n"}
 
 
-@PACKAGES
 @given(values=st.lists(tokens, min_size=2, max_size=8), seeds=st.lists(st.binary(max_size=4), min_size=2, unique=True))
 def test_hash_1_another_seed_gives_other_keys(package: ModuleType, values: list[int], seeds: list[bytes]) -> None:
     request = PlainRequest("r", values)
@@ -154,14 +148,12 @@ def test_hash_1_another_seed_gives_other_keys(package: ModuleType, values: list[
     assert len(set().union(*digests)) == sum(map(len, digests))
 
 
-@PACKAGES
 def test_hash_1_no_seed_draws_one_each_time(package: ModuleType) -> None:
     assert package.init_none_hash() != package.init_none_hash()
     pools = [package.PagePool(2, True) for _ in range(2)]
     assert pools[0].none_hash != pools[1].none_hash
 
 
-@PACKAGES
 @given(first=token_lists, second=token_lists)
 def test_hash_1_keys_agree_just_as_far_as_the_tokens(package: ModuleType, first: list[int], second: list[int]) -> None:
     """No value is special: prompts that differ in a first page only differ in every key."""
@@ -172,14 +164,12 @@ def test_hash_1_keys_agree_just_as_far_as_the_tokens(package: ModuleType, first:
     assert [one == other for one, other in pairs] == [2 * place + 2 <= common for place in range(len(pairs))]
 
 
-@PACKAGES
 @pytest.mark.parametrize(("token", "other"), [(-1, -2), (0, -1), (0, 2**31 - 1), (-(2**31), 2**31 - 1)])
 def test_hash_1_no_token_is_special(package: ModuleType, token: int, other: int) -> None:
     """``hash(-1) == hash(-2)`` in Python, which two real systems took for a page's key."""
     assert not set(_digests(package, [token, 1, 2, 3])) & set(_digests(package, [other, 1, 2, 3]))
 
 
-@PACKAGES
 def test_hash_1_only_none_means_root(package: ModuleType) -> None:
     root = package.init_none_hash(SEED)
 
@@ -192,7 +182,6 @@ def test_hash_1_only_none_means_root(package: ModuleType) -> None:
     assert first(None) == first(root)
 
 
-@PACKAGES
 def test_hash_1_a_hash_function_of_ones_own_is_used_for_root_and_pages(package: ModuleType) -> None:
     seen: list[bytes] = []
 
@@ -206,7 +195,6 @@ def test_hash_1_a_hash_function_of_ones_own_is_used_for_root_and_pages(package: 
     assert seen == [b"kvproof page key 2s", b"01\0\5\0\0\0", b"02\0\6\0\0\0"]
 
 
-@PACKAGES
 @given(values=st.lists(tokens, max_size=9), spelling=spellings)
 def test_hash_1_tokens_are_read_alike_from_lists_and_arrays(
     package: ModuleType, values: list[int], spelling: Any
@@ -222,7 +210,6 @@ def test_hash_1_tokens_are_read_alike_from_lists_and_arrays(
 # -- HASH-2: extra keys ---------------------------------------------------------------------------
 
 
-@PACKAGES
 @given(mine=extra_keys(), theirs=extra_keys(), values=st.lists(st.integers(0, 1), min_size=8, max_size=14))
 def test_hash_2_keys_agree_just_as_far_as_the_extra_keys(
     package: ModuleType, mine: Any, theirs: Any, values: list[int]
@@ -239,7 +226,6 @@ def test_hash_2_keys_agree_just_as_far_as_the_extra_keys(
         assert (one == other) == agree
 
 
-@PACKAGES
 def test_hash_2_kinds_and_emptiness_are_told_apart(package: ModuleType) -> None:
     """None, an empty tuple, an empty salt, and one text as salt, adapter and version: nobody shares with another."""
     extras: list[Any] = [
@@ -265,7 +251,6 @@ def test_hash_2_kinds_and_emptiness_are_told_apart(package: ModuleType) -> None:
     assert len(digests) == len(extras)
 
 
-@PACKAGES
 @given(st.lists(st.lists(generic_values, max_size=3).map(tuple), min_size=2, max_size=4, unique_by=repr), tokens)
 def test_hash_2_generic_values_are_told_apart(package: ModuleType, extras: list[Any], token: int) -> None:
     digests = {package.hash_page_tokens(package.sha256, b"", [token], extra).hash_value for extra in extras}
@@ -278,7 +263,6 @@ def test_hash_2_both_packages_encode_generic_values_alike(extra: Any, values: li
     assert fast.hash_page_tokens(fast.sha256, b"p", values, extra) == fast.PageHash(*key)
 
 
-@PACKAGES
 @given(offset=st.integers(0, 9), length=st.integers(1, 9), page_size=page_sizes)
 def test_hash_2_an_item_enters_just_the_pages_that_it_touches(
     package: ModuleType, offset: int, length: int, page_size: int
@@ -303,7 +287,6 @@ def test_hash_2_fast_lays_extra_keys_out_as_the_specification_reads_them(extra: 
         assert segment.extra_keys == page_extra_keys(ordered, page * page_size, (page + 1) * page_size)
 
 
-@PACKAGES
 @given(extra=extra_keys(), data=st.data())
 def test_hash_2_the_order_in_which_extra_keys_are_listed_is_nothing(
     package: ModuleType, extra: Any, data: st.DataObject
@@ -312,7 +295,6 @@ def test_hash_2_the_order_in_which_extra_keys_are_listed_is_nothing(
     assert _digests(package, values, data.draw(st.permutations(extra))) == _digests(package, values, extra)
 
 
-@PACKAGES
 @pytest.mark.parametrize(
     ("extra", "kind"),
     [
@@ -330,7 +312,6 @@ def test_hash_2_impossible_extra_keys_are_refused(package: ModuleType, extra: An
         _keys(package, PlainRequest("r", [1, 2], extra))
 
 
-@PACKAGES
 @pytest.mark.parametrize("value", [1.0, True, [1], {1}, 2**63, -(2**63) - 1, object()])
 def test_hash_2_values_without_encoding_are_refused(package: ModuleType, value: Any) -> None:
     with pytest.raises(TypeError, match=r"extra_keys.*\[HASH-2\]"):
@@ -342,7 +323,6 @@ def _wrong(value: Any) -> Any:
     return value
 
 
-@PACKAGES
 def test_r1_extra_keys_with_numpy_positions_are_those_with_plain_ones(package: ModuleType) -> None:
     """R1: numpy integers are ints; engines compute offsets with numpy."""
     positions: list[Any] = [np.int64(1), np.int32(2)]
@@ -352,7 +332,6 @@ def test_r1_extra_keys_with_numpy_positions_are_those_with_plain_ones(package: M
     )
 
 
-@PACKAGES
 @pytest.mark.parametrize(
     "extra",
     [
@@ -380,7 +359,6 @@ def test_sec_2_a_salt_keeps_no_text() -> None:
         spec.CacheSalt.of_fingerprint(_wrong("a"))
 
 
-@PACKAGES
 def test_sec_2_a_refused_salt_is_not_printed(package: ModuleType) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         _keys(package, PlainRequest("r", [1, 2], (spec.CacheSalt("secret"), spec.CacheSalt("another"))))
@@ -390,7 +368,6 @@ def test_sec_2_a_refused_salt_is_not_printed(package: ModuleType) -> None:
 # -- HASH-3: full pages only ----------------------------------------------------------------------
 
 
-@PACKAGES
 @given(values=token_lists, page_size=page_sizes)
 def test_hash_3_only_full_pages_have_keys(package: ModuleType, values: list[int], page_size: int) -> None:
     keys = _keys(package, PlainRequest("r", values), page_size)
@@ -398,7 +375,6 @@ def test_hash_3_only_full_pages_have_keys(package: ModuleType, values: list[int]
     assert _keys(package, PlainRequest("r", values[: len(keys) * page_size]), page_size) == keys
 
 
-@PACKAGES
 @given(request=plain_requests(), page_size=page_sizes)
 def test_hash_3_the_keys_of_a_request_are_the_chain_of_its_pages(
     package: ModuleType, request: PlainRequest, page_size: int
@@ -414,7 +390,6 @@ def test_hash_3_the_keys_of_a_request_are_the_chain_of_its_pages(
 # -- R1 -------------------------------------------------------------------------------------------
 
 
-@PACKAGES
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
@@ -443,7 +418,6 @@ def test_r1_what_is_no_token_is_refused_by_name(package: ModuleType, values: Any
         package.hash_request_tokens(package.sha256, 1, PlainRequest("r", values))
 
 
-@PACKAGES
 @pytest.mark.parametrize(
     ("page_size", "kind"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)]
 )
@@ -452,7 +426,6 @@ def test_r1_what_is_no_page_size_is_refused_by_name(package: ModuleType, page_si
         package.hash_request_tokens(package.sha256, page_size, PlainRequest("r", [1]))
 
 
-@PACKAGES
 def test_r1_digests_and_seeds_are_bytes(package: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"parent_page_hash=0 .*\[HASH-1\]"):
         package.hash_page_tokens(package.sha256, 0, [1])
@@ -464,13 +437,11 @@ def test_r1_digests_and_seeds_are_bytes(package: ModuleType) -> None:
         package.hash_page_tokens(package.sha256, None, [1], [1])
 
 
-@PACKAGES
 def test_r1_what_is_no_request_is_refused_by_name(package: ModuleType) -> None:
     with pytest.raises(TypeError, match="request"):
         package.hash_request_tokens(package.sha256, 2, None)
 
 
-@PACKAGES
 @pytest.mark.parametrize("none_hash", [5, "root"])
 def test_r1_a_root_that_is_no_digest_is_refused(package: ModuleType, none_hash: Any) -> None:
     with pytest.raises(TypeError, match=r"\[HASH-1\]"):

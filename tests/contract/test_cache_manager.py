@@ -1,0 +1,138 @@
+"""MAN-1, MAN-2, HASH-3, R2: what a manager of one group finds, holds, shows and publishes."""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvproof import fast, spec
+
+from ..lockstep import pool_state
+from ..strategies import PlainRequest, few_extra_keys, page_sizes, short_token_lists
+
+
+def _group(page_size: int) -> Any:
+    return spec.CacheGroupSpec(spec.FullAttentionSpec(page_size, 1, 1, "float32"))
+
+
+def _manager(
+    package: ModuleType, num_pages: int = 8, page_size: int = 2, max_model_len: int = 40, **options: Any
+) -> Any:
+    return package.CacheManager(num_pages, [_group(page_size)], max_model_len, hash_seed=b"s", **options)
+
+
+# -- Without keys, groups or caching --------------------------------------------------------------
+
+
+@given(first=short_token_lists, second=short_token_lists, extra=few_extra_keys, page_size=page_sizes)
+def test_man_1_a_hit_is_the_longest_full_prefix_short_of_the_last_token(
+    package: ModuleType, first: list[int], second: list[int], extra: Any, page_size: int
+) -> None:
+    manager = _manager(package, 40, page_size)
+    request = PlainRequest("first", first, extra)
+    assert manager.allocate_slots(request, len(first)) is not None
+    before = pool_state(manager.page_pool, True)
+    common = 0
+    while common < min(len(first), len(second)) and first[common] == second[common]:
+        common += 1
+    pages, hit = manager.get_computed_pages(PlainRequest("second", second, extra))
+    assert hit == min(common, len(second) - 1) // page_size * page_size
+    assert pages.get_page_ids()[0] == manager.get_page_ids("first")[0][: hit // page_size]
+    assert pool_state(manager.page_pool, True) == before
+    logprobs = PlainRequest("third", second, extra, spec.SamplingParams(0))
+    assert manager.get_computed_pages(logprobs) == (manager.create_empty_page_list(), 0)
+
+
+@given(values=short_token_lists, lookahead=st.integers(0, 50))
+def test_man_2_without_a_group_nothing_needs_a_page(package: ModuleType, values: list[int], lookahead: int) -> None:
+    manager = package.CacheManager(3, [], 14)
+    assert (manager.enable_caching, manager.page_size, manager.num_kv_cache_groups) == (False, None, 0)
+    request = PlainRequest("r", values)
+    assert manager.get_computed_pages(request) == (package.CachePages([]), 0)
+    given_slots = manager.allocate_slots(request, len(values), 0, manager.create_empty_page_list(), lookahead)
+    assert given_slots == package.CachePages([])
+    assert manager.get_page_ids("r") == ()
+    assert manager.get_num_common_prefix_pages(request, 1) == []
+    manager.cache_pages(request, len(values))
+    assert manager.req_to_page_hashes == {}
+    assert manager.usage == 0.0
+    assert manager.free(request, 0) == []
+    manager.check()
+
+
+@given(values=short_token_lists, page_size=page_sizes)
+def test_man_1_with_caching_off_nothing_is_published_and_nothing_hit(
+    package: ModuleType, values: list[int], page_size: int
+) -> None:
+    manager = _manager(package, 40, page_size, enable_caching=False)
+    request = PlainRequest("r", values)
+    assert manager.allocate_slots(request, len(values)) is not None
+    manager.cache_pages(request, len(values))
+    assert manager.get_computed_pages(PlainRequest("s", values))[1] == 0
+    assert not manager.page_pool.cached_page_hash_to_page
+    assert (manager.page_size, dict(manager.req_to_page_hashes)) == (None, {})
+    assert manager.free(request, 0) == []
+    manager.check()
+
+
+@given(values=short_token_lists, lookahead=st.integers(0, 60), page_size=page_sizes)
+def test_man_2_lookahead_is_cut_at_max_model_len(
+    package: ModuleType, values: list[int], lookahead: int, page_size: int
+) -> None:
+    manager = _manager(package, 40, page_size, max_model_len=len(values) + 3)
+    request = PlainRequest("r", values)
+    pages = manager.allocate_slots(request, len(values), num_lookahead_tokens=lookahead)
+    assert len(pages.pages[0]) == -(-min(len(values) + lookahead, len(values) + 3) // page_size)
+    request.num_computed_tokens = len(values)
+    with pytest.raises(ValueError, match=rf"num_new_tokens=4: .* \+ new={len(values) + 4} .*\[MAN-2\]"):
+        manager.allocate_slots(request, 4)
+    assert manager.allocate_slots(request, 3) is not None
+    manager.check()
+
+
+@given(values=short_token_lists, extra=few_extra_keys, page_size=page_sizes)
+def test_hash_3_the_managers_keys_are_those_of_the_request_until_dropped(
+    package: ModuleType, values: list[int], extra: Any, page_size: int
+) -> None:
+    manager = _manager(package, 40, page_size)
+    request = PlainRequest("r", [*values], extra)
+    manager.get_computed_pages(request)
+    for _ in range(2):
+        root = manager.page_pool.none_hash
+        own = package.hash_request_tokens(package.sha256, page_size, request, none_hash=root)
+        assert list(manager.req_to_page_hashes["r"]) == list(own)
+        if page_size <= len(values):
+            assert manager.allocate_slots(request, 1) is not None
+            request.num_computed_tokens = 1
+        request.grow([1] * page_size)
+    manager.free(request)
+    assert set(manager.req_to_page_hashes) == {"r"}
+    manager.free_page_hashes(request)
+    assert set(manager.req_to_page_hashes) == set()
+
+
+# -- A page published by hand ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "group"),
+    [([1, 2], 5), ([7, 7], 0)],
+    ids=["the same content for another group", "other content"],
+)
+def test_r2_a_requests_pages_are_published_under_its_own_prefix(other: list[int], group: int) -> None:
+    """Even if the page before was evicted and cached by hand, for another group or with other tokens."""
+    shown = []
+    for package in (spec, fast):
+        manager = _manager(package)
+        request = PlainRequest("r", [1, 2, 3, 4, 5])
+        manager.allocate_slots(request, 2)
+        page = manager.page_pool.pages[manager.get_page_ids("r")[0][0]]
+        manager.page_pool.evict_pages([page.page_id])
+        manager.page_pool.cache_full_pages(PlainRequest("other", other), [page], [], 0, 1, 2, group)
+        request.num_computed_tokens = 2
+        manager.allocate_slots(request, 2)
+        manager.check()
+        shown.append(pool_state(manager.page_pool, True))
+    assert shown[0] == shown[1]
