@@ -1,9 +1,9 @@
 """Backends that are the specification but for one fault each; the suite must say which clause each breaks.
 
-The catalogue of seeded bugs has those that real systems had; these are others, so that every clause has one.
+The catalogue of seeded bugs has those that real systems had; these are others, so that every clause has one. None here
+is one of the catalogue's in another place.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,6 @@ from unittest.mock import ANY, patch
 import kvproof.spec
 from kvproof.conformance.backends.loading import Backend
 from kvproof.spec import CacheManager, CachePage, CachePages, FreeCachePageQueue, PageHash, PagePool, PageTable
-from kvproof.spec.pool import hashing
 from kvproof.spec.pool.pages import PageList
 
 from . import broken_managers as managers
@@ -47,41 +46,9 @@ class Mute(PagePool):
             raise ValueError from None
 
 
-class ForgivesDoubleFree(PagePool):
-    """A mention too many passes."""
-
-    def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
-        pages = list(ordered_pages)
-        left = {page: page.ref_cnt for page in pages if isinstance(page, CachePage)}
-        kept = []
-        for page in pages:
-            if page not in left or page.is_null or left[page] > 0:
-                kept.append(page)
-            if page in left:
-                left[page] -= 1
-        super().free_pages(kept)
-
-
-class AssertsDoubleFree(PagePool):
-    def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
-        pages = list(ordered_pages)
-        for page, mentions in Counter(page for page in pages if isinstance(page, CachePage)).items():
-            assert page.is_null or mentions <= page.ref_cnt
-        super().free_pages(pages)
-
-
 class FreesBackwards(PagePool):
     def free_pages(self, ordered_pages: Iterable[CachePage]) -> None:
         super().free_pages(list(ordered_pages)[::-1])
-
-
-class CountsNull(PagePool):
-    """The null page's count drifts."""
-
-    def touch(self, pages: Iterable[Iterable[CachePage]]) -> None:
-        groups = [list(group) for group in pages]
-        super().touch(groups)
-        self.counts.of[0] += sum(page.is_null for group in groups for page in group)
 
 
 class TouchesAnything(PagePool):
@@ -151,22 +118,6 @@ class BackwardQueue(FreeCachePageQueue):
         self._built = True
 
 
-# -- Keys -------------------------------------------------------------------------------------------
-
-
-def drawn_root(seed: bytes | None = None, hash_function: Any = hashing.sha256) -> bytes:
-    """A root of its own in every process."""
-    hashing.init_none_hash(seed, hash_function)
-    return hashing.init_none_hash(None, hash_function)
-
-
-def no_extra_keys(function: Any, page_size: int, request: Any, **named: Any) -> Any:
-    """Salt and adapter are ignored."""
-    list(hashing.hash_request_tokens(function, page_size, request, **named))
-    bare = kvproof.spec.Request("r", request.all_token_ids)
-    return hashing.hash_request_tokens(function, page_size, bare, **named)
-
-
 # -- Manager ----------------------------------------------------------------------------------------
 
 
@@ -196,31 +147,10 @@ class TrustsHashes(CacheManager):
             return super().get_computed_pages(request)
 
 
-class ForgetsLookahead(CacheManager):
-    def allocate_slots(self, *arguments: Any, **named: Any) -> Any:
-        ahead = named.get("num_lookahead_tokens")
-        return super().allocate_slots(*arguments, **named | ({"num_lookahead_tokens": 0} if ahead in (1, 2, 3) else {}))
-
-
 class PublishesAtOnce(CacheManager):
     def allocate_slots(self, *arguments: Any, **named: Any) -> Any:
         late = named.get("delay_cache_pages") is True
         return super().allocate_slots(*arguments, **named | ({"delay_cache_pages": False} if late else {}))
-
-
-class WithdrawsNothing(CacheManager):
-    def free(self, request: Any, num_written: int | None = None) -> list[str]:
-        wrong = type(num_written) is not int or num_written < 0
-        return super().free(request, num_written if wrong else None)
-
-
-class FreesHeadFirst(CacheManager):
-    def free(self, request: Any, num_written: int | None = None) -> list[str]:
-        live = self.coordinator.live.by_id.get(getattr(request, "request_id", ""))
-        if live is not None and live.request is request and num_written is None:
-            for held in self.coordinator.held[request.request_id]:
-                held.pages.reverse()
-        return super().free(request, num_written)
 
 
 class AllowsGaps(CacheManager):
@@ -237,34 +167,10 @@ class AllowsGaps(CacheManager):
                 return super().allocate_slots(request, *arguments, **named)
 
 
-class CommonByCount(CacheManager):
-    """Common pages are counted with >= on their counts."""
-
-    def get_num_common_prefix_pages(self, request: Any, num_scheduled_requests: int) -> list[int]:
-        super().get_num_common_prefix_pages(request, num_scheduled_requests)
-        groups = self.coordinator.get_pages(request.request_id)
-        return [sum(page.ref_cnt >= num_scheduled_requests for page in pages) for pages in groups]
-
-
-class AllocatesBeforeTouching(CacheManager):
-    """The free pages are counted without the hits."""
-
-    def allocate_slots(self, *arguments: Any, **named: Any) -> Any:
-        found = arguments[3] if len(arguments) > 3 else None
-        if isinstance(found, CachePages) and found.pages and any(page.ref_cnt == 0 for page in found.pages[0]):
-            free = self.page_pool.get_num_free_pages() + 1
-            with patch.object(self.page_pool, "get_num_free_pages", lambda: free):
-                return super().allocate_slots(*arguments, **named)
-        return super().allocate_slots(*arguments, **named)
-
-
 _POOLS: list[tuple[type[PagePool], str]] = [
     (ShortOfPages, "R1"),
     (Mute, "R1"),
-    (ForgivesDoubleFree, "POOL-5"),
-    (AssertsDoubleFree, "R1"),
     (FreesBackwards, "POOL-3"),
-    (CountsNull, "POOL-1"),
     (TouchesAnything, "POOL-6"),
     (EvictingFrees, "POOL-11"),
     (AlwaysResets, "POOL-9"),
@@ -277,17 +183,10 @@ _POOLS: list[tuple[type[PagePool], str]] = [
 _MANAGERS: list[tuple[type[CacheManager], str]] = [
     (HitsAll, "MAN-1"),
     (TrustsHashes, "R2"),
-    (ForgetsLookahead, "MAN-2"),
     (PublishesAtOnce, "MAN-3"),
-    (WithdrawsNothing, "MAN-4"),
-    (FreesHeadFirst, "MAN-5"),
     (AllowsGaps, "MAN-8"),
-    (CommonByCount, "MAN-10"),
-    (AllocatesBeforeTouching, "MAN-2"),
 ]
 _TABLES: list[tuple[type[PageTable], str]] = [
-    (tables.LosesPages, "TAB-2"),
-    (tables.ReusesHandles, "TAB-4"),
     (tables.Changeable, "TAB-6"),
     (tables.SwapsPagesOnly, "TAB-3"),
     (tables.StaysAtVersion, "TAB-8"),
@@ -306,7 +205,5 @@ BROKEN: list[tuple[str, Backend, str]] = [
     ),
     *((machine, backend(name, **names), clause) for machine, name, names, clause in BROKEN_DEVICE),
     ("queue", backend("BackwardQueue", FreeCachePageQueue=BackwardQueue), "POOL-3"),
-    ("hash", backend("drawn_root", init_none_hash=drawn_root), "HASH-1"),
-    ("hash", backend("no_extra_keys", hash_request_tokens=no_extra_keys), "HASH-2"),
 ]
 """(machine, broken backend, the clause that it breaks)."""

@@ -5,18 +5,9 @@ from typing import Any
 import numpy as np
 
 import kvproof.spec
-from kvproof.spec import RaggedPagesCacheMetaData, RaggedPagesCacheView, ScaledPages
+from kvproof.spec import RaggedPagesCacheView, ScaledPages
 
 __all__ = ["BROKEN_DEVICE"]
-
-
-class OneTooMany(RaggedPagesCacheMetaData):
-    """A cache has a page more than fits."""
-
-    @classmethod
-    def create(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().create(*args, **kwargs)
-        return made.replace(num_pages=made.num_pages + 1)
 
 
 class PoolsMixed(RaggedPagesCacheView):
@@ -71,21 +62,6 @@ def wider_window(*arguments: Any, **options: Any) -> Any:
     return kvproof.spec.ragged_paged_attention(*arguments, **options)
 
 
-def never_empty(queries: Any, pages: Any, kv_lens: Any, table: Any, starts: Any, count: Any, **options: Any) -> Any:
-    out = kvproof.spec.ragged_paged_attention(queries, pages, kv_lens, table, starts, count, **options)
-    for row in range(int(count[0])):
-        negative = int(starts[row + 1] - starts[row] - kv_lens[row])
-        if negative > 0:
-            out = _marked(out, slice(int(starts[row]), int(starts[row]) + negative), 1.0)
-    return out
-
-
-def sees_the_null_page(queries: Any, pages: Any, *rest: Any, **options: Any) -> Any:
-    out = kvproof.spec.ragged_paged_attention(queries, pages, *rest, **options)
-    values = pages.values if isinstance(pages, ScaledPages) else pages
-    return _marked(out, slice(0, 1), 1.0) if np.isnan(values[-1].astype(np.float32)).any() and out[0].any() else out
-
-
 def answers_padding(queries: Any, *rest: Any, **options: Any) -> Any:
     out = kvproof.spec.ragged_paged_attention(queries, *rest, **options)
     starts, count = rest[-2], rest[-1]
@@ -97,13 +73,6 @@ def coarse(*arguments: Any, **options: Any) -> Any:
     return (out * np.asarray(1 + 2.0**-13, out.dtype)) if out.dtype == np.float32 else out
 
 
-def fused(*arguments: Any, **options: Any) -> Any:
-    """Reads before anything is written."""
-    queries, _, _, pages, *rest = arguments
-    _, after = kvproof.spec.fused_ragged_paged_attention(*arguments, **options)
-    return kvproof.spec.ragged_paged_attention(queries, pages, *rest, **options), after
-
-
 def latents(*arguments: Any, **options: Any) -> Any:
     """Forgets the rotary part."""
     queries, rotary, *rest = arguments
@@ -111,17 +80,12 @@ def latents(*arguments: Any, **options: Any) -> Any:
 
 
 BROKEN_DEVICE: list[tuple[str, str, dict[str, Any], str]] = [
-    ("sizing", "OneTooMany", {"RaggedPagesCacheMetaData": OneTooMany}, "CACHE-1"),
     ("cache", "ValuesForKeys", {"kv_cache_update": values_for_keys}, "CACHE-2"),
     ("cache", "PaddingStays", {"kv_cache_update": padding_stays}, "CACHE-3"),
     ("cache", "PaddingWraps", {"kv_cache_update": padding_wraps}, "CACHE-3"),
     ("cache", "OneScaleForAll", {"kv_cache_update": one_scale_for_all}, "CACHE-4"),
     ("sharded", "PoolsMixed", {"RaggedPagesCacheView": PoolsMixed}, "CACHE-5"),
-    ("attention", "WiderWindow", {"ragged_paged_attention": wider_window}, "ATT-1"),
-    ("attention", "NeverEmpty", {"ragged_paged_attention": never_empty}, "ATT-2"),
-    ("attention", "SeesTheNullPage", {"ragged_paged_attention": sees_the_null_page}, "ATT-3"),
     ("attention", "AnswersPadding", {"ragged_paged_attention": answers_padding}, "ATT-4"),
-    ("attention", "ReadsFirst", {"fused_ragged_paged_attention": fused}, "ATT-5"),
     ("attention", "Coarse", {"ragged_paged_attention": coarse}, "ATT-6"),
     ("latents", "NoRotary", {"mla_paged_attention": latents}, "ATT-1"),
     ("serving", "ServesWiderWindow", {"ragged_paged_attention": wider_window}, "ATT-1"),

@@ -10,20 +10,16 @@ import numpy as np
 from kvproof.spec import (
     CacheCounters,
     CacheEvent,
-    CacheFollower,
     CacheManager,
     CachePage,
     CachePages,
     PageCopy,
     PagePool,
     PageRemoved,
-    PageStored,
     PartCopy,
     PinnedPrefix,
-    ShardedCacheManager,
     SlotBatch,
 )
-from kvproof.spec.declarations import EngineRequest
 from kvproof.spec.groups.group_rules import AlignedStates, ChunkedLocal, GroupRules, OneState, SlidingWindow
 from kvproof.spec.manager.steps import Steps
 from kvproof.spec.pool.free_order import FreeOrder
@@ -58,18 +54,6 @@ class ForgetsEagle(CacheManager):
         finally:
             for rules in eagle:
                 rules.is_eagle = True
-
-
-class DropsEagleTwice(CacheManager):
-    """A page is dropped again for each Eagle group (vLLM 32802)."""
-
-    def get_computed_pages(self, request: Any) -> tuple[CachePages, int]:
-        pages, found = super().get_computed_pages(request)
-        eagle = sum(rules.is_eagle for rules in self.coordinator.rules)
-        if eagle > 1 and found and len({rules.page_size for rules in self.coordinator.rules}) == 1:
-            shorter = [list(group)[:-1] for group in pages.pages]
-            return CachePages(shorter), found - self.coordinator.rules[0].page_size
-        return pages, found
 
 
 class NarrowLookUp(Altered):
@@ -144,20 +128,6 @@ class NeverGivesBack(CacheManager):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.coordinator.remove_skipped_pages = lambda *_: None  # type: ignore[method-assign]
-
-
-class GivesBackTooMuch(CacheManager):
-    """A window's last position is left out when pages are given back."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        right = self.coordinator.remove_skipped_pages
-        more = all(isinstance(rules, SlidingWindow) and rules.window > 1 for rules in self.coordinator.rules)
-
-        def remove(request_id: str, num_computed: int) -> None:
-            right(request_id, num_computed + more)
-
-        self.coordinator.remove_skipped_pages = remove  # type: ignore[method-assign]
 
 
 class GivesBackHeadFirst(CacheManager):
@@ -339,17 +309,6 @@ class TellsInTurn(CacheManager):
 # -- Events, pins, shards, snapshots --------------------------------------------------------------------
 
 
-class ParentsMissing(CacheManager):
-    """The parent of a page is not told where it is a null page (vLLM 58119)."""
-
-    def take_events(self) -> list[CacheEvent]:
-        nulls = any(not rules.keeps_prefix for rules in self.coordinator.rules)
-        return [
-            event._replace(parent_hash=None) if nulls and isinstance(event, PageStored) else event
-            for event in super().take_events()
-        ]
-
-
 class RemovesOnce(CacheManager):
     """A removal is told only when no duplicate is left."""
 
@@ -375,20 +334,6 @@ class CountsRefusals(CacheManager):
     @property
     def counters(self) -> CacheCounters:
         return replace(super().counters, requests=self.looked_up)
-
-
-class FollowsBlindly(CacheFollower):
-    """An event that cannot come next is passed over."""
-
-    def apply(self, events: Iterable[CacheEvent]) -> None:
-        told = list(events)
-        if not all(isinstance(event, CacheEvent) for event in told):
-            super().apply(told)
-        for event in told:
-            try:
-                super().apply([event])
-            except ValueError:
-                continue
 
 
 class PinsForOthers(PagePool):
@@ -466,14 +411,6 @@ class PinsWithoutEagle(CacheManager):
             return super().pin_prefix(request, num_tokens)
 
 
-class FirstShard(ShardedCacheManager):
-    """Where no prefix is cached the first shard is taken."""
-
-    def _place(self, request: EngineRequest) -> int:
-        found = any(shard.prefixes.look_up(request)[1] for shard in self.shards)
-        return super()._place(request) if found else 0
-
-
 class ForgetsOrder(CacheManager):
     """A snapshot has the free pages, not their order."""
 
@@ -494,19 +431,6 @@ class ForgetsHits(CacheManager):
         return manager
 
 
-class RestoresAnything(CacheManager):
-    """What is left of a damaged snapshot is restored: pages that nobody holds and that are not free are free."""
-
-    @classmethod
-    def restore(cls, snapshot: Any, requests: Any = (), **named: Any) -> Any:
-        try:
-            return super().restore(snapshot, requests, **named)
-        except ValueError:
-            if isinstance(snapshot, dict) and snapshot.get("kvproof") == "manager snapshot":
-                return None
-            raise
-
-
 POOLS: list[tuple[str, type[PagePool], str]] = [
     ("pool_pins", PinsForOthers, "PIN-1"),
     ("pool_pins", FreesPins, "POOL-5"),
@@ -517,13 +441,11 @@ POOLS: list[tuple[str, type[PagePool], str]] = [
 
 GROUPS: list[tuple[str, dict[str, Any], str]] = [
     ("hybrid", {"CacheManager": ForgetsEagle}, "MAN-9"),
-    ("hybrid", {"CacheManager": DropsEagleTwice}, "MAN-9"),
     ("window", {"CacheManager": NarrowLookUp}, "MAN-7"),
     ("chunk", {"CacheManager": HitsNulls}, "MAN-1"),
     ("state", {"CacheManager": HitsAnyState}, "MAN-13"),
     ("hybrid", {"CacheManager": SharesAcrossGroups}, "MAN-7"),
     ("window", {"CacheManager": NeverGivesBack}, "MAN-8"),
-    ("window", {"CacheManager": GivesBackTooMuch}, "MAN-8"),
     ("chunk", {"CacheManager": GivesBackHeadFirst}, "MAN-8"),
     ("hybrid", {"CacheManager": KeepsOnNone}, "MAN-8"),
     ("state", {"CacheManager": PublishesMidway}, "MAN-13"),
@@ -536,15 +458,11 @@ GROUPS: list[tuple[str, dict[str, Any], str]] = [
     ("batch", {"CacheManager": WideIds}, "MAN-11"),
     ("batch", {"CacheManager": LeavesRows}, "MAN-11"),
     ("batch", {"CacheManager": TellsInTurn}, "MAN-12"),
-    ("events", {"CacheManager": ParentsMissing}, "MAN-12"),
     ("events", {"CacheManager": RemovesOnce}, "MAN-12"),
     ("events", {"CacheManager": CountsRefusals}, "MAN-12"),
-    ("events", {"CacheFollower": FollowsBlindly}, "MAN-12"),
     ("pins", {"CacheManager": UnpinsHeadFirst}, "PIN-1"),
     ("pins", {"CacheManager": PinsWithoutEagle}, "PIN-1"),
-    ("shards", {"ShardedCacheManager": FirstShard}, "POOL-12"),
     ("snapshots", {"CacheManager": ForgetsOrder}, "MAN-14"),
     ("snapshots", {"CacheManager": ForgetsHits}, "MAN-14"),
-    ("snapshots", {"CacheManager": RestoresAnything}, "MAN-14"),
 ]
 """(machine, broken names, the clause that they break)."""

@@ -6,30 +6,7 @@ import numpy as np
 
 from kvproof.spec import PageTable
 
-__all__ = ["Changeable", "LosesPages", "PadsWithZero", "ReusesHandles", "StaysAtVersion", "SwapsPagesOnly", "WideTable"]
-
-
-class LosesPages(PageTable):
-    """Pages that do not fit are lost."""
-
-    def append_row(self, page_ids: Any, row_idx: int) -> None:
-        pages = list(page_ids)
-        room = (
-            self.max_num_pages_per_req - len(self._rows[row_idx]) if row_idx in range(len(self._rows)) else len(pages)
-        )
-        super().append_row(pages[:room], row_idx)
-
-
-class ReusesHandles(PageTable):
-    """A device handle shows what later commits write."""
-
-    def commit(self, num_reqs: int) -> None:
-        handle = self._device
-        super().commit(num_reqs)
-        handle.flags.writeable = True
-        handle[:] = self._device
-        handle.flags.writeable = False
-        self._device = handle
+__all__ = ["Changeable", "PadsWithZero", "StaysAtVersion", "SwapsPagesOnly", "WideTable"]
 
 
 class Changeable(PageTable):

@@ -93,7 +93,7 @@ def test_slots_are_the_lowest_free_numbers(package: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"request_id='a' is not live \[R1\]$"):
         manager.slot_of("a")
     with pytest.raises(TypeError, match=r"request_id=0 must be a str \[R1\]$"):
-        manager.slot_of(0)  # type: ignore[arg-type]
+        manager.slot_of(0)
 
 
 def test_one_number_is_for_all_and_none_is_no_error(package: ModuleType) -> None:

@@ -37,7 +37,7 @@ def _stranger(pool: Any) -> Any:
 
 
 def _free_ids(pool: Any) -> list[int]:
-    return pool.free_page_queue.get_all_free_pages().page_ids
+    return list(pool.free_page_queue.get_all_free_pages().page_ids)
 
 
 def _cached_ids(pool: Any) -> list[int]:

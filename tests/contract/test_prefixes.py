@@ -174,11 +174,11 @@ def test_a_priority_is_read_also_where_nothing_is_cached(package: ModuleType) ->
     assert manager.set_prefix_priority(request, 1) == 0
     assert manager.pin_prefix(request) is None
     with pytest.raises(TypeError, match=r"priority='high' must be an int \[R1\]$"):
-        manager.set_prefix_priority(request, "high")  # type: ignore[arg-type]
+        manager.set_prefix_priority(request, "high")
     with pytest.raises(ValueError, match=r"num_tokens=-1 must be at least 0 \[R1\]$"):
         manager.pin_prefix(request, -1)
     with pytest.raises(TypeError, match=r"pin_id=None must be an int \[R1\]$"):
-        manager.unpin_prefix(None)  # type: ignore[arg-type]
+        manager.unpin_prefix(None)
     _computed(manager, "a", [1])
     with pytest.raises(ValueError, match=r"live for another request \[MAN-6\]$"):
         manager.pin_prefix(request)
