@@ -38,9 +38,9 @@ __all__ = ["attend", "unsupported"]
 Interpret = bool | pltpu.InterpretParams
 
 BLOCK = 1024
-"""Keys of a block, where pages and tables allow: 1.3 MiB of a cache with 640 bfloat16 numbers a token. Bundles for 128
-keys on v6e: 279, what only a sequence's first and last blocks need included; a sequence of at most 1,024 tokens takes
-2,231 in all. Blocks of 512 keys took four tenths more for 128 keys, and a third less for so short a sequence."""
+"""Keys of a block, where pages and tables allow: 1.3 MiB of a cache with 640 bfloat16 numbers a token. On v6e a block
+takes 1,500 bundles with pages of 16, 1,380 with pages of 64, and 365 more between a sequence's first and last one; a
+sequence of at most 256 tokens takes 1,117 and 1,060. Blocks of 512 keys took four tenths more for as many keys."""
 
 _shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
@@ -74,8 +74,9 @@ def unsupported(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Arr
     if lcm(page, LANES) > BLOCK:
         return f"page_size={page}: a block would have {lcm(page, LANES)} keys"
     num_seqs, pages_per_seq = page_table.shape
-    lengths, table = _shape((num_seqs + 1,), jnp.int32), _shape((num_seqs * pages_per_seq,), jnp.int32)
-    needed = vmem_bytes(fitting_blocks(queries, latent_pages, page_table, BLOCK), queries, latent_pages)
+    blocks = fitting_blocks(queries, latent_pages, page_table, BLOCK)
+    lengths, table = _shape((num_seqs + 1,), jnp.int32), _shape((num_seqs * pages_per_seq + blocks.pages,), jnp.int32)
+    needed = vmem_bytes(blocks, queries, latent_pages)
     if needed > VMEM_BYTES - SPILLED_BYTES:
         return f"the blocks take {needed} bytes of VMEM, more than {VMEM_BYTES - SPILLED_BYTES}"
     return too_many_scalars(lengths, lengths, table)
@@ -130,7 +131,8 @@ def attend(
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
     missing = misses_pages(table, first_key(kv_lens - q_lens, options), kv_lens, mixed.page)
     holes = jnp.any(missing & (jnp.arange(missing.shape[0], dtype=jnp.int32) < seqs)).astype(jnp.int32)
-    shared = (kv_lens, cu_q_lens, table.reshape(-1), query_rows, latent_pages)
+    entries = jnp.pad(table.reshape(-1), (0, mixed.pages))  # the last row's last block may be read beyond its end
+    shared = (kv_lens, cu_q_lens, entries, query_rows, latent_pages)
     call = partial(_call, options=options, interpret=interpret)
     out = jnp.zeros((num_tokens, heads, latent), queries.dtype)
     out = call(jnp.stack([jnp.zeros_like(single), single, holes]), *shared, out, blocks=decoding)
@@ -201,7 +203,7 @@ def _call(
             in_specs=[hbm] * 3,
             out_specs=hbm,
             scratch_shapes=[
-                pltpu.VMEM((BUFFERS, blocks.pages, blocks.page, width), pages.dtype),
+                pltpu.VMEM((BUFFERS, blocks.keys, width), pages.dtype),
                 pltpu.VMEM((BUFFERS, *by_head, width), queries.dtype),
                 pltpu.VMEM((2, *by_head, blocks.latent), out.dtype),
                 pltpu.VMEM((blocks.rows, LANES), jnp.float32),

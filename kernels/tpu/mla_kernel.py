@@ -1,5 +1,6 @@
 """The arithmetic of MLA attention: one block of queries against one block of keys, with a running softmax."""
 
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from ..masks import end_key, first_key
+from ..masks import end_key, first_key, skips_keys
 from ..options import AnyOptions
 from ..score_units import exponent_unit, scores_of
 from .mla_work import (
@@ -18,10 +19,13 @@ from .mla_work import (
     Job,
     Refs,
     first_item,
+    live_range,
     next_item,
     output_copy,
     page_id,
-    start_item,
+    page_range,
+    start_pages,
+    start_queries,
     wait_output,
     wait_pages,
     wait_queries,
@@ -33,8 +37,8 @@ __all__ = ["LANES", "kernel"]
 LANES = 128
 NEGATIVE = -0.7 * float(np.finfo(np.float32).max)
 
-_NOWHERE = -(2**30)
-"""The number of a key that isn't there: before the first of any block."""
+_NOWHERE = 2**30
+"""The number of a key that isn't there: behind the end of any block."""
 
 
 def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
@@ -42,26 +46,43 @@ def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     refs.out_tokens[0] = 0
     refs.out_tokens[1] = 0
     refs.numbers[...] = lax.broadcasted_iota(jnp.int32, refs.numbers.shape, 1)
-    # The items under way, the current one first. None is yet: the first stands in for all.
-    items = (first_item(refs, blocks, options),) * BUFFERS
-
-    def start_next(items: tuple[Item, ...]) -> tuple[Item, ...]:
-        start_item(items[-1], refs, blocks)
-        return (*items[1:], next_item(items[-1], refs, blocks, options))
-
-    def step(items: tuple[Item, ...]) -> tuple[Item, ...]:
-        compute_item(items[0], items[-1], refs, blocks, options)
-        return (*items[1:], next_item(items[-1], refs, blocks, options))
-
-    items = lax.fori_loop(0, BUFFERS - 1, lambda _, items: start_next(items), items)
+    # The items under way: the current one, those whose copies are started, and the one whose are about to be.
+    items: tuple[Item, ...] = (first_item(refs, blocks, options),)
+    for _ in range(BUFFERS - 1):
+        start_queries(items[-1], refs)
+        start_pages(items[-1], blocks.keys, refs, blocks, options)
+        items = (*items, next_item(items[-1], refs, blocks, options))
+    step = partial(compute_item, refs=refs, blocks=blocks, options=options)
     lax.while_loop(lambda items: items[0].job.seq < refs.span[1], step, items)
     for buffer in range(2):
         wait_output(jnp.int32(buffer), refs)
 
 
-def compute_item(item: Item, ahead: Item, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
-    """One block of queries against one block of keys, and the start of a later item's copies."""
+def compute_item(items: tuple[Item, ...], refs: Refs, blocks: Blocks, options: AnyOptions) -> tuple[Item, ...]:
+    """The first item, by code for as many keys as it and the last one need, and the start of the last one's copies."""
+    longest = jnp.maximum(live_range(items[0], blocks)[1], live_range(items[-1], blocks)[1])
+    too_short = [(longest > size).astype(jnp.int32) for size in blocks.sizes[:-1]]
+    run = partial(compute_keys, items[0], items[-1], refs=refs, blocks=blocks, options=options)
+    following: Item = lax.switch(sum(too_short, jnp.int32(0)), [partial(run, size) for size in blocks.sizes])
+    return (*items[1:], following)
+
+
+def compute_keys(item: Item, ahead: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> Item:
+    """One block of queries against the beginning of a block of keys, and the start of a later item's copies.
+
+    Args:
+        item: the item.
+        ahead: the later one.
+        size: keys to look at, at least as many as the blocks of both have up to their last live ones.
+        refs: the kernel's memory.
+        blocks: the shapes.
+        options: the mask.
+
+    Returns:
+        The item after the later one.
+    """
     job = item.job
+    start_queries(ahead, refs)
 
     @pl.when(item.is_first)
     def _begin() -> None:
@@ -71,13 +92,17 @@ def compute_item(item: Item, ahead: Item, refs: Refs, blocks: Blocks, options: A
         refs.weighted[...] = jnp.zeros_like(refs.weighted)
 
     wait_pages(item, refs, blocks)
-    clear_dead_rows(item, refs, blocks)
+    clear_dead_rows(item, size, refs, blocks, options)
+    # From here to the output there are no branches: the scalar unit starts copies, and finds the item that comes next,
+    # beside the softmax and the second product.
     queries = refs.q_buffers[lax.rem(job.number, BUFFERS)].reshape(blocks.rows, -1)
-    keys = refs.kv_buffers[item.buffer].reshape(blocks.keys, -1).astype(common_dtype(refs))
-    scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[...], item, blocks, options)
-    start_item(ahead, refs, blocks)
+    keys = refs.kv_buffers[item.buffer, :size].astype(common_dtype(refs))
+    scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[:, :size], item, blocks, options)
+    start_pages(ahead, size, refs, blocks, options)
+    following = next_item(ahead, refs, blocks, options)
     accumulate(scores, keys[:, : blocks.latent], refs, exponent_unit(options))
     pl.when(item.is_last)(lambda: finish_job(job, refs, blocks, options))
+    return following
 
 
 def common_dtype(refs: Refs) -> Any:
@@ -86,23 +111,27 @@ def common_dtype(refs: Refs) -> Any:
     return jnp.float32 if wide else jnp.bfloat16
 
 
-def clear_dead_rows(item: Item, refs: Refs, blocks: Blocks) -> None:
+def clear_dead_rows(item: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """Zeroes the values of keys that no query of the job reads, or that aren't there; most blocks have none.
 
-    Their scores are masked, whatever they are, and so their rotary parts stay.
+    Their scores are masked, and so their rotary parts stay as they are.
     """
-    begin = item.kv_block * blocks.keys
-    first, end = item.job.first - begin, item.job.end - begin
+    first, end = live_range(item, blocks)
     holes = refs.span[2] != 0
+    pages = refs.kv_buffers.at[item.buffer]
 
-    @pl.when(jnp.logical_or(holes, jnp.logical_or(first > 0, end < blocks.keys)))
-    def _clear() -> None:
-        pages = refs.kv_buffers.at[item.buffer]
-        live = live_words(first, end, blocks.keys, 4 // pages.dtype.itemsize, in_v3=True)
+    def clear(i: jax.Array, _: None) -> None:
+        begin = i * LANES
+        live = live_words(first - begin, end - begin, LANES, 4 // pages.dtype.itemsize, in_v3=True)
         for column in range(0, blocks.latent, LANES):
-            part = pages.at[:, :, pl.ds(column, LANES)]
-            rows = masked_rows(part[...].reshape(blocks.keys, LANES), live, blocks.emulated)
-            part[...] = rows.reshape(part.shape)
+            part = pages.at[pl.ds(pl.multiple_of(begin, LANES), LANES), pl.ds(column, LANES)]
+            part[...] = masked_rows(part[...], live, blocks.emulated)
+
+    @pl.when(jnp.logical_or(holes, jnp.logical_or(first > 0, end < size)))
+    def _clear() -> None:
+        if skips_keys(options):
+            lax.fori_loop(0, lax.div(first + (LANES - 1), LANES), clear, None)
+        lax.fori_loop(lax.div(end, LANES), size // LANES, clear, None)
         pl.when(holes)(lambda: drop_missing_pages(item, refs, blocks))
 
 
@@ -114,16 +143,22 @@ def drop_missing_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
     def drop(i: jax.Array, _: None) -> None:
         @pl.when(page_id(item, i, refs, blocks) < 0)
         def _dropped() -> None:
-            here = jnp.logical_and(number >= i * blocks.page, number < (i + 1) * blocks.page)
+            begin = pl.multiple_of(i * blocks.page, blocks.page)
+            here = jnp.logical_and(number >= begin, number < begin + blocks.page)
             refs.numbers[...] = jnp.where(here, _NOWHERE, refs.numbers[...])
-            page = refs.kv_buffers.at[item.buffer, i]
+            page = refs.kv_buffers.at[item.buffer, pl.ds(begin, blocks.page)]
             page[...] = jnp.zeros(page.shape, page.dtype)
 
-    lax.fori_loop(0, blocks.pages, drop, None)
+    lax.fori_loop(0, page_range(item, blocks)[1], drop, None)
 
 
 def row_positions(job: Job, blocks: Blocks) -> jax.Array:
-    """Where the query of each row stands, `i32[rows, 1]`; rows past the job's last token go on counting."""
+    """Where the query of each row stands, `i32[rows, 1]`, or `i32[]` where blocks have one token.
+
+    Rows past the job's last token go on counting.
+    """
+    if blocks.tokens == 1:
+        return job.position
     token = lax.broadcasted_iota(jnp.int32, (blocks.tokens, blocks.heads, 1), 0)
     return job.position + token.reshape(blocks.rows, 1)
 
@@ -149,9 +184,12 @@ def masked_scores(
         precision=precision_for(keys.dtype),
         preferred_element_type=jnp.float32,
     )
-    key = item.kv_block * blocks.keys + numbers
+    begin = item.kv_block * blocks.keys
+    number = jnp.broadcast_to(numbers, products.shape)
     position = row_positions(item.job, blocks)
-    live = jnp.logical_and(key >= first_key(position, options), key < end_key(position, item.job.kv_len, options))
+    live = number < jnp.minimum(end_key(position, item.job.kv_len, options) - begin, blocks.keys)
+    if skips_keys(options):
+        live = jnp.logical_and(live, number >= first_key(position, options) - begin)
     return jnp.where(live, scores_of(products, options), NEGATIVE)
 
 
@@ -163,13 +201,18 @@ def accumulate(
 ) -> None:
     """Adds a block to the running softmax. Rows that read nothing yet gather ones, which the first real score wipes."""
     before = refs.top[...]
-    top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+    parts = [scores[:, at : at + LANES] for at in range(0, scores.shape[1], LANES)]
+    top = jnp.maximum(before, jnp.max(reduce(jnp.maximum, parts), axis=1, keepdims=True))
     shrink = jnp.exp2((before - top) * unit)
-    parts = [jnp.exp2((scores[:, i : i + LANES] - top) * unit) for i in range(0, scores.shape[1], LANES)]
+    weights = [jnp.exp2((part - top) * unit) for part in parts]
     refs.top[...] = top
-    refs.total[...] = shrink * refs.total[...] + sum(parts[1:], parts[0])
-    weights = jnp.concatenate(parts, axis=1).astype(values.dtype)
-    product = jnp.dot(weights, values, precision=precision_for(values.dtype), preferred_element_type=jnp.float32)
+    refs.total[...] = shrink * refs.total[...] + reduce(jnp.add, weights)
+    product = jnp.dot(
+        jnp.concatenate(weights, axis=1).astype(values.dtype),
+        values,
+        precision=precision_for(values.dtype),
+        preferred_element_type=jnp.float32,
+    )
     repeats = values.shape[1] // LANES
     refs.weighted[...] = jnp.concatenate([shrink] * repeats, axis=1) * refs.weighted[...] + product
 
@@ -178,7 +221,8 @@ def finish_job(job: Job, refs: Refs, blocks: Blocks, options: AnyOptions) -> Non
     """Divides by the sums and sends the rows off; rows with nothing to read become zeros."""
     live = jnp.logical_not(refs.top[:, :1] <= NEGATIVE)  # NaN is no row without keys
     total = jnp.sum(refs.total[...], axis=1, keepdims=True)
-    rows = jnp.where(live, refs.weighted[...] / jnp.where(live, total, 1.0) * options.value_scale, 0.0)
+    factor = options.value_scale / jnp.where(live, total, 1.0)
+    rows = jnp.where(live, refs.weighted[...] * factor, 0.0)
     buffer = lax.rem(job.number, 2)
     wait_output(buffer, refs)
     refs.out_buffers[buffer] = rows.astype(refs.out.dtype).reshape(blocks.tokens, blocks.heads, blocks.latent)

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from ..masks import end_key, first_key
+from ..masks import end_key, first_key, skips_keys
 from ..options import AnyOptions
 
 __all__ = [
@@ -24,10 +24,13 @@ __all__ = [
     "Job",
     "Refs",
     "first_item",
+    "live_range",
     "next_item",
     "output_copy",
     "page_id",
-    "start_item",
+    "page_range",
+    "start_pages",
+    "start_queries",
     "wait_output",
     "wait_pages",
     "wait_queries",
@@ -37,6 +40,9 @@ Ref = Any
 
 BUFFERS = 3
 """Blocks of keys in VMEM: while one is computed with, two are under way."""
+
+SHORT_BLOCKS = (256,)
+"""Keys of a block for which there is code of its own: a sequence's last block, and all of a short one's, end early."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,11 @@ class Blocks:
     emulated: bool = False
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Keys of a block's beginning that there is code for, rising: what is taken fits all that is live in it."""
+        return (*(size for size in SHORT_BLOCKS if size < self.keys and size % self.page == 0), self.keys)
+
+    @property
     def keys(self) -> int:
         """Keys of a block."""
         return self.pages * self.page
@@ -78,18 +89,18 @@ class Refs(NamedTuple):
     span: Ref  # i32[3]: first and end of the sequences of this call; whether a page that is read does not exist
     kv_lens: Ref  # i32[S]
     cu_q_lens: Ref  # i32[S + 1]
-    page_table: Ref  # i32[S * pages_per_seq]: the clean table, -1 for what names no page
+    page_table: Ref  # i32[S * pages_per_seq + pages]: the clean table, -1 for what names no page; a block's beyond it
     queries: Ref  # [T, heads, W], HBM
     pages: Ref  # [P, page, W], HBM
     zeros: Ref  # the memory of `out` as it came in
     out: Ref  # [T, heads, latent], HBM
-    kv_buffers: Ref  # [BUFFERS, pages, page, W]
+    kv_buffers: Ref  # [BUFFERS, keys, W]
     q_buffers: Ref  # [BUFFERS, tokens, heads, W]
     out_buffers: Ref  # [2, tokens, heads, latent]
     top: Ref  # f32[rows, 128]: the largest score so far, in every lane
     total: Ref  # f32[rows, 128]: sums of weights, each lane its own columns
     weighted: Ref  # f32[rows, latent]: sums of weighted values
-    numbers: Ref  # i32[1, keys]: where in its block the key of each column stands; far below 0 for one that isn't there
+    numbers: Ref  # i32[1, keys]: where in its block the key of each column stands; 2^30 for one that isn't there
     out_tokens: Ref  # i32[2], SMEM: tokens under way from each buffer of `out_buffers`
     kv_semaphores: Ref
     q_semaphores: Ref
@@ -197,34 +208,50 @@ def job_of(
     )
 
 
-def page_range(item: Item, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
-    """The pages of an item's block of keys that hold a key to read: first and end, counted within the block."""
+def live_range(item: Item, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
+    """The keys of an item's block that any query of its job reads: first and end, counted within the block."""
     begin = item.kv_block * blocks.keys
-    first = lax.div(jnp.clip(item.job.first - begin, 0, blocks.keys), blocks.page)
-    end = lax.div(jnp.clip(item.job.end - begin, 0, blocks.keys) + (blocks.page - 1), blocks.page)
+    first, end = (jnp.clip(key - begin, 0, blocks.keys) for key in (item.job.first, item.job.end))
     return first, end
 
 
-def start_item(item: Item, refs: Refs, blocks: Blocks) -> None:
-    """Starts the copies that an item needs; none from the end of the span on."""
-    pl.when(jnp.logical_and(item.is_first, item.job.tokens > 0))(lambda: query_copy(item.job, refs).start())
+def page_range(item: Item, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
+    """The pages of an item's block of keys that hold a key to read: first and end, counted within the block."""
+    first, end = live_range(item, blocks)
+    return lax.div(first, blocks.page), lax.div(end + (blocks.page - 1), blocks.page)
+
+
+def start_pages(item: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
+    """Starts the copies of an item's keys; none from the end of the span on.
+
+    Args:
+        item: the item.
+        size: keys, at least as many as the item's block has up to its last live one.
+        refs: the kernel's memory.
+        blocks: the shapes.
+        options: the mask.
+    """
     first, end = page_range(item, blocks)
-    for i in range(blocks.pages):
-        start = partial(start_page, page_id(item, i, refs, blocks), item.buffer, i, refs)
-        pl.when(jnp.logical_and(first <= i, i < end))(start)
+    for i in range(size // blocks.page):
+        start = partial(start_page, page_id(item, i, refs, blocks), item.buffer, i, refs, blocks)
+        pl.when(jnp.logical_and(first <= i, i < end) if skips_keys(options) else i < end)(start)
+
+
+def start_queries(item: Item, refs: Refs) -> None:
+    """Starts the copy of a job's queries with that of its first keys; none from the end of the span on."""
+    pl.when(jnp.logical_and(item.is_first, item.job.tokens > 0))(lambda: query_copy(item.job, refs).start())
 
 
 def page_id(item: Item, index: int | jax.Array, refs: Refs, blocks: Blocks) -> jax.Array:
-    """The id of a page of an item's block of keys; -1 where the table names none."""
+    """The id of a page of an item's block of keys; -1 where the table names none, anything past a sequence's row."""
     row = jnp.minimum(item.job.seq, refs.kv_lens.shape[0] - 1) * blocks.pages_per_seq
-    entry = jnp.minimum(item.kv_block * blocks.pages + index, blocks.pages_per_seq - 1)
-    named: jax.Array = refs.page_table[row + entry]
+    named: jax.Array = refs.page_table[row + item.kv_block * blocks.pages + index]
     return named
 
 
-def start_page(page_id: jax.Array, buffer: jax.Array, index: int, refs: Refs) -> None:
+def start_page(page_id: jax.Array, buffer: jax.Array, index: int, refs: Refs, blocks: Blocks) -> None:
     """Starts the copy of a page into a buffer; of the first page in place of one that does not exist."""
-    slots = refs.kv_buffers.at[buffer, index]
+    slots = refs.kv_buffers.at[buffer, pl.ds(index * blocks.page, blocks.page)]
     page = refs.pages.at[jnp.maximum(page_id, 0)]
     pltpu.make_async_copy(page, slots, refs.kv_semaphores.at[buffer]).start()
 
@@ -252,7 +279,7 @@ def copied_tokens(tokens: jax.Array, refs: Refs) -> int | jax.Array:
 def wait_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
     """Waits for all pages of an item at once: for as many bytes as they have."""
     first, end = page_range(item, blocks)
-    pages = refs.kv_buffers.at[item.buffer, pl.ds(0, end - first)]
+    pages = refs.kv_buffers.at[item.buffer, pl.ds(0, (end - first) * blocks.page)]
     copy: Any = pltpu.make_async_copy(pages, pages, refs.kv_semaphores.at[item.buffer])
     pl.when(first < end)(lambda: copy.wait())
 

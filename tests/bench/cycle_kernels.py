@@ -150,14 +150,14 @@ def compile_mla(device: str, page: int) -> Turn:
     """Our MLA kernel, decoding."""
     width = -(-LATENT_DIM // 128) * 128 + -(-ROTARY_DIM // 128) * 128
     options = AttentionOptions(CacheLayout("v2", 1, width, LATENT_DIM, 1), jnp.dtype(DTYPE), 0.1)
-    shapes = [
+    shapes: list[Any] = [
         aot.shape((NUM_SEQS, MLA_HEADS, LATENT_DIM), DTYPE),
         aot.shape((NUM_SEQS, MLA_HEADS, ROTARY_DIM), DTYPE),
         aot.shape((NUM_PAGES, page, width), DTYPE),
     ]
     aot.compile_for(device, partial(mla.attend, options=options), *shapes, *_lengths(NUM_SEQS, page))
-    pages = mla.pages_per_block(page, CONTEXT // page, mla.BLOCK)
-    return Turn("mla_decode", pages * page, 1, 2 * width, pages)
+    blocks = mla.fitting_blocks(shapes[0], shapes[2], _lengths(NUM_SEQS, page)[1], mla.BLOCK)
+    return Turn("mla_decode", blocks.keys, 1, 2 * width, blocks.pages, (), blocks.sizes, 1)
 
 
 def compile_jax(device: str, page: int, num_tokens: int) -> Turn:
