@@ -118,8 +118,9 @@ class Placement:
             ins: the partition of each argument: one, or a pytree of them.
             outs: the partition of what it returns.
         """
-        if self.mesh is None or self.mesh.size == 1:
+        if self.mesh is None or (self.mesh.size == 1 and AxisType.Explicit not in self.mesh.axis_types):
             return function(*arguments)
+        # Also over one device whose axes are explicit: outside of a map each operation would have to name its sharding.
         placed = tuple(self.placed(argument, spec) for argument, spec in zip(arguments, ins, strict=True))
         # No collective runs inside, so there is nothing for the check of replication to find; kernels don't take part.
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=ins, out_specs=outs, check_vma=False)

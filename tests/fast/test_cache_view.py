@@ -1,11 +1,9 @@
 """A layer's pages on the device, in lockstep with the specification's (CACHE-2 to CACHE-4, ATT-1 to ATT-6)."""
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 from kvproof import fast, spec
 from kvproof.spec.declarations.cache_dtypes import read_dtype
 
-from .cache_pairs import PAGE, Steps, numbers, outcome, refused, tables
+from .cache_pairs import PAGE, Steps, numbers, tables
 
 TOKENS, ROWS, WIDTH, PAGES, Q_HEADS = 12, 3, 4, 11, 2
 ROW_PAGES = [[3, 7, 1], [9], [10, 2, 5, 4]]
@@ -237,72 +235,7 @@ def live_views(world: World, rng: np.random.Generator, step: Steps) -> tuple[Any
     return ours.concatenate_to_cache(jnp.asarray(keys), jnp.asarray(values), before.fast), theirs
 
 
-# -- Refusals -------------------------------------------------------------------------------------
-
-
-def _call(view: Any, arguments: dict[str, Any]) -> Any:
-    step, options = arguments["step"], arguments.get("options", {})
-    queries, keys, values = arguments["queries"], arguments["keys"], arguments["values"]
-    attend = outcome(lambda: view.update_and_attend(queries, keys, values, step, **options))
-    if options.keys() - {"k_scale"}:
-        return attend, attend
-    return attend, outcome(lambda: view.concatenate_to_cache(keys, values, step, **options))
-
-
-def _no_array(step: Any) -> Any:
-    return step.to_dict()
-
-
-def _int64(step: Any) -> Any:
-    return step.replace(context_lens=np.zeros(ROWS, np.int64))
-
-
-def _page_size(step: Any) -> Any:
-    return step.replace(page_size=8)
-
-
-def _rows(heads: int, size: int, tokens: int = TOKENS, dtype: Any = np.float32) -> Any:
-    return np.zeros((tokens, heads, size), dtype)
-
-
-FAULTS: dict[str, dict[str, Any]] = {
-    "a step of another page size": {"step": _page_size},
-    "no step": {"step": _no_array},
-    "lengths of int64": {"step": _int64},
-    "integer keys": {"keys": _rows(1, 80, dtype=np.int32)},
-    "keys of float64": {"keys": _rows(1, 80, dtype=np.float64)},
-    "a list of keys": {"keys": [[0.0]]},
-    "keys of two dimensions": {"keys": np.zeros((TOKENS, 80), np.float32)},
-    "more heads": {"keys": _rows(2, 80), "values": _rows(2, 80)},
-    "a larger head": {"keys": _rows(1, 96)},
-    "fewer values": {"values": _rows(1, 80, TOKENS - 1)},
-    "a negative scale": {"options": {"k_scale": -1.0}},
-    "a window of 0": {"options": {"window": 0}},
-    "a flag for a number": {"options": {"soft_cap": True}},
-    "an option that there is not": {"options": {"windows": 3}},
-    "an array for a number": {"options": {"scale": np.ones(2)}},
-    "sinks of another length": {"options": {"sinks": np.zeros(3, np.float32)}},
-    "sinks of float64": {"options": {"sinks": np.zeros(2, np.float64)}},
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_after_a_refusal_all_is_as_before(fault: str) -> None:
-    """R1: the errors are the specification's, and the pages are neither written nor given away."""
-    rng = np.random.default_rng(5)
-    ours, _ = views(BF16, rng)
-    step = steps(BF16, rng)
-    keys, values = tokens(BF16, rng, step)
-    good = {"queries": np.zeros((TOKENS, 2, 80), np.float32), "keys": keys, "values": values, "step": step.fast}
-    before = rows_of(ours).copy()
-    bad = good | FAULTS[fault]
-    if callable(bad["step"]):
-        bad["step"] = bad["step"](step.fast)
-    for result in _call(ours, bad):
-        assert refused(result), fault
-        assert result[0] in (TypeError, ValueError)
-    assert not ours.kv_pages.is_deleted()
-    assert (rows_of(ours) == before).all()
+# -- Looking at the arrays ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -337,38 +270,13 @@ def test_validation_looks_at_the_arrays(lens: list[int], table: list[list[int]],
 
 
 def test_views_are_made_as_the_specification_makes_them() -> None:
-    """R1, CACHE-1, CACHE-4: of zeros, with scales where the metadata says so; what does not fit is refused."""
+    """CACHE-1, CACHE-4: of zeros, with scales where the metadata says so."""
     for world in WORLDS:
         ours = fast.RaggedPagesCacheView.init(None, fast.RaggedPagesCacheMetaData(**world.fields), 1, fast.AxisRules())
         theirs = spec.RaggedPagesCacheView.init(
             None, spec.RaggedPagesCacheMetaData(**world.fields), 1, spec.AxisRules()
         )
         assert ours.to_dict() == theirs.to_dict()
-    metadata = fast.RaggedPagesCacheMetaData(**BF16.fields)
-    rules = fast.AxisRules()
-    init: Any = fast.RaggedPagesCacheView.init
-    int8 = fast.RaggedPagesCacheMetaData(**WORLDS[9].fields)
-    for call, error, clause in (
-        (lambda: init(None, metadata, 2, rules), IndexError, "R1"),
-        (lambda: init(None, metadata, True, rules), TypeError, "R1"),
-        (lambda: init(None, {}, 0, rules), TypeError, "R1"),
-        (lambda: init("mesh", metadata, 0, rules), TypeError, "R1"),
-        (lambda: init(None, metadata, 0, None), TypeError, "R1"),
-        (lambda: init(None, metadata, 0, rules, 5), TypeError, "R1"),
-        (lambda: init(None, metadata.replace(num_pages=-1), 0, rules), ValueError, "R1"),
-        (lambda: init(None, metadata.replace(num_page_shards=2), 0, rules), ValueError, "CACHE-5"),
-        (lambda: init(None, metadata, 0, rules, lambda pages: pages[:5]), ValueError, "CACHE-1"),
-        (lambda: init(None, metadata, 0, rules, lambda pages: pages.shape), ValueError, "CACHE-1"),
-        (lambda: init(None, int8, 0, rules, lambda pages: pages), ValueError, "CACHE-1"),
-        (lambda: fast.SlotQuantizer("bf16"), ValueError, "CACHE-4"),
-        (lambda: fast.SlotQuantizer("f64"), TypeError, "R1"),
-        (lambda: fast.SlotQuantizer("int8")(np.zeros((2, 4, 2, 128), np.float32)), TypeError, "R1"),
-        (lambda: fast.SlotQuantizer("int8")(np.zeros((2, 4), np.int8)), ValueError, "R1"),
-    ):
-        assert outcome(call) == (error, clause)
-    made = init(None, int8, 0, rules, fast.SlotQuantizer("int8"))
-    assert made.kv_pages.scales.shape == (PAGES, PAGE, 6)
-    assert fast.SlotQuantizer(np.int8)(made.kv_pages.values).scales.shape == (PAGES, PAGE, 8)
 
 
 # -- JSON -----------------------------------------------------------------------------------------
@@ -383,44 +291,3 @@ def test_documents_go_both_ways(world: World) -> None:
     cache = fast.RaggedPagesCache([ours.replace(layer_index=0), ours])
     other = spec.RaggedPagesCache.from_json(cache.to_json())
     assert other.to_dict() == fast.RaggedPagesCache.from_json(other.to_json()).to_dict() == cache.to_dict()
-
-
-def test_damaged_views_are_refused() -> None:
-    """SEC-3."""
-    good = views(WORLDS[9], np.random.default_rng(1))[0].to_dict()
-    read: Any = fast.RaggedPagesCacheView.from_dict
-    cache = fast.RaggedPagesCache.from_dict
-    pages, other = good["kv_pages"], views(BF16, np.random.default_rng(1))[0].to_dict()
-    for damage in (
-        good | {"kv_pages": pages["values"]},
-        good | {"kv_pages": {"values": pages["values"]}},
-        good | {"kv_pages": pages | {"scales": pages["values"]}},
-        good | {"kv_pages": other["kv_pages"]},
-        other | {"kv_pages": other["kv_pages"] | {"dtype": "float16"}},
-        other | {"kv_pages": other["kv_pages"] | {"shape": list(reversed(other["kv_pages"]["shape"]))}},
-        good | {"partition_manager": {"pages": 3, "kv_heads": None}},
-        good | {"partition_manager": None},
-        good | {"format": 0},
-    ):
-        assert outcome(partial(read, damage)) == (ValueError, "SEC-3")
-        assert outcome(partial(spec.RaggedPagesCacheView.from_dict, damage)) == (ValueError, "SEC-3")
-    assert outcome(lambda: read(good | {"layer_index": 2})) == (IndexError, "R1")
-    assert outcome(lambda: read([])) == (TypeError, "R1")
-    views_of = fast.RaggedPagesCache([]).to_dict()
-    assert outcome(lambda: cache(views_of | {"views": 3})) == (ValueError, "SEC-3")
-    assert outcome(lambda: cache(views_of | {"views": [good, good]})) == (ValueError, "SEC-3")
-    assert cache(views_of).metadata is None
-
-
-class _Rules:
-    def resolve(self, axes: Any, mode: str, shape: Any) -> Any:
-        return fast.AxisRules().resolve(axes, mode, shape)
-
-
-def test_partition_managers_of_others_serve_and_are_not_written() -> None:
-    """CACHE-5, R1."""
-    mesh = jax.make_mesh((2,), ("tp",))
-    metadata = fast.RaggedPagesCacheMetaData(**WORLDS[0].fields | {"num_head_shards": 2})
-    view = fast.RaggedPagesCacheView.init(mesh, metadata, 0, _Rules())
-    assert view.kv_pages.sharding.shard_shape(view.kv_pages.shape) == (PAGES, PAGE, 1, 1, 128)
-    assert outcome(view.to_dict) == (TypeError, "R1")

@@ -5,13 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
 
-from .cache_pairs import numbers, outcome, refused
+from .cache_pairs import numbers
 
 PAGES = 6
 SPEC = fast.MambaSpec(16, ((3, 4), (4, 2, 2)), ("bfloat16", "float32"))
@@ -88,32 +87,3 @@ def test_states_are_written_in_place() -> None:
     assert after.pages[0].unsafe_buffer_pointer() == place
     assert room.pages[0].is_deleted()
     assert after.read(np.array([7], np.int32))[0].sum() == 64 * 64
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda package: package.StatePages.init(None, "mamba", 4),
-        lambda package: package.StatePages.init(None, SPEC, 1),
-        lambda package: package.StatePages.init(None, SPEC, True),
-        lambda package: package.StatePages.init(None, fast.MambaSpec(16, ((2,),), ("int32",)), 4),
-        lambda package: package.StatePages.init(None, fast.MambaSpec(16, ((2, 0),), ("float32",)), 4),
-        lambda package: package.StatePages.init(None, SPEC, 4, head_axes=[0]),
-        lambda package: package.StatePages.init(None, SPEC, 4, head_axes=[2, 0]),
-        lambda package: package.StatePages.init(None, SPEC, 4).write(np.zeros(2, np.int32), states(0, 2)[:1]),
-        lambda package: package.StatePages.init(None, SPEC, 4).write(np.zeros(2, np.int32), states(0, 2)[::-1]),
-        lambda package: package.StatePages.init(None, SPEC, 4).write(np.zeros(1, np.int32), states(0, 2)),
-        lambda package: package.StatePages.init(None, SPEC, 4).write(np.zeros(2, np.int64), states(0, 2)),
-        lambda package: package.StatePages.init(None, SPEC, 4).read(np.zeros(2, np.float32)),
-        lambda package: package.StatePages.init(None, SPEC, 4).read([1]),
-        lambda package: package.StatePages.init(None, SPEC, 4).copy_pages([1, 2], [3]),
-        lambda package: package.StatePages.init(None, SPEC, 4).copy_pages([1.0], [3]),
-        lambda package: package.StatePages.init(None, SPEC, 4).copy_pages([2**31], [3]),
-        lambda package: package.StatePages.init(None, SPEC, 4).copy_pages(3, [3]),
-    ],
-)
-def test_what_does_not_fit_is_refused_as_the_specification_refuses_it(call: Any) -> None:
-    """R1."""
-    made = outcome(lambda: call(fast))
-    assert refused(made)
-    assert made == outcome(lambda: call(spec))

@@ -1,6 +1,5 @@
 """CACHE-2 to CACHE-5 by views: what is written is read, on one device and on several; and their JSON."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import spec
-from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.layout.cache_dtypes import CODES, as_bits
 
 PAGE = 3
@@ -150,72 +148,10 @@ def test_man_13_pages_are_copied_in_every_layer(pools: int) -> None:
     assert cache.init_empty(1, any=2) is None
 
 
-def test_a_quantizer_says_what_is_kept() -> None:
-    metadata = _metadata("f8_e4m3", 3, (64, 64), slot_scales=True)
-    view = spec.RaggedPagesCacheView.init(None, metadata, 0, RULES, spec.SlotQuantizer("float8_e4m3fn"))
-    assert view.kv_pages.scales.shape == (6, PAGE, 6)
-    assert (view.kv_pages.scales == 1).all()
-    assert spec.SlotQuantizer(np.int8)(np.zeros((2, 1, 4, 128), np.int8)).scales.shape == (2, 1, 4)
-    assert spec.SlotQuantizer(np.int8)(np.zeros((2, 1, 2, 4, 128), np.int8), 3).scales.shape == (2, 1, 6)
-    plain = _metadata("f8_e4m3", 3, (64, 64))
-    with pytest.raises(ValueError, match=r"metadata.slot_scales=False \[CACHE-1\]"):
-        spec.RaggedPagesCacheView.init(None, plain, 0, RULES, spec.SlotQuantizer("f8_e4m3"))
-    with pytest.raises(ValueError, match=r"kv_pages must be float8_e4m3fn.*\[CACHE-1\]"):
-        spec.RaggedPagesCacheView.init(None, plain, 0, RULES, lambda pages: pages[1:])
-    with pytest.raises(TypeError, match=r"pages\.dtype=float8_e4m3fn must be int8"):
-        spec.RaggedPagesCacheView.init(None, plain, 0, RULES, spec.SlotQuantizer("int8"))
-    with pytest.raises(ValueError, match=r"dtype=bf16 has no scales.*\[CACHE-4\]"):
-        spec.SlotQuantizer("bf16")
-
-
 # -- R1 -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "text"),
-    [
-        ((None, None, 0, RULES), TypeError, "metadata must be RaggedPagesCacheMetaData, not NoneType"),
-        ((None, _metadata("f32", 2, (8, 8)), 2, RULES), IndexError, "layer_index=2"),
-        ((None, _metadata("f32", 2, (8, 8)), 0, None), TypeError, "partition_manager=None"),
-        ((_mesh(tp=2), _metadata("f32", 2, (8, 8)), 0, RULES), ValueError, "metadata.num_head_shards=1"),
-        ((_mesh(dp=2), _metadata("f32", 2, (8, 8)), 0, RULES), ValueError, "metadata.num_page_shards=1"),
-        ((None, _metadata("f32", 2, (8, 8)), 0, RULES, 5), TypeError, "quantizer=5"),
-    ],
-)
-def test_r1_a_view_that_can_not_be_is_refused(arguments: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=re.escape(text)) as caught:
-        spec.RaggedPagesCacheView.init(*arguments)
-    assert clause_of_message(str(caught.value)) in spec.CLAUSES
-
-
 _ROWS = _tokens(2, 8, 0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "text"),
-    [
-        ({"cache_metadata": None}, TypeError, "cache_metadata must be RaggedPagesMetadata, not NoneType"),
-        ({"cache_metadata": _step().replace(page_size=4)}, ValueError, "cache_metadata.page_size=4 must be 3"),
-        ({"cache_metadata": _step(2)}, ValueError, "num_seqs.shape=(2,)"),
-        ({"key": _ROWS[..., :7]}, ValueError, "key.shape=(6, 2, 7)"),
-        ({"key": _ROWS[:, :1]}, ValueError, "key.shape=(6, 1, 8)"),
-        ({"value": _ROWS.astype(np.int32)}, TypeError, "value.dtype=int32"),
-        ({"queries": _ROWS[..., :4]}, ValueError, "queries.shape=(6, 2, 4)"),
-        ({"sinks": np.zeros(3, np.float32)}, ValueError, "sinks.shape=(3,)"),
-        ({"window": 0}, ValueError, "window=0"),
-    ],
-)
-def test_r1_a_wrong_step_is_refused_by_name(changes: dict[str, Any], kind: type[Exception], text: str) -> None:
-    view = spec.RaggedPagesCacheView.init(None, _metadata("f32", 2, (8, 8)), 0, RULES)
-    given = {"queries": _ROWS, "key": _ROWS, "value": _ROWS, "cache_metadata": _step(), **changes}
-    before = view.kv_pages.tobytes()
-    with pytest.raises(kind, match=re.escape(text)):
-        view.update_and_attend(**given)
-    update = {name: given[name] for name in ("key", "value", "cache_metadata")}
-    if not {"queries", "sinks", "window"} & changes.keys():
-        with pytest.raises(kind, match=re.escape(text)):
-            view.concatenate_to_cache(**update)
-    assert view.kv_pages.tobytes() == before
 
 
 def test_r1_rows_must_be_of_all_pools() -> None:
@@ -225,47 +161,3 @@ def test_r1_rows_must_be_of_all_pools() -> None:
         view.concatenate_to_cache(_ROWS[:5], _ROWS[:5], _step(2))
     with pytest.raises(ValueError, match=r"num_seqs.shape=\(1,\) .*\[CACHE-5\]"):
         view.concatenate_to_cache(_ROWS, _ROWS, _step())
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda view: view["metadata"].update(num_pages=7), "kv_pages must be int8"),
-        (lambda view: view["metadata"].update(num_kv_heads=3), "kv_pages.scales must be float32"),
-        (lambda view: view.update(kv_pages=view["kv_pages"]["values"]), "metadata.slot_scales=True"),
-        (lambda view: view.update(partition_manager={"pages": 1, "kv_heads": None}), "partition_manager.pages"),
-        (lambda view: view["kv_pages"]["scales"].update(dtype="int32"), "kv_pages.scales.dtype must be float32"),
-        (lambda view: view["kv_pages"]["values"].update(dtype="float64"), "kv_pages.values.dtype must be"),
-        (lambda view: view["kv_pages"]["values"].update(shape=[0, 2**40], data=""), "kv_pages.values.shape must hold"),
-        (
-            lambda view: view["kv_pages"]["values"].update(shape=[0] * 9, data=""),
-            "kv_pages.values.shape must be a list",
-        ),
-        (lambda view: view["metadata"].update(format=0), "no RaggedPagesCacheMetaData of format 1"),
-    ],
-)
-def test_sec_3_damaged_views_are_refused(change: Any, text: str) -> None:
-    document = spec.RaggedPagesCacheView.init(None, _metadata("int8", 4, (8, 8), "v3"), 0, RULES).to_dict()
-    change(document)
-    with pytest.raises(ValueError, match=re.escape(text)):
-        spec.RaggedPagesCacheView.from_dict(document)
-
-
-def test_sec_3_a_cache_is_of_all_its_layers_in_order() -> None:
-    document = spec.RaggedPagesCache.init_cache(None, _metadata("f32", 1, (8, 8)), RULES).to_dict()
-    document["views"].reverse()
-    with pytest.raises(ValueError, match="views must be layers of one cache, in order"):
-        spec.RaggedPagesCache.from_dict(document)
-    document["views"] = {}
-    with pytest.raises(ValueError, match="views must be a list"):
-        spec.RaggedPagesCache.from_dict(document)
-
-
-def test_a_partition_manager_of_others_is_not_saved() -> None:
-    class Rules:
-        def resolve(self, axes: Any, mode: str, shape: Any) -> Any:
-            return [None] * len(axes)
-
-    view = spec.RaggedPagesCacheView.init(None, _metadata("f32", 1, (8, 8)), 0, Rules())
-    with pytest.raises(TypeError, match="partition_manager must be AxisRules"):
-        view.to_dict()

@@ -1,10 +1,8 @@
-"""MAN-13: copies of pages, and the pages of layers that keep states."""
+"""MAN-13: copies of pages, and states that lie in pages."""
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,55 +124,3 @@ def test_man_17_as_many_slots_are_copied_as_are_named() -> None:
     copied = spec.copy_pages(pages, i32(3, 2, -1), i32(0, 1, 1), i32(2, -1, 3))
     assert copied.tolist() == [[9, 10, 2], *pages[1:].tolist()]
     assert spec.copy_pages(pages, i32(3), i32(0), i32(4)).tolist() == [[9, 10, 11], *pages[1:].tolist()]
-
-
-# -- State pages ----------------------------------------------------------------------------------
-
-MAMBA = spec.MambaSpec(4, ((2, 3), (4,)), ("float32", ml_dtypes.bfloat16))
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_man_13_state_pages_are_advanced_and_copied(shards: int) -> None:
-    """Each shard has ids of its own (POOL-12)."""
-    mesh = SimpleNamespace(shape={"dp": shards})
-    room = spec.StatePages.init(mesh, MAMBA, 3, head_axes=[0, None])
-    assert [array.shape for array in room.pages] == [(3 * shards, 2, 3), (3 * shards, 4)]
-    states = [np.arange(1.0, 2 * shards + 1).reshape(-1, *[1] * len(shape)) + np.zeros(shape) for shape in MAMBA.shapes]
-    given = [state.astype(dtype) for state, dtype in zip(states, room.dtypes, strict=True)]
-    written = room.write(i32(*[1, -1] * shards), given)
-    assert not any(array.any() for array in room.pages), "a value is never changed"
-    copies = ([1, 1], [2, -1])
-    copied = written.copy_pages(*(copies if shards == 1 else ([ids] * shards for ids in copies)))
-    for page_ids in (i32(*[1, 0] * shards), i32(*[2, -1] * shards)):
-        for state, wanted in zip(copied.read(page_ids), given, strict=True):
-            assert np.array_equal(state[::2], wanted[::2])
-            assert not state[1::2].any()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "text"),
-    [
-        ((None, None, 3), TypeError, "spec must be a MambaSpec, not NoneType"),
-        ((None, MAMBA, 1), ValueError, "num_pages=1"),
-        ((None, spec.MambaSpec(4, ((2,),), ("int8",)), 3), TypeError, "spec.dtypes=int8"),
-        ((None, spec.MambaSpec(4, ((0,),), ("float32",)), 3), ValueError, "spec.shapes=0"),
-        ((None, MAMBA, 3, None, [0]), ValueError, "head_axes 1 axes"),
-        ((None, MAMBA, 3, None, [2, None]), IndexError, "head_axes=2"),
-        ((SimpleNamespace(shape={"tp": 3}), MAMBA, 3, None, [0, None]), ValueError, "2 heads can't be split"),
-    ],
-)
-def test_r1_state_pages_that_can_not_be_are_refused(arguments: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=re.escape(text)):
-        spec.StatePages.init(*arguments[:4], head_axes=arguments[4] if len(arguments) > 4 else None)
-
-
-def test_r1_ids_and_states_must_fit() -> None:
-    room = spec.StatePages.init(SimpleNamespace(shape={"dp": 2}), MAMBA, 3)
-    with pytest.raises(ValueError, match=r"page_ids.shape=\(1,\) must be of 2 shards"):
-        room.read(i32(1))
-    with pytest.raises(ValueError, match="states has 1 arrays, not 2"):
-        room.write(i32(1, 1), [np.zeros((2, 2, 3), np.float32)])
-    with pytest.raises(ValueError, match="sources must have 2 rows"):
-        room.copy_pages([[1]], [[2]])
-    with pytest.raises(ValueError, match="does not fit an int32"):
-        room.copy_pages([[1], [2**31]], [[2], [2]])
