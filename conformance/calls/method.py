@@ -33,7 +33,7 @@ class Kind:
     """A sort of value that calls take or give.
 
     Attributes:
-        log: how a log writes it, by a name of `kvproof.conformance.log.values` and ``argument_texts``.
+        log: how a log writes it, by a name of `kvproof.conformance.log.values` and ``recorded_calls``.
         good: draws what is allowed now: called with a `Source` and what is known.
         fault: draws the same with one thing wrong; it is told the other arguments, and may change some of them, too,
             by returning all changes by name.

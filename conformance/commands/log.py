@@ -11,8 +11,7 @@ from ..console.exit_status import DEVIATES, FINE, could_not_run
 from ..console.named import words_of
 from ..console.writing import require_writable, write_file
 from ..log.format import LogError
-from ..log.log_report import log_json, log_lines
-from ..log.replaying import Replayed, replay_log
+from ..log.replaying import Replayed, log_json, log_lines, replay_log
 
 __all__ = ["progress", "read_clauses", "run"]
 

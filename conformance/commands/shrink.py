@@ -15,9 +15,9 @@ from ..console.writing import require_writable, write_file
 from ..emitting import EmitError, write_test
 from ..emitting.literals import UnrenderableError
 from ..log import LogError
-from ..log.call_lines import call_line, request_line
 from ..log.entries import NewRequest, Operation
 from ..log.pruning import write_log
+from ..log.replaying import call_line, request_line
 from ..log.shrinking import Shrunk, shrink
 from ..report.document import header
 from ..report.redaction import Redaction

@@ -24,7 +24,7 @@ class LoggedCall:
 
     @cached_property
     def arguments(self) -> Mapping[str, str]:
-        """How each argument is written, by its name, in order; see `argument_texts.spellings`."""
+        """How each argument is written, by its name, in order; see `recorded_calls.spellings`."""
         return {name: kind.log for name, kind in self.row.arguments.items()}
 
     @property

@@ -8,8 +8,8 @@ from typing import Any
 from ..calls.contrast import contrast, shown
 from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Operation
-from .sides import Answer, Thing
-from .states import FIELDS, digest
+from .player import Answer, Thing
+from .values import FIELDS, digest
 
 __all__ = ["Difference", "call_of", "compare_answers", "compare_states", "recorded_answer"]
 

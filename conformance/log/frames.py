@@ -11,9 +11,9 @@ from ..backends.loading import Backend
 from ..report.redaction import Redaction
 from .calls import CALLS
 from .entries import Made, Operation
+from .player import Thing
 from .reading import LogReader
 from .replaying import Replayed, Run
-from .sides import Thing
 
 __all__ = ["MOST_FRAMES", "Frame", "every", "frames"]
 

@@ -8,13 +8,13 @@ import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends.loading import Backend, load_backend
-from .argument_texts import materialised
 from .calls import CLASSES
 from .comparing import Difference
 from .entries import Shown
-from .entry_reading import EntryReader
 from .format import LogError
 from .player import UnplayableError
+from .reading import EntryReader
+from .recorded_calls import materialised
 from .recording import Recorded, arguments_of, wrapped
 from .replaying import Judge
 from .writer import LogWriter

@@ -1,15 +1,221 @@
 """Makes the calls of a log on one side or on two, requests brought to what they said before each call."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
+from ..backends.loading import takes_parameter
+from ..backends.raising import Ending, frames
+from ..calls.method import bound
+from ..calls.readings import page_views
+from .calls import CALLS, PROPERTIES, LoggedCall
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
-from .sides import Answer, Side
+from .values import KeyNumbers, kind_of, read_state, result
 
-__all__ = ["Player", "UnplayableError"]
+__all__ = ["Answer", "Player", "Side", "Stranger", "Thing", "UnplayableError"]
+
+
+_SEED = b"kvproof log"
+
+
+@dataclass(frozen=True, eq=False)
+class Stranger:
+    """Stands for an argument that has no form in a log: no call takes it for anything."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a call ended.
+
+    Attributes:
+        value: what it returned, as a log has it.
+        error: the kind of error that it raised; None if it returned.
+        message: the error's message.
+        returned: what it returned.
+        raised: where it raised an error without a clause's label, frame by frame.
+        exception: the error itself.
+    """
+
+    value: Any = None
+    error: str | None = None
+    message: str = ""
+    returned: Any = None
+    raised: tuple[str, ...] = ()
+    exception: BaseException | None = None
+
+    @property
+    def labelled(self) -> bool:
+        """Whether its message ends with a clause's label: of the others nobody knows what stands in them (SEC-2)."""
+        return " ".join(self.message.split()).endswith(f"[{self.clause}]")
+
+    @property
+    def clause(self) -> str:
+        """The label of the clause by which it was refused."""
+        return clause_of_message(self.message)
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return repr(self.value)
+        return f"raised {self.error}" + (f": {' '.join(self.message.split())}" if self.labelled else "")
+
+
+@dataclass
+class Thing:
+    """An object that was made.
+
+    Attributes:
+        name: its class.
+        it: the object.
+        views: of a manager or a pool: views of its pages by id.
+        whole: the number of the object whose state shows it: its own, or that of the one it is a part of.
+    """
+
+    name: str
+    it: Any
+    views: Mapping[int, Any]
+    whole: int
+
+
+@dataclass
+class Side:
+    """One implementation at work.
+
+    Attributes:
+        holder: what holds its public names.
+        requests: the requests by number; both sides may have the same ones.
+        things: its objects by number.
+    """
+
+    holder: Any
+    requests: Sequence[Request]
+    things: dict[int, Thing] = field(default_factory=dict)
+    _keys: KeyNumbers = field(default_factory=KeyNumbers)
+    _hits: dict[int, Any] = field(default_factory=dict)
+
+    def make(self, made: Made) -> None:
+        """Makes an object, or takes a part of one that was made."""
+        arguments = dict(made.arguments)
+        if "of" in arguments:
+            whole = self.things[arguments["of"]]
+            it = whole.it.page_pool if made.name == "PagePool" else whole.it.page_tables[arguments.get("group", 0)]
+            self.things[made.number] = Thing(made.name, it, whole.views, arguments["of"])
+            return
+        if made.name in ("CacheManager", "PagePool"):
+            arguments["hash_seed"] = _SEED
+        if made.name == "CacheManager":
+            if takes_parameter(self.holder.CacheManager, "retention_interval"):
+                arguments.setdefault(
+                    "retention_interval", None
+                )  # logs without it are of managers that keep all (RET-1)
+            else:
+                arguments.pop("retention_interval", None)
+        it = getattr(self.holder, made.name)(**arguments)
+        pool = {"CacheManager": getattr(it, "page_pool", None), "PagePool": it}.get(made.name)
+        self.things[made.number] = Thing(made.name, it, {} if pool is None else page_views(pool), made.number)
+
+    def call(self, operation: Operation) -> Answer:
+        """Makes a call; whatever it raises is an answer."""
+        thing = self.things[operation.target]
+        call = CALLS[thing.name].get(operation.method) or PROPERTIES[thing.name][operation.method]
+        try:
+            returned = self._act(thing, call, operation)
+            value = result(call.result, returned, self._keys)
+        except Ending:
+            raise
+        except BaseException as error:  # a backend may raise anything
+            answer = Answer(error=kind_of(error), message=str(error), exception=error)
+            return answer if answer.labelled else replace(answer, raised=frames(error))
+        if call.result == "hit":
+            self._hits[operation.arguments["request"]["r"]] = returned[0]
+        return Answer(value, returned=returned)
+
+    def parts(self, number: int) -> dict[str, Any]:
+        """What shows an object's state, by the names that `kvproof.conformance.calls.readings` gives it."""
+        thing = self.things[number]
+        if thing.name in ("CacheManager", "PagePool"):
+            pool = thing.it.page_pool if thing.name == "CacheManager" else thing.it
+            return {"manager": thing.it, "pool": pool, "pages": thing.views}
+        return {"tables": thing.it.page_tables if thing.name == "MultiGroupPageTable" else [thing.it]}
+
+    def state(self, number: int, live: Iterable[str], device: bool) -> dict[str, Any]:
+        """What an object shows, by field; of requests those that hold pages."""
+        thing = self.things[number]
+        state = read_state(thing.name, thing.it, thing.views, live, device)
+        held = state.get("pages of requests")
+        if held is not None:
+            state["pages of requests"] = {name: groups for name, groups in held.items() if any(groups)}
+        return state
+
+    # -- Arguments --------------------------------------------------------------------------------
+
+    def _act(self, thing: Thing, call: LoggedCall, operation: Operation) -> Any:
+        member = getattr(thing.it, operation.method)
+        if call.row.form == "get":
+            return member
+        given = {
+            name: self.argument(thing, kind, operation.arguments[name], operation)
+            for name, kind in call.arguments.items()
+            if name in operation.arguments
+        }
+        leading, named = bound(tuple(call.arguments), given, call.row.by_name)
+        return member(*leading, **named)
+
+    def argument(self, thing: Thing, kind: str, value: Any, operation: Operation) -> Any:
+        """An argument as this side's objects know it."""
+        if isinstance(value, dict) and "type" in value:
+            return Stranger()
+        match kind:
+            case "request":
+                return self.requests[value["r"]]
+            case "pages":
+                return _pages(thing, value)
+            case "groups":
+                return [_pages(thing, group) for group in value] if isinstance(value, list) else value
+            case "hits" if value is not None:
+                return self._found(thing, value, operation)
+            case "tables" if value is not None:
+                return self.things[value["k"]].it
+            case "keys" if isinstance(value, dict):
+                request = self.requests[operation.arguments["request"]["r"]]
+                return self._keys_of(thing, request, operation.arguments.get("page_size"))[: value["keys"]]
+            case "key":
+                if value["key"] is None:
+                    return self.holder.PageHash(b"no key of any page", (), None)
+                place, size = value["key"]
+                return self._keys_of(thing, self.requests[operation.arguments["origin"]["r"]], size)[place]
+            case _:
+                return _plain(value)
+
+    def _found(self, thing: Thing, value: Any, operation: Operation) -> Any:
+        """The pages of the request's last look-up, if these are meant; else pages of these ids."""
+        request = operation.arguments["request"]
+        last = self._hits.get(request["r"]) if "r" in request else None
+        if last is not None and result("groups", last, self._keys) == value:
+            return last
+        return self.holder.CachePages([_pages(thing, group) for group in value])
+
+    def _keys_of(self, thing: Thing, request: Request, page_size: Any) -> list[Any]:
+        """The keys of a request's full pages."""
+        pool = thing.it
+        return list(self.holder.hash_request_tokens(pool.hash_function, page_size, request, none_hash=pool.none_hash))
+
+
+def _pages(thing: Thing, ids: Any) -> Any:
+    if not isinstance(ids, list):
+        return ids
+    return [thing.views.get(page, Stranger()) if isinstance(page, int) else Stranger() for page in ids]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Stranger()
+    return [_plain(entry) for entry in value] if isinstance(value, list) else value
+
+
+# -- Both sides -------------------------------------------------------------------------------------------------------
 
 
 class UnplayableError(Exception):

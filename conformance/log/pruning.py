@@ -13,7 +13,7 @@ from kvproof.spec.declarations.json_kinds import extra_keys_to_json, group_to_js
 from ..console.writing import write_file
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown
 from .format import HEADER, LogError
-from .token_texts import TokenTexts
+from .values import TokenTexts
 
 __all__ = ["pruned", "write_log"]
 

@@ -1,17 +1,151 @@
-"""Any method of a recorded object: its arguments are read, the call is made, what came of it is noted."""
+"""Methods of a recorded object: their arguments are read, the call is made, what came of it is noted."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import gcd
 from typing import Any
 
-from .argument_texts import READ_OFTEN, Shape, bare, materialised, shape_of, spellings
-from .call_texts import encode, outcome_text, text_of
-from .calls import LoggedCall
-from .columns import listed
-from .values import kind_of
-from .writer import LogWriter
+import numpy as np
 
-__all__ = ["KeyOrigins", "RecordedCall"]
+from .calls import CALLS, LoggedCall
+from .values import (
+    as_column,
+    encode,
+    encoded,
+    groups_text,
+    kind_of,
+    listed,
+    outcome_text,
+    page_ids,
+    plain_text,
+    text_of,
+)
+from .writer import MOST_NOTED, NO_PAGES, SLOTS, KnownRequests, LogWriter
+
+__all__ = ["KeyOrigins", "RecordedCall", "can_record_slots", "materialised", "record_batch", "record_slots"]
+
+
+Spelling = Callable[[Any], str]
+"""Writes an argument of one kind."""
+
+READ_OFTEN = {int, bool, str, type(None), np.ndarray}
+"""Types of what can be read more than once and has nothing in it that can't."""
+
+_READ_ONCE = {"plain", "pages", "groups", "keys"}
+"""Kinds that may be given as iterators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A way to call a method: so many arguments by position, these by name.
+
+    Attributes:
+        told: of each argument that a log has, keys aside: its place, the text before it, and how it is written.
+        places: where the arguments are, by name.
+        once: the places of those that may be iterators.
+        wrapped: the places of those that may be recorded objects, or that no log has.
+    """
+
+    told: tuple[tuple[int, str, Spelling], ...]
+    places: Mapping[str, int]
+    once: tuple[int, ...]
+    wrapped: tuple[int, ...]
+
+
+def shape_of(kinds: Mapping[str, str], spelt: Mapping[str, Spelling], by_position: int, names: Any) -> Shape:
+    """Reads how a method is called; one argument given in both ways is told as it is by name, and the call fails.
+
+    Args:
+        kinds: the kinds of the method's arguments, by name and in order.
+        spelt: how each kind is written.
+        by_position: so many are given by position.
+        names: those that are given by name, behind them.
+    """
+    places = dict(zip(kinds, range(by_position), strict=False))
+    places |= {name: place for place, name in enumerate(names, by_position)}
+    own = {name: place for name, place in places.items() if name in kinds}
+    unknown = set(range(by_position + len(names))) - set(own.values())
+    return Shape(
+        tuple((place, f'"{name}":', spelt[kinds[name]]) for name, place in own.items() if kinds[name] != "key"),
+        places,
+        tuple(place for name, place in own.items() if kinds[name] in _READ_ONCE),
+        (*(place for name, place in own.items() if kinds[name] == "tables"), *unknown),
+    )
+
+
+def spellings(requests: KnownRequests, *, whole: bool, ends: bool) -> dict[str, Spelling]:
+    """How arguments are written, by their kinds; see `LoggedCall`.
+
+    Args:
+        requests: the log's requests, of which it stands what they say now.
+        whole: whether the method reads a request's tokens from the first on.
+        ends: whether a request is rarely heard of behind it.
+    """
+
+    def request_id(value: Any) -> str:
+        return text_of(requests.text(value)) if isinstance(value, str) else plain_text(value)
+
+    return {
+        "request": partial(requests.told, whole=whole, ends=ends),
+        "id": request_id,
+        "plain": plain_text,
+        "pages": _pages,
+        "groups": _groups,
+        "hits": _hits,
+        "keys": _keys,
+        "key": plain_text,
+        "tables": _tables,
+    }
+
+
+def _pages(value: Any) -> str:
+    return encode(page_ids(value))
+
+
+def _groups(value: Any) -> str:
+    return encode(list(map(page_ids, value)) if isinstance(value, list | tuple) else page_ids(value))
+
+
+def _hits(value: Any) -> str:
+    return groups_text(value) if value is None or hasattr(value, "get_page_ids") else _stranger(value)
+
+
+def _keys(value: Any) -> str:
+    return encode({"keys": len(value)}) if isinstance(value, list | tuple) else plain_text(value)
+
+
+def _tables(value: Any) -> str:
+    number = getattr(value, "__dict__", {}).get("_kvproof_number")
+    if number is not None:
+        return encode({"k": number})
+    return "null" if value is None else _stranger(value)
+
+
+def _stranger(value: Any) -> str:
+    return encode({"type": type(value).__name__})
+
+
+def bare(value: Any) -> Any:
+    """An argument as the engine's own objects know it: not the recorded one."""
+    own = getattr(value, "__dict__", None)
+    return value if own is None else own.get("_kvproof_thing", value)
+
+
+def materialised(value: Any) -> Any:
+    """An argument that can be read more than once."""
+    if type(value) in READ_OFTEN:
+        return value
+    if hasattr(value, "__next__"):
+        value = list(value)
+    if isinstance(value, list | tuple) and any(hasattr(entry, "__next__") for entry in value):
+        value = [materialised(entry) for entry in value]
+    return value
+
+
+# -- Any method -------------------------------------------------------------------------------------------------------
 
 _TELLS_ALL = {
     *("get_computed_pages", "pin_prefix", "set_prefix_priority", "cache_full_pages"),
@@ -151,3 +285,224 @@ class RecordedCall:
             if origin is not None:
                 given.append(f'"origin":{self._spelt["request"](origin[0])}')
         return ",".join(given)
+
+
+# -- allocate_slots: made for every token, and noted by one addition to a list ----------------------------------------
+
+_BY_POSITION = 5
+"""So many arguments of ``allocate_slots`` are handed on by position."""
+
+
+def can_record_slots(manager: Any) -> bool:
+    """Whether a manager of whatever package takes the arguments that `record_slots` hands on, and shows its pages."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        signature = inspect.signature(manager.allocate_slots)
+        signature.bind(*range(_BY_POSITION))
+        nothing = not any(manager.create_empty_page_list().pages)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    own = [parameter.name for parameter in signature.parameters.values() if parameter.kind in kinds][:_BY_POSITION]
+    return nothing and own == list(CALLS["CacheManager"]["allocate_slots"].arguments)[: len(own)]
+
+
+def _returns_immutable_pages(manager: Any) -> bool:
+    """Whether the page lists that a manager returns stay as they are, so that they can be read later."""
+    pages = manager.create_empty_page_list().pages
+    return isinstance(pages, tuple) and bool(pages) and not any(hasattr(group, "append") for group in pages)
+
+
+def record_slots(writer: LogWriter, number: int, manager: Any, otherwise: RecordedCall) -> Callable[..., Any]:
+    """``allocate_slots`` for requests that are live, as engines call it for each token, and for prompts.
+
+    Page lists that may change are read at once, but only where there is a new page in them.
+
+    Args:
+        writer: the log.
+        number: the manager's number in it.
+        manager: the manager.
+        otherwise: makes and notes calls of any other kind: delayed, refused, behind the log's end.
+    """
+    allocate, refused, notes, requests = manager.allocate_slots, otherwise.refused, writer.slots, writer.requests
+    note, flush, told, all_known, most = notes.extend, writer.flush, requests.told, requests.known, SLOTS * MOST_NOTED
+    lasting, empty = _returns_immutable_pages(manager), manager.create_empty_page_list().pages
+
+    @functools.wraps(allocate)
+    def allocate_slots(
+        request: Any,
+        num_new_tokens: Any,
+        num_new_computed_tokens: Any = 0,
+        new_computed_pages: Any = None,
+        num_lookahead_tokens: Any = 0,
+        delay_cache_pages: Any = False,
+        **more: Any,
+    ) -> Any:
+        if delay_cache_pages is not False or writer.failure is not None:
+            given = request, num_new_tokens, num_new_computed_tokens, new_computed_pages, num_lookahead_tokens
+            return otherwise(*given, delay_cache_pages, **more)
+        if new_computed_pages is not None or num_new_computed_tokens:
+            given = request, num_new_tokens, num_new_computed_tokens, new_computed_pages, num_lookahead_tokens
+            if type(num_new_tokens) is type(num_new_computed_tokens) is type(num_lookahead_tokens) is int:
+                return with_hits(*given, **more)
+            return otherwise(*given, **more)
+        known = all_known.get(id(request))
+        if known is None or known.is_gone:
+            return otherwise(request, num_new_tokens, 0, None, num_lookahead_tokens, **more)
+        if not lasting and not type(num_new_tokens) is type(num_lookahead_tokens) is int:
+            return otherwise(request, num_new_tokens, 0, None, num_lookahead_tokens, **more)
+        computed, length = request.num_computed_tokens, request.num_tokens
+        try:
+            if more:
+                pages = allocate(request, num_new_tokens, 0, None, num_lookahead_tokens, **more)
+            else:
+                pages = allocate(request, num_new_tokens, 0, None, num_lookahead_tokens)
+        except Exception as error:
+            refused((request, num_new_tokens, 0, None, num_lookahead_tokens), more, error)
+            raise
+        if lasting or pages is None:
+            note((number, known, computed, length, num_new_tokens, num_lookahead_tokens, pages))
+        else:
+            new = NO_PAGES if pages.pages == empty else groups_text(pages)
+            note((number, known, computed, length, num_new_tokens, num_lookahead_tokens, new))
+        if len(notes) >= most:
+            flush()
+        return pages
+
+    def with_hits(request: Any, new: int, found: int, hits: Any, ahead: int, **more: Any) -> Any:
+        if not hasattr(hits, "get_page_ids"):
+            return otherwise(request, new, found, hits, ahead, **more)
+        given = (
+            f'"request":{told(request)},"num_new_tokens":{new},"num_new_computed_tokens":{found},'
+            f'"new_computed_pages":{groups_text(hits)},"num_lookahead_tokens":{ahead}'
+        )
+        try:
+            pages = allocate(request, new, found, hits, ahead, **more)
+        except Exception as error:
+            otherwise.note_error(given, error)
+            raise
+        otherwise.note(given, pages)
+        return pages
+
+    return allocate_slots
+
+
+# -- allocate_slots_batch: made once a step, its arrays are recorded as arrays, not by request ------------------------
+
+_COLUMNS = {bytes, int}
+
+
+def record_batch(
+    writer: LogWriter, number: int, manager: Any, otherwise: RecordedCall, slot_of: Callable[..., Any]
+) -> dict[str, Callable[..., Any]]:
+    """``allocate_slots_batch``, and ``slot_of``, which says whose slots they are.
+
+    Args:
+        writer: the log.
+        number: the manager's number in it.
+        manager: the manager.
+        otherwise: notes calls whose slots are in no array.
+        slot_of: the recorded method.
+    """
+    allocate, refused = manager.allocate_slots_batch, otherwise.refused
+    served = _Served(gcd(*(int(group.kv_cache_spec.page_size) for group in manager.kv_cache_groups)) or 1)
+    before: list[Any] = [None] * 5
+
+    @functools.wraps(slot_of)
+    def recorded_slot_of(request_id: Any) -> Any:
+        slot = slot_of(request_id)
+        if writer.failure is not None:
+            return slot
+        known = writer.requests.by_id.get(request_id)
+        if known is not None:
+            served.put(slot, known.request, writer.requests.numbers_of([known.request])[0])
+        return slot
+
+    @functools.wraps(allocate)
+    def allocate_slots_batch(
+        slots: Any,
+        num_computed_tokens: Any,
+        num_new_tokens: Any,
+        num_lookahead_tokens: Any = 0,
+        *,
+        delay_cache_pages: Any = False,
+        tables: Any = None,
+        rows: Any = None,
+    ) -> Any:
+        nonlocal before
+        if writer.failure is not None:
+            options = {"delay_cache_pages": delay_cache_pages, "tables": bare(tables), "rows": rows}
+            return allocate(slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens, **options)
+        given = tuple(map(materialised, (slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens)))
+        rows = materialised(rows)
+        columns = [*map(as_column, given), 0 if rows is None else as_column(rows)]
+        kinds = list(map(type, columns))
+        if kinds[:2] != [bytes, bytes] or not _COLUMNS.issuperset(kinds):
+            return otherwise(*given, delay_cache_pages=delay_cache_pages, tables=tables, rows=rows)
+        try:
+            batch = allocate(*given, delay_cache_pages=delay_cache_pages, tables=bare(tables), rows=rows)
+        except Exception as error:
+            refused(given, {"delay_cache_pages": delay_cache_pages, "tables": tables, "rows": rows}, error)
+            raise
+        told = served.told(*columns[:3])
+        written = ",".join(map(encoded, columns, before))
+        before = columns
+        outcome = outcome_text("batch", batch, writer.keys)
+        writer.note(f'["step",{number},{written},{_options(delay_cache_pages, tables)},{outcome},{told}]')
+        return batch
+
+    return {"allocate_slots_batch": allocate_slots_batch, "slot_of": recorded_slot_of}
+
+
+def _options(delay: Any, tables: Any) -> str:
+    own = None if tables is None else getattr(tables, "__dict__", {}).get("_kvproof_number")
+    options = (['"delay":true'] if delay else []) + ([] if own is None else [f'"tables":{own}'])
+    return f"{{{','.join(options)}}}"
+
+
+class _Served:
+    """Whose slots a batch names, and of which of them tokens are to be told.
+
+    Of the requests of a batch only those are read that may publish a page: all others' tokens change nothing.
+
+    Args:
+        page_size: a divisor of the page sizes of all groups.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._last_of_page = (page_size & -page_size) - 1  # of the largest power of two in it: rounding is two steps
+        self._requests: list[Any] = []
+        self._numbers = np.zeros(0, np.int32)
+        self._untold = np.zeros(0, np.int64)  # for each slot the length at which its request has a page more
+
+    def put(self, slot: int, request: Any, number: int) -> None:
+        """Notes whose slot it is now."""
+        self._reach(slot)
+        self._requests[slot], self._numbers[slot], self._untold[slot] = request, number, 0
+
+    def told(self, slots: bytes, computed: bytes, new: bytes | int) -> str:
+        """The requests that may publish a page, and how many tokens each of them has."""
+        places = np.frombuffer(slots, np.int64)
+        reached = np.frombuffer(computed, np.int64) + (np.frombuffer(new, np.int64) if isinstance(new, bytes) else new)
+        try:
+            due = places[(reached >= self._untold[places]).nonzero()[0]]
+        except IndexError:  # nobody asked for those slots
+            self._reach(int(places.max()))
+            return self.told(slots, computed, new)
+        if not len(due):
+            return "[[],[]]"
+        requests = self._requests
+        known = np.array([requests[slot].num_tokens for slot in due.tolist()], np.int32)
+        self._untold[due] = (known | self._last_of_page) + 1
+        return f"[{listed(self._numbers[due])},{listed(known)}]"
+
+    def _reach(self, slot: int) -> None:
+        more = slot + 1 - len(self._requests)
+        if more > 0:
+            more += slot
+            self._requests += [None] * more
+            self._numbers = np.concatenate([self._numbers, np.zeros(more, np.int32)])
+            self._untold = np.concatenate([self._untold, np.full(more, _NEVER)])
+
+
+_NEVER = 1 << 62
+"""No request ever has so many tokens: of a slot that no `slot_of` told of none are told."""

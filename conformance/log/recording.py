@@ -10,14 +10,10 @@ import numpy as np
 from kvproof.spec.declarations.json_kinds import group_to_json
 
 from ..calls.readings import page_views
-from .call_texts import outcome_text, text_of
 from .calls import CALLS, CLASSES, PROPERTIES
 from .format import LogError
-from .recorded_batch import record_batch
-from .recorded_calls import KeyOrigins, RecordedCall
-from .recorded_slots import can_record_slots, record_slots
-from .states import read_state
-from .values import page_ids, plain
+from .recorded_calls import KeyOrigins, RecordedCall, can_record_slots, record_batch, record_slots
+from .values import outcome_text, page_ids, plain, read_state, text_of
 from .writer import LogFile, LogWriter
 
 __all__ = ["Recorded", "arguments_of", "record", "wrapped"]

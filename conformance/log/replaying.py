@@ -1,24 +1,86 @@
-"""A log replayed: every recorded result is held to the specification's, and the first wrong step is named."""
+"""A log replayed: every recorded result is held to the specification's, and the first wrong step is named and shown."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvproof.spec.clauses import CLAUSES
+from kvproof.spec.declarations import Request
 
 from ..backends.loading import Backend, load_backend
+from ..calls.contrast import beside
+from ..console.terminal import visible
+from ..report.document import header
 from ..report.redaction import Redaction
-from .call_lines import call_line, request_line
-from .calls import LoggedCall
+from .calls import CALLS, LoggedCall
 from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
 from .entries import Entry, NewRequest, Operation, Shown
 from .format import LogError
-from .player import Player, UnplayableError
+from .player import Answer, Player, Thing, UnplayableError
 from .reading import LogReader
-from .sides import Answer
 
-__all__ = ["LogResult", "Replayed", "Run", "WrongStep", "replay_log"]
+__all__ = [
+    *("LogResult", "Replayed", "Run", "WrongStep", "call_line", "log_json", "log_lines", "object_name"),
+    *("replay_log", "request_line"),
+]
+
+
+_NAMES = {"CacheManager": "manager", "PagePool": "pool", "PageTable": "table", "MultiGroupPageTable": "tables"}
+_LONGEST = 200
+
+
+def object_name(number: int, things: Mapping[int, Thing]) -> str:
+    """What an object is called: by its class, and by its number where there are others of the class."""
+    thing = things[number]
+    alike = [other for other, known in things.items() if known.name == thing.name]
+    name = _NAMES[thing.name]
+    return name if len(alike) == 1 else f"{name}_{alike.index(number)}"
+
+
+def call_line(operation: Operation, things: Mapping[int, Thing], requests: list[Request]) -> str:
+    """A call on one line.
+
+    Args:
+        operation: the call.
+        things: the objects by number.
+        requests: the requests by number.
+    """
+    thing = things[operation.target]
+    target = object_name(operation.target, things)
+    if operation.method not in CALLS[thing.name]:
+        return f"{target}.{operation.method}"
+    shown = []
+    said = ""
+    for argument, value in operation.arguments.items():
+        if argument not in CALLS[thing.name][operation.method].arguments:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("r"), int) and value["r"] < len(requests):
+            shown.append(repr(requests[value["r"]].request_id))
+            said = f"  # {value.get('computed')} of {value.get('known')} tokens computed"
+        elif isinstance(value, dict) and "k" in value:
+            shown.append(object_name(value["k"], things) if value["k"] in things else "?")
+        elif isinstance(value, dict):
+            shown.append(f"<{json.dumps(value)[1:-1]}>")
+        else:
+            shown.append(f"{argument}={_short(value)}")
+    return f"{target}.{operation.method}({', '.join(shown)}){said}"
+
+
+def request_line(request: Request, tokens: list[int] | None) -> str:
+    """A request on one line: its id, its extra keys, and its token ids if they are to be shown."""
+    listed = f"{request.num_tokens} tokens" if tokens is None else _short(tokens)
+    keys = f", {request.extra_keys}" if request.extra_keys else ""
+    return f"Request({request.request_id!r}, {listed}{keys})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+# -- Replaying --------------------------------------------------------------------------------------------------------
 
 _LAST = 8
 """So many calls before the wrong one are shown."""
@@ -296,3 +358,42 @@ def replay_log(
             fields,
         )
     return LogResult(str(path), backend, first.operations, first.states, first.reader.cut, wrong)
+
+
+# -- What came of it, for a reader and for a program ------------------------------------------------------------------
+
+
+def log_lines(result: LogResult) -> Iterator[str]:
+    """The result as lines in which nothing can command a terminal (SEC-4)."""
+    yield from map(visible, _lines(result))
+
+
+def _lines(result: LogResult) -> Iterator[str]:
+    held = "the specification" if result.backend == "kvproof.spec" else result.backend
+    yield f"{Path(result.path).name}: {result.operations:,} operations and {result.states:,} states held to {held}"
+    if result.cut is not None:
+        yield f"the log is incomplete, {result.cut}: replayed up to there"
+    wrong = result.wrong
+    if wrong is None:
+        yield "no difference" if result.cut is None else "no difference up to there"
+        return
+    yield ""
+    yield f"operation {wrong.number:,} deviates from {wrong.clause}"
+    yield f"  {wrong.sentence}"
+    yield f"  expected: {wrong.expected}"
+    yield f"  observed: {wrong.observed}"
+    yield "  calls, the last ones:"
+    yield from (f"    {line}" for line in (*wrong.earlier, wrong.call))
+    states = {"before": wrong.before, "after, as it must be": wrong.after}
+    if wrong.observed_after:
+        states["after, as it was recorded"] = wrong.observed_after
+    for title, state in states.items():
+        yield f"  {title}:"
+        for name, value in state.items():
+            others = [other[name] for other in states.values() if name in other]
+            yield f"    {name} = {beside(value, *others)[0]}"
+
+
+def log_json(result: LogResult) -> dict[str, Any]:
+    """The result as JSON values."""
+    return {**header("log replay"), **result.to_json(), "deviates": result.wrong is not None}

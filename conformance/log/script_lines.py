@@ -13,12 +13,11 @@ from ..emitting.endings import Last, ending_of_call, ending_of_field
 from ..emitting.literals import UnrenderableError
 from ..emitting.notes import Notes
 from ..emitting.replaying import script_of_notes
-from .call_lines import object_name
 from .calls import LoggedCall
 from .entries import Made, Operation
-from .player import Player
+from .player import Answer, Player, Side, Thing
+from .replaying import object_name
 from .shrinking import Try
-from .sides import Answer, Side, Thing
 
 __all__ = ["script_of"]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvproof.conformance.calls.contrast import beside, contrast, difference, shown
 from kvproof.conformance.calls.deviation import Deviation
 from kvproof.conformance.log.comparing import compare_states
-from kvproof.conformance.log.states import digest
+from kvproof.conformance.log.values import digest
 from kvproof.conformance.report.redacting import redacted
 from kvproof.conformance.report.redaction import Redaction
 from kvproof.conformance.report.verdicts import MachineReport, Report

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import kvproof.fast
 from kvproof.conformance import record, replay_log
-from kvproof.conformance.log.columns import as_column, decoded, encoded, listed, numbers_of
-from kvproof.conformance.log.token_texts import TokenTexts, tokens_of
+from kvproof.conformance.log.values import TokenTexts, as_column, decoded, encoded, listed, numbers_of, tokens_of
 from kvproof.conformance.report.redaction import Redaction
 from kvproof.spec.declarations import Request
 
