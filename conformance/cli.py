@@ -63,7 +63,7 @@ _COMMANDS = {
     "serve-check": ("serve_check", "serve a model through a backend by random schedules, against dense attention"),
     "show": ("show", "draw an operation log as one page of HTML"),
 }
-"""Every command with its module in ``commands``, which has ``add_parser(commands, help)``, and its line in the help."""
+"""Every command with its module in ``commands``, which has ``set_up(parser)``, and its line in the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,8 +119,7 @@ def _parser(command: str | None) -> tuple[argparse.ArgumentParser, argparse.Argu
     parser.add_argument("--version", action="version", version=f"kvproof {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (module, about) in _COMMANDS.items():
+        added = commands.add_parser(name, help=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == command:  # only the command that runs is imported
-            importlib.import_module(f".commands.{module}", __package__).add_parser(commands, about)
-        else:
-            commands.add_parser(name, help=about)
+            importlib.import_module(f".commands.{module}", __package__).set_up(added)
     return parser, commands.choices.get(str(command), parser)

@@ -35,7 +35,7 @@ from ..search.workers import Task, WorkerError, run_in_workers
 from .check_options import Options, add_options, be_writable, in_order, read_options, write
 from .deep import DeepRun, resumed
 
-__all__ = ["DEVICES", "add_parser", "run_check"]
+__all__ = ["DEVICES", "run_check", "set_up"]
 
 _DESCRIPTION = """\
 Makes random sequences of calls on the backend and on the specification, compares every result, every refusal
@@ -75,17 +75,11 @@ _HOURS = 1.0
 """After so many no round begins, unless told otherwise."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``check`` to a command line; ``about`` is its line in the help."""
-    check = commands.add_parser(
-        "check",
-        help=about,
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(check)
-    check.set_defaults(func=run_check)
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``check`` does and what it is asked for, and has `run_check` called."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    add_options(parser)
+    parser.set_defaults(func=run_check)
 
 
 def run_check(arguments: argparse.Namespace) -> int:

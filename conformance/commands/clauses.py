@@ -20,7 +20,7 @@ from ..oracle.relations import RELATIONS
 from ..report.clause_examples import EXAMPLES
 from ..report.clause_index import implementations
 
-__all__ = ["add_parser", "clause_list", "family_of", "run_clauses"]
+__all__ = ["clause_list", "family_of", "run_clauses", "set_up"]
 
 _MOST = 8
 """The most names of code or properties that are printed of a clause."""
@@ -52,19 +52,18 @@ def clause_list() -> list[dict[str, Any]]:
     ]
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``clauses`` to a command line; ``about`` is its line in the help."""
-    clauses = commands.add_parser(
-        "clauses",
-        help=about,
-        description="Lists the clauses of the contract, a line each. Of those that are named, by labels or families "
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``clauses`` does and what it is asked for, and has `run_clauses` called."""
+    parser.description = (
+        "Lists the clauses of the contract, a line each. Of those that are named, by labels or families "
         "such as POOL-5 or PIN: the sentence, what systems did that broke it, an example, the code of kvproof.spec (of "
         "the suite's engine for ENG) that implements it, and the properties that check it, named as machine.step, or "
-        "oracle.relation for what whole engines answer.",
+        "oracle.relation for what whole engines answer."
     )
-    clauses.add_argument("labels", nargs="*", metavar="LABEL", help="a clause or a family, such as POOL-5 or PIN")
-    clauses.add_argument("--json", metavar="FILE", help="write the list to a file instead; - for standard output")
-    clauses.set_defaults(func=run_clauses)
+    parser.formatter_class = argparse.HelpFormatter
+    parser.add_argument("labels", nargs="*", metavar="LABEL", help="a clause or a family, such as POOL-5 or PIN")
+    parser.add_argument("--json", metavar="FILE", help="write the list to a file instead; - for standard output")
+    parser.set_defaults(func=run_clauses)
 
 
 def run_clauses(arguments: argparse.Namespace) -> int:

@@ -5,9 +5,9 @@ import inspect
 
 from ..backends import demo
 from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
-from .check import add_parser as add_check
+from .check import set_up as set_up_check
 
-__all__ = ["add_parser", "run"]
+__all__ = ["run", "set_up"]
 
 _WORDS = "check --backend kvproof.conformance.backends.demo --machines small-pool,pool --profile quick --seed 1"
 
@@ -19,11 +19,11 @@ Your own next:
 """
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``demo`` to a command line; ``about`` is its line in the help."""
-    commands.add_parser(
-        "demo", help=about, description=f"Shows a pool with a mistake, and runs kvproof {_WORDS}."
-    ).set_defaults(func=run)
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``demo`` does, and has `run` called."""
+    parser.description = f"Shows a pool with a mistake, and runs kvproof {_WORDS}."
+    parser.formatter_class = argparse.HelpFormatter
+    parser.set_defaults(func=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,9 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     del arguments
     print(f"A pool with a mistake:\n\n{inspect.getsource(demo.PagePool)}\n$ kvproof {_WORDS}")
-    parser = argparse.ArgumentParser("kvproof")
-    add_check(parser.add_subparsers(), "")
-    check = parser.parse_args(_WORDS.split())
+    parser = argparse.ArgumentParser("kvproof check")
+    set_up_check(parser)
+    check = parser.parse_args(_WORDS.split()[1:])
     status: int = check.func(check)
     if status == COULD_NOT_RUN:
         return status

@@ -5,20 +5,19 @@ from pathlib import Path
 
 from ..console.exit_status import FINE, could_not_run
 
-__all__ = ["TEMPLATE", "add_parser", "run"]
+__all__ = ["TEMPLATE", "run", "set_up"]
 
 TEMPLATE = Path(__file__).with_name("adapter.py.txt")
 """A page pool that conforms at level sound, untyped and as short as it gets."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``new-adapter`` to a command line; ``about`` is its line in the help."""
-    parser = commands.add_parser(
-        "new-adapter",
-        help=about,
-        description="Writes a page pool under the names that are checked, as short as one gets that conforms. "
-        "Put calls of yours in the place of what its methods do.",
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``new-adapter`` does and what it is asked for, and has `run` called."""
+    parser.description = (
+        "Writes a page pool under the names that are checked, as short as one gets that conforms. "
+        "Put calls of yours in the place of what its methods do."
     )
+    parser.formatter_class = argparse.HelpFormatter
     parser.add_argument("file", type=Path, metavar="FILE.py", help="the file; there must be none of its name")
     parser.set_defaults(func=run)
 

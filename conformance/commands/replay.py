@@ -25,11 +25,10 @@ from ..replay.lockstep import LockstepEngine
 from ..replay.report import deviation_text, limits_json, limits_table, report_json, report_table
 from ..replay.serving import Replay
 from ..replay.sizes import Sizes, sizes_for
-from ..replay.synthetic import synthetic_trace, write_trace
-from ..replay.traces import TraceError, TraceRequest, read_trace
+from ..replay.traces import TraceError, TraceRequest, read_trace, synthetic_trace, write_trace
 from . import log
 
-__all__ = ["add_parser", "run"]
+__all__ = ["run", "set_up"]
 
 _POOL_TOKENS = 200_000 * 16
 _SYNTHETIC_REQUESTS = 200
@@ -101,16 +100,10 @@ class _Job:
     sizes: Sizes
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``replay`` to a command line; ``about`` is its line in the help."""
-    parser = commands.add_parser(
-        "replay",
-        help=about,
-        usage="kvproof replay (TRACE | LOG | --synthetic [N]) [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``replay`` does and what it is asked for, and has `run` called."""
+    parser.usage = "kvproof replay (TRACE | LOG | --synthetic [N]) [options]"
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add = parser.add_argument
     add("trace", nargs="?", type=Path, metavar="TRACE|LOG", help="the trace or the log, a file of JSON lines")
     add(

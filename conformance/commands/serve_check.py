@@ -22,7 +22,7 @@ from . import engines
 if TYPE_CHECKING:
     from ..engine.serve_check import Make, Trial
 
-__all__ = ["add_parser", "run"]
+__all__ = ["run", "set_up"]
 
 _DESCRIPTION = """\
 Serves a small model through the backend's manager, tables, caches and functions, by random schedules: requests
@@ -66,15 +66,9 @@ _Rooms = tuple[list[int], list[int]]
 """How many pages pools may have, and host memory."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``serve-check`` to a command line; ``about`` is its line in the help."""
-    parser = commands.add_parser(
-        "serve-check",
-        help=about,
-        description=_DESCRIPTION,
-        epilog=f"{engines.EPILOG}\n{_EPILOG}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``serve-check`` does and what it is asked for, and has `run` called."""
+    parser.description, parser.epilog = _DESCRIPTION, f"{engines.EPILOG}\n{_EPILOG}"
     add = parser.add_argument
     add("--backend", default=DEFAULT_BACKEND, metavar="MODULE[:ATTR]", help=f"the backend ({DEFAULT_BACKEND})")
     add("--seed", type=int, metavar="N", help="the seed of the first schedule; the next ones count on from it")

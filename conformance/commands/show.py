@@ -13,7 +13,7 @@ from ..log import LogError, frames
 from ..log.frames import MOST_FRAMES, Frame, every
 from ..timeline import document, page, trace
 
-__all__ = ["add_parser", "run"]
+__all__ = ["run", "set_up"]
 
 _DESCRIPTION = """\
 Draws an operation log over time: which pages were free, cached, held by which request, shared, evicted; the free
@@ -42,15 +42,9 @@ _MOST_IN_A_TRACE = 100_000
 """The most operations of a trace: programs that open one draw what is in sight."""
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``show`` to a command line; ``about`` is its line in the help."""
-    parser = commands.add_parser(
-        "show",
-        help=about,
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``show`` does and what it is asked for, and has `run` called."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add = parser.add_argument
     add("log", type=Path, metavar="LOG", help="the operation log, as kvproof.conformance.record writes it")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the page to be written, or the trace: .json")

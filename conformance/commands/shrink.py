@@ -22,7 +22,7 @@ from ..log.shrinking import Shrunk, shrink
 from ..report.document import header
 from ..report.redaction import Redaction
 
-__all__ = ["add_parser", "run"]
+__all__ = ["run", "set_up"]
 
 _MOST_CALLS = 60
 """The most calls that are printed."""
@@ -51,16 +51,10 @@ exit status: 1 the log deviates and was made short; 2 could not run, which inclu
 """
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``shrink`` to a command line; ``about`` is its line in the help."""
-    parser = commands.add_parser(
-        "shrink",
-        help=about,
-        usage="kvproof shrink LOG [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``shrink`` does and what it is asked for, and has `run` called."""
+    parser.usage = "kvproof shrink LOG [options]"
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add = parser.add_argument
     add("log", type=Path, metavar="LOG", help="the log")
     add("--backend", metavar="M[:A]", help="module, or object in it, that makes the calls beside the specification")

@@ -18,15 +18,12 @@ from ..console.named import words_of
 from ..console.writing import require_writable, write_file
 from .check import DEVICES
 
-__all__ = ["add_parser", "as_json", "run_strength"]
+__all__ = ["as_json", "run_strength", "set_up"]
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``strength`` to a command line; ``about`` is its line in the help."""
-    strength = commands.add_parser(
-        "strength",
-        help=about,
-        description="""\
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``strength`` does and what it is asked for, and has `run_strength` called."""
+    parser.description = """\
 Runs the suite on every seeded bug: a variant of the fast backend with one fault that a real system had. Says of each
 whether it is caught, by which clause and which machine, after how long, and how many calls the counterexample has;
 the making of a request is no call, the construction of the object is one.
@@ -46,22 +43,20 @@ Faults of whole engines follow in a table of their own: each is planted in a sma
 
 does it, by the relation that must show the fault and, while it is not caught, by the others. The counterexample is a
 script of requests. In JSON they stand under "engines".
-""",
-        epilog="""\
+"""
+    parser.epilog = """\
 examples:
   kvproof strength                                       all seeded bugs, in half an hour or so
   kvproof strength --bugs double_mention,fixed_root --seed 7 --json strength.json
 
 exit status: 0 all are caught; 1 one is missed; 2 could not run
-""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = strength.add_argument
+"""
+    add = parser.add_argument
     add("--bugs", metavar="A,B", help="these seeded bugs only (default: all of them)")
     add("--seed", type=int, default=0, metavar="S", help="the seed of what is drawn (default %(default)s)")
     add("--jobs", type=int, metavar="N", help="processes that run bugs (default: 2 at most)")
     add("--json", metavar="FILE", help="write what was found to a file as well, counterexamples included")
-    strength.set_defaults(func=run_strength)
+    parser.set_defaults(func=run_strength)
 
 
 def run_strength(arguments: argparse.Namespace) -> int:

@@ -22,13 +22,12 @@ from ..console.exit_status import DEVIATES, FINE, could_not_run
 from ..console.named import BadInputError, words_of
 from ..console.terminal import visible
 from ..report.document import header
-from ..trying.rows import FileError, Rows, arguments_of
-from ..trying.script import Entry, read_script
+from ..trying.script import Entry, FileError, Rows, arguments_of, read_script
 from ..trying.trial import Said, Trial
 from .check import DEVICES
 from .check_options import be_writable, write
 
-__all__ = ["add_parser", "run"]
+__all__ = ["run", "set_up"]
 
 _LARGEST = 10 * 2**20
 """The most bytes of a file that are read."""
@@ -90,16 +89,10 @@ class _Options:
     json: str | None
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", about: str) -> None:
-    """Adds the command ``try`` to a command line; ``about`` is its line in the help."""
-    parser = commands.add_parser(
-        "try",
-        help=about,
-        usage="kvproof try FILE [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def set_up(parser: argparse.ArgumentParser) -> None:
+    """Says what ``try`` does and what it is asked for, and has `run` called."""
+    parser.usage = "kvproof try FILE [options]"
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="the calls: Python, or JSON where the name ends in .json")
     add("--backend", default="kvproof.fast", metavar="M[:A]", help="module, or object in it (default %(default)s)")

@@ -1,9 +1,8 @@
 """Counterexamples as standalone pytest files: plain calls on the backend, and one assertion that fails.
 
 `script` makes files of lines and tries each before it is left anywhere; `replaying` makes the lines of what a machine
-saw: it takes the steps again while `notes` writes down the calls on what `noted_sides` gives out, `endings` says what
-the last one must do, `text` puts the lines together, `literals` writes values and `calls.readings`
-looks at a backend's state; `attending` writes calls of attention.
+saw: it takes the steps again while `notes` writes down the calls on the stand-ins that it gives out, `endings` says
+what the last one must do, `literals` writes values and `calls.readings` looks at a backend's state.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -10,12 +10,49 @@ import numpy as np
 from ..calls.deviation import REFUSALS, attempt
 from ..calls.readings import READINGS, Reading, page_views, readable, source
 from ..machines import Machine
+from ..machines.arrays import Near, worst
+from ..machines.attention import RaggedMachine
 from ..machines.base import Side
 from ..machines.sides import equal
-from .literals import UnrenderableError, is_plain
+from .literals import Literals, UnrenderableError, is_plain
 from .notes import Notes
 
-__all__ = ["Ending", "Last", "ending_of", "ending_of_call", "ending_of_field"]
+__all__ = ["Ending", "Last", "ending_of", "ending_of_call", "ending_of_field", "lines_of_attention"]
+
+
+def lines_of_attention(machine: RaggedMachine, judged: Mapping[str, Any], literals: Literals) -> list[str]:
+    """The lines of a test that attends once.
+
+    Args:
+        machine: the machine that saw the result.
+        judged: what its `judge` was given, by name.
+        literals: writes values.
+
+    Returns:
+        The lines, the last of them an assertion; nothing where the call was another one than of plain attention.
+    """
+    batch = judged["batch"]
+    if judged.get("fused") is not None or type(machine).attended is not RaggedMachine.attended:
+        return []
+    wanted, out = np.asarray(judged["right"]).astype(np.float64), np.asarray(judged["seen"])
+    near = Near(wanted, machine.tolerance(batch, wanted, judged["pages"]))
+    place = worst(near, out)
+    if place is None:
+        return []
+    clean = literals.of(machine.harmless()) if machine.harmless() else ""
+    scaled = ["arguments[-5] = backend.ScaledPages(*arguments[-5])"] if batch.kind.layout.scaled else []
+    at = ", ".join(map(str, place))
+    right, allowed = float(near.right[place]), float(near.tolerance[place])
+    return [
+        f"batch = {literals.of(batch)}",
+        f"arguments = batch.arguments({clean})",
+        *scaled,
+        f"out = backend.{batch.kind.function}(*arguments, **batch.keywords())",
+        f"assert abs(float({literals.numpy()}.asarray(out)[{at}]) - {right!r}) <= {allowed!r}",
+    ]
+
+
+# -- Calls and states -------------------------------------------------------------------------------------------------
 
 _ANY_REFUSAL = "(TypeError, ValueError, IndexError)"
 

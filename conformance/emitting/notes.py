@@ -1,24 +1,130 @@
-"""Notes of every call that a machine makes on a backend, as Python source.
+"""Notes of every call that is made on a backend, as Python source.
 
-While a machine takes its steps again, the backend's objects are given to it as stand-ins that pass every call on and
-write it down: constructors by way of ``backend``, methods on the objects that earlier statements gave, pages by their
+While calls are made again, the backend's objects are given out as stand-ins that pass every call on and have it
+written down: constructors by way of ``backend``, methods on the objects that earlier statements gave, pages by their
 ids, requests as variables, with what changed in them between two calls. Reads of the state are not noted.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
+from ..backends.loading import Backend
 from ..calls.readings import page_views
 from ..calls.spelling import ReadOnlyList, SpelledRequest
-from ..machines.sides import equal
+from ..machines.sides import Side, equal
 from .literals import Literals, UnrenderableError, is_plain
-from .stand_in import StandIn, inside
 
-__all__ = ["Notes", "Statement", "mark"]
+__all__ = ["NotedBackend", "NotedSide", "Notes", "Statement", "mark"]
+
+
+def inside(stand_in: "StandIn") -> tuple[Any, str]:
+    """What a stand-in stands for, and the expression that gives it."""
+    value: Any = object.__getattribute__(stand_in, "_value")
+    text: str = object.__getattribute__(stand_in, "_text")
+    return value, text
+
+
+class StandIn:
+    """Stands for a thing of the backend: passes on what is asked of it, and notes what is called.
+
+    Args:
+        value: the thing.
+        text: the expression that gives it.
+        notes: where calls are noted.
+    """
+
+    __slots__ = ("_notes", "_text", "_value")
+
+    def __init__(self, value: Any, text: str, notes: "Notes") -> None:
+        object.__setattr__(self, "_value", value)
+        object.__setattr__(self, "_text", text)
+        object.__setattr__(self, "_notes", notes)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(object.__getattribute__(self, "_value"))
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(object.__getattribute__(self, "_value"))
+
+    def __getattr__(self, name: str) -> Any:
+        value, text = inside(self)
+        notes: Notes = object.__getattribute__(self, "_notes")
+        return notes.stand_in(getattr(value, name), f"{text}.{name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_notes").set(self, name, value)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        notes: Notes = object.__getattribute__(self, "_notes")
+        if not notes.on:
+            given = [notes.strip(argument) for argument in arguments]
+            return inside(self)[0](*given, **{name: notes.strip(given) for name, given in keywords.items()})
+        return notes.made(self, arguments, keywords)
+
+    def __getitem__(self, key: Any) -> Any:
+        value, text = inside(self)
+        notes: Notes = object.__getattribute__(self, "_notes")
+        real, shown = notes.given(key)
+        return notes.stand_in(value[real], f"{text}[{shown}]")
+
+    def __iter__(self) -> Iterator[Any]:
+        value, text = inside(self)
+        notes: Notes = object.__getattribute__(self, "_notes")
+        whole = text if hasattr(type(value), "__getitem__") and not isinstance(value, Mapping) else f"list({text})"
+        return iter([notes.stand_in(entry, f"{whole}[{place}]") for place, entry in enumerate(value)])
+
+    def __add__(self, other: Any) -> Any:
+        value, text = inside(self)
+        notes: Notes = object.__getattribute__(self, "_notes")
+        real, shown = notes.given(other)
+        return notes.stand_in(value + real, f"({text} + {shown})")
+
+    def __radd__(self, other: Any) -> Any:
+        value, text = inside(self)
+        notes: Notes = object.__getattribute__(self, "_notes")
+        real, shown = notes.given(other)
+        return notes.stand_in(real + value, f"({shown} + {text})")
+
+    def __eq__(self, other: object) -> bool:
+        real = inside(other)[0] if type(other) is StandIn else other
+        return bool(inside(self)[0] == real)
+
+    def __hash__(self) -> int:
+        return hash(inside(self)[0])
+
+    def __len__(self) -> int:
+        return len(inside(self)[0])
+
+    def __bool__(self) -> bool:
+        return bool(inside(self)[0])
+
+    def __contains__(self, entry: Any) -> bool:
+        return bool(entry in inside(self)[0])
+
+    def __int__(self) -> int:
+        return int(inside(self)[0])
+
+    def __index__(self) -> int:
+        return int(inside(self)[0].__index__())
+
+    def __float__(self) -> float:
+        return float(inside(self)[0])
+
+    def __array__(self, *arguments: Any, **keywords: Any) -> Any:
+        return inside(self)[0].__array__(*arguments, **keywords)
+
+    def __repr__(self) -> str:
+        return repr(inside(self)[0])
+
+
+# -- What is written down ---------------------------------------------------------------------------------------------
 
 _READS = frozenset(
     {
@@ -355,3 +461,75 @@ def _word(called: Any) -> str:
     if isinstance(called, type):
         return "".join(f"_{char.lower()}" if char.isupper() else char for char in name).lstrip("_")
     return _WORDS.get(name, "result")
+
+
+# -- The backend's side of a machine whose calls are noted ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NotedBackend(Backend):
+    """A backend whose public names are given out as stand-ins.
+
+    Attributes:
+        notes: where calls are noted.
+    """
+
+    notes: Notes = field(default_factory=lambda: Notes(None))
+
+    def get(self, attribute: str) -> Any:
+        """See `Backend.get`."""
+        return self.notes.stand_in(super().get(attribute), f"backend.{attribute}")
+
+    def accepts(self, attribute: str, parameter: str) -> bool:
+        """See `Backend.accepts`."""
+        before, self.notes.on = self.notes.on, False
+        try:
+            return super().accepts(attribute, parameter)
+        finally:
+            self.notes.on = before
+
+
+class NotedSide(Side):
+    """The backend's side, which gives out stand-ins while calls are noted.
+
+    Args:
+        names: the backend.
+    """
+
+    def __init__(self, names: NotedBackend) -> None:
+        super().__init__(names)
+        self._notes = names.notes
+        self._made: dict[str, Any] = {}
+
+    def put(self, made: Mapping[str, Any]) -> None:
+        """See `Side.put`."""
+        sides = {name: value for name, value in made.items() if _is_sides(value)}
+        self._made.update({name: list(map(self._within, value)) for name, value in sides.items()})
+        self._made.update(self._notes.name({name: value for name, value in made.items() if name not in sides}))
+
+    def _within(self, side: Side) -> "NotedSide":
+        """A side within this one, whose things are noted as well."""
+        noted = NotedSide(cast(NotedBackend, side.names))
+        noted.put({name: value for name, value in vars(side).items() if name not in vars(Side(side.names))})
+        return noted
+
+    def __getattr__(self, name: str) -> Any:
+        made = self.__dict__.get("_made", {})
+        if name not in made:
+            raise AttributeError(f"no {name} on this side")
+        value, notes = made[name], self._notes
+        if not notes.on:
+            return value
+        if type(value) is dict and value and all(notes.text_of_known(entry) for entry in value.values()):
+            return {key: self._shown(entry) for key, entry in value.items()}
+        if type(value) is list and value and all(notes.text_of_known(entry) for entry in value):
+            return [self._shown(entry) for entry in value]
+        return self._shown(value)
+
+    def _shown(self, value: Any) -> Any:
+        text = self._notes.text_of_known(value)
+        return value if text is None else self._notes.stand_in(value, text)
+
+
+def _is_sides(value: Any) -> bool:
+    return type(value) is list and bool(value) and isinstance(value[0], Side)

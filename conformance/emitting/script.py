@@ -7,10 +7,12 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
 import textwrap
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from kvproof.spec.clauses import CLAUSES
 from ..console.writing import write_file
 
 __all__ = ["EmitError", "Script", "source_of", "write_test"]
+
 
 _WIDTH = 110
 
@@ -184,7 +187,7 @@ def _trial(script: Script) -> str:
         file = Path(directory) / "test_counterexample.py"
         text = source_of([script])
         file.write_text(text, encoding="utf-8")
-        code = "import sys; from kvproof.conformance.emitting.trial import tried; tried(sys.argv[1])"
+        code = "import sys; from kvproof.conformance.emitting.script import tried; tried(sys.argv[1])"
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         try:
             run = subprocess.run(
@@ -207,3 +210,25 @@ def _trial(script: Script) -> str:
         return f"{error} in line {line}"
     first = len(text.splitlines()) - script.last + 1
     return "" if line >= first else f"{error} in line {line}, before its last part"
+
+
+# -- The trial, in a process of its own -------------------------------------------------------------------------------
+
+
+def tried(path: str) -> None:
+    """Runs the one test function of a file; prints the name of the error that it raises and where in the file.
+
+    Args:
+        path: the file. What it prints goes before the last line of the output, which is a JSON list: the error's
+            type, empty if there was none, and the number of the line of the file that raised it or called what did.
+    """
+    names = runpy.run_path(path)
+    test = next(value for name, value in names.items() if name.startswith("test_") and callable(value))
+    told = ("", 0)
+    try:
+        test()
+    except BaseException as error:  # what a test of pytest fails by is no Exception
+        lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        told = (type(error).__name__, lines[-1] if lines else 0)
+    print()
+    print(json.dumps(told))

@@ -25,7 +25,7 @@ import numpy as np
 from kvproof.spec.declarations import EngineRequestStatus, SwapPlan
 from kvproof.spec.reading.arguments import refusal
 
-from ..replay.step_ends import StepEnds, junction_of
+from ..replay.groups import StepEnds, junction_of
 from .groups import most_pages
 from .plans import Chunk, Limits, Plan, Served
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..calls.contrast import contrast, shown
-from .calls import CALLS, PROPERTIES, LoggedCall
+from ..calls.method import Method
+from .calls import row_of
 from .entries import Operation
 from .player import Answer, Thing
 from .values import FIELDS, digest
 
-__all__ = ["Difference", "call_of", "compare_answers", "compare_states", "recorded_answer"]
+__all__ = ["Difference", "compare_answers", "compare_states", "recorded_answer"]
 
 _ATOMIC = {"TAB-2"}
 """Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
@@ -32,11 +33,6 @@ class Difference:
     observed: str
 
 
-def call_of(name: str, method: str) -> LoggedCall:
-    """What is known of a method or a property of a class."""
-    return CALLS[name].get(method) or PROPERTIES[name][method]
-
-
 def recorded_answer(operation: Operation, expected: Answer) -> Answer:
     """What a log says that came of a call."""
     recorded = operation.result
@@ -47,7 +43,7 @@ def recorded_answer(operation: Operation, expected: Answer) -> Answer:
 
 def compare_answers(thing: Thing, operation: Operation, expected: Answer, observed: Answer) -> Difference | None:
     """The difference between two answers to a call; None if there is none."""
-    call = call_of(thing.name, operation.method)
+    row = row_of(thing.name, operation.method)
     if expected.error is not None:
         if observed.error is None:
             return Difference(expected.clause, str(expected), f"no refusal, but {shown(observed.value)}")
@@ -55,14 +51,14 @@ def compare_answers(thing: Thing, operation: Operation, expected: Answer, observ
             return Difference("R1", str(expected), str(observed))
         return None
     if observed.error is not None:
-        return Difference(call.clause, shown(expected.value), str(observed))
+        return Difference(row.clause, shown(expected.value), str(observed))
     if same_value(expected.value, observed.value):
         return None
-    return Difference(call.clause, *contrast(expected.value, observed.value))
+    return Difference(row.clause, *contrast(expected.value, observed.value))
 
 
 def compare_states(
-    expected: Mapping[str, Any], observed: Mapping[str, Any], last: tuple[LoggedCall, Answer] | None
+    expected: Mapping[str, Any], observed: Mapping[str, Any], last: tuple[Method, Answer] | None
 ) -> Difference | None:
     """The first difference between two states of an object; None if there is none.
 
@@ -75,9 +71,9 @@ def compare_states(
         if name not in observed or name not in expected or same_value(digest(expected[name]), digest(observed[name])):
             continue
         if last is not None:
-            call, answer = last
+            row, answer = last
             refused = answer.clause if answer.clause in _ATOMIC else "R1"
-            charged = refused if answer.error is not None else call.charge.get(name, clause)
+            charged = refused if answer.error is not None else row.charges_by_field.get(name, clause)
             clause = clause if name == "device rows" and answer.error is None else charged
         right, seen = _contrasted(expected[name], observed[name])
         return Difference(clause, f"{name} = {right}", f"{name} = {seen}")

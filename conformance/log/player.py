@@ -9,9 +9,9 @@ from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..backends.loading import takes_parameter
 from ..backends.raising import Ending, frames
-from ..calls.method import bound
+from ..calls.method import Method, bound
 from ..calls.readings import page_views
-from .calls import CALLS, PROPERTIES, LoggedCall
+from .calls import row_of
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
 from .values import KeyNumbers, kind_of, read_state, result
 
@@ -119,16 +119,16 @@ class Side:
     def call(self, operation: Operation) -> Answer:
         """Makes a call; whatever it raises is an answer."""
         thing = self.things[operation.target]
-        call = CALLS[thing.name].get(operation.method) or PROPERTIES[thing.name][operation.method]
+        row = row_of(thing.name, operation.method)
         try:
-            returned = self._act(thing, call, operation)
-            value = result(call.result, returned, self._keys)
+            returned = self._act(thing, row, operation)
+            value = result(row.result.log, returned, self._keys)
         except Ending:
             raise
         except BaseException as error:  # a backend may raise anything
             answer = Answer(error=kind_of(error), message=str(error), exception=error)
             return answer if answer.labelled else replace(answer, raised=frames(error))
-        if call.result == "hit":
+        if row.result.log == "hit":
             self._hits[operation.arguments["request"]["r"]] = returned[0]
         return Answer(value, returned=returned)
 
@@ -151,16 +151,16 @@ class Side:
 
     # -- Arguments --------------------------------------------------------------------------------
 
-    def _act(self, thing: Thing, call: LoggedCall, operation: Operation) -> Any:
+    def _act(self, thing: Thing, row: Method, operation: Operation) -> Any:
         member = getattr(thing.it, operation.method)
-        if call.row.form == "get":
+        if row.form == "get":
             return member
         given = {
-            name: self.argument(thing, kind, operation.arguments[name], operation)
-            for name, kind in call.arguments.items()
+            name: self.argument(thing, kind.log, operation.arguments[name], operation)
+            for name, kind in row.arguments.items()
             if name in operation.arguments
         }
-        leading, named = bound(tuple(call.arguments), given, call.row.by_name)
+        leading, named = bound(tuple(row.arguments), given, row.by_name)
         return member(*leading, **named)
 
     def argument(self, thing: Thing, kind: str, value: Any, operation: Operation) -> Any:

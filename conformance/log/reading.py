@@ -143,15 +143,15 @@ class EntryReader:
         name = self._name(number)
         if not isinstance(method, str) or method not in CALLS[name].keys() | PROPERTIES[name].keys():
             raise ValueError(f"{name} has no such method")
-        call = CALLS[name].get(method)
-        for argument, kind in () if call is None else call.arguments.items():
-            if kind == "hits" and argument in arguments:
+        row = CALLS[name].get(method)
+        for argument, kind in () if row is None else row.arguments.items():
+            if kind.log == "hits" and argument in arguments:
                 arguments[argument] = _groups(arguments[argument])
         if "running" in arguments:
             arguments["running"] = numbers_of(arguments["running"])
-        if call is not None and call.result == "groups":
+        if row is not None and row.result.log == "groups":
             result = _groups(result)
-        elif call is not None and call.result == "hit" and isinstance(result, list) and result:
+        elif row is not None and row.result.log == "hit" and isinstance(result, list) and result:
             result[0] = _groups(result[0])
         self._operations += 1
         return Operation(self._operations, number, method, arguments, (), result, error)

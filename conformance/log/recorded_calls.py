@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .calls import CALLS, LoggedCall
+from ..calls.method import Method
+from .calls import CALLS
 from .values import (
     as_column,
     encode,
@@ -77,7 +78,7 @@ def shape_of(kinds: Mapping[str, str], spelt: Mapping[str, Spelling], by_positio
 
 
 def spellings(requests: KnownRequests, *, whole: bool, ends: bool) -> dict[str, Spelling]:
-    """How arguments are written, by their kinds; see `LoggedCall`.
+    """How arguments are written, by their kinds; see `kvproof.conformance.calls.method.Kind.log`.
 
     Args:
         requests: the log's requests, of which it stands what they say now.
@@ -190,7 +191,7 @@ class RecordedCall:
         writer: the log.
         number: the object's number in it.
         method: the method's name.
-        call: what is known of it.
+        row: its row.
         act: the method itself.
         origins: where the pool's keys come from.
     """
@@ -200,20 +201,21 @@ class RecordedCall:
         writer: LogWriter,
         number: int,
         method: str,
-        call: LoggedCall,
+        row: Method,
         act: Callable[..., Any],
         origins: KeyOrigins,
     ) -> None:
-        self._writer, self._call, self._act, self._origins = writer, call, act, origins
+        self._writer, self._row, self._act, self._origins = writer, row, act, origins
         self._head = f'["call",{number},{text_of(method)},{{'
         self._spelt = spellings(writer.requests, whole=method in _TELLS_ALL, ends=method in _ENDS)
         self._shapes: dict[Any, Shape] = {}
         self._lists_running = method == "get_num_common_prefix_pages"
-        self._names_key = "key" in call.arguments.values()
+        self._kinds = {name: kind.log for name, kind in row.arguments.items()}
+        self._names_key = "key" in self._kinds.values()
         self._frees = method == "free"
         self._learns = method == "cache_full_pages"
         self._ends = method in _ENDS
-        self._passed = call.reads and writer.passes_over
+        self._passed = row.reads and writer.passes_over
         self._method = method
         functools.update_wrapper(self, act)
 
@@ -251,7 +253,7 @@ class RecordedCall:
             given: its arguments as the log has them, without the braces.
             value: what it returned.
         """
-        kind = self._call.result
+        kind = self._row.result.log
         if kind == "ids" and value:
             outcome = encode(list(map(self._writer.requests.text, value)))
         else:
@@ -270,7 +272,7 @@ class RecordedCall:
         key = (len(args), *kwargs) if kwargs else len(args)
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = shape_of(self._call.arguments, self._spelt, len(args), list(kwargs))
+            shape = self._shapes[key] = shape_of(self._kinds, self._spelt, len(args), list(kwargs))
         return shape
 
     def _given(self, shape: Shape, values: Sequence[Any]) -> str:

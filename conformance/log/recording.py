@@ -159,17 +159,17 @@ class Recorded:
         own |= {"_kvproof_writer": writer, "_kvproof_thing": thing, "_kvproof_properties": PROPERTIES[name]}
         own["_kvproof_number"] = number = writer.make(name, arguments)
         origins = KeyOrigins()
-        for method, call in CALLS[name].items():
+        for method, row in CALLS[name].items():
             if hasattr(thing, method):
-                own[method] = RecordedCall(writer, number, method, call, getattr(thing, method), origins)
+                own[method] = RecordedCall(writer, number, method, row, getattr(thing, method), origins)
 
     def __getattr__(self, attribute: str) -> Any:
         own = self.__dict__
         value = getattr(own["_kvproof_thing"], attribute)
-        call = own["_kvproof_properties"].get(attribute)
+        row = own["_kvproof_properties"].get(attribute)
         writer = own["_kvproof_writer"]
-        if call is not None and not callable(value) and not writer.passes_over(attribute):
-            told = outcome_text(call.result, value, writer.keys)
+        if row is not None and not callable(value) and not writer.passes_over(attribute):
+            told = outcome_text(row.result.log, value, writer.keys)
             writer.note(f'["call",{own["_kvproof_number"]},{text_of(attribute)},{{}},{told}]')
         return value
 

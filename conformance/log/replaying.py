@@ -11,11 +11,12 @@ from kvproof.spec.declarations import Request
 
 from ..backends.loading import Backend, load_backend
 from ..calls.contrast import beside
+from ..calls.method import Method
 from ..console.terminal import visible
 from ..report.document import header
 from ..report.redaction import Redaction
-from .calls import CALLS, LoggedCall
-from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
+from .calls import CALLS, row_of
+from .comparing import Difference, compare_answers, compare_states, recorded_answer
 from .entries import Entry, NewRequest, Operation, Shown
 from .format import LogError
 from .player import Answer, Player, Thing, UnplayableError
@@ -183,7 +184,7 @@ class Judge:
         self.wrong: tuple[Difference, Shown | None] | None = None
         self.agreed: dict[int, dict[str, Any]] = {}
         self._ignored, self._show_tokens = ignored, show_tokens
-        self._since: dict[int, list[tuple[LoggedCall, Answer]]] = {}
+        self._since: dict[int, list[tuple[Method, Answer]]] = {}
         self._lines: list[Callable[[], str]] = []
         self._new: list[Callable[[], str]] = []
 
@@ -215,7 +216,7 @@ class Judge:
         thing = things[operation.target]
         found = compare_answers(thing, operation, answer, recorded_answer(operation, answer))
         found = None if found is not None and found.clause in self._ignored else found
-        self._since.setdefault(thing.whole, []).append((call_of(thing.name, operation.method), answer))
+        self._since.setdefault(thing.whole, []).append((row_of(thing.name, operation.method), answer))
         tables = operation.arguments.get("tables")
         if isinstance(tables, dict) and tables.get("k") in things:
             self._since.setdefault(things[tables["k"]].whole, []).append(self._since[thing.whole][-1])

@@ -8,12 +8,12 @@ from typing import Any
 
 import kvproof.spec
 
+from ..calls.method import Method
 from ..emitting import Script
 from ..emitting.endings import Last, ending_of_call, ending_of_field
 from ..emitting.literals import UnrenderableError
 from ..emitting.notes import Notes
 from ..emitting.replaying import script_of_notes
-from .calls import LoggedCall
 from .entries import Made, Operation
 from .player import Answer, Player, Side, Thing
 from .replaying import object_name
@@ -126,11 +126,11 @@ class _NotedSide(Side):
         """The expression that gives an object."""
         return self._notes.text_of_known(self._notes.strip(thing.it)) or ""
 
-    def _act(self, thing: Thing, call: LoggedCall, operation: Operation) -> Any:
+    def _act(self, thing: Thing, row: Method, operation: Operation) -> Any:
         self._notes.act += 1
         self.text = ""
         with self._notes.taken():
-            given = super()._act(thing, call, operation)
+            given = super()._act(thing, row, operation)
             text = f"{self._text_of(thing)}.{operation.method}"
-            self.text = text if call.row.form == "get" else self._notes.text_of_result(given)
+            self.text = text if row.form == "get" else self._notes.text_of_result(given)
         return self._notes.strip(given)

@@ -22,7 +22,8 @@ import kvproof.spec
 from ..backends.loading import Backend
 from ..backends.raising import Ending, Interrupted, frames
 from ..report.redaction import Redaction
-from .comparing import Difference, call_of, compare_answers, compare_states, recorded_answer
+from .calls import row_of
+from .comparing import Difference, compare_answers, compare_states, recorded_answer
 from .entries import Entry, Grown, NewRequest, Operation, Shown
 from .format import LogError
 from .player import Answer, Player, UnplayableError
@@ -312,8 +313,8 @@ class _Shrinker:
                 except BaseException as error:  # a backend may raise anything
                     shown = f"raised {type(error).__name__}: {' '.join(str(error).split())}; {frames(error)[-1]}"
                     return Difference("R1", "a state that can be read", shown), "?"
-            call = call_of(player.sides[0].things[operation.target].name, operation.method)
-            difference = compare_states(states[0], states[1], (call, answer))
+            row = row_of(player.sides[0].things[operation.target].name, operation.method)
+            difference = compare_states(states[0], states[1], (row, answer))
             if difference is not None:
                 return difference, difference.expected.partition(" = ")[0]
         return None, ""
@@ -326,7 +327,7 @@ class _Shrinker:
         side = player.sides[0]
         state = side.state(side.things[entry.target].whole, player.ids, "device rows" in entry.fields)
         last = player.sides[0].things[played[-1].target]
-        difference = compare_states(state, entry.fields, (call_of(last.name, played[-1].method), answers[-1][0]))
+        difference = compare_states(state, entry.fields, (row_of(last.name, played[-1].method), answers[-1][0]))
         if difference is None:
             self.right[entry.target] = played[-1].number
             return None

@@ -110,7 +110,7 @@ def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
     """A result as it is recorded and compared.
 
     Args:
-        kind: see `LoggedCall`.
+        kind: see `kvproof.conformance.calls.method.Kind.log`.
         value: what the call returned.
         keys: the side's numbers of keys.
     """

@@ -18,9 +18,8 @@ from kvproof.spec.declarations.eviction import EvictionCounters
 
 from ..backends.loading import Backend
 from ..backends.raising import Ending, frames
-from .groups import copies_states
+from .groups import copies_states, junction_of
 from .sizes import LOOKAHEAD, Sizes
-from .step_ends import junction_of
 
 __all__ = ["DeviationError", "Engine", "Part", "Timings", "described"]
 

@@ -17,11 +17,9 @@ import numpy as np
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from .engine import DeviationError, Engine
-from .groups import holds_states, keeps_all_pages
-from .reasons import Reasons
-from .report import Report
+from .groups import StepEnds, holds_states, keeps_all_pages
+from .report import Reasons, Report
 from .sizes import LOOKAHEAD, Sizes, num_slots
-from .step_ends import StepEnds
 from .traces import TraceRequest, output_tokens, prompt_tokens
 
 __all__ = ["Progress", "Replay", "num_accepted"]

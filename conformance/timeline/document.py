@@ -4,14 +4,18 @@ A log of 10,000 operations on a pool of 2,000 pages shows 20 million cells, and 
 So a frame is written as a difference to the one before; the page in the browser adds them up again.
 """
 
+import html
+import json
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
 from itertools import takewhile
 from operator import eq
 from typing import Any, TypedDict
 
 from ..log.frames import Frame
 
-__all__ = ["VERSION", "Document", "document"]
+__all__ = ["Document", "document", "page"]
+
 
 VERSION = 2
 
@@ -140,3 +144,39 @@ def _row_edits(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) 
             kept = sum(1 for _ in takewhile(bool, map(eq, old, new)))
             edits += [number, kept, list(new[kept:])]
     return edits
+
+
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def page(made: Document) -> str:
+    """The timeline as one page of HTML: document, script and style in it, and nothing from elsewhere.
+
+    Request ids and calls are hostile text (SEC-4). They stand in the page as JSON only, in which every character that
+    HTML could read is escaped; the script shows them as text, never as markup, and the page's own policy forbids it to
+    load anything.
+
+    Args:
+        made: the timeline.
+    """
+    here = files(__package__)
+    text = here.joinpath("page.html").read_text(encoding="utf-8")
+    # in this order: what is put in later is never looked through again
+    data = json.dumps(made, separators=(",", ":")).translate(_ESCAPES)
+    parts = {
+        "title": html.escape(_printable(made["title"])),
+        "style": here.joinpath("page.css").read_text(encoding="utf-8"),
+        "script": here.joinpath("page.js").read_text(encoding="utf-8"),
+        "data": data,
+    }
+    before, *pieces = text.split("{{")
+    whole = [before]
+    for piece in pieces:
+        name, rest = piece.split("}}", 1)
+        whole += [parts[name], rest]
+    return "".join(whole)
+
+
+def _printable(text: str) -> str:
+    """A text without characters that can't be shown: those are written as in Python."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -1,6 +1,6 @@
 """A timeline in the trace event format, which Perfetto (ui.perfetto.dev) and ``chrome://tracing`` open.
 
-The page of `kvproof.conformance.timeline.page` draws every page of the pool, which is good for small worlds. Here a
+The page of `kvproof.conformance.timeline.document` draws every page of the pool, which is good for small worlds. Here a
 request is a bar, so that logs of thousands of pages can be searched, zoomed and measured with those programs' means.
 """
 

@@ -24,8 +24,7 @@ from ..calls.request import REQUEST
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.sides import Side, equal
-from .rows import FileError, Rows, made_by
-from .script import Entry
+from .script import Entry, FileError, Rows, made_by
 
 __all__ = ["Said", "Trial"]
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvproof.conformance.replay.synthetic import synthetic_trace
-from kvproof.conformance.replay.traces import TraceRequest
+from kvproof.conformance.replay.traces import TraceRequest, synthetic_trace
 
 from .hit_share import main, measure
 from .hit_workloads import agentic_trace, made_up, of_trace

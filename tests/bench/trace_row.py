@@ -11,8 +11,7 @@ from pathlib import Path
 from time import thread_time_ns
 from typing import Any, NamedTuple
 
-from kvproof.conformance.replay.synthetic import synthetic_trace
-from kvproof.conformance.replay.traces import TraceRequest, prompt_tokens, read_trace
+from kvproof.conformance.replay.traces import TraceRequest, prompt_tokens, read_trace, synthetic_trace
 
 from .implementation import Implementation
 from .samples import Row, Sample

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from kvproof.conformance.cli import main
 from kvproof.conformance.replay.limits import Chain, limits_of, lru_hits, optimum_hits
-from kvproof.conformance.replay.synthetic import synthetic_trace
-from kvproof.conformance.replay.traces import TraceRequest
+from kvproof.conformance.replay.traces import TraceRequest, synthetic_trace
 
 from .replays import replayed, request
 

@@ -12,7 +12,7 @@ from kvproof.conformance.cli import main
 from kvproof.conformance.replay.engine import DeviationError
 from kvproof.conformance.replay.lockstep import LockstepEngine
 from kvproof.conformance.replay.sizes import num_slots
-from kvproof.conformance.replay.synthetic import synthetic_trace, write_trace
+from kvproof.conformance.replay.traces import synthetic_trace, write_trace
 
 from .replays import Backends, replayed, request
 

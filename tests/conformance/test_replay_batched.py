@@ -10,7 +10,7 @@ from kvproof.conformance.cli import main
 from kvproof.conformance.replay.engine import DeviationError, Engine
 from kvproof.conformance.replay.lockstep import LockstepEngine
 from kvproof.conformance.replay.report import Report
-from kvproof.conformance.replay.synthetic import synthetic_trace
+from kvproof.conformance.replay.traces import synthetic_trace
 
 from .replays import Backends, replayed, request
 

@@ -17,8 +17,7 @@ from kvproof.conformance.replay.lockstep import LockstepEngine
 from kvproof.conformance.replay.report import Report
 from kvproof.conformance.replay.serving import num_accepted
 from kvproof.conformance.replay.sizes import LOOKAHEAD, num_slots, sizes_for
-from kvproof.conformance.replay.synthetic import synthetic_trace
-from kvproof.conformance.replay.traces import TraceRequest
+from kvproof.conformance.replay.traces import TraceRequest, synthetic_trace
 from kvproof.spec.declarations import MambaSpec, PageCopy, PartCopy, SlidingWindowSpec
 
 from .replays import Backends, replayed, request

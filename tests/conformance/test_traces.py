@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproof.conformance.replay.synthetic import synthetic_trace, write_trace
 from kvproof.conformance.replay.traces import (
     BLOCK_TOKENS,
     HEADER,
@@ -22,6 +21,8 @@ from kvproof.conformance.replay.traces import (
     output_tokens,
     prompt_tokens,
     read_trace,
+    synthetic_trace,
+    write_trace,
 )
 
 GOOD: dict[str, Any] = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}

@@ -26,8 +26,7 @@ from kvproof.conformance.machines.sides import Both
 from kvproof.conformance.machines.swap import Swap
 from kvproof.conformance.machines.table import MultiTable, Table
 from kvproof.conformance.search.runner import run_machine
-from kvproof.conformance.trying.rows import BUILDS, FUNCTIONS, TABLES_BY_OWNER
-from kvproof.conformance.trying.script import read_script
+from kvproof.conformance.trying.script import BUILDS, FUNCTIONS, TABLES_BY_OWNER, read_script
 from kvproof.spec import CacheSalt, PageStored
 
 from .broken import FreesBackwards
