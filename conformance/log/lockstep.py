@@ -1,16 +1,16 @@
 """`Lockstep`: a live backend whose calls are recorded and at once replayed on the specification."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends.loading import Backend, load_backend
-from .calls import CLASSES
+from .calls import CLASSES, row_of
 from .comparing import Difference
-from .entries import Shown
+from .entries import Entry, Shown
 from .format import LogError
 from .player import UnplayableError
 from .reading import EntryReader
@@ -117,8 +117,7 @@ class Lockstep:
         given = dict(zip((*needed, *possible), args, strict=False)) | known
         told = {option: value for option, value in given.items() if option in (*needed, *possible)}
         recorded = wrapped(self._beside, name, it, arguments_of(name, it, told))
-        self._beside.note_states()
-        self._beside.flush()
+        self._beside.compare([recorded.__dict__["_kvproof_number"]])
         return recorded
 
 
@@ -133,7 +132,7 @@ class _Beside(LogWriter):
 
     def __init__(self, every: int) -> None:
         super().__init__(show_tokens=True, redact=False, states_every=every)
-        self._every, self._reads = every, 0
+        self._every, self._reads, self._changes = every, 0, 0
         self._reader, self._judge = EntryReader(bounded=False), Judge(kvproof.spec)
 
     def passes_over(self, method: str) -> bool:
@@ -141,21 +140,39 @@ class _Beside(LogWriter):
         self._reads += method in _SAMPLED
         return method in _SAMPLED and self._reads % self._every != 0
 
-    def shown(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See `LogWriter.shown`: nothing is shortened."""
-        return state
+    def note(self, entry: str) -> None:
+        """See `LogWriter.note`: after each n-th call that changes anything states are compared."""
+        super().note(entry)
+        last = self._judge.last
+        assert last is not None, "it was just made"
+        self._changes += not row_of(self._judge.player.sides[0].things[last.target].name, last.method).reads
+        if self._changes == self._every:
+            self._changes = 0
+            self.compare(self._judge.touched)
+
+    def compare(self, numbers: Iterable[int]) -> None:
+        """Compares what objects show now, by their numbers."""
+        self.flush()
+        for number in numbers:
+            self._take(Shown(number, self.readers[number]()))
+
+    def _is_state_due(self) -> bool:
+        return False
 
     def _write(self, entries: list[str]) -> None:
-        """Plays entries; a difference raises."""
-        self._judge.wrong = None
         for text in entries:
-            try:
-                for entry in self._reader.read(json.loads(text)):
-                    self._judge.take(entry)
-            except (UnplayableError, ValueError) as error:
-                raise LogError(f"the specification can't make this call: {error}") from error
-            if self._judge.wrong is not None:
-                raise self._deviation(*self._judge.wrong)
+            for entry in self._reader.read(json.loads(text)):
+                self._take(entry)
+
+    def _take(self, entry: Entry) -> None:
+        """Plays an entry; a difference raises."""
+        self._judge.wrong = None
+        try:
+            self._judge.take(entry)
+        except UnplayableError as error:
+            raise LogError(f"the specification can't make this call: {error}") from error
+        if self._judge.wrong is not None:
+            raise self._deviation(*self._judge.wrong)
 
     def _deviation(self, difference: Difference, shown: Shown | None) -> LockstepError:
         judge = self._judge

@@ -216,10 +216,12 @@ class Judge:
         thing = things[operation.target]
         found = compare_answers(thing, operation, answer, recorded_answer(operation, answer))
         found = None if found is not None and found.clause in self._ignored else found
-        self._since.setdefault(thing.whole, []).append((row_of(thing.name, operation.method), answer))
+        row = row_of(thing.name, operation.method)
+        if not row.reads or answer.error is not None:
+            self._since.setdefault(thing.whole, []).append((row, answer))
         tables = operation.arguments.get("tables")
         if isinstance(tables, dict) and tables.get("k") in things:
-            self._since.setdefault(things[tables["k"]].whole, []).append(self._since[thing.whole][-1])
+            self._since.setdefault(things[tables["k"]].whole, []).append((row, answer))
 
         def line() -> str:
             return call_line(operation, things, self.player.requests)
@@ -243,6 +245,11 @@ class Judge:
             self.wrong = found, entry
         else:
             self.agreed[entry.target] = expected
+
+    @property
+    def touched(self) -> list[int]:
+        """The objects that calls may have changed since their states were compared, by their numbers."""
+        return list(self._since)
 
     def state(self, number: int, device: bool = False) -> dict[str, Any]:
         """What an object shows."""

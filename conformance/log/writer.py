@@ -429,22 +429,24 @@ class LogWriter:
             self._end_run()
         self.notes.append(entry)
         self._operations += 1
-        if self.states_every:
-            self._since_state += 1
-            if self._since_state >= self.states_every:
-                self._since_state = 0
-                self.note_states()
+        if self._is_state_due():
+            self.note_states(self.readers)
         if len(self.notes) + self._ended // SLOTS >= self.most_noted or self.requests.waiting > _MOST_TEXT:
             self.flush()
 
-    def note_states(self) -> None:
-        """Notes what the objects show now."""
-        self._end_run()
-        self.notes += [encode(["state", number, self.shown(read())]) for number, read in self.readers.items()]
+    def _is_state_due(self) -> bool:
+        """Counts a call, and says whether states are noted behind it."""
+        self._since_state += 1
+        due = self._since_state == self.states_every
+        self._since_state *= not due
+        return due
 
-    def shown(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A state as it is noted: long fields by their CRC-32."""
-        return {name: digest(value) for name, value in state.items()}
+    def note_states(self, numbers: Iterable[int]) -> None:
+        """Notes what objects show now, by their numbers; long fields by their CRC-32."""
+        self._end_run()
+        for number in numbers:
+            state = {name: digest(value) for name, value in self.readers[number]().items()}
+            self.notes.append(encode(["state", number, state]))
 
     def passes_over(self, method: str) -> bool:
         """Whether a call of a method is not to be noted."""
@@ -500,7 +502,7 @@ class LogWriter:
     def close(self) -> None:
         """Writes what was noted. Calls on the recorded objects go on and are recorded no more."""
         if self.states_every is None and self.failure is None:
-            self.note_states()
+            self.note_states(self.readers)
         self._write_noted()
         self.failure = self.failure or "closed"
         self.requests.forget_all()
@@ -513,7 +515,7 @@ class LogWriter:
         """Notes states where they have taken less than their share of the time."""
         now = time.perf_counter()
         if self.states_every is None and self._state_seconds <= _STATE_SHARE * (now - self._state_at):
-            self.note_states()
+            self.note_states(self.readers)
             self._state_at = time.perf_counter()
             self._state_seconds = self._state_at - now
 
