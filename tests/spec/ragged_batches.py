@@ -1,10 +1,9 @@
-"""Ragged batches over poisoned caches, and attention written down a second time, number by number.
+"""Ragged batches over poisoned caches, and attention over them by the reference of the tests of device code.
 
 What no query may read is NaN, the output rows of nobody included; what no page table entry may be looked at is an id
 out of range or one that belongs to somebody else.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,8 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from ..kernels.reference import Batch, Mask, dense_attention
 
 __all__ = [
     "FLOAT_CODES",
@@ -183,45 +184,12 @@ def ragged_batches(draw: st.DrawFn, dtypes: Sequence[Any] = tuple(FLOAT_TYPES)) 
 
 
 def dense(
-    batch: RaggedBatch,
-    *,
-    scale: float | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    chunk: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Any = None,
-    q_scale: float | None = None,
-    k_scale: float | None = None,
-    v_scale: float | None = None,
+    batch: RaggedBatch, *, causal: bool = True, window: int | None = None, chunk: int | None = None, **options: Any
 ) -> NDArray[np.float64]:
-    """What attention gives, a number at a time."""
-    heads = batch.heads
-    out = np.zeros((len(batch.queries), heads.num_q, heads.v_size))
-    factor = (1 / math.sqrt(heads.size) if scale is None else scale) * (q_scale or 1.0) * (k_scale or 1.0)
-    for row, sequence, position in batch.rows():
-        for head in range(heads.num_q):
-            logits = {}
-            for key in range(int(batch.kv_lens[sequence])):
-                before = (
-                    (causal and key > position)
-                    or (window is not None and position - key >= window)
-                    or (chunk is not None and key < position - position % chunk)
-                )
-                if not before:
-                    vector = batch.keys[sequence][key, head // heads.group]
-                    score = sum(float(q) * float(k) for q, k in zip(batch.queries[row, head], vector, strict=True))
-                    score *= factor
-                    logits[key] = score if soft_cap is None else soft_cap * math.tanh(score / soft_cap)
-            if not logits:
-                continue
-            highest = max(logits.values())
-            total = math.fsum(math.exp(logit - highest) for logit in logits.values())
-            if sinks is not None:
-                total += math.exp(float(sinks[head]) - highest)
-            for place in range(heads.v_size):
-                out[row, head, place] = (v_scale or 1.0) * math.fsum(
-                    math.exp(logit - highest) / total * float(batch.values[sequence][key, head // heads.group, place])
-                    for key, logit in logits.items()
-                )
-    return out
+    """What attention gives, in float64, as the tests of device code have it."""
+    if not batch.keys:
+        return np.zeros((len(batch.queries), batch.heads.num_q, batch.heads.v_size))
+    keys, values = ([part.astype(np.float64) for part in parts] for parts in (batch.keys, batch.values))
+    mask = Mask(causal, window, chunk)
+    whole = Batch(batch.queries, batch.kv_pages, None, *batch.lengths.values(), keys, values, [], mask)
+    return dense_attention(whole, **{name: value for name, value in options.items() if value is not None})[0]
