@@ -136,3 +136,29 @@ def test_r2_a_requests_pages_are_published_under_its_own_prefix(other: list[int]
         manager.check()
         shown.append(pool_state(manager.page_pool, True))
     assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("replaced", [True, 1.0])
+def test_r1_a_list_that_was_read_before_is_read_again(package: ModuleType, replaced: Any) -> None:
+    """Numbers that are equal are no ints for that."""
+    manager, request = _manager(package, 20), PlainRequest("a", [1, 2, 3])
+    manager.get_computed_pages(request)
+    request.all_token_ids[0] = replaced
+    with pytest.raises(TypeError, match=r"all_token_ids\[0\].*\[R1\]"):
+        manager.get_computed_pages(request)
+
+
+def test_r2_a_prompt_that_changes_between_its_look_up_and_its_admission(package: ModuleType) -> None:
+    """What was found is refused (MAN-2), and what is admitted without it is published as it is now."""
+    manager = _manager(package, 20)
+    manager.allocate_slots(PlainRequest("first", [1, 2, 3, 4, 5]), 5)
+    request = PlainRequest("second", [1, 2, 3, 4, 9])
+    pages, hit = manager.get_computed_pages(request)
+    assert hit == 4
+    request.all_token_ids[1] = 7
+    with pytest.raises(ValueError, match="MAN-2"):
+        manager.allocate_slots(request, 1, hit, pages)
+    manager.allocate_slots(request, 5)
+    assert manager.get_computed_pages(PlainRequest("third", [1, 7, 3, 4, 0]))[1] == 4
+    assert manager.get_computed_pages(PlainRequest("fourth", [1, 2, 3, 4, 0]))[1] == 4
+    manager.check()

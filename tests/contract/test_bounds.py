@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvproof import fast, spec
 from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import Request
-
-PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 
 
 def manager_of(package: ModuleType, groups: str = "full:2,window:2:3", length: int = 32) -> Any:
@@ -39,7 +36,6 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@PACKAGES
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", WHOLE)
 def test_r1_nothing_that_holds_pages_is_copied(package: ModuleType, name: str, way: str) -> None:
@@ -50,7 +46,6 @@ def test_r1_nothing_that_holds_pages_is_copied(package: ModuleType, name: str, w
         COPIES[way](whole)
 
 
-@PACKAGES
 def test_r1_what_goes_with_a_pool_is_not_copied_deeply(package: ModuleType) -> None:
     manager = manager_of(package)
     pages = manager.allocate_slots(Request("a", [1, 2, 3]), 3)
@@ -74,7 +69,6 @@ LARGE: dict[str, Callable[[ModuleType, int], Any]] = {
 }
 
 
-@PACKAGES
 @pytest.mark.parametrize("number", [2**31, 2**63, 2**70])
 @pytest.mark.parametrize("name", LARGE)
 def test_r1_sizes_are_below_2_to_the_31(package: ModuleType, name: str, number: int) -> None:
@@ -83,7 +77,6 @@ def test_r1_sizes_are_below_2_to_the_31(package: ModuleType, name: str, number: 
         LARGE[name](package, number)
 
 
-@PACKAGES
 def test_r1_a_longest_request_is_an_int64(package: ModuleType) -> None:
     """One state holds any number of tokens, so that nothing but the number's own size bounds it."""
     with pytest.raises(ValueError, match=rf"max_model_len={2**63} must be less than {2**63} \[R1\]$"):
@@ -116,7 +109,6 @@ CALLS: dict[str, Callable[[Used, int], Any]] = {
 }
 
 
-@PACKAGES
 @pytest.mark.parametrize("number", [2**31, 2**41, 2**63 - 1, 2**63, 2**70])
 @pytest.mark.parametrize("name", CALLS)
 def test_r1_a_refusal_names_the_number_that_was_given(package: ModuleType, name: str, number: int) -> None:
@@ -128,13 +120,11 @@ def test_r1_a_refusal_names_the_number_that_was_given(package: ModuleType, name:
     assert at.manager.snapshot() == before
 
 
-@PACKAGES
 def test_r1_a_time_that_no_float_holds_is_named(package: ModuleType) -> None:
     with pytest.raises(ValueError, match=rf"now={10**400} must be finite \[R1\]$"):
         manager_of(package).advance_time(10**400)
 
 
-@PACKAGES
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
     "name", [*CALLS, "pages", "look-ahead", "hits", "computed tokens", "a page", "a time", "written tokens"]
