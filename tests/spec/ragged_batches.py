@@ -191,5 +191,6 @@ def dense(
         return np.zeros((len(batch.queries), batch.heads.num_q, batch.heads.v_size))
     keys, values = ([part.astype(np.float64) for part in parts] for parts in (batch.keys, batch.values))
     mask = Mask(causal, window, chunk)
-    whole = Batch(batch.queries, batch.kv_pages, None, *batch.lengths.values(), keys, values, [], mask)
+    arrays = batch.kv_lens, batch.page_table, batch.cu_q_lens, batch.num_seqs
+    whole = Batch(batch.queries, batch.kv_pages, None, *arrays, keys, values, [], mask)
     return dense_attention(whole, **{name: value for name, value in options.items() if value is not None})[0]
