@@ -81,8 +81,8 @@ def _clauses() -> Iterator[str]:
             yield f"## {family}\n"
         yield f"### {label} {{ #{label} }}\n\n{clause['sentence']}\n"
         yield f"*{clause['class']}*\n"
-        if clause["example"]:
-            yield f"```py\n{clause['example']}```\n"
+        yield f"An example: {clause['example_of']}.\n"
+        yield f"```{'py' if clause['example_of'].startswith('calls') else 'text'}\n{clause['example']}```\n"
         if clause["reports"]:
             yield "What systems did, and the seeded bug of that name does:\n"
             yield "\n".join(f"- `{name}`: {says}" for name, says in clause["reports"].items()) + "\n"

@@ -111,7 +111,7 @@ def _run(options: Options) -> int:
         lacking = ", ".join(begun or (name for name in names if name.isidentifier()))
         raise BackendError(f"backend {backend.name} offers nothing that the machines need: it has no {lacking}")
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
-    console = Console()
+    console = Console(emoji=False)
     if given.profile == "deep":
         deep = resumed(options, seed)
         _go_deep(deep, backend, console)
@@ -134,7 +134,7 @@ def _run(options: Options) -> int:
 
 def _reports(options: Options, backend: Backend, seed: int) -> Iterator[MachineReport]:
     """What the machines find; meanwhile the standard error, where it is a terminal, says how far they are."""
-    progress = Console(stderr=True)
+    progress = Console(stderr=True, emoji=False)
     machines = in_order(options.machines, options.before)
     asked = [machine for machine in machines if not machine.missing(backend)]
     began, ended = time.monotonic(), 0

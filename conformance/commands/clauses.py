@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 from typing import Any
 
 from rich.console import Console
@@ -16,8 +17,9 @@ from ..console.named import did_you_mean
 from ..console.writing import write_file
 from ..machines import MACHINES
 from ..machines.properties import declared_clauses
-from ..oracle.relations import RELATIONS
-from ..report.clause_examples import EXAMPLES
+from ..oracle.relations import RELATIONS, Sizes
+from ..oracle.subjects import CAPABILITIES
+from ..report.clause_examples import COMMANDS, EXAMPLES
 from ..report.clause_index import implementations
 
 __all__ = ["clause_list", "family_of", "run_clauses", "set_up"]
@@ -29,8 +31,9 @@ _MOST = 8
 def clause_list() -> list[dict[str, Any]]:
     """Every clause with its sentence, the code that implements it, the properties that check it, and why it is there.
 
-    ``reports`` has what systems did that broke it, each under the name of the seeded bug that does the same, and
-    ``example`` calls that keep it and, behind ``# refused``, one that does not; "" where none is written.
+    ``reports`` has what systems did that broke it, each under the name of the seeded bug that does the same.
+    ``example`` says what ``example_of`` calls it: calls that keep the clause and, with ``# refused``, one that it
+    refuses; requests of whole engines whose answers must agree; or a command that holds ours to it.
     """
     written, checked = implementations(), declared_clauses(MACHINES.values())
     asked = {relation.clause: relation.name for relation in RELATIONS.values()}
@@ -41,7 +44,7 @@ def clause_list() -> list[dict[str, Any]]:
             "class": clause.kind,
             "sentence": clause.sentence,
             "reports": {bug.name: bug.says for bug in bugs if bug.clause == label},
-            "example": EXAMPLES.get(label, ""),
+            **_example(label),
             "implemented": written[label],
             "checked": [
                 *(found.name for found in checked.get(label, [])),
@@ -50,6 +53,27 @@ def clause_list() -> list[dict[str, Any]]:
         }
         for label, clause in CLAUSES.items()
     ]
+
+
+_SMALL = Sizes(
+    *(4, 2, 40, 10, 64),
+    chunk=8,
+    pool=24,
+    adapters=("adapter",),
+    offers=frozenset(CAPABILITIES) | {"forgets"},
+)
+"""The sizes of examples of what is asked of whole engines."""
+
+
+def _example(label: str) -> dict[str, str]:
+    """An example of a clause, and what it is an example of."""
+    if label in EXAMPLES:
+        return {"example": EXAMPLES[label], "example_of": "calls, for kvproof try FILE"}
+    for relation in RELATIONS.values():
+        if relation.clause == label:
+            asked = relation.draw(random.Random(1), _SMALL, 1).lines()
+            return {"example": "\n".join(asked) + "\n", "example_of": "requests, as kvproof serve-check asks them"}
+    return {"example": COMMANDS[label] + "\n", "example_of": "a command that holds ours to it"}
 
 
 def set_up(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +105,7 @@ def run_clauses(arguments: argparse.Namespace) -> int:
             return could_not_run("clauses", f"there is no clause {strange[0]}{meant or '; kvproof clauses lists them'}")
         clauses = [entry for entry in clauses if {entry["clause"], family_of(entry["clause"])} & {*arguments.labels}]
     if arguments.json is None:
-        _print(clauses, Console(), bool(arguments.labels))
+        _print(clauses, Console(emoji=False), bool(arguments.labels))
         return FINE
     text = json.dumps(clauses, indent=1) + "\n"
     if arguments.json == "-":
@@ -117,10 +141,9 @@ def _print(clauses: list[dict[str, Any]], console: Console, whole: bool) -> None
             tell("\n  why: what systems did, and what the seeded bug of that name does")
             for name, says in clause["reports"].items():
                 console.print(Padding(Text(f"{name}: {says}"), (0, 0, 0, 4)))
-        if clause["example"]:
-            tell("\n  an example, for kvproof try FILE")
-            for line in clause["example"].splitlines():
-                tell(f"    {line}")
+        tell(f"\n  an example: {clause['example_of']}")
+        for line in clause["example"].splitlines():
+            tell(f"    {line}")
         for title, names in (("implemented in", clause["implemented"]), ("checked by", clause["checked"])):
             shown = (
                 names if len(names) <= _MOST else [*names[:_MOST], f"and {len(names) - _MOST} more: --json - has all"]

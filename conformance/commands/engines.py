@@ -41,10 +41,12 @@ any engine, --engine or --url:
     generate(prompts, max_tokens, *, n=1, cache_salts=None, adapters=None, abort_after=None,
              temperature=0.0, seed=0, logprobs=5) -> for each prompt its answer, or with n > 1 its list of answers
   prompts are lists of token ids, sent at once. An answer is a pair (token ids, log-probabilities), or has token_ids
-  and logprobs as keys or attributes, and cached_tokens where it says how many it found. Options that generate does
-  not name are not used; cache_salts, adapters and abort_after are lists, an entry (or None) for each prompt. A method
-  reset() forgets all prefixes. Attributes page_size, max_model_len, vocab_size, max_num_batched_tokens, window,
-  num_cached_tokens and adapters say what is known of it. It runs in a process of its own.
+  and logprobs as keys or attributes, and cached_tokens where it says how many it found; lists may be tuples, arrays
+  or generators. A ValueError refuses a request; any other error is a fault, but for prompts longer than the engine
+  takes where it doesn't say how long they may be. Options that generate does not name are not used; cache_salts,
+  adapters and abort_after are lists, an entry (or None) for each prompt. A method reset() forgets all prefixes.
+  Attributes page_size, max_model_len, vocab_size, max_num_batched_tokens, window, num_cached_tokens and adapters say
+  what is known of it. It runs in a process of its own.
   --url names an OpenAI-compatible server: /v1/completions with token ids as prompts, which answers token ids (as
   token_ids, as id, or as "token_id:7") and log-probabilities. Give the engine a small pool, so that requests give way.
   relations: {", ".join(RELATIONS)}
@@ -143,9 +145,9 @@ def _scripts(file: Path) -> list[tuple[Script, float | None]]:
 
 
 def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[str, Any]) -> int:
-    console = Console()
+    console = Console(emoji=False)
     console.print(f"seed {plan.seed}", highlight=False)
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     interrupted = False
     judgement = Judgement(plan, subject.facts)

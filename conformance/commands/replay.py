@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
     replay = Replay(job.engine, job.sizes, job.trace)
     with prints_apart():
         deviation = _serve(replay, job)
-    Console().print(report_table(replay.report, args.backend, job.sizes, lockstep=args.lockstep))
+    Console(emoji=False).print(report_table(replay.report, args.backend, job.sizes, lockstep=args.lockstep))
     if deviation is not None:
         _print_plain(deviation_text(deviation, args.backend))
     elif isinstance(job.engine, LockstepEngine):
@@ -218,7 +218,7 @@ def _run_limits(args: argparse.Namespace) -> int:
     except (BadInputError, TraceError) as error:
         return could_not_run("replay", str(error))
     limits = limits_of(trace, page_size, sizes or None)
-    Console().print(limits_table(limits, len(trace), page_size))
+    Console(emoji=False).print(limits_table(limits, len(trace), page_size))
     if args.json is not None:
         try:
             write_file(args.json, json.dumps(limits_json(limits, len(trace), page_size)) + "\n")
@@ -236,7 +236,7 @@ def _page_count(text: str) -> int:
 def _print_plain(text: str) -> None:
     # what a backend says may look like markup, or command a terminal
     text = "\n".join(map(visible, text.splitlines()))
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    Console(emoji=False).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 # -- Before ---------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def _require_writable(path: Path, read: Path | None) -> None:
 
 def _serve(replay: Replay, job: _Job) -> DeviationError | None:
     """Runs the replay behind a progress bar. Returns how the backend deviates, if it does."""
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, emoji=False)
     tokens = sum(request.output_length for request in job.trace)
     columns = (
         TextColumn("{task.description}"),

@@ -131,7 +131,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json is not None:
         _require_writable(args.json)  # better known now than after a minute
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
-    console = Console()
+    console = Console(emoji=False)
     console.print(f"seed {seed}", highlight=False)
     trials: list[Trial] = []
     wrong = 0
@@ -141,7 +141,7 @@ def _run(args: argparse.Namespace) -> int:
             trials.append(trial)
             if trial.fault is not None:
                 wrong = seed + len(trials) - 1
-                with Console(stderr=True).status("making the schedule shorter ..."), prints_apart():
+                with Console(stderr=True, emoji=False).status("making the schedule shorter ..."), prints_apart():
                     trials[-1] = shortened(model, make, schedule, trial, _TRIES)[1]
                 break
     except Interrupted:
@@ -163,7 +163,7 @@ def _trials(args: argparse.Namespace, model: Any, rooms: "_Rooms", make: "Make",
     from ..engine.schedules import draw_schedule
     from ..engine.serve_check import check_schedule
 
-    config, errors = model[0], Console(stderr=True)
+    config, errors = model[0], Console(stderr=True, emoji=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("schedules", total=args.schedules)

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_progress(given: Iterator[Frame]) -> Iterator[Frame]:
     """The same frames, their number being told meanwhile."""
-    with Console(stderr=True).status("operation 0") as status:
+    with Console(stderr=True, emoji=False).status("operation 0") as status:
         for frame in given:
             if frame.number % 100 == 0 or frame.number > 10_000:
                 status.update(f"operation {frame.number:,}")

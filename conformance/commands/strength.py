@@ -72,7 +72,7 @@ def run_strength(arguments: argparse.Namespace) -> int:
     names = _names(arguments.bugs)
     jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
     found: dict[str, Finding] = {}
-    with Console(stderr=True).status("") as progress:
+    with Console(stderr=True, emoji=False).status("") as progress:
         for finding in _shown(find_bugs(names, arguments.seed, min(jobs, len(names))), len(names), progress):
             found[finding.bug] = finding
     strength, engines = (
@@ -121,7 +121,7 @@ def _word(finding: Finding) -> str:
 
 
 def _print(strength: Strength, engines: Strength, seed: int) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=None if sys.stdout.isatty() else 140, emoji=False)
     for found, one, by, many in (
         (strength, "machine", "calls", "sequences"),
         (engines, "relation", "requests", "scripts"),

@@ -1,10 +1,12 @@
 """Answers of engines: token ids with their log-probabilities, read from the many forms in which they come."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-__all__ = ["Answer", "UnreadableError", "read_answers"]
+__all__ = ["Answer", "UnreadableError", "listed", "read_answers"]
 
 
 class UnreadableError(Exception):
@@ -47,7 +49,7 @@ def read_answers(given: Any, num_prompts: int, n: int) -> list[list[Answer]]:
     Raises:
         UnreadableError: something of it is missing or makes no sense.
     """
-    results = _listed(given, "generate")
+    results = listed(given, "what generate returns")
     if len(results) != num_prompts:
         raise UnreadableError(f"generate returned {len(results)} results for {num_prompts} prompts")
     return [_of_prompt(result, n) for result in results]
@@ -58,7 +60,7 @@ def _of_prompt(result: Any, n: int) -> list[Answer]:
     outputs = _get(result, "outputs")
     if outputs is None:
         outputs = [result] if n == 1 and not _is_list_of_answers(result) else result
-    several = _listed(outputs, "a result")
+    several = listed(outputs, "a result")
     if len(several) != n:
         raise UnreadableError(f"a result holds {len(several)} answers, {n} were asked for")
     return [_answer(one, cached) for one in several]
@@ -79,7 +81,7 @@ def _answer(one: Any, cached: Any) -> Answer:
     if logprobs is None:
         raise UnreadableError("the engine answers no log-probabilities")
     own = _get(one, "cached_tokens")
-    return made_answer(_listed(tokens, "token_ids"), _listed(logprobs, "logprobs"), cached if own is None else own)
+    return made_answer(listed(tokens, "token_ids"), listed(logprobs, "logprobs"), cached if own is None else own)
 
 
 def made_answer(tokens: Sequence[Any], logprobs: Sequence[Any], cached: Any) -> Answer:
@@ -115,12 +117,29 @@ def _get(holder: Any, *names: str) -> Any:
     return None
 
 
-def _listed(values: Any, what: str) -> list[Any]:
+def listed(values: Any, what: str) -> list[Any]:
+    """The values of a list, a tuple, an array or anything else that is gone through once, as generators are.
+
+    Args:
+        values: the values.
+        what: what a message calls them.
+
+    Raises:
+        UnreadableError: they are no such thing.
+    """
     if hasattr(values, "tolist"):
         values = values.tolist()
-    if isinstance(values, str | Mapping) or not isinstance(values, Sequence):
+    if inspect.isawaitable(values) or isinstance(values, AsyncIterable):
+        if inspect.iscoroutine(values):
+            values.close()  # else Python warns that nobody awaited it
+        raise UnreadableError(f"{what} must be a list, not {type(values).__name__}: an async function has to be run")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise UnreadableError(f"{what} must be a list, not {type(values).__name__}")
-    return list(values)
+    return list(islice(values, _MOST_VALUES))
+
+
+_MOST_VALUES = 1 << 20
+"""A list of more values is not read on: a generator may have no end."""
 
 
 def _token(token: Any) -> int:

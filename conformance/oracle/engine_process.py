@@ -12,11 +12,11 @@ from ..backends.raising import prints_apart
 from .answers import Answer
 from .python_engine import PythonEngine
 from .scripts import Ask
-from .subjects import Facts, LostError, RefusedError, UnusableError
+from .subjects import Facts, LostError, RaisedError, RefusedError, UnusableError
 
 __all__ = ["EngineProcess"]
 
-_KINDS = {kind.__name__: kind for kind in (RefusedError, LostError, UnusableError)}
+_KINDS = {kind.__name__: kind for kind in (RefusedError, LostError, RaisedError, UnusableError)}
 
 _MARGIN = 2.0
 """Seconds after which a process that should have noticed a time-out itself is given up."""

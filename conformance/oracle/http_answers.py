@@ -30,7 +30,9 @@ def read_completion(document: Any, n: int, num_prompt: int, max_tokens: int) -> 
     """
     choices = document.get("choices") if isinstance(document, Mapping) else None
     if not isinstance(choices, list) or not all(isinstance(choice, Mapping) for choice in choices):
-        raise UnreadableError("an answer has no list of choices")
+        error = document.get("error") if isinstance(document, Mapping) else None
+        said = f": {error!r:.200}" if error else ""
+        raise UnreadableError(f"an answer has no list of choices{said}")
     if len(choices) != n:
         raise UnreadableError(f"an answer has {len(choices)} choices, {n} were asked for")
     cached = _cached(document)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,14 +32,25 @@ _EXTRAS: dict[str, dict[str, Any]] = {
 _OPTIONS: dict[str, dict[str, Any]] = {"cache_salts": {"cache_salt": "kvproof"}, "uncached": {"cache_prompt": False}}
 """The fields by which capabilities are asked for."""
 
+_ALTERNATIVES = 5
+"""The number of likeliest tokens that are asked for at each position."""
+
+_PLAIN: tuple[dict[str, Any], ...] = (
+    {"seed": 0, "logprobs": _ALTERNATIVES},
+    {"logprobs": _ALTERNATIVES},
+    {"seed": 0, "logprobs": 1},
+    {"logprobs": 1},
+)
+"""Fields of OpenAI's that some servers refuse, or take small values of only: the first that are taken are sent."""
+
 _VOCABULARIES = (1000, 256, 64, 16)
 """Sizes of vocabularies that are tried where none is given, the largest first."""
 
+_BUSY = (429, 503)
+"""The statuses of servers that have no room at the time."""
+
 _MOST_BYTES = 1 << 26
 """An answer of more bytes is not read on (SEC-3)."""
-
-_ALTERNATIVES = 5
-"""The number of likeliest tokens that are asked for at each position."""
 
 
 class _StatusError(Exception):
@@ -78,6 +90,7 @@ class HttpEngine:
         self._root = self._path.removesuffix("/v1")
         self._url, self._timeout = url, timeout
         self._extras: dict[str, Any] = {}
+        self._plain = _PLAIN[0]
         self._model = self._first_model() if model is None else model
         vocabulary = self._vocabulary(vocab_size)
         offers, assumed = self._offers()
@@ -90,8 +103,11 @@ class HttpEngine:
             listed = self._sent("GET", f"{self._path}/models", None)
             name = listed["data"][0]["id"]
         except (_StatusError, KeyError, IndexError, TypeError, UnreadableError) as error:
+            if isinstance(error, _StatusError) and error.status in (401, 403):
+                raise UnusableError(f"{self._url} wants a key, and none is sent: {error}") from error
+            said = "it is empty" if isinstance(error, IndexError) else error
             raise UnusableError(
-                f"{self._url}: no list of models at /models ({error}); name one: --served-model"
+                f"{self._url}: no list of models at /models ({said}); name one: --served-model"
             ) from error
         except LostError as error:
             raise UnusableError(f"{self._url}: {error}") from error
@@ -100,12 +116,22 @@ class HttpEngine:
         return name
 
     def _vocabulary(self, given: int | None) -> int:
-        """The size of the vocabulary: the first that is tried of which the last token is taken."""
+        """The size of the vocabulary: the first that is tried of which the last token is taken.
+
+        Along with it the fields of `_PLAIN` that go with each request are found.
+        """
         refusal = ""
-        for size in (given,) if given is not None else _VOCABULARIES:
+        sizes: tuple[int, ...] = (given,) if given is not None else _VOCABULARIES
+        size: int
+        for plain, size in product(_PLAIN, sizes):
+            self._plain = plain
             try:
                 self._sent("POST", f"{self._path}/completions", self._body(Ask("a", (size - 1, size // 2)), 1, 1))
             except _StatusError as error:
+                if error.status in (404, 405):
+                    raise UnusableError(f"{self._url} has no /completions: {error}") from error
+                if error.status in _BUSY:
+                    raise UnusableError(f"{self._url} is busy: {error}") from error
                 refusal = refusal or str(error)
             except LostError as error:
                 raise UnusableError(f"{self._url}: {error}") from error
@@ -181,7 +207,7 @@ class HttpEngine:
             answer = self._sent("POST", f"{self._path}/completions", self._body(ask, max_tokens, n, cold))
             return read_completion(answer, n, len(ask.prompt), max_tokens)
         except _StatusError as error:
-            busy = error.status in (429, 503)
+            busy = error.status in _BUSY
             if error.status >= 500 and not busy:
                 raise LostError(f"the server failed at a request: {error}") from error
             raise RefusedError(str(error), busy) from error
@@ -215,8 +241,7 @@ class HttpEngine:
             "prompt": list(ask.prompt),
             "max_tokens": max_tokens,
             "temperature": 0,
-            "seed": 0,
-            "logprobs": _ALTERNATIVES,
+            **self._plain,
             **self._extras,
         }
         body |= {"n": n} if n > 1 else {}
@@ -244,6 +269,8 @@ class HttpEngine:
             raise _StatusError(response.status, " ".join(raw[:300].decode(errors="replace").split()))
         if empty:
             return None
+        if raw.startswith(b"data:"):
+            raise UnreadableError("the server answers in pieces, as streams are, though it is not asked to")
         try:
             return json.loads(raw)
         except (ValueError, RecursionError) as error:

@@ -110,6 +110,7 @@ class Judgement:
         requests: the number of requests sent.
         cached: the number of tokens that requests found cached, as far as the engine says.
         ended: why it ended early; "" where it did not.
+        found_out: whether it is known what the engine offers.
     """
 
     plan: Plan
@@ -120,6 +121,7 @@ class Judgement:
     requests: int = 0
     cached: int = 0
     ended: str = ""
+    found_out: bool = False
 
     @property
     def deviations(self) -> list[Deviation]:
@@ -152,7 +154,7 @@ def judge(
     draw = random.Random(plan.seed)
     try:
         watch("finding out what it offers", 0)
-        judgement.facts = find_out(subject, draw, plan.insisted)
+        judgement.facts, judgement.found_out = find_out(subject, draw, plan.insisted), True
         sizes = Sizes.of(judgement.facts)
         performer = Performer(subject, sizes.low)
         try:

@@ -136,6 +136,13 @@ def _performed(performer: Performer, script: Script) -> History:
 def _require_repeatable(history: History) -> None:
     """Refuses an engine that draws tokens: in one state, asked the same, it says others of one distribution."""
     answers = [exchange.answers[0] for exchange in history.exchanges[1:]]
+    if len(answers) > 2 and not any(answer.alternatives for answer in answers):
+        others = {answer.tokens for answer in answers}
+        if len(others) == len(answers):  # two answers may tie, hardly three
+            raise UnusableError(
+                f"asked the same {len(answers)} times it answers {len(answers)} texts: "
+                "it samples, though the temperature is 0"
+            )
     for one, other in combinations(answers, 2):
         found = difference(one, other, _MOST, 0)
         if found is not None and _are_drawn(one, other, found.position):

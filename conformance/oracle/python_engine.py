@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..backends.raising import Ending, frames
-from .answers import Answer, UnreadableError, read_answers
+from .answers import Answer, UnreadableError, listed, read_answers
 from .scripts import Ask
-from .subjects import Facts, LostError, RefusedError, UnusableError
+from .subjects import Facts, LostError, RaisedError, RefusedError, UnusableError
 
 __all__ = ["PythonEngine", "facts_of"]
 
@@ -102,11 +102,10 @@ class PythonEngine:
         }
         given = {name: value for name, value in options.items() if name in self._options}
         prompts = [list(ask.prompt) for ask in asks]
-        result = self._called(lambda: self._engine.generate(prompts, max_tokens, **given))
-        try:
-            return _read(result, asks, n, max_tokens)
-        except UnreadableError as error:
-            raise UnusableError(f"{self._name}: {error}") from error
+        answers: list[list[Answer]] = self._called(
+            lambda: _read(self._engine.generate(prompts, max_tokens, **given), asks, n, max_tokens)
+        )  # read by the call, as a generator computes while it is read
+        return answers
 
     def reset(self) -> None:
         """See `Subject`."""
@@ -142,10 +141,12 @@ class PythonEngine:
             raise LostError(f"no answer within {self._timeout:g} s") from None
         if isinstance(error, Ending):
             raise error
+        if isinstance(error, UnreadableError):
+            raise UnusableError(f"{self._name}: {error}") from error
         if isinstance(error, ValueError):
             raise RefusedError(_brief(error)) from error
         if error is not None:
-            raise LostError(f"{_brief(error)} ({frames(error)[-1]})") from error
+            raise RaisedError(f"{_brief(error)} ({frames(error)[-1]})") from error
         return result
 
 
@@ -159,7 +160,7 @@ def _read(result: Any, asks: Sequence[Ask], n: int, max_tokens: int) -> list[lis
     if all(stays):
         read = read_answers(result, len(asks), n)
     else:
-        results = list(result)
+        results = listed(result, "what generate returns")
         if len(results) != len(asks):
             raise UnreadableError(f"generate returned {len(results)} results for {len(asks)} prompts")
         read = [read_answers([one], 1, n)[0] if stayed else [] for one, stayed in zip(results, stays, strict=True)]

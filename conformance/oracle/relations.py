@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from .scripts import Ask, Forget, Reset, Script, Step, Wave
 from .subjects import Facts
 
-__all__ = ["RELATIONS", "Relation", "Sizes", "draw_prompt"]
+__all__ = ["LENGTH", "RELATIONS", "Relation", "Sizes", "draw_prompt"]
+
+LENGTH = 2048
+"""The most tokens of a request, where an engine does not say and answers long ones."""
 
 _LONG = 512
 """Tokens of prompts that are to fill the pages, where the engine takes as many."""
@@ -57,11 +60,12 @@ class Sizes:
     @classmethod
     def of(cls, facts: Facts) -> "Sizes":
         """The sizes for an engine."""
-        answer = max(1, min(8, facts.max_model_len // 4))
+        length = facts.max_model_len or LENGTH
+        answer = max(1, min(8, length // 4))
         return cls(
             page=facts.page_size,
             answer=answer,
-            longest=max(1, facts.max_model_len - answer),
+            longest=max(1, length - answer),
             low=min(facts.vocab_size // 10, 100),
             vocabulary=facts.vocab_size,
             chunk=facts.chunk,
@@ -75,6 +79,11 @@ class Sizes:
     def middle(self) -> int:
         """The length of a prompt of some pages and a part of one."""
         return self.fitting(2 * self.page + self.page // 2 + 1)
+
+    @property
+    def long(self) -> int:
+        """The length of a prompt that fills many pages."""
+        return self.fitting(_LONG)
 
     def fitting(self, length: int) -> int:
         """The nearest length that a prompt can have."""
@@ -218,7 +227,7 @@ def _pressure(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
     They share a beginning or not.
     """
-    length = sizes.fitting(_LONG)
+    length = sizes.long
     count = 6 if not sizes.pool else max(2, min(12, 2 + -(-3 * sizes.pool // (2 * (length + sizes.answer)))))
     shared = draw_prompt(draw, sizes, length // 4) if number % 4 == 1 and length > _LEAST else ()
     lengths = [draw.randint(-(-2 * length // 3), length) - len(shared) for _ in range(count)]
@@ -233,7 +242,7 @@ def _pressure(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 def _eviction(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     """A request before and after others have taken the pages that it left, whole or in part."""
     prompt = draw_prompt(draw, sizes, sizes.page * draw.randint(2, 4) + draw.randrange(sizes.page))
-    length = sizes.fitting(_LONG)
+    length = sizes.long
     most = 4 if not sizes.pool else max(1, min(12, 1 - -sizes.pool // (length + sizes.answer)))
     longest = length if number % most else sizes.page  # one that takes few pages leaves the others to be hit
     yield _alone("a", prompt, sizes)
@@ -241,7 +250,7 @@ def _eviction(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     for place in range(1 + number % most):
         yield _alone(f"n{place}", draw_prompt(draw, sizes, draw.randint(1, longest)), sizes)
     yield _alone("b", prompt, sizes)
-    longer = (*prompt, *draw_prompt(draw, sizes, sizes.longest))[: sizes.fitting(_LONG)]
+    longer = (*prompt, *draw_prompt(draw, sizes, sizes.longest))[: sizes.long]
     if number % 2 and "forgets" in sizes.offers:  # it takes the last pages there are, its own hits not among them
         yield _alone("c", longer, sizes)
         yield Forget()

@@ -29,6 +29,8 @@ def shortened(
 def _shorter(script: Script) -> Iterator[Script]:
     """Scripts that are a little simpler, those that leave out the most first."""
     steps = script.steps
+    if not any(isinstance(step, Wave) for step in steps):
+        return  # the engine was lost before the first request
     for place in range(len(steps)):
         yield from _sound((*steps[:place], *steps[place + 1 :]))
     for place, step in enumerate(steps):

@@ -7,7 +7,7 @@ from typing import Protocol
 from .answers import Answer
 from .scripts import Ask
 
-__all__ = ["CAPABILITIES", "Facts", "LostError", "RefusedError", "Subject", "UnusableError"]
+__all__ = ["CAPABILITIES", "Facts", "LostError", "RaisedError", "RefusedError", "Subject", "UnusableError"]
 
 CAPABILITIES = {
     "n": "several answers to a request",
@@ -43,6 +43,10 @@ class LostError(Exception):
     """The engine does not answer any more: it hangs, it died, or it failed at a request (ENG-2)."""
 
 
+class RaisedError(LostError):
+    """The engine raised something that is no refusal; it may go on, or be of no use any more."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What is known of an engine.
@@ -51,7 +55,8 @@ class Facts:
         name: what it was asked for by.
         offers: what it offers, words of `CAPABILITIES`.
         page_size: tokens in a page.
-        max_model_len: the most tokens of a request, its answer included.
+        max_model_len: the most tokens of a request, its answer included; 0 where it is not known.
+        longer: what the engine says to longer requests, where the limit was found by asking.
         vocab_size: prompts hold token ids below it.
         chunk: the most tokens that a step computes; 0 where it is not known.
         window: positions that a sliding window or a local chunk of the model spans; 0 where it is not known.
@@ -65,7 +70,8 @@ class Facts:
     name: str
     offers: frozenset[str] = frozenset()
     page_size: int = 16
-    max_model_len: int = 2048
+    max_model_len: int = 0
+    longer: str = ""
     vocab_size: int = 1000
     chunk: int = 0
     window: int = 0

@@ -22,12 +22,16 @@ def lines(judgement: Judgement, again: str) -> Iterator[str]:
         again: the command that judges the same again.
     """
     facts, noise = judgement.facts, judgement.noise
+    if not judgement.found_out:
+        return
     offered = [word for word in CAPABILITIES if word in facts.offers]
     yield f"{facts.name}: offers {', '.join(offered) or 'plain answers only'}"
     lacking = [f"{word} ({about})" for word, about in CAPABILITIES.items() if word not in facts.offers]
     if lacking:
         yield f"  not offered: {', '.join(lacking)}"
     yield f"  {_coldness(judgement)}"
+    if facts.longer:
+        yield f"  requests have at most {facts.max_model_len} tokens, as longer ones are refused: {facts.longer}"
     if not judgement.reports:
         return
     measured = (

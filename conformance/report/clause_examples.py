@@ -3,7 +3,7 @@
 Each is a file for ``kvproof try``. A test makes all of the calls and looks at what is refused, and by which clause.
 """
 
-__all__ = ["EXAMPLES"]
+__all__ = ["COMMANDS", "EXAMPLES"]
 
 _LAYERS = """\
 layers = FullAttentionSpec(page_size=2, num_kv_heads=1, head_size=8, dtype="float32")
@@ -346,6 +346,12 @@ table.get_device_tensor()
 table.slot_mapping([0, 0, 0], [0, 1, 2], 2)
 table.slot_mapping([0], [-1], 2)  # refused
 """,
+    "TAB-8": f"""\
+{_TABLE}table.add_row([5, 6], row_idx=0)
+table.commit(1)
+table.get_device_tensor()
+table.append_row([7], row_idx=0)
+""",
     "CACHE-1": """\
 size_pool(1000, [100, 60])
 size_pool(150, [100])  # refused
@@ -380,6 +386,10 @@ ragged_paged_attention(queries, pages, np.array([3], np.int32), table, fewer, on
     "ATT-5": f"""\
 {_BATCH}fused_ragged_paged_attention(queries, queries, queries, pages, np.array([3], np.int32), table, ends, one)
 """,
+    "ATT-6": f"""\
+{_BATCH}large = np.full((3, 2, 2, 128), 100.0, np.float32)
+ragged_paged_attention(queries, large, np.array([3], np.int32), table, ends, one)
+""",
     "SWAP-1": f"""\
 {_LAYERS}manager = CacheManager(8, [CacheGroupSpec(layers)], max_model_len=16, num_host_pages=4)
 a = Request("a", [1, 2, 3, 4, 5])
@@ -403,4 +413,12 @@ events_from_json("{}")  # refused
 manager.allocate_slots(a, 3)
 """,
 }
-"""By label. What is missing is about programs, meshes, whole engines or files, which take more than a few calls."""
+"""By label. What is missing is about meshes, whole engines or files, which take more than a few calls."""
+
+COMMANDS: dict[str, str] = {
+    "CACHE-5": "kvproof check --clauses CACHE-5",
+    "SWAP-2": "kvproof check --clauses SWAP-2",
+    "ENG-1": "kvproof serve-check --schedules 5",
+    "ENG-2": "kvproof serve-check --schedules 5",
+}
+"""The commands that hold ours to the clauses that take more than a few calls, by label."""

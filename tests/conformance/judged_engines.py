@@ -8,7 +8,24 @@ from typing import Any
 
 from .small_server import TextEngine
 
-__all__ = ["Cached", "Dying", "Hanging", "Noisy", "Raising", "Sampling", "Silent", "TextEngine", "given", "no_engine"]
+__all__ = [
+    "Asynchronous",
+    "Cached",
+    "Dying",
+    "Even",
+    "Hanging",
+    "Lazy",
+    "Noisy",
+    "Numberless",
+    "Raising",
+    "Sampling",
+    "Short",
+    "Silent",
+    "TextEngine",
+    "Unresettable",
+    "given",
+    "no_engine",
+]
 
 given = TextEngine()
 no_engine = 3
@@ -93,3 +110,54 @@ class Silent(TextEngine):
 
     def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
         return [{"token_ids": own[0]["token_ids"]} for own in super().generate(prompts, max_tokens)]
+
+
+class Lazy(TextEngine):
+    """Answers are generators, of generators."""
+
+    def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
+        for own in super().generate(prompts, max_tokens):
+            yield (token for token in own[0]["token_ids"]), (logprob for logprob in own[0]["logprobs"])
+
+
+class Asynchronous(TextEngine):
+    """Answers have to be awaited."""
+
+    async def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
+        return super().generate(prompts, max_tokens)
+
+
+class Even(Sampling):
+    """Tokens are drawn, all of them as likely as each other."""
+
+    def following(self, text: Sequence[int]) -> tuple[int, float]:
+        return super().following(text)[0], -3.5
+
+
+class Numberless(TextEngine):
+    """No log-probability is a number."""
+
+    def following(self, text: Sequence[int]) -> tuple[int, float]:
+        return super().following(text)[0], float("nan")
+
+
+class Short:
+    """It doesn't say how many tokens it takes, and fails at more."""
+
+    page_size, vocab_size = TextEngine.page_size, TextEngine.vocab_size
+
+    def __init__(self) -> None:
+        self.engine = TextEngine()
+        self.reset = self.engine.reset
+
+    def generate(self, prompts: Any, max_tokens: int) -> Any:
+        if max(map(len, prompts)) + max_tokens > 50:
+            raise IndexError("position 50")
+        return self.engine.generate(prompts, max_tokens)
+
+
+class Unresettable(TextEngine):
+    """Nothing is forgotten."""
+
+    def reset(self) -> None:
+        raise RuntimeError("not\nnow")

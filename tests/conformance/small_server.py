@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["Forward", "Spoil", "TextEngine", "proxied", "served"]
+__all__ = ["Forward", "Spoil", "TextEngine", "proxied", "running", "served"]
 
 PAGE = 4
 
@@ -112,7 +112,8 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def _running(answer: Callable[[str, Any], Any]) -> Iterator[str]:
+def running(answer: Callable[[str, Any], Any]) -> Iterator[str]:
+    """A server that answers a path and a body with a status and a document; gives its url."""
     server = _Server(answer)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -154,7 +155,7 @@ def served(engine: Any) -> Iterator[str]:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        with _running(answer) as url:
+        with running(answer) as url:
             yield url
     finally:
         waiting.put(None)
@@ -229,7 +230,7 @@ def proxied(url: str, spoil: Spoil) -> Iterator[str]:
             return refused.args
         return None if spoilt is None else (200, spoilt)
 
-    with _running(answer) as proxy:
+    with running(answer) as proxy:
         yield proxy
 
 

@@ -6,10 +6,11 @@ import pytest
 from kvproof.conformance import load_backend
 from kvproof.conformance.catalogue import SEEDED_BUGS
 from kvproof.conformance.cli import main
+from kvproof.conformance.commands.clauses import clause_list
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.properties import declared_clauses
 from kvproof.conformance.oracle.relations import RELATIONS
-from kvproof.conformance.report.clause_examples import EXAMPLES
+from kvproof.conformance.report.clause_examples import COMMANDS, EXAMPLES
 from kvproof.conformance.report.clause_index import implementations
 from kvproof.conformance.trying.script import read_script
 from kvproof.conformance.trying.trial import Trial
@@ -61,6 +62,14 @@ def test_the_command_tells_all_of_one(capsys: pytest.CaptureFixture[str]) -> Non
     assert "PIN-2 (order)" in capsys.readouterr().out
     assert main(["clauses", "pool-5"]) == 2
     assert "did you mean POOL-5?" in capsys.readouterr().err
+
+
+def test_each_clause_has_an_example() -> None:
+    examples = {clause["clause"]: clause["example"] for clause in clause_list()}
+    assert all(examples.values())
+    assert examples["ENG-3"].count("ask for 2 tokens: ") == 3
+    assert not COMMANDS.keys() & EXAMPLES.keys()
+    assert COMMANDS.keys() | EXAMPLES.keys() | {relation.clause for relation in RELATIONS.values()} == CLAUSES.keys()
 
 
 @pytest.mark.parametrize("label", EXAMPLES)

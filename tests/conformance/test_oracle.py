@@ -34,7 +34,7 @@ from kvproof.spec import CLAUSES
 
 from . import judged_engines
 from .judged_engines import Cached, Noisy, Raising, TextEngine
-from .small_server import Forward, Spoil, proxied, served
+from .small_server import Forward, Spoil, proxied, running, served
 
 ENGINES = "tests.conformance.judged_engines"
 
@@ -271,6 +271,8 @@ def odd_numbers(body: dict[str, Any], forward: Forward) -> Any:
         (without_logprobs, "the server answers no log-probabilities"),
         (cut_short, "the server answers no JSON"),
         (lambda *_: None, "the connection broke"),
+        (lambda *_: b'data: {"choices": []}\n\ndata: [DONE]\n\n', "answers in pieces, as streams are"),
+        (lambda *_: {"error": "loading"}, "no list of choices: 'loading'"),
     ],
 )
 def test_a_server_that_cannot_be_judged_is_told_in_a_line(
@@ -281,6 +283,46 @@ def test_a_server_that_cannot_be_judged_is_told_in_a_line(
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda *_: (401, {"error": "no key"}), "wants a key, and none is sent: status 401"),
+        (lambda path, _: (200, {"data": []}) if path == "/v1/models" else (400, {}), "(it is empty); name one"),
+        (lambda path, _: (200, {"data": [{"id": "m"}]}) if path == "/v1/models" else (404, {}), "has no /completions"),
+        (lambda path, _: (200, {"data": [{"id": "m"}]}) if path == "/v1/models" else (503, {}), "is busy: status 503"),
+    ],
+    ids=["key", "models", "chat", "busy"],
+)
+def test_a_server_that_cannot_be_asked_is_told_in_a_line(
+    answer: Callable[[str, Any], Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(answer) as url:
+        assert main(["serve-check", "--url", url, "--seed", "1"]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert said.err.count("\n") == 1
+    assert "nothing makes a request cold" not in said.out
+
+
+@pytest.mark.parametrize("refused", [{"seed"}, {"logprobs"}, {"seed", "logprobs"}], ids=str)
+def test_a_server_that_refuses_some_fields_is_asked_without(refused: set[str]) -> None:
+    def answer(path: str, body: Any) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "m"}]}
+        if path != "/v1/completions" or ("seed" in body and "seed" in refused):
+            return 400, {}
+        if "logprobs" in refused and body["logprobs"] > 1:
+            return 400, {}
+        names = [f"token_id:{token}" for token in range(body["max_tokens"])]
+        logprobs = {"tokens": names, "token_logprobs": [-1.0] * len(names)}
+        return 200, {"choices": [{"text": "", "logprobs": logprobs}]}
+
+    with running(answer) as url:
+        assert (
+            judge(HttpEngine(url, 5.0), Plan(seed=1, scripts=1, relations=("warm",))).reports[0].verdict == "bit-exact"
+        )
 
 
 @pytest.mark.parametrize("end", [lambda *_: None, hanging], ids=["dies", "hangs"])
@@ -331,6 +373,10 @@ def test_what_was_learnt_is_kept_where_a_server_breaks_off(tmp_path: Path) -> No
         (["--engine", f"{ENGINES}:nothing"], "no attribute 'nothing'"),
         (["--engine", f"{ENGINES}:Silent"], "the engine answers no log-probabilities"),
         (["--engine", f"{ENGINES}:Sampling"], "it samples, though the temperature is 0"),
+        (["--engine", f"{ENGINES}:Even"], "asked the same 3 times it answers 3 texts: it samples"),
+        (["--engine", f"{ENGINES}:Asynchronous"], "must be a list, not coroutine: an async function has to be run"),
+        (["--engine", f"{ENGINES}:Numberless"], "gives its own token the log-probability nan"),
+        (["--engine", f"{ENGINES}:Unresettable"], "its prefix cache can't be reset: RuntimeError: not now"),
         (["--engine", "a:b", "--url", "http://x"], "not for one run"),
         (["--engine", "a:b", "--layout", "v2"], "--layout v2 says nothing with --engine or --url"),
         (["--engine", "a:b", "--served-model", "x"], "--served-model x says nothing with --engine"),
@@ -350,6 +396,21 @@ def test_what_makes_no_sense_is_refused(options: list[str], says: str, capsys: p
     said = capsys.readouterr()
     assert says in said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Lazy", "Lazy: offers"),
+        ("Short", "requests have at most 50 tokens, as longer ones are refused: IndexError: position 50"),
+    ],
+)
+def test_odd_engines_that_answer_alike_conform(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--seed", "1", "--schedules", "1", "--relations", "warm,chunks,pressure,lengths"]
+    assert main(["serve-check", "--engine", f"{ENGINES}:{name}", *options]) == 0
+    said = capsys.readouterr().out
+    assert says in said
+    assert said.count("bit-exact (1 script)") == 4
 
 
 @pytest.mark.parametrize(("name", "says"), [("Hanging", "no answer within 1 s"), ("Dying", "process died (7)")])

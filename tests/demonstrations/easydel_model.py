@@ -39,8 +39,12 @@ def main() -> None:
     print(f"The same {sum(map(len, own))} tokens for {len(own)} prompts.")
 
 
-def _served() -> tuple[list[list[int]], int, int, int]:
-    """Serves the prompts: their tokens; how many steps, preemptions, and tokens found in the cache."""
+def engine(**more: Any) -> tuple[Any, Any]:
+    """EasyDeL's scheduler and runner over the model.
+
+    Args:
+        more: further arguments of the runner.
+    """
     runners = importlib.import_module("easydel.inference.esurge.runners.model_runner")
     schedulers = importlib.import_module("easydel.inference.esurge.scheduler")
     ragged: Any = importlib.import_module("easydel.caching.ragged_page.cache")
@@ -56,10 +60,17 @@ def _served() -> tuple[list[list[int]], int, int, int]:
         async_scheduling=False,
         use_aot_forward=False,
         enable_overlap_execution=False,
+        **more,
     )
     scheduler = schedulers.Scheduler.from_runner(runner, max_num_batched_tokens=MOST_TOKENS, async_scheduling=False)
     runner.compile(max_num_batched_tokens=MOST_TOKENS)
     runner.initialize_kv_cache()
+    return scheduler, runner
+
+
+def _served() -> tuple[list[list[int]], int, int, int]:
+    """Serves the prompts: their tokens; how many steps, preemptions, and tokens found in the cache."""
+    scheduler, runner = engine()
     requests = _requests()
     waiting, steps, preempted = list(requests), 0, 0
     while waiting or scheduler.get_num_unfinished_requests():

@@ -1,8 +1,9 @@
 """vLLM's own tests of its scheduler, with our manager in place of its `KVCacheManager`.
 
-By hand, and not in CI: it needs vLLM 0.33.0 and its sources, whose wheel has no tests, and the configurations of the
-models that the tests name (OPT-125m and 350m, LLaVA 1.5 7B), from the Hugging Face Hub or its cache; with the cache and
-without a network set ``HF_HUB_OFFLINE=1``, else each test waits for the Hub until it gives up. Then::
+By hand, and not in CI: it needs vLLM 0.33.0 (CONFORMANCE.md says how to install it, and to get its sources, as its
+wheel has no tests), ``pip install pytest pytest-asyncio tblib einops``, and the configurations of the models that the
+tests name (OPT-125m and 350m, LLaVA 1.5 7B), from the Hugging Face Hub or its cache; with the cache and without a
+network set ``HF_HUB_OFFLINE=1``, else each test waits for the Hub until it gives up. Then::
 
     python -m tests.demonstrations.vllm_own_tests CHECKOUT      # some minutes
 
@@ -107,7 +108,8 @@ def _run(checkout: Path, **more: str) -> tuple[int, dict[str, str]]:
             [*command, "--rootdir", place, *(f"tests/v1/core/{name}.py" for name in FILES)],
             cwd=place,
             env=os.environ | settings | more,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             check=False,
             timeout=7200,
