@@ -24,7 +24,13 @@ from .peers import Peer
 
 __all__ = ["CacheManager", "PagePool", "kvproof_lacks", "kvproof_made_for"]
 
-kvproof_made_for = Peer("sglang", ("0.5.23",), "pip install --no-deps sglang==0.5.23 (and what CONFORMANCE.md lists)")
+kvproof_made_for = Peer(
+    "sglang",
+    ("0.5.23",),
+    "pip install torch==2.13.0 torchvision transformers==5.23.0 orjson psutil pybase64 requests triton packaging "
+    "pillow starlette msgspec pydantic pyzmq tqdm ipython aiohttp dill apache-tvm-ffi sentencepiece openai "
+    "partial-json-parser && pip install --no-deps sglang==0.5.23",
+)
 
 kvproof_lacks = (
     *("groups", "events", "counters", "batch", "pins", "snapshots", "swaps", "shards", "keys", "views"),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .peers import Peer
+from .vllm import VLLM
 
 __all__ = [
     "MultiGroupPageTable",
@@ -24,9 +25,7 @@ __all__ = [
     "ragged_paged_attention",
 ]
 
-kvproof_made_for = Peer(
-    "tpu_inference", ("0.32.0",), "pip install --no-deps tpu-inference==0.32.0 (and what CONFORMANCE.md lists)"
-)
+kvproof_made_for = Peer("tpu_inference", ("0.32.0",), f"{VLLM.install} && pip install --no-deps tpu-inference==0.32.0")
 
 kvproof_lacks = (
     *("groups", "events", "counters", "batch", "pins", "snapshots", "swaps", "shards", "keys", "views", "iterables"),

@@ -20,7 +20,12 @@ from .peers import Peer
 __all__ = ["VLLM", "kvproof_lacks", "kvproof_made_for", "kvproof_takes_groups"]
 
 VLLM = kvproof_made_for = Peer(
-    "vllm", ("0.33.0",), "pip install vllm==0.33.0 (or, without a GPU, as CONFORMANCE.md says)"
+    "vllm",
+    ("0.33.0",),
+    "pip install vllm==0.33.0 (or, without a GPU, pip install torch==2.13.0 && pip install --no-deps vllm==0.33.0 && "
+    "pip install aiohttp cachetools cbor2 cloudpickle fastapi llguidance msgspec openai openai-harmony "
+    "partial-json-parser pillow prometheus-client psutil py-cpuinfo pybase64 pydantic pyzmq regex requests "
+    "transformers urllib3 uvloop xgrammar)",
 )
 
 kvproof_lacks = ("keys", "views", "events", "counters", "batch", "pins", "snapshots", "shards", "caches", "kernels")

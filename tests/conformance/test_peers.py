@@ -53,6 +53,20 @@ def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
+@pytest.mark.parametrize("name", ["vllm", "easydel", "transformers", "sglang", "tpu_inference", "ejkernel"])
+def test_what_an_adapter_says_to_install_stands_in_the_page_on_its_package(name: str) -> None:
+    """The command is whole: who has the wheel alone needs no page."""
+    adapter = importlib.import_module(f"kvproof.conformance.adapters.{name}")
+    page = (Path(__file__).parents[2] / "CONFORMANCE.md").read_text()
+    install: str = adapter.kvproof_made_for.install
+    assert ".md" not in install
+    packages = [
+        word.strip("(),") for part in install.split("pip install ")[1:] for word in part.partition("&&")[0].split()
+    ]
+    assert len(packages) > 0
+    assert [package for package in packages if package not in page] == []
+
+
 @pytest.mark.parametrize("command", [_CHECK, ["try", "calls.py", "--backend", "kvproof_peered"]])
 @pytest.mark.usefixtures("install")
 def test_a_missing_package_is_no_deviation(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
