@@ -96,13 +96,13 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 no deviation, 1 the backend deviates, 2 could not run.
     """
-    os.environ.setdefault("XLA_FLAGS", _DEVICES)
     try:
         _require_numbers(args)
         if args.engine is not None or args.url is not None:
             require_used(args, _OF_SCHEDULES, "with --engine or --url: it is about the schedules of a backend")
             return engines.run(args)
         require_used(args, engines.OF_ENGINES, "without --engine or --url")
+        os.environ.setdefault("XLA_FLAGS", _DEVICES)
         return _run(args)
     except (BadInputError, BackendError) as error:
         return could_not_run("serve-check", str(error))

@@ -114,7 +114,10 @@ class PythonEngine:
     def restart(self) -> None:
         """See `Subject`. An engine that was given, and not made, goes on as it is, unless it hangs."""
         if self._make is not None:
-            self._engine = self._called(self._make)
+            try:
+                self._engine = self._called(self._make)
+            except RefusedError as error:  # nothing was asked that could be refused
+                raise RaisedError(str(error)) from error
         elif self._hangs:
             raise LostError("it hangs, and no other can be made")
 

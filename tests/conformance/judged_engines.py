@@ -22,6 +22,7 @@ __all__ = [
     "Short",
     "Silent",
     "TextEngine",
+    "Unmade",
     "Unresettable",
     "given",
     "no_engine",
@@ -161,3 +162,10 @@ class Unresettable(TextEngine):
 
     def reset(self) -> None:
         raise RuntimeError("not\nnow")
+
+
+class Unmade(TextEngine):
+    """None is made; it says what the environment makes of JAX's devices."""
+
+    def __init__(self) -> None:
+        raise ValueError(f"flags {os.environ.get('XLA_FLAGS')}")

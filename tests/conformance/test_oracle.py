@@ -398,6 +398,16 @@ def test_what_makes_no_sense_is_refused(options: list[str], says: str, capsys: p
     assert said.err.count("\n") == 1
 
 
+def test_an_engine_that_cannot_be_made_is_told_and_its_environment_is_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert main(["serve-check", "--engine", f"{ENGINES}:Unmade"]) == 2
+    said = capsys.readouterr().err
+    assert "no engine can be made: ValueError: flags None" in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
