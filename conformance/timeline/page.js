@@ -3,7 +3,11 @@
 const made = JSON.parse(document.getElementById("data").textContent);
 const frames = made.frames, numPages = made.num_pages, KEEP = 128;
 const byId = (id) => document.getElementById(id);
-const FREE = [255, 255, 255], CACHED = [198, 208, 219], SHARED = [30, 30, 34], EVICTED = [213, 0, 0], ALONE = [122, 122, 130], NULL = [232, 226, 214];
+const scheme = matchMedia("(prefers-color-scheme: dark)"), EVICTED = [213, 0, 0], ALONE = [122, 122, 130];
+const [FREE, CACHED, SHARED, NULL] = scheme.matches
+  ? [[13, 17, 23], [68, 80, 95], [226, 228, 233], [72, 66, 54]]
+  : [[255, 255, 255], [198, 208, 219], [30, 30, 34], [232, 226, 214]];
+scheme.addEventListener("change", () => location.reload());
 
 // -- States: pages by code, the free queue, the rows; kept now and then, added up in between ------------------
 
@@ -100,7 +104,7 @@ function rowColour(row, codes, evicted) { // of several pages: one that was evic
 function markNow() {
   const context = time.getContext("2d"), x = Math.floor(((now - first) * time.width) / count);
   context.putImageData(drawTime.image, 0, 0);
-  context.fillStyle = frames[now][7] === null ? "rgba(0,0,0,.55)" : css(EVICTED);
+  context.fillStyle = frames[now][7] === null ? `rgba(${SHARED.join(",")},.6)` : css(EVICTED);
   context.fillRect(x, 0, 1, time.height);
 }
 
@@ -130,7 +134,7 @@ function drawPages(state) {
     context.lineWidth = evicted.has(page) ? 3 : 1;
     context.strokeRect(x + 0.5, y + 0.5, SIDE - 2, SIDE - 2);
     if (code > 1 && code & 1) { // held and cached
-      context.fillStyle = "#fff";
+      context.fillStyle = css(FREE);
       context.fillRect(x + SIDE / 2 - 2, y + SIDE / 2 - 2, 3, 3);
     }
   }
