@@ -333,6 +333,7 @@ const document = {
   getElementById: element, createElement: () => element("new"), addEventListener() {}, body: element("body"),
 };
 const location = { hash: "" };
+const matchMedia = () => ({ matches: false, addEventListener() {} });
 element("data").textContent = require("fs").readFileSync("data.json", "utf-8");
 """
     (tmp_path / "data.json").write_text(json.dumps(made))

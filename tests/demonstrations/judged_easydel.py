@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .easydel_model import MAX_LENGTH, MOST_TOKENS, NUM_PAGES, PAGE_SIZE, VOCABULARY, engine
+from .easydel_model import MOST_TOKENS, NUM_PAGES, PAGE_SIZE, VOCABULARY, engine
 
 __all__ = ["Surge"]
 
@@ -23,8 +23,10 @@ __all__ = ["Surge"]
 class Surge:
     """A scheduler and a runner with a pool that is too small for the requests that they run at once."""
 
-    page_size, max_model_len, vocab_size = PAGE_SIZE, MAX_LENGTH, VOCABULARY
-    max_num_batched_tokens, num_cached_tokens = MOST_TOKENS, (NUM_PAGES - 1) * PAGE_SIZE
+    page_size, vocab_size, max_num_batched_tokens = PAGE_SIZE, VOCABULARY, MOST_TOKENS
+    num_cached_tokens = (NUM_PAGES - 1) * PAGE_SIZE
+    max_model_len = 64
+    """Fewer than the model takes, so that each request fits into the pool, and no two of the longest do."""
 
     def __init__(self) -> None:
         self._scheduler, self._runner = engine(enable_sampler_metrics=True)
@@ -39,8 +41,8 @@ class Surge:
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[dict[str, Any]]:
         """Answers prompts that come at once."""
-        if max(map(len, prompts)) + max_tokens > min(self.max_model_len, self.num_cached_tokens):
-            raise ValueError("more tokens than the pool holds")
+        if max(map(len, prompts)) + max_tokens > self.max_model_len:
+            raise ValueError(f"more than {self.max_model_len} tokens")
         requests = {}
         for prompt in prompts:
             self._requests += 1
