@@ -5,11 +5,22 @@ use; so each function stands for itself and is made of plain Python.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-__all__ = ["READINGS", "Reading", "page_ids", "page_list", "page_views", "readable", "source"]
+__all__ = [
+    "READINGS",
+    "Reading",
+    "cached_entries",
+    "page_hashes",
+    "page_ids",
+    "page_list",
+    "page_views",
+    "readable",
+    "source",
+]
 
 
 def page_views(pool: Any, queue: bool = True) -> dict[int, Any]:
@@ -51,10 +62,11 @@ def ref_counts(pages: Any) -> Any:
     return {page_id: int(page.ref_cnt) for page_id, page in pages.items() if page_id}
 
 
-def null_page(pool: Any) -> Any:
-    """The null page's id, count, flag and hash."""
+def null_page(pool: Any, pages: Any) -> Any:
+    """The null page's id, count, flag and hash, and the ids of other pages that say they are it."""
     page = pool.null_page
-    return page.page_id, page.ref_cnt, page.is_null, page.page_hash
+    others = [page_id for page_id, other in pages.items() if page_id and other.is_null]
+    return page.page_id, page.ref_cnt, bool(page.is_null), page.page_hash, others
 
 
 def free_pages(pool: Any) -> Any:
@@ -63,10 +75,12 @@ def free_pages(pool: Any) -> Any:
 
 
 def misplaced_pages(pool: Any, pages: Any) -> Any:
-    """The ids of pages that are not in the free queue exactly while nobody holds them."""
-    free = [page.page_id for page in pool.free_page_queue.get_all_free_pages()]
-    wrong = [n for n, page in pages.items() if n and free.count(n) != (page.ref_cnt == 0)]
-    return wrong + [n for n in free if n not in pages]
+    """The ids of pages that are not in the free queue exactly once while nobody holds them, and else not at all."""
+    times: Any = {}
+    for page in pool.free_page_queue.get_all_free_pages():
+        times[page.page_id] = times.get(page.page_id, 0) + 1
+    wrong = [n for n, page in pages.items() if n and times.get(n, 0) != (page.ref_cnt == 0)]
+    return wrong + [n for n in times if n not in pages]
 
 
 def numbers_of_free_pages(pool: Any) -> Any:
@@ -74,39 +88,49 @@ def numbers_of_free_pages(pool: Any) -> Any:
     return int(pool.get_num_free_pages()), int(pool.free_page_queue.num_free_pages)
 
 
-def hashed_pages(pages: Any) -> Any:
-    """The ids of the pages that have a hash."""
-    return [page_id for page_id, page in pages.items() if page_id and page.page_hash is not None]
+def page_hashes(pages: Any) -> Any:
+    """The hash of every page but the null page, by its id."""
+    return {page_id: page.page_hash for page_id, page in pages.items() if page_id}
 
 
-def cached_pages(pool: Any) -> Any:
-    """For each key of the cached map its group and its pages, in the order in which they were cached."""
+def cached_entries(pool: Any) -> Any:
+    """The keys of the cached map, each with the ids of its pages in the order in which they were cached."""
     entries = []
     for key, pages in pool.cached_page_hash_to_page.items():
         listed = pages.values() if hasattr(pages, "values") else pages
-        entries.append((int(key.group_id), [int(page.page_id) for page in listed]))
-    return sorted(entry for entry in entries if entry[1])
+        entries.append((key, [int(page.page_id) for page in listed]))
+    return [entry for entry in entries if entry[1]]
 
 
-def misfiled_pages(pool: Any) -> Any:
-    """The ids of pages that are cached under another key than their own hash."""
-    wrong = []
-    for key, pages in pool.cached_page_hash_to_page.items():
-        listed = pages.values() if hasattr(pages, "values") else pages
-        wrong += [int(page.page_id) for page in listed if page.page_hash != key]
-    return sorted(wrong)
+def hashed_pages(hashes: Any) -> Any:
+    """The ids of the pages that have a hash."""
+    return [page_id for page_id, key in hashes.items() if key is not None]
 
 
-def page_keys(pages: Any) -> Any:
+def cached_pages(entries: Any) -> Any:
+    """For each key of the cached map its group and its pages, in the order in which they were cached."""
+    return sorted((int(key.group_id), pages) for key, pages in entries)
+
+
+def misfiled_pages(entries: Any, hashes: Any) -> Any:
+    """The ids of pages that are cached under another key than their own hash, or under two keys."""
+    keys: Any = {}
+    for key, pages in entries:
+        for page_id in pages:
+            keys.setdefault(page_id, []).append(key)
+    return sorted(page_id for page_id, known in keys.items() if known != [hashes.get(page_id)])
+
+
+def page_keys(hashes: Any) -> Any:
     """The digest, the tokens and the extra keys of every page that has a hash."""
-    hashed = {n: page.page_hash.page_hash for n, page in pages.items() if n and page.page_hash is not None}
-    return {n: (key.hash_value, tuple(key.token_ids), key.extra_keys) for n, key in hashed.items()}
+    keys = {n: key.page_hash for n, key in hashes.items() if key is not None}
+    return {n: (key.hash_value, tuple(key.token_ids), key.extra_keys) for n, key in keys.items()}
 
 
-def key_tokens(pages: Any) -> Any:
+def key_tokens(hashes: Any) -> Any:
     """The tokens and the extra keys of every page that has a hash."""
-    hashed = {n: page.page_hash.page_hash for n, page in pages.items() if n and page.page_hash is not None}
-    return {n: (tuple(key.token_ids), key.extra_keys) for n, key in hashed.items()}
+    keys = {n: key.page_hash for n, key in hashes.items() if key is not None}
+    return {n: (tuple(key.token_ids), key.extra_keys) for n, key in keys.items()}
 
 
 def usage(pool: Any) -> Any:
@@ -259,13 +283,20 @@ def _is_view(page: Any, side: Any) -> bool:
     return bool(page == known) and hash(page) == hash(known) and page != other and page.ref_cnt == known.ref_cnt
 
 
+PARTS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "hashes": (page_hashes, "pages"),
+    "entries": (cached_entries, "pool"),
+}
+"""What several readings are given, by name: the function that makes it, and what that is given."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a test looks at one thing that the state shows.
 
     Attributes:
         look: the function.
-        given: the names of what it is given: of a side, or ``names``, the ids of all requests.
+        given: the names of what it is given: of a side, or ``names``, the ids of all requests; or one of `PARTS`.
         told: how the values are read off a side here, where looking twice shows another thing; None for ``look``.
     """
 
@@ -273,17 +304,50 @@ class Reading:
     given: tuple[str, ...]
     told: Callable[[Any], Any] | None = None
 
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """The names of what it is worked out of."""
+        return frozenset(PARTS[name][1] if name in PARTS else name for name in self.given)
+
+    def looked(self, part: Callable[[str], Any], made: dict[str, Any] | None = None) -> Any:
+        """What it shows.
+
+        Args:
+            part: says what there is under a name.
+            made: those of `PARTS` that were worked out already; more are added.
+        """
+        made, given = {} if made is None else made, []
+        for name in self.given:
+            if name not in PARTS:
+                given.append(part(name))
+                continue
+            if name not in made:
+                make, of = PARTS[name]
+                made[name] = make(part(of))
+            given.append(made[name])
+        return self.look(*given)
+
+    def text(self, parts: Mapping[str, str]) -> str:
+        """The call that shows it, made of the texts of what it needs."""
+        made = (f"{PARTS[n][0].__name__}({parts[PARTS[n][1]]})" if n in PARTS else parts[n] for n in self.given)
+        return f"{self.look.__name__}({', '.join(made)})"
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """The functions that it is made of."""
+        return *(PARTS[name][0] for name in self.given if name in PARTS), self.look
+
 
 READINGS: dict[str, tuple[Reading, ...]] = {
     "ref_cnt": (Reading(ref_counts, ("pages",)),),
-    "null page": (Reading(null_page, ("pool",)),),
+    "null page": (Reading(null_page, ("pool", "pages")),),
     "not in the queue exactly while at 0": (Reading(misplaced_pages, ("pool", "pages")),),
     "free pages": (Reading(free_pages, ("pool",)),),
     "numbers of free pages": (Reading(numbers_of_free_pages, ("pool",)),),
-    "hashed pages": (Reading(hashed_pages, ("pages",)),),
-    "cached map": (Reading(cached_pages, ("pool",)),),
-    "cached under another key than its own": (Reading(misfiled_pages, ("pool",)),),
-    "keys": (Reading(key_tokens, ("pages",)), Reading(page_keys, ("pages",))),
+    "hashed pages": (Reading(hashed_pages, ("hashes",)),),
+    "cached map": (Reading(cached_pages, ("entries",)),),
+    "cached under another key than its own": (Reading(misfiled_pages, ("entries", "hashes")),),
+    "keys": (Reading(key_tokens, ("hashes",)), Reading(page_keys, ("hashes",))),
     "usage": (Reading(usage, ("pool",)),),
     "usage of the manager": (Reading(manager_usage, ("manager",)),),
     "pages of requests": (Reading(pages_of_requests, ("manager", "names")),),

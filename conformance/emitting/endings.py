@@ -12,8 +12,7 @@ from ..calls.readings import READINGS, Reading, page_views, readable, source
 from ..machines import Machine
 from ..machines.arrays import Near, worst
 from ..machines.attention import RaggedMachine
-from ..machines.base import Side
-from ..machines.sides import equal
+from ..machines.sides import equal, part_of
 from .literals import Literals, UnrenderableError, is_plain
 from .notes import Notes
 
@@ -190,7 +189,6 @@ def _difference(text: str, look: Callable[[Any], Any], expected: Any, observed: 
 
 def _of_state(taken: Machine, notes: Notes) -> Ending | None:
     """The end that shows the first field that differs and can be told from outside."""
-    Side.moment += 1
     for shows in taken.fields:
         expected = shows.read(taken.spec)
         seen = attempt(functools.partial(shows.read, taken.backend))
@@ -220,7 +218,7 @@ def ending_of_field(field_name: str, sides: tuple[Any, Any], names: list[str], n
     for reading in READINGS.get(field_name, ()):
         lines, raises = _looked_at(sides, names, reading, notes)
         if lines:
-            known = {**_views(), reading.look.__name__: source(reading.look)}
+            known = {**_views(), **{function.__name__: source(function) for function in reading.functions}}
             return Ending(lines=lines, raises=raises, sources=known)
     return None
 
@@ -237,22 +235,24 @@ def _of_check(taken: Machine, notes: Notes) -> Ending | None:
 
 def _looked_at(sides: tuple[Any, Any], names: list[str], reading: Reading, notes: Notes) -> tuple[tuple[str, ...], str]:
     """The assertion that a reading gives the same on both sides, and the error that it raises instead; or nothing."""
-    sharded = hasattr(sides[0], "shards") and {"pool", "pages"} & set(reading.given)
+    sharded = hasattr(sides[0], "shards") and reading.needs & {"pool", "pages"}
     specs, backends = ([*side.shards] if sharded else [side] for side in sides)
     texts = []
     for side in backends:
-        given = [repr(names) if name == "names" else notes.text_of_known(getattr(side, name)) for name in reading.given]
-        if None in given:
-            return (), ""
-        texts.append(f"{reading.look.__name__}({', '.join(map(str, given))})")
+        known = {"names": repr(names)}
+        for name in reading.needs - {"names"}:
+            own = notes.text_of_known(getattr(side, name))
+            if own is None:
+                return (), ""
+            known[name] = own
+        texts.append(reading.text(known))
     text = f"[{', '.join(texts)}]" if sharded else texts[0]
 
     def look(sides: Any) -> Any:
         if reading.told is not None:
             seen = [reading.told(side) for side in sides]
         else:
-            given = [[names if name == "names" else getattr(side, name) for name in reading.given] for side in sides]
-            seen = [reading.look(*arguments) for arguments in given]
+            seen = [reading.looked(functools.partial(part_of, side, names)) for side in sides]
         return seen if sharded else seen[0]
 
     outcome = attempt(lambda: look(backends))

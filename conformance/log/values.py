@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import CacheCounters
 
-from ..calls.readings import cached_pages, free_pages, hashed_pages, pages_of_requests, ref_counts, usage
+from ..calls.readings import (
+    cached_entries,
+    cached_pages,
+    free_pages,
+    hashed_pages,
+    page_hashes,
+    pages_of_requests,
+    ref_counts,
+    usage,
+)
 from ..report.redaction import Redaction
 
 __all__ = [
@@ -494,8 +503,8 @@ def _pool(pool: Any, views: Mapping[int, Any]) -> dict[str, Any]:
     return {
         "free pages": free_pages(pool),
         "ref_cnt": {str(page_id): count for page_id, count in ref_counts(views).items() if count},
-        "hashed pages": hashed_pages(views),
-        "cached map": list(map(list, cached_pages(pool))),
+        "hashed pages": hashed_pages(page_hashes(views)),
+        "cached map": list(map(list, cached_pages(cached_entries(pool)))),
         "usage": usage(pool),
     }
 

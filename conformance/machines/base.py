@@ -442,7 +442,13 @@ class Machine(RuleBasedStateMachine):
         """
         if self.hurrying:
             return
-        Side.moment += 1
+        Side.made = {}  # while states are compared nothing changes
+        try:
+            self._compare_states(charge, fixed)
+        finally:
+            Side.made = None
+
+    def _compare_states(self, charge: Charge, fixed: bool) -> None:
         self._after = {shows.name: shows.read(self.spec) for shows in self.fields}
         for shows in self.fields:
             clause = charge if isinstance(charge, str) else charge.get(shows.name, shows.clause)
@@ -496,7 +502,6 @@ class Machine(RuleBasedStateMachine):
 
     def _deviation(self, clause: str, expected: str, observed: str, error: BaseException | None) -> Deviation:
         """A deviation by the last call; see `differ`."""
-        Side.moment += 1
         before, after, observed_after = self._states()
         calls, trace = tuple(self.calls), tuple(self._trace)
         found = Deviation(clause, expected, observed, calls, before, after, trace, observed_after)

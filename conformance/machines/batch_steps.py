@@ -65,7 +65,7 @@ class BatchSteps(GroupSteps):
         return [
             *super().state_fields(),
             Field("table rows", "MAN-11", _rows),
-            Field("slots", "MAN-11", self.read_slots),
+            Field.of("slots", "MAN-11", self.cases),
         ]
 
     def row(self, name: str) -> int:

@@ -122,23 +122,14 @@ class ManagerMachine(ManagerBlame, Calling):
             for shows in pool_fields("hash_seed" in self.options, weakly, lacks, order_clause(self.options))
         ]
         also = ("MAN-2", *self.of_states, *self.own("MAN-8"))
-        usage = Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9), aside=True)
+        usage = Field.of("usage of the manager", "POOL-10", aside=True)
         return [
-            Field("pages of requests", "MAN-2", self.read_page_ids, blame=self.blame_pages, also=also),
+            Field.of("pages of requests", "MAN-2", self.cases, blame=self.blame_pages, also=also),
             *fields,
             *((usage,) if self.offers("manager", "usage") else ()),
             *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
         ]
-
-    def read_slots(self, side: Any) -> dict[str, Any]:
-        """The slot of every live request; the kind of error for the others, which have none (MAN-11)."""
-        tried = {name: attempt(functools.partial(side.manager.slot_of, name)) for name in self.cases}
-        return {name: type(slot.error).__name__ if slot.error else int(slot.value) for name, slot in tried.items()}
-
-    def read_page_ids(self, side: Any) -> dict[str, list[list[int]]]:
-        """The pages of every request ever seen."""
-        return {name: [list(map(int, group)) for group in side.manager.get_page_ids(name)] for name in self.cases}
 
     # -- The world ----------------------------------------------------------------------------------------
 

@@ -1,10 +1,7 @@
 """What a manager shows beside its pool and its page lists: what it told of its cache, and what is pinned."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
-
-from kvproof.spec.declarations import CacheCounters
 
 from ..calls.manager import event
 from .base import Field, Side
@@ -30,8 +27,8 @@ def event_fields(counters: bool) -> tuple[Field, ...]:
         counters: whether there are any.
     """
     counted = (
-        Field("counters", "MAN-12", lambda side: _counters(side.manager.counters), aside=True),
-        Field("counters of the pool", "MAN-12", lambda side: _counters(side.pool.counters), aside=True),
+        Field.of("counters", "MAN-12", aside=True),
+        Field.of("counters of the pool", "MAN-12", aside=True),
     )
     return (
         Field(TAKEN[0], "MAN-12", _events, aside=True),
@@ -58,13 +55,6 @@ def _followed(side: Any) -> tuple[Any, bool]:
     return sorted((int(key.group_id), pages) for key, pages in found.items()), found == own
 
 
-def _counters(counters: Any) -> dict[str, Any]:
-    return {shown.name: getattr(counters, shown.name) for shown in fields(CacheCounters)}
-
-
 def pin_fields() -> tuple[Field, ...]:
     """Pins and priorities. A side has its ``pool``, and its ``pages`` by id."""
-    return (
-        Field("number of pinned pages", "PIN-1", lambda side: int(side.pool.num_pinned_pages)),
-        Field("priorities", "PIN-2", lambda side: {page: int(side.pool.get_priority(page)) for page in side.pages}),
-    )
+    return Field.of("number of pinned pages", "PIN-1"), Field.of("priorities", "PIN-2")

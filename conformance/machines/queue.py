@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ..calls.datum import Key, Ref
 from ..calls.method import Table
 from ..calls.queue import PAGE, QUEUE
-from ..calls.readings import counts_and_hashes, neighbours, page_ids, queue_length, queued_pages
+from ..calls.readings import page_ids
 from .base import Field, Side
 from .calling import Calling, Calls
 from .draws import Drawing
@@ -46,10 +46,10 @@ class Queue(Calling):
         for side in (self.spec, self.backend):
             side.find_key = lambda key, side=side: self._made_by_hand(side, key)
         self.watch(
-            Field("pages", "POOL-5", lambda side: counts_and_hashes(side.pages)),
-            Field("num_free_pages", "POOL-2", lambda side: queue_length(side.queue)),
-            Field("queue", "POOL-3", lambda side: queued_pages(side.queue)),
-            Field("neighbours", "POOL-2", lambda side: neighbours(side.queue, side.pages)),
+            Field.of("pages", "POOL-5"),
+            Field.of("num_free_pages", "POOL-2"),
+            Field.of("queue", "POOL-3"),
+            Field.of("neighbours", "POOL-2"),
         )
 
     def _made_by_hand(self, side: Side, key: Key) -> Any:

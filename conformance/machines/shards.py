@@ -71,27 +71,23 @@ class Shards(SwapSteps):
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         hosts = [shows for shows in super().state_fields() if shows.clause == "SWAP-1"]
         return [
-            Field("shards of requests", "POOL-12", self.read_shards),
+            Field.of("shards of requests", "POOL-12", self.cases),
             *hosts,
-            Field(
+            Field.of(
                 "pages of requests",
                 "MAN-2",
-                self.read_page_ids,
+                self.cases,
                 blame=self.blame_pages,
                 also=("MAN-2", "MAN-8", *self.of_states),
             ),
             *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
-            Field("usage of the manager", "POOL-10", lambda side: round(float(side.manager.usage), 9)),
+            Field.of("usage of the manager", "POOL-10"),
             Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
         ]
 
-    def read_shards(self, side: Any) -> dict[str, Any]:
-        """The shard of every request."""
-        return {name: side.manager.shard_of(name) for name in self.cases}
-
-    def read_free_host_pages(self, side: Any) -> object:
-        """See `SwapSteps.read_free_host_pages`: of every shard."""
-        return [int(shard.manager.num_free_host_pages) for shard in side.shards]
+    def free_host_pages(self) -> Field:
+        """See `SwapSteps.free_host_pages`: of every shard."""
+        return _of_all(super().free_host_pages())
 
     def shard_of(self, name: str) -> int:
         """See `SwapSteps.shard_of`."""

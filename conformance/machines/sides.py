@@ -2,20 +2,19 @@
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ..backends.loading import Backend
 from ..calls.datum import GoneError, Key, Ref
 from ..calls.deviation import attempt
+from ..calls.readings import READINGS
 
 if TYPE_CHECKING:
     from .base import Machine
 
-__all__ = ["Both", "Field", "Side", "equal", "once", "same"]
-
-T = TypeVar("T")
+__all__ = ["Both", "Field", "Side", "equal", "part_of", "same"]
 
 
 class Side:
@@ -25,16 +24,14 @@ class Side:
         names: where its public names come from.
 
     Attributes:
-        moment: grows with every comparison of states, whosever they are; see `once`.
-        read: what was read in a moment, by what read it.
+        made: what several readings are given, worked out once in a comparison of states: by the sides' ids; else None.
         results: the results of calls by their numbers.
     """
 
-    moment: ClassVar[int] = 0
+    made: ClassVar[dict[int, dict[str, Any]] | None] = None
 
     def __init__(self, names: Backend) -> None:
         self.names = names
-        self.read: dict[str, tuple[int, Any]] = {}
         self.results: dict[int, Any] = {}
         self.find_key: Callable[[Key], Any] | None = None
 
@@ -69,18 +66,9 @@ class Side:
         vars(self).update(made)
 
 
-def once(read: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Makes something that is read off a side be read once for each comparison, whichever fields show it."""
-
-    @functools.wraps(read)
-    def reading(side: Side) -> T:
-        moment, found = side.read.get(read.__name__, (-1, None))
-        if moment != Side.moment:
-            found = read(side)
-            side.read[read.__name__] = Side.moment, found
-        return cast(T, found)
-
-    return reading
+def part_of(side: Side, requests: Iterable[str], name: str) -> Any:
+    """What a reading is given: a thing that a side has, or the ids of all requests."""
+    return list(requests) if name == "names" else getattr(side, name)
 
 
 @dataclass(frozen=True)
@@ -108,6 +96,25 @@ class Field:
     also: tuple[str, ...] = ()
     aside: bool = False
     inner: bool = False
+
+    @classmethod
+    def of(cls, name: str, clause: str, requests: Iterable[str] = (), way: int = 0, **more: Any) -> "Field":
+        """A field that is read as emitted tests look at it; see `READINGS`.
+
+        Args:
+            name: the field's name.
+            clause: its clause.
+            requests: the ids of all requests, whose number may grow.
+            way: which of several ways of looking at it.
+            more: the other attributes.
+        """
+        reading = READINGS[name][way]
+
+        def read(side: Side) -> object:
+            made = None if Side.made is None else Side.made.setdefault(id(side), {})
+            return cast(object, reading.looked(functools.partial(part_of, side, requests), made))
+
+        return cls(name, clause, read, **more)
 
 
 @dataclass(frozen=True)

@@ -77,18 +77,14 @@ class SwapSteps(GroupSteps):
         if not self.swaps():
             return super().state_fields()
         return [
-            Field("host pages of requests", "SWAP-1", self.read_host_pages),
-            Field("free host pages", "SWAP-1", self.read_free_host_pages),
+            Field.of("host pages of requests", "SWAP-1", self.cases),
+            self.free_host_pages(),
             *super().state_fields(),
         ]
 
-    def read_host_pages(self, side: Any) -> dict[str, list[list[int]]]:
-        """The host pages of every request ever seen."""
-        return {name: [list(map(int, own)) for own in side.manager.get_host_page_ids(name)] for name in self.cases}
-
-    def read_free_host_pages(self, side: Any) -> object:
+    def free_host_pages(self) -> Field:
         """How many host pages are free."""
-        return int(side.manager.num_free_host_pages)
+        return Field.of("free host pages", "SWAP-1")
 
     def shard_of(self, name: str) -> int:
         """The number of the shard that a request is on; 0 where there is one manager."""

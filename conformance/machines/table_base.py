@@ -13,7 +13,6 @@ from ..calls.datum import Call, Ref
 from ..calls.deviation import attempt
 from ..calls.kinds import numbers_of
 from ..calls.method import Method, Table
-from ..calls.readings import changeable_tables
 from ..calls.table import TABLE, TABLES
 from .base import Both, Field, Side
 from .calling import Calling
@@ -82,15 +81,7 @@ class TableMachine(Calling):
         self.watch(
             Field("pages in a row", "TAB-1", _counts),
             Field("host rows", "TAB-1", _host, blame=self._blame_padding),
-            *(
-                ()
-                if self.lacks("views")
-                else (
-                    Field(
-                        "tables that can be changed from outside", "TAB-6", lambda side: changeable_tables(side.tables)
-                    ),
-                )
-            ),
+            *(() if self.lacks("views") else (Field.of("tables that can be changed from outside", "TAB-6"),)),
             Field("device rows", "TAB-4", self._looked_at(self._device, "not looked at"), aside=True),
             Field("broken device handles", "TAB-4", self._looked_at(_broken_handles, []), aside=True),
         )

@@ -429,7 +429,6 @@ class Trial:
         Returns:
             The label of the first difference, "" if there is none; and the fields that differ.
         """
-        Side.moment += 1
         clause, differences = "", {}
         for number, built in self._built.items():
             for name in built.fields:
@@ -445,7 +444,7 @@ class Trial:
 
 
 def _read(name: str, parts: Mapping[str, Any]) -> Any:
-    looks = [each.look(*(parts[own] for own in each.given)) for each in READINGS[name]]
+    looks = [each.looked(parts.__getitem__) for each in READINGS[name]]
     return looks[0] if len(looks) == 1 else looks
 
 

@@ -121,7 +121,6 @@ class Alone(Machine):
 
     def unchanged(self, clause: str, why: str) -> None:
         """Holds what the backend shows against what it showed before the call."""
-        Side.moment += 1
         self.compared(clause)
         for shows in self.fields:
             now = self.see(shows.name, clause)

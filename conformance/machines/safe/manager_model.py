@@ -117,7 +117,6 @@ class ManagerModel(Alone, Admission):
         Args:
             clause: the label that a fault is charged to where it has none of its own.
         """
-        Side.moment += 1
         lists: dict[str, Lists] = self.see("pages of requests", clause)
         for name, groups in lists.items():
             self.judge_shape(clause, name, groups)

@@ -112,7 +112,6 @@ class PoolModel(Alone):
         Args:
             clause: the label that a wrong count is charged to.
         """
-        Side.moment += 1
         in_use = len(self.held)
         right = {
             "counts": (clause, dict(self.counts)),
