@@ -90,7 +90,7 @@ class BatchSteps(GroupSteps):
 
     def can_go_on(self) -> bool:
         """Whether a request can go on, or one can be admitted."""
-        room = self.spec.pool.get_num_free_pages() and len(self.names_of(live=True)) < len(IDS)
+        room = self.num_free and len(self.names_of(live=True)) < len(IDS)
         return bool(self.unfinished() or room)
 
     def chunk(self, data: Drawing, start: int, end: int) -> int:
@@ -141,7 +141,7 @@ class BatchSteps(GroupSteps):
             if name not in self.unfinished():
                 self.free_request(name, None)
         for _ in range(3 - len(self.unfinished())):
-            if self.spec.pool.get_num_free_pages():
+            if self.num_free:
                 self.admitted(data)
         running = self.unfinished()
         if not running:

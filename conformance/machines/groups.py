@@ -56,9 +56,9 @@ class GroupSteps(ManagerSteps):
     def crowd(self, data: Drawing) -> None:
         """What one request left in the cache is all that another leaves free: the first one hits it and needs more."""
         name = self.arrived(data)
-        before = self.spec.pool.get_num_free_pages()
+        before = self.num_free
         self.admit_with(name, self.cases[name].request.num_tokens)
-        left = before - self.spec.pool.get_num_free_pages()
+        left = before - self.num_free
         if not self.cases[name].live:
             return  # there was no room for it
         self.free_request(name, None)
@@ -99,7 +99,7 @@ class GroupSteps(ManagerSteps):
 
     def most_tokens(self, left: int = 0) -> int:
         """How many tokens of a request the free pages suffice for, ``left`` of them being left."""
-        free = self.spec.pool.get_num_free_pages() - left
+        free = self.num_free - left
         for tokens in range(self.max_model_len, 0, -1):
             needed = (1 if group.keeps_states else -(-tokens // group.page_size) for group in self.world.groups)
             if sum(needed) <= free:
@@ -128,7 +128,7 @@ class GroupSteps(ManagerSteps):
         """Whether a hit needs only part of a prefix in some group, and there is an id for one more request."""
         return self.caching and self.world.gives_back and len(self.names_of(live=True)) < len(IDS)
 
-    @step("MAN-3", "MAN-5", "RET-3", "RET-4", when=can_keep_parts, weight=3)
+    @step("MAN-3", "MAN-5", "RET-3", "RET-4", when=lambda self: self.can_keep_parts(), weight=3)
     def come_one_by_one(self, data: Drawing) -> None:
         """Prompts that begin alike are served one by one, steps ending where they part: later ones hit up to there."""
         tokens = st.sampled_from(self.world.alphabet)
@@ -172,7 +172,7 @@ class GroupSteps(ManagerSteps):
             "RET-1",
         )
 
-    @step("MAN-13", when=copies_states)
+    @step("MAN-13", when=lambda self: self.copies_states())
     def take_page_copies(self, data: Drawing) -> None:
         """The copies to be run before the step, those of requests that were freed meanwhile left out."""
         del data

@@ -143,6 +143,19 @@ class ManagerMachine(ManagerBlame, Calling):
         """Whether prefixes are cached and found."""
         return self.world.caching and bool(self.world.groups)
 
+    @property
+    def num_free(self) -> int:
+        """How many pages are free."""
+        return int(self.spec.pool.get_num_free_pages())
+
+    def page_numbers(self) -> list[int]:
+        """The ids of all pages, the null page's first."""
+        return sorted(self.spec.pages)
+
+    def cached_pages(self) -> list[int]:
+        """The pages that have a hash."""
+        return [page for page in self.page_numbers()[1:] if self.spec.pages[page].page_hash is not None]
+
     # -- Calls --------------------------------------------------------------------------------------------
 
     @classmethod

@@ -129,7 +129,7 @@ class ManagerFaults(Admission):
             pages = [*pages[:group], *pages[group + 1 :]] if one_of(data, [True, False]) else [*pages, []]
         else:
             place = data.draw(st.integers(0, len(pages[group]) - 1))
-            page = {"page": one_of(data, sorted(self.spec.pages)), "null": 0}.get(fault)
+            page = {"page": one_of(data, self.page_numbers()), "null": 0}.get(fault)
             pages[group][place] = StrangePage() if page is None else page
         self.hit_with(name, pages, length)
 
@@ -144,8 +144,7 @@ class ManagerFaults(Admission):
         """Some pages in the places of a prefix where a group needs pages."""
         first = group.first_place(length)
         return [
-            one_of(data, sorted(self.spec.pages)[1:]) if place >= first else 0
-            for place in range(length // group.page_size)
+            one_of(data, self.page_numbers()[1:]) if place >= first else 0 for place in range(length // group.page_size)
         ]
 
     def publish_badly(self, data: Drawing) -> None:

@@ -199,7 +199,7 @@ class ManagerSteps(ManagerFaults):
     def forget(self, data: Drawing) -> None:
         """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
         self.turn(data)
-        if one_of(data, [True, False]) or not self.offers("pool", "evict_pages"):
+        if one_of(data, [True, False]) or not self.can_evict():
             self.reset()
         else:
             self.forget_some(data)
@@ -207,14 +207,21 @@ class ManagerSteps(ManagerFaults):
 
     def forget_some(self, data: Drawing) -> None:
         """Evicts some pages, as a rule cached ones; then a live request goes on, or one is looked up."""
-        cached = [page for page in sorted(self.spec.pages)[1:] if self.spec.pages[page].page_hash is not None]
-        pages = likely(data, cached or [0], sorted(self.spec.pages))
-        self.evict([pages, *([one_of(data, sorted(self.spec.pages))] if rarely(data) else [])])
+        page = likely(data, self.cached_pages() or [0], self.page_numbers())
+        self.evict([page, *([one_of(data, self.page_numbers())] if rarely(data) else [])])
         goes_on: bool = one_of(data, [True, False])
         if self.unfinished() and goes_on:
             self.go_on(data, one_of(data, self.unfinished()))
-        elif self.cases:
-            self.look_up(one_of(data, list(self.cases)))
+        elif self.sought():
+            self.look_up(one_of(data, self.sought()))
+
+    def can_evict(self) -> bool:
+        """Whether the hashes of pages can be dropped."""
+        return self.offers("pool", "evict_pages")
+
+    def sought(self) -> list[str]:
+        """The requests that may be looked up, waiting or live."""
+        return list(self.cases)
 
     def reset(self) -> None:
         """Forgets every cached prefix."""

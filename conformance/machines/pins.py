@@ -143,8 +143,7 @@ class Pins(GroupSteps):
     @step("POOL-11", "PIN-1", when=caches_any)
     def evict_pages(self, data: Drawing) -> None:
         """Drops the hashes of some pages; a pinned one refuses the call."""
-        cached = [page for page in sorted(self.spec.pages)[1:] if self.spec.pages[page].page_hash is not None]
-        self.call_manager("evict_pages", page_ids=some(data, [*cached, 0], most=2, least=1))
+        self.call_manager("evict_pages", page_ids=some(data, [*self.cached_pages(), 0], most=2, least=1))
 
     @step("PIN-1", "PIN-2", when=lambda self: self.cases)
     def misuse_pins(self, data: Drawing) -> None:

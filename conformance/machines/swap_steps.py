@@ -245,7 +245,7 @@ class SwapSteps(GroupSteps):
             raise Nothing
         self.end_copies(max(self.flights))
         if one_of(data, [True, False]):
-            if self.offers("pool", "evict_pages"):
+            if self.can_evict():
                 self.forget_some(data)
         elif len(self.names_of(live=True)) + len(self.away) < 4:
             self.admitted(data)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from kvproof.spec.declarations import EngineRequestStatus
+from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ...backends.loading import takes_parameter
 from ...calls.contrast import shown
@@ -116,12 +116,25 @@ class ManagerCalls(ManagerModel):
         shown_as = [held[:end] for held, end in zip(lists, ends, strict=True)]
         return Both((shown_as, tokens), (self.backend.names.get("CachePages")(first), tokens))
 
+    def sought(self) -> list[str]:
+        """See `ManagerSteps.sought`: what a look-up of a live request finds is policy."""
+        return self.names_of(live=False)
+
+    def hit_again(self, name: str) -> None:
+        """See `ManagerSteps.hit_again`: every look-up is judged by that."""
+        self.look_up(name)
+
     # -- Requests ---------------------------------------------------------------------------------------
 
     @operation
     def bring(self, name: str, *given: Any) -> None:
         """See `Admission.bring`."""
         super().bring(name, *given)
+
+    @operation
+    def set_status(self, name: str, status: EngineRequestStatus) -> None:
+        """See `ManagerSteps.set_status`."""
+        super().set_status(name, status)
 
     @operation
     def admit_with(self, name: str, new: int, hits: int | None = None, **options: Any) -> None:
@@ -317,6 +330,37 @@ class ManagerCalls(ManagerModel):
             )
             self.hold("MAN-13", taken == copies, f"copies {copies}, each (group, source, destination)", f"{taken}")
 
+    @operation
+    def publish(self, name: str, count: int) -> None:
+        """See `ManagerSteps.publish`: what was delayed has come."""
+        case = self.cases[name]
+        if not case.live or count > case.given:
+            raise Nothing
+        self.write(name, count)
+        line = f"manager.cache_pages({name}, {count})"
+        self.ask(line, "MAN-3", lambda side: side.manager.cache_pages(case.request, count))
+        case.published = max(case.published, min(count, case.request.num_tokens))
+        self.settle("MAN-3")
+
+    @operation
+    def count_common(self, asked: str, count: int) -> None:
+        """See `ManagerSteps.count_common`."""
+        running, counts = self.running(), [0 for _ in self.world.groups]
+        if asked not in running:
+            raise Nothing
+        for number, group in enumerate(self.world.groups):
+            for pages in zip(*(self.lists[name][number] for name in running), strict=False):
+                if group.kind not in ("full", "mla") or len(set(pages)) > 1 or count != len(running):
+                    break
+                counts[number] += 1
+        answer = self.ask(
+            f"manager.get_num_common_prefix_pages({asked}, {count})",
+            "MAN-10",
+            lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
+            lambda found: list(map(int, found)),
+        )
+        self.hold("MAN-10", answer == counts, f"{counts}, as {self.lists} are held", f"{answer}")
+
     # -- Giving back ------------------------------------------------------------------------------------
 
     def free_takes_written(self) -> bool:
@@ -332,8 +376,8 @@ class ManagerCalls(ManagerModel):
             written: its tokens that are written; None: all.
         """
         case = self.cases[name]
-        if case.live and not case.void and written is not None and written < self.reached[name]:
-            raise Nothing  # made again, where more was written
+        if written is not None:
+            written = max(written, self.reached.get(name, 0))
         clause = "MAN-5" if written is None else "MAN-4"
         told = "" if written is None else f", num_written={written}"
         withdrawn = self.withdrawn(name, written) if case.live else {}
@@ -355,6 +399,7 @@ class ManagerCalls(ManagerModel):
             lambda side: side.manager.free(case.request, *(() if written is None else (written,))),
             lambda held: [] if held is None and written is None else sorted(map(str, held)),
         )
+        case.request.num_computed_tokens = 0
         self.lists = {other: lists for other, lists in self.lists.items() if other != name}
         for page in withdrawn:
             self.ghost.contents.pop(page, None)
@@ -370,7 +415,69 @@ class ManagerCalls(ManagerModel):
         for other, end in void.items():
             if self.cases[other].live:
                 self.free_request(other, end)
-                self.leave(other)
+                self.cases[other].request.status = EngineRequestStatus.PREEMPTED
+
+    def finish(self, name: str) -> None:
+        """A request ends, if it is live."""
+        if self.cases[name].live:
+            self.free_request(name)
+            self.cases[name].request.status = EngineRequestStatus.FINISHED
+
+    @operation
+    def free_a_namesake(self, name: str) -> None:
+        """See `Endings.free_a_namesake`."""
+        stranger = Request(name, self.cases[name].tokens)
+        line = f"manager.free(<another request {name!r}>)"
+        self.ask(line, "MAN-5", lambda side: side.manager.free(stranger), lambda held: held or [])
+        self.unchanged("MAN-5", "another object with that id is not that request")
+
+    @operation
+    def drop_keys(self, name: str) -> None:
+        """See `Endings.drop_keys`."""
+        if not self.offers("manager", "free_page_hashes"):
+            return
+        line = f"manager.free_page_hashes({name})"
+        self.ask(line, "MAN-6", lambda side: side.manager.free_page_hashes(self.cases[name].request))
+        self.unchanged("MAN-6", "dropped keys change nothing else")
+
+    # -- Forgetting -------------------------------------------------------------------------------------
+
+    def can_evict(self) -> bool:
+        """See `ManagerSteps.can_evict`: of a backend whose pages are known."""
+        return bool(self.backend.pages) and super().can_evict()
+
+    @operation
+    def evict(self, pages: list[int]) -> None:
+        """See `ManagerSteps.evict`: nothing else changes."""
+        before = self.cached_pages()
+        self.ask(f"manager.page_pool.evict_pages({pages})", "POOL-11", lambda side: side.pool.evict_pages(pages))
+        self.hidden |= set(pages)
+        self.kept -= self.hidden
+        self.settle("POOL-11")
+        right = [page for page in before if page not in pages]
+        if self.resident is not None:
+            self.hold("POOL-11", self.resident == right, f"cached pages {right}", f"{self.resident}")
+
+    @operation
+    def reset(self) -> None:
+        """See `ManagerSteps.reset`: everything is forgotten, if no page is held."""
+        if not self.offers("manager", "reset_prefix_cache"):
+            raise Nothing
+        idle = self.num_free == self.world.num_pages - 1
+        done = self.ask("manager.reset_prefix_cache()", "POOL-9", lambda side: side.manager.reset_prefix_cache(), bool)
+        self.hold("POOL-9", done == idle, f"{idle}, as {self.lists} are held", f"{done}")
+        if not done:
+            self.unchanged("POOL-9", "a reset that did nothing")
+            return
+        self.ghost.contents.clear()
+        self.kept.clear()
+        self.settle("POOL-9")
+        if self.resident is not None:
+            self.hold("POOL-9", not self.resident, "no cached page", f"cached pages {self.resident}")
+        for name in self.names_of(live=False):
+            self.look_up(name)
+
+    # -- What was withdrawn -----------------------------------------------------------------------------
 
     def withdrawn(self, name: str, written: int | None) -> dict[int, int]:
         """The pages that a request wrote or was to write, and that do not lie wholly below a number of tokens."""
@@ -393,8 +500,3 @@ class ManagerCalls(ManagerModel):
             for place, page in enumerate(held)
             if page in pages
         ]
-
-    def leave(self, name: str, status: EngineRequestStatus = EngineRequestStatus.PREEMPTED) -> None:
-        """What an engine notes of a request that was freed."""
-        self.cases[name].request.status = status
-        self.cases[name].request.num_computed_tokens = 0

@@ -16,7 +16,7 @@ __all__ = ["ManagerFaults"]
 class ManagerFaults(ManagerCalls):
     """The steps of the managers at level safe that must be refused (R1)."""
 
-    @step("MAN-1", "MAN-2", "MAN-4", "MAN-6", "MAN-8", "MAN-10", "HASH-2", weight=2)
+    @step(weight=2)
     def misuse(self, data: Drawing) -> None:
         """Allocates, publishes, frees or counts with one fault."""
         often = [self.ask_badly, self.go_on_badly, self.go_on_badly]

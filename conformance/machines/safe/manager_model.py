@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ...backends.capabilities import ESSENTIALS
 from ...backends.loading import takes_parameter
-from ..manager_admission import Admission
+from ..groups import GroupSteps
 from ..manager_blame import Case
 from ..sides import Side
 from ..worlds import World
@@ -21,7 +21,7 @@ __all__ = ["ManagerModel"]
 Lists = list[list[int]]
 
 
-class ManagerModel(Alone, Admission):
+class ManagerModel(Alone, GroupSteps):
     """One manager, judged after every call by what any correct one shows then.
 
     Attributes:
@@ -36,7 +36,10 @@ class ManagerModel(Alone, Admission):
     """
 
     needs: ClassVar[tuple[str, ...]] = ESSENTIALS["CacheManager"]
-    always = frozenset({"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-10", "MAN-2", "MAN-3", "HIT-1"})
+    always = frozenset(
+        {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-9", "POOL-10", "POOL-11", "HASH-2", "HIT-1"}
+        | {f"MAN-{number}" for number in (1, 2, 3, 4, 5, 6, 8, 10)}
+    )
     ghost: Contents
 
     def build_managers(self, world: World) -> None:
@@ -105,9 +108,17 @@ class ManagerModel(Alone, Admission):
 
     @property
     def num_free(self) -> int:
-        """How many pages nobody holds."""
+        """See `ManagerMachine.num_free`: how many pages nobody holds."""
         held = {page for lists in self.lists.values() for pages in lists for page in pages if page}
         return self.world.num_pages - 1 - len(held)
+
+    def page_numbers(self) -> list[int]:
+        """See `ManagerMachine.page_numbers`: those whose views are known."""
+        return sorted(self.backend.pages)
+
+    def cached_pages(self) -> list[int]:
+        """See `ManagerMachine.cached_pages`: those that were shown as cached after the last call."""
+        return self.resident or []
 
     # -- After a call -----------------------------------------------------------------------------------
 

@@ -2,13 +2,9 @@
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import EngineRequestStatus
-
 from ..draws import EXTRA_KEYS, Drawing, one_of
 from ..manager_admission import IDS
-from ..operations import operation
 from ..properties import step
-from .demand import demand
 from .manager_faults import ManagerFaults
 
 __all__ = ["Scenes"]
@@ -30,35 +26,14 @@ class Scenes(ManagerFaults):
         tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=2 * self.unit + 1)
         return data.draw(tokens)[: self.max_model_len]
 
-    def most_tokens(self, name: str) -> int:
-        """For how many tokens of a request that waits the free pages suffice."""
-        groups = self.world.groups
-        none: list[list[int]] = [[] for _ in groups]
-        for tokens in range(self.max_model_len, 0, -1):
-            if demand(groups, self.lists, name, none, 0, tokens, tokens).net <= self.num_free:
-                return tokens
-        return 0
-
     def take_all(self, data: Drawing, name: str) -> None:
         """A request comes that gets every free page."""
         self.bring(name, self.some_tokens(data))
-        most = self.most_tokens(name)
+        most = self.most_tokens()
         if most:
             self.admit_with(name, 1, num_lookahead_tokens=most - 1)
 
-    @operation
-    def evict(self, evicted: list[int]) -> None:
-        """Drops the hashes of some pages; nothing else changes."""
-        before = [] if self.resident is None else self.resident
-        self.ask(f"manager.page_pool.evict_pages({evicted})", "POOL-11", lambda side: side.pool.evict_pages(evicted))
-        self.hidden |= set(evicted)
-        self.kept -= self.hidden
-        self.settle("POOL-11")
-        right = [page for page in before if page not in evicted]
-        if self.resident is not None:
-            self.hold("POOL-11", self.resident == right, f"cached pages {right}", f"{self.resident}")
-
-    @step("HIT-1", "MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come, weight=2)
+    @step(when=can_come, weight=2)
     def come_again(self, data: Drawing) -> None:
         """A request is served and goes; one with its tokens, and more, hits what it left, nobody coming between."""
         name = one_of(data, self.unused())
@@ -70,9 +45,7 @@ class Scenes(ManagerFaults):
             self.continue_with(name, before, len(tokens) - before)
             if self.cases[name].given == before:
                 break
-        if self.cases[name].live:
-            self.free_request(name)
-            self.leave(name, EngineRequestStatus.FINISHED)
+        self.finish(name)
         keys = self.cases[name].request.extra_keys
         more = [one_of(data, self.world.alphabet) for _ in range(data.draw(st.integers(0, 2)))]
         other = one_of(data, self.unused())
@@ -85,7 +58,7 @@ class Scenes(ManagerFaults):
         tokens = one_of(data, [self.some_tokens(data), *earlier])
         self.bring(name, tokens, one_of(data, self.extra_keys))
 
-    @step("MAN-1", "HASH-2", "MAN-6", when=lambda self: self.cases and self.can_come())
+    @step(when=lambda self: self.cases and self.can_come())
     def begin_in_the_middle(self, data: Drawing) -> None:
         """A request begins like an earlier one goes on after some pages: those pages are not its own."""
         tokens = self.cases[one_of(data, list(self.cases))].tokens
@@ -94,26 +67,7 @@ class Scenes(ManagerFaults):
         self.bring(name, [*tokens[place:], one_of(data, self.world.alphabet)][: self.max_model_len])
         self.look_up(name)
 
-    def can_part(self) -> bool:
-        """Whether there are ids and tokens enough for three prompts of two pages."""
-        return bool(self.world.groups) and len(self.unused()) >= 3 and 2 * self.unit < self.max_model_len
-
-    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_part, weight=2)
-    def part_ways(self, data: Drawing) -> None:
-        """Two prompts differ in their first page: what the one goes on with is not the other's, though alike."""
-        one, other = one_of(data, [self.world.alphabet, self.world.alphabet[::-1]])
-        rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit, max_size=self.unit))
-        first, second, third = self.unused()[:3]
-        for name, tokens in ((first, [*[one] * self.unit, *rest, one]), (second, [*[other] * self.unit, one])):
-            self.bring(name, tokens)
-            self.admit_with(name, len(tokens))
-            if self.cases[name].live:
-                self.free_request(name)
-                self.leave(name, EngineRequestStatus.FINISHED)
-        self.bring(third, [*[other] * self.unit, *rest, one])
-        self.look_up(third)
-
-    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_come, weight=2)
+    @step(when=can_come, weight=2)
     def tell_apart(self, data: Drawing) -> None:
         """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
         # neighbours are alike but for their kind, their text or their place
@@ -128,29 +82,26 @@ class Scenes(ManagerFaults):
             if prompt < len(tokens):
                 self.grow(name, tokens[prompt:])
                 self.continue_with(name, prompt, len(tokens) - prompt)
-            self.free_request(name)
-            self.leave(name, EngineRequestStatus.FINISHED)
+            self.finish(name)
         other = one_of(data, [known for known in ids if known != name] or ids)
         self.bring(other, tokens, keys[1])
         self.look_up(other)
 
-    @step("MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=lambda self: len(self.unused()) > 1, weight=2)
+    @step(when=lambda self: len(self.unused()) > 1, weight=2)
     def outrun(self, data: Drawing) -> None:
         """A request hits what one like it left; another takes all free pages, and then it is admitted with that hit."""
         name, other = self.unused()[:2]
         tokens = self.some_tokens(data)
         self.bring(name, tokens)
         self.admit_with(name, len(tokens))
-        if self.cases[name].live:
-            self.free_request(name)
-            self.leave(name, EngineRequestStatus.FINISHED)
+        self.finish(name)
         self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
         found = self.look_up(name)
         self.take_all(data, other)
         length = found.spec[1]
         self.admit_with(name, self.chunk(data, length, self.cases[name].request.num_tokens), length)
 
-    @step("MAN-1", "MAN-2", "MAN-8", "HASH-2", "MAN-6", when=lambda self: len(self.unused()) > 1, weight=2)
+    @step(when=lambda self: len(self.unused()) > 1, weight=2)
     def fork(self, data: Drawing) -> None:
         """A request shares the first pages of one that goes on; then another takes all free pages."""
         name, other = self.unused()[:2]
@@ -167,9 +118,9 @@ class Scenes(ManagerFaults):
 
     def can_orphan(self) -> object:
         """Whether the hash of a page can be dropped, and there are ids for two requests."""
-        return self.backend.pages and len(self.unused()) > 1 and self.offers("pool", "evict_pages")
+        return len(self.unused()) > 1 and self.can_evict()
 
-    @step("POOL-11", "MAN-1", "MAN-2", "MAN-5", "HASH-2", "MAN-6", when=can_orphan)
+    @step(when=can_orphan)
     def orphan(self, data: Drawing) -> None:
         """The first page of a prefix is forgotten, what follows it is not; others take the pages, and it comes back."""
         name, other = self.unused()[:2]
@@ -177,17 +128,13 @@ class Scenes(ManagerFaults):
         for taking in (True, False):
             self.bring(name, tokens)
             self.admit_with(name, len(tokens) if taking else min(self.unit, len(tokens)))
-            if self.cases[name].live:
-                self.free_request(name)
-                self.leave(name, EngineRequestStatus.FINISHED)
+            self.finish(name)
             if taking:
                 found = self.look_up(name).spec[0]
                 first = [page for pages in found for page in pages if page][:1]
                 if first:
                     self.evict(first)
                 self.take_all(data, other)
-                if self.cases[other].live:
-                    self.free_request(other)
-                    self.leave(other, EngineRequestStatus.FINISHED)
+                self.finish(other)
         self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
         self.look_up(name)
