@@ -16,7 +16,7 @@ from ..properties import step
 from ..worlds import World
 from .manager_looks import ManagerLooks
 from .renaming import SALTED, Text, extra_keys_of, swapped, texts_of_keys, tokens_of
-from .ways import Way
+from .ways import Move, Way
 
 __all__ = ["ManagerShape", "ManagerWorld"]
 
@@ -68,6 +68,7 @@ class ManagerWorld(ManagerLooks):
 
     shape: ClassVar[ManagerShape]
     needs = (*ManagerMachine.needs, "CacheGroupSpec")
+    always = ManagerMachine.always | {"MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "POOL-9", "POOL-11"}
 
     @step()
     def begin(self) -> None:
@@ -168,7 +169,7 @@ class ManagerWorld(ManagerLooks):
 
     # -- Moves ----------------------------------------------------------------------------------------------
 
-    def moves(self) -> list[Way]:
+    def moves(self) -> list[Move]:
         """What two requests can do next, and what makes the cache forget."""
         shown, other, pages, names = self._ordered()
         changed = other < shown
@@ -177,20 +178,23 @@ class ManagerWorld(ManagerLooks):
         gone = [name for name in names if name not in live]
         alike = len(gone) == 2 and len({name in self.cases and self._book(name) for name in gone}) == 1
         prompts = tuple(map(swapped, self.shape.prompts)) if changed else self.shape.prompts
-        ways = [way for name in (gone[:1] if alike else gone) for way in self._admissions(name, prompts, bool(cached))]
+        ways: list[Move] = []
+        for name in gone[:1] if alike else gone:
+            ways += self._admissions(name, prompts, bool(cached))
         for name in live:
             ways += self._steps(name, (1, 0) if changed else (0, 1))
             if self.offers("manager", "cache_pages") and self._unpublished(name):
-                ways.append(Way("publish", (name, self.cases[name].given)))
+                given = self.cases[name].given
+                ways.append(self.on_manager("cache_pages", request=Ref(name), num_computed_tokens=given))
             ways.append(Way("give_back", (name, None)))
             if self.free_takes_written():
                 ways += [Way("give_back", (name, written)) for written in sorted({0, self.cases[name].given - 1})]
         if self.offers("manager", "free_page_hashes"):
             ways += [Way("drop", (name,)) for name in gone if name in self.cases]
         if self.offers("pool", "evict_pages"):
-            ways += [Way("evict", ([page],)) for page in cached]
+            ways += [self.call_of("evict_pages", POOL_REF, page_ids=[page]) for page in cached]
         if cached and not any(self.count(page) for page in pages):
-            ways.append(Way("reset"))
+            ways.append(self.on_manager("reset_prefix_cache"))
         return ways
 
     def _admissions(self, name: str, prompts: tuple[Text, ...], cached: bool) -> Iterator[Way]:
@@ -223,7 +227,7 @@ class ManagerWorld(ManagerLooks):
             for group, pages in zip(self.world.groups, held, strict=True)
         )
 
-    @step("MAN-3")
+    @step()
     def admit(self, name: str, tokens: Text | None, how: str) -> None:
         """A request comes and gets slots: for its tokens with the hits or without, for one, or published late.
 
@@ -242,7 +246,7 @@ class ManagerWorld(ManagerLooks):
         new = 1 if how == "one" else case.request.num_tokens - (hits or 0)
         self._grant(name, self.allocate(name, new, hits, **({"delay_cache_pages": True} if how == "late" else {})))
 
-    @step("MAN-3", "MAN-8")
+    @step()
     def advance(self, name: str, token: int | None, new: int, options: dict[str, Any]) -> None:
         """A live request goes on: with tokens of its prompt, or with one that it just got."""
         case = self.cases[name]
@@ -260,16 +264,11 @@ class ManagerWorld(ManagerLooks):
         if any(group.kind == "aligned" for group in self.world.groups):
             self.call_manager("take_page_copies")
 
-    @step("MAN-3")
-    def publish(self, name: str, count: int) -> None:
-        """Publishes a live request's full pages up to a number of tokens (MAN-3)."""
-        self.call_manager("cache_pages", request=Ref(name), num_computed_tokens=count)
-
     def note_cache_pages(self, name: str, call: Call, _: Both) -> None:
         """Notes that tokens are written."""
         self.write(name, min(call.arguments["num_computed_tokens"], self.cases[name].given))
 
-    @step("MAN-3", "MAN-4", "MAN-5")
+    @step()
     def give_back(self, name: str, written: int | None) -> None:
         """A request goes, its last step dispatched or not (MAN-4, MAN-5)."""
         live = self.cases[name].live
@@ -286,13 +285,3 @@ class ManagerWorld(ManagerLooks):
         del self.cases[name]
         self.turned_away.discard(name)
         self.came_back.discard(name)
-
-    @step("POOL-11")
-    def evict(self, pages: list[int]) -> None:
-        """Drops hashes (POOL-11)."""
-        self.make_call(self.call_of("evict_pages", POOL_REF, page_ids=pages))
-
-    @step("POOL-9")
-    def reset(self) -> None:
-        """Forgets every prefix, unless a page is in use (POOL-9)."""
-        self.call_manager("reset_prefix_cache")
