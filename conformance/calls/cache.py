@@ -1,6 +1,6 @@
 """The table of the functions on the arrays of a cache: updates by slots and by slices, copies of pages, states.
 
-What is known when a call is drawn is a machine's (`kvproof.conformance.machines.cache_base`): the ``layout`` of the
+What is known when a call is drawn is a machine's (`kvproof.conformance.machines.cache`): the ``layout`` of the
 cache that both sides have as ``pages``.
 """
 

@@ -1,6 +1,6 @@
 """The table of a page pool.
 
-What is known when a call is drawn is a machine's (`kvproof.conformance.machines.pool_base`): which pages are held,
+What is known when a call is drawn is a machine's (`kvproof.conformance.machines.pool`): which pages are held,
 cached or free by the specification, and how to name them.
 """
 

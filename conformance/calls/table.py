@@ -1,6 +1,6 @@
 """The tables of a page table of one group, and of several groups.
 
-What is known when a call is drawn is a machine's (`kvproof.conformance.machines.table_base`): how many rows there are,
+What is known when a call is drawn is a machine's (`kvproof.conformance.machines.table`): how many rows there are,
 and how many pages each names in each group. A row of several groups is given a page list for each.
 """
 

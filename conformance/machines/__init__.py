@@ -1,6 +1,5 @@
 """The machines: each makes random calls on the specification's object and on the backend's, and compares."""
 
-from .amid import Amid
 from .attention import Attention, Latents, Limits
 from .base import Machine
 from .batch import Batch
@@ -8,15 +7,12 @@ from .cache import Cache
 from .engine import EngineMachine
 from .events import Events
 from .exhaustive.worlds import SMALLEST, WORLDS
-from .groups import Chunk, Hybrid, Latent, State, Window
+from .groups import Chunk, Hybrid, Latent, Manager, State, Window
 from .hash import Hash
 from .index import Index
 from .kernels import GpuKernels, Kernels
-from .manager import Manager
 from .pins import Pins
-from .pool import Pool
-from .pool_pins import PoolPins
-from .programs import Programs
+from .pool import Pool, PoolPins
 from .queue import Queue
 from .safe.manager import SafeGroups, SafeManager
 from .safe.pool import SafePool
@@ -26,41 +22,21 @@ from .shards import Shards
 from .sizing import Sizing
 from .snapshots import Snapshots
 from .soak import Soak
-from .swap import Swap
-from .table import MultiTable, Table
+from .swap import Amid, Swap
+from .table import MultiTable, Programs, Table
 from .views import Sharded, Views
 
 __all__ = ["EVERY_MACHINE", "EXHAUSTIVE", "MACHINES", "ON_REQUEST", "TOGETHER", "Machine"]
 
-MACHINES: dict[str, type[Machine]] = {world.name: world for world in SMALLEST} | {
-    machine.name: machine
-    for machine in (
-        *(
-            Queue,
-            Pool,
-            PoolPins,
-            Hash,
-            Manager,
-            Window,
-            Chunk,
-            Latent,
-            State,
-            Hybrid,
-            Batch,
-            Events,
-            Index,
-            Pins,
-            Shards,
-            Snapshots,
-            Swap,
-            Amid,
-            Secrets,
-        ),
-        *(SafePool, SafeManager, SafeGroups),
-        *(Table, MultiTable, Programs),
-        *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels, EngineMachine),
-    )
-}
+_DEFAULT: tuple[type[Machine], ...] = (
+    *(*SMALLEST, Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Index),
+    *(Pins, Shards, Snapshots, Swap, Amid, Secrets),
+    *(SafePool, SafeManager, SafeGroups),
+    *(Table, MultiTable, Programs),
+    *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels, EngineMachine),
+)
+
+MACHINES = {machine.name: machine for machine in _DEFAULT}
 """Every machine by its name, in the order in which they run: what stands on another comes after it."""
 
 EXHAUSTIVE: dict[str, type[Machine]] = {world.name: world for world in WORLDS}

@@ -6,19 +6,183 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..calls.datum import Holder, Slot, Spelled
+from ..calls.datum import Call, Holder, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
-from ..calls.kinds import HASHES
-from .base import Field, Nothing
-from .batch_steps import TABLE_REF, BatchSteps, Step
-from .draws import Drawing, one_of
-from .groups import MIXED
+from ..calls.kinds import HASHES, numbers_of
+from ..calls.spelling import NUMBERS
+from .base import Both, Field, Nothing, Side
+from .draws import Drawing, one_of, rarely, some
+from .groups import MIXED, GroupSteps
 from .manager_admission import IDS
 from .manager_base import MANAGER_REF
 from .properties import start, step
 from .worlds import World, worlds
 
 __all__ = ["Batch"]
+
+
+TABLE_REF = Ref("table")
+
+_MANY_PAGES = 16
+"""Lists that can be longer than this are long ones."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The arguments of a batched step, requests by name.
+
+    Attributes:
+        names: the requests.
+        computed: their computed tokens.
+        new: their new tokens.
+        lookahead: their look-ahead.
+        delay: whether pages are published late.
+        tabled: whether new pages are appended to table rows.
+    """
+
+    names: list[str]
+    computed: list[int]
+    new: list[int]
+    lookahead: list[int]
+    delay: bool
+    tabled: bool
+
+
+def _rows(side: Any) -> object:
+    return [numbers_of(table.get_cpu_tensor()) for table in side.table.page_tables]
+
+
+class BatchSteps(GroupSteps):
+    """A side has, beside the managers', a ``table`` of all groups with a row for each request id."""
+
+    def parts(self, side: Side, manager: Any) -> dict[str, Any]:
+        """See `ManagerMachine.parts`: the tables as well."""
+        return super().parts(side, manager) | {"table": self.new_tables(side, self.max_model_len)}
+
+    def new_tables(self, side: Side, length: int, groups: int | None = None) -> Any:
+        """Empty tables for requests of some length, of all groups or of the first ones."""
+        sizes = [group.page_size for group in self.world.groups][:groups]
+        return side.names.get("MultiGroupPageTable")(len(IDS) + 1, length, 8, sizes)
+
+    def state_fields(self) -> list[Field]:
+        """See `ManagerMachine.state_fields`: table rows and slots as well."""
+        return [
+            *super().state_fields(),
+            Field("table rows", "MAN-11", _rows),
+            Field.of("slots", "MAN-11", self.cases),
+        ]
+
+    def row(self, name: str) -> int:
+        """The table row of a request: another number than its slot, as a rule."""
+        return len(IDS) - IDS.index(name)
+
+    def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
+        """See `ManagerMachine.grant`: what the request's row lacks is appended to it."""
+        admitted = not self.cases[name].live
+        super().grant(name, computed, found, new, lookahead)
+        for side in (self.spec, self.backend):
+            self.append(side, name, replace=admitted)
+
+    def append(self, side: Side, name: str, replace: bool = False) -> None:
+        """Appends the pages to a request's row that it lacks, or replaces it."""
+        row, pages = self.row(name), side.manager.get_page_ids(name)
+        if replace:
+            side.table.add_row(pages, row)
+            return
+        named = [int(table.num_pages_per_row[row]) for table in side.table.page_tables]
+        side.table.append_row([held[count:] for held, count in zip(pages, named, strict=True)], row)
+
+    def can_go_on(self) -> bool:
+        """Whether a request can go on, or one can be admitted."""
+        room = self.num_free and len(self.names_of(live=True)) < len(IDS)
+        return bool(self.unfinished() or room)
+
+    def chunk(self, data: Drawing, start: int, end: int) -> int:
+        """See `Admission.chunk`: seldom all at once, so that several requests go on for several steps."""
+        return min(super().chunk(data, start, end), one_of(data, [self.unit, self.unit + 1, 2 * self.unit]))
+
+    @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", when=can_go_on, weight=14)
+    def allocate_slots_batch(self, data: Drawing) -> None:
+        """Live requests go on in one call, some of which may not fit: as if each had been called in turn."""
+        asked = self.draw_step(data)
+        spelling, one_for_all = self.spelling(data, NUMBERS), one_of(data, [True, False])
+
+        def listed(numbers: list[int], alike: bool = False) -> Any:
+            return numbers[0] if alike and one_for_all and len(set(numbers)) == 1 else Spelled(spelling, tuple(numbers))
+
+        rows = Spelled(spelling, tuple(map(self.row, asked.names)))
+        self.call_manager(
+            "allocate_slots_batch",
+            slots=Spelled(spelling, tuple(Slot(MANAGER_REF, name) for name in asked.names)),
+            num_computed_tokens=listed(asked.computed),
+            num_new_tokens=listed(asked.new, alike=True),
+            num_lookahead_tokens=listed(asked.lookahead, alike=True),
+            delay_cache_pages=asked.delay,
+            **({"tables": TABLE_REF, "rows": rows} if asked.tabled else {}),
+        )
+        self.probe()
+
+    def note_allocate_slots_batch(self, _: str, call: Call, granted: Both) -> None:
+        """Notes which of some requests were given slots."""
+        given = call.arguments
+        names = [slot.request_id for slot in given["slots"].values]
+
+        def numbers(name: str) -> list[int]:
+            value = given[name]
+            return list(map(int, value.values)) if isinstance(value, Spelled) else [int(value)] * len(names)
+
+        each = map(numbers, ("num_computed_tokens", "num_new_tokens", "num_lookahead_tokens"))
+        for place, (name, computed, new, ahead) in enumerate(zip(names, *each, strict=True)):
+            self.cases[name].request.num_computed_tokens = self.cases[name].told = computed
+            if granted.spec.granted[place]:
+                self.grant(name, computed, 0, new, ahead)
+            else:
+                self.write(name, computed)
+
+    def draw_step(self, data: Drawing) -> Step:
+        """Draws a step of live requests, now and then of none; first those that came to an end make room for others."""
+        for name in self.names_of(live=True):
+            if name not in self.unfinished():
+                self.free_request(name, None)
+        for _ in range(3 - len(self.unfinished())):
+            if self.num_free:
+                self.admitted(data)
+        running = self.unfinished()
+        if not running:
+            raise Nothing
+        least = 0 if rarely(data) and rarely(data) else max(len(running) - 1, 1)
+        names = some(data, running, most=len(IDS), least=least)
+        chunks = [self.next_chunk(data, name) for name in names]
+        names = [name for name, (_, new) in zip(names, chunks, strict=True) if new]
+        chunks = [chunk for chunk in chunks if chunk[1]]
+        extras = [self.extras(data) for _ in names]
+        ahead = self.lookahead(data, extras)
+        return Step(
+            names,
+            [computed for computed, _ in chunks],
+            [new for _, new in chunks],
+            ahead,
+            any("delay_cache_pages" in extra for extra in extras),
+            one_of(data, [True, False]),
+        )
+
+    @step("MAN-3", "MAN-4", "MAN-5", when=lambda self: self.names_of(live=True), weight=2)
+    def come_back(self, data: Drawing) -> None:
+        """A request ends that steps have served, and a part of its text comes again: it hits what they published."""
+        name = one_of(data, self.names_of(live=True))
+        case = self.cases[name]
+        self.free_request(name, None)
+        length = data.draw(st.integers(1, len(case.tokens)))
+        self.bring(name, case.tokens[:length], case.request.extra_keys)
+        self.look_up(name)
+
+    def lookahead(self, data: Drawing, extras: list[dict[str, Any]]) -> list[int]:
+        """The look-ahead of each request of a step; now and then, more often for long lists, all that there can be."""
+        seldom = 2 if self.max_model_len > _MANY_PAGES * self.unit else 7
+        if one_of(data, [False] * seldom + [True]):
+            return [self.max_model_len] * len(extras)
+        return [extra.get("num_lookahead_tokens", 0) for extra in extras]
+
 
 _TELLING = {"enable_events": True, "counter_sampling": 1}
 _OPTIONS: tuple[dict[str, Any], ...] = (

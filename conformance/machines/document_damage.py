@@ -1,14 +1,16 @@
-"""Damage to JSON documents: an entry left out, doubled, moved or put in place of another, a number off by one (SEC-3).
+"""Damage to JSON documents (SEC-3): things exchanged, moved or left out; a snapshot with one thing wrong (MAN-14).
 
-What comes of it is mostly a document that contradicts itself in one place, as a writer's or a reader's fault leaves it;
-now and then it is a sound one.
+What comes of the first is mostly a document that contradicts itself in one place, as a writer's or a reader's fault
+leaves it; now and then it is a sound one. A snapshot with one of the second contradicts itself, or is of no format.
 """
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Choose", "damaged"]
+__all__ = ["damaged", "damages"]
+
 
 Choose = Callable[[int], int]
 """Chooses a number in [0, n)."""
@@ -111,3 +113,166 @@ def _place(whole: list[Any], choose: Choose) -> tuple[Any, Any, str]:
         key = full[choose(len(full))] if full and choose(4) else keys[choose(len(keys))]
         path += f".{key}" if isinstance(holder, dict) else f"[{key}]"
     return holder, key, path
+
+
+Shot = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One damage.
+
+    Attributes:
+        what: what is wrong then.
+        path: where in the snapshot; empty for the whole of it.
+        value: what stands there then; None and ``gone``: nothing does.
+        gone: whether what stood there is left out.
+    """
+
+    what: str
+    path: tuple[Any, ...]
+    value: Any = None
+    gone: bool = False
+
+    def done(self, shot: Shot) -> Any:
+        """The snapshot after it."""
+        if not self.path:
+            return self.value
+        damaged = copy.deepcopy(shot)
+        found: Any = damaged
+        for key in self.path[:-1]:
+            found = found[key]
+        if self.gone:
+            del found[self.path[-1]]
+        else:
+            found[self.path[-1]] = self.value
+        return damaged
+
+
+def damages(shot: Shot) -> dict[str, list[Damage]]:
+    """Damages of a snapshot, by what they are about; only such as are possible."""
+    kinds = {
+        "format": _format(shot),
+        "pages": _pages(shot),
+        "cache": _cache(shot),
+        "requests": _requests(shot),
+        "counts": _counts(shot),
+    }
+    return {kind: found for kind, found in kinds.items() if found}
+
+
+def _set(value: Any, *path: Any) -> Damage:
+    return Damage(f"{'/'.join(map(str, path))} = {value!r}", path, value)
+
+
+def _format(shot: Shot) -> list[Damage]:
+    """What the object is, and what its members are."""
+    found = [Damage("None", ()), Damage("a list", (), []), Damage("a text", (), "")]
+    found += [_set(value, "kvproof") for value in ("trace", None)]
+    found += [_set(value, "version") for value in (0, 1, 5 - shot["version"], 4, "2", True)]
+    found += [_set(None, key) for key in shot if key not in ("now", "max_pinned_pages_per_salt")]
+    found += [_set(1, key) for key in ("free", "contents", "requests", "counters", "enable_caching")]
+    found.append(_set(1, "more"))
+    found += [Damage(f"without {key}", (key,), gone=True) for key in ("free", "known", "clock", "copies")]
+    return found
+
+
+def _pages(shot: Shot) -> list[Damage]:
+    """Which pages there are, and which are free."""
+    free, last = shot["free"], shot["num_pages"] - 1
+    found = [
+        _set(1, "num_pages"),
+        _set(shot["num_pages"] + 1, "num_pages"),
+        _set([*free, last + 1], "free"),
+        _set([*free, 0], "free"),
+        _set([[1, 2**31, None]], "priorities"),
+    ]
+    if free:
+        found += [
+            _set(free[1:], "free"),
+            _set([*free, free[0]], "free"),
+            _set([True, *free[1:]], "free"),
+        ]
+    held = [page for page in range(1, last + 1) if page not in free]
+    if held:
+        found.append(_set([*free, held[0]], "free"))
+    return found
+
+
+def _cache(shot: Shot) -> list[Damage]:
+    """What the pages hold."""
+    found: list[Damage] = []
+    if shot["contents"]:
+        before, tokens, extra_keys = shot["contents"][0]
+        found += [
+            _set([0, tokens, extra_keys], "contents", 0),
+            _set([before, [2**31, *tokens[1:]], extra_keys], "contents", 0),
+            _set([before, tokens, [{"kind": "CacheSalt"}]], "contents", 0),
+            _set([before, tokens, [{"kind": "eval", "name": "a"}]], "contents", 0),
+            _set([before, tokens], "contents", 0),
+        ]
+    if shot["cached"]:
+        group, page, content = shot["cached"][0]
+        found += [
+            _set([len(shot["groups"]), page, content], "cached", 0),
+            _set([group, shot["num_pages"], content], "cached", 0),
+            _set([group, 0, content], "cached", 0),
+            _set([group, page, len(shot["contents"])], "cached", 0),
+            _set([*shot["cached"], shot["cached"][0]], "cached"),
+        ]
+    return found
+
+
+def _requests(shot: Shot) -> list[Damage]:
+    """Which requests are live, what they hold, and what is pinned."""
+    found = [_set([*shot["known"], "somebody"], "known"), _set(-1, "next_pin_id")]
+    if shot["known"]:
+        found.append(_set([*shot["known"], shot["known"][0]], "known"))
+    for place, live in enumerate(shot["requests"][:2]):
+        found += [
+            _set("somebody", "requests", place, "id"),
+            _set(-1, "requests", place, "slot"),
+            _set(shot["max_model_len"] + 1, "requests", place, "num_slots"),
+            _set(live["num_slots"] + 1, "requests", place, "num_promised"),
+            _set(live["num_promised"] + 9, "requests", place, "num_computed"),
+            _set(live["groups"][1:], "requests", place, "groups"),
+        ]
+        for group, held in enumerate(live["groups"]):
+            path = ("requests", place, "groups", group)
+            found += [
+                _set([*held["pages"], shot["num_pages"]], *path, "pages"),
+                _set(len(held["pages"]) + 1, *path, "num_published"),
+                _set(held["num_published"] + 1, *path, "num_hits"),
+            ]
+            if any(held["pages"]):
+                found.append(_set([0] * len(held["pages"]), *path, "pages"))
+            if shot["free"]:
+                found.append(_set([shot["free"][0], *held["pages"][1:]], *path, "pages"))
+    if len(shot["requests"]) > 1:
+        found.append(_set(shot["requests"][0]["slot"], "requests", 1, "slot"))
+    for pin in shot["pins"][:1]:
+        found += [
+            _set(pin["id"], "next_pin_id"),
+            _set([pin, pin], "pins"),
+            _set(0, "max_pinned_pages"),
+        ]
+    return found
+
+
+def _counts(shot: Shot) -> list[Damage]:
+    """What was counted, and when."""
+    counters = shot["counters"]
+    found = [
+        _set(-1, "clock"),
+        _set(-1, "counters", "hit_tokens"),
+        _set(counters["page_lifetimes"][1:], "counters", "page_lifetimes"),
+        _set({"requests": 0}, "counters"),
+        _set([["a"]], "copies"),
+        _set([{"kind": "PageMoved"}], "events"),
+        _set("now", "now"),
+        _set(0, "counter_sampling"),
+    ]
+    for name in ("stored_at", "freed_at"):
+        if shot[name]:
+            found.append(_set([[shot[name][0][0], shot["clock"] + 1]], name))
+    return found

@@ -8,8 +8,7 @@ from ..backends.loading import Backend
 from .base import Side
 from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
-from .operations import operation
-from .properties import start, step
+from .properties import operation, start, step
 from .worlds import World, worlds
 
 __all__ = ["Events"]

@@ -1,13 +1,13 @@
 """What each page holds, told from the calls alone (R2): by it hits and steps are judged, whatever keys say."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvproof.spec.declarations import ExtraKey, Request
 from kvproof.spec.pool.hashing import page_extra_keys, request_extra_keys
 
-from .worlds import Group
+from .worlds import Group, World
 
 __all__ = ["Content", "Ghost"]
 
@@ -44,13 +44,17 @@ class Ghost:
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = groups
         self.contents: dict[int, Content] = {}
+        self._made: dict[tuple[Any, ...], Content] = {}
 
     def content(self, group: int, end: int, tokens: Sequence[int], extra_keys: Iterable[ExtraKey]) -> Content:
-        """What a page holds that is about the tokens of a request up to ``end``."""
-        size = self.groups[group].page_size
-        ordered = request_extra_keys(Request("r", [], extra_keys))
-        touching = tuple(page_extra_keys(ordered, start, start + size) for start in range(0, end, size))
-        return Content(group, tuple(tokens[:end]), touching)
+        """What a page holds that is about the tokens of a request up to ``end``; each such content is made once."""
+        asked = group, tuple(tokens[:end]), tuple(extra_keys)
+        if asked not in self._made:
+            size = self.groups[group].page_size
+            ordered = request_extra_keys(Request("r", [], asked[2]))
+            touching = tuple(page_extra_keys(ordered, start, start + size) for start in range(0, end, size))
+            self._made[asked] = Content(group, asked[1], touching)
+        return self._made[asked]
 
     def full(self, group: int, place: int, tokens: Sequence[int], extra_keys: Iterable[ExtraKey]) -> Content:
         """What the page at a place of a request holds when it is full."""
@@ -107,3 +111,41 @@ class Ghost:
         for group, held in zip(self.groups, pages, strict=True):
             for page in held[start // group.page_size :]:
                 self.contents.pop(page, None)
+
+    # -- What can be found ------------------------------------------------------------------------------------
+
+    def is_full(self, page: int) -> bool:
+        """Whether a page is known to be full, so that it may be found by its content."""
+        content = self.contents.get(page)
+        return content is not None and len(content.tokens) % self.groups[content.group].page_size == 0
+
+    def longest(
+        self, world: World, resident: Collection[int], tokens: Sequence[int], extra_keys: Sequence[ExtraKey]
+    ) -> int:
+        """How long the longest prefix is that every group can serve from pages that are resident (MAN-1, MAN-9).
+
+        Args:
+            world: the groups, and whether an Eagle draft model runs on them.
+            resident: the pages that can be found.
+            tokens: a request's tokens, the last of which is to be computed.
+            extra_keys: its extra keys.
+        """
+        found = {self.contents[page] for page in resident if page in self.contents}
+
+        def places(number: int, length: int) -> list[int]:
+            group = self.groups[number]
+            return list(range(group.first_place(length), length // group.page_size))
+
+        def serves(number: int, length: int) -> bool:
+            end = length // self.groups[number].page_size
+            behind = [end] if number in world.eagle_groups else []
+            if behind and (end + 1) * self.groups[number].page_size > len(tokens):
+                return False
+            needed = [*places(number, length), *behind]
+            return all(self.full(number, place, tokens, extra_keys) in found for place in needed)
+
+        numbers = range(len(self.groups))
+        for length in range((len(tokens) - 1) // world.unit * world.unit, 0, -world.unit):
+            if any(places(number, length) for number in numbers) and all(serves(n, length) for n in numbers):
+                return length
+        return 0

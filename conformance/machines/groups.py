@@ -1,4 +1,4 @@
-"""The machines of the other kinds of cache groups, each kind alone and several together."""
+"""The manager machines: one group of full attention or none, each other kind of group alone, and several together."""
 
 from typing import Any, ClassVar
 
@@ -9,11 +9,11 @@ from .hash import weak
 from .manager_admission import IDS
 from .manager_base import ManagerMachine
 from .manager_steps import ManagerSteps
-from .operations import operation
-from .properties import start, step
+from .properties import operation, start, step
 from .worlds import KINDS, STATES, Declared, Group, World, worlds
 
-__all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "State", "Window"]
+__all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "Manager", "State", "Window"]
+
 
 MIXED = ("full", "window", "chunk", "full", "window", "chunk", "aligned", "aligned", "mla") * 4 + ("state",)
 """The kinds of groups that are mixed: a state of mode none is seldom among them, as nothing is hit then."""
@@ -280,3 +280,21 @@ class Hybrid(GroupSteps):
 
         groups = [Declared(group, number) if isinstance(group, Group) else group for number, group in numbered]
         self.construct_one(4, groups, 8, True, True)
+
+
+_OF_ONE: tuple[dict[str, Any], ...] = (
+    *({}, {}, {}, {"unhashed_first": True}, {"hash_function": weak}),
+    *({"eviction": "reuse"}, {"eviction": "adaptive"}),
+)
+
+
+class Manager(ManagerSteps):
+    """Few requests over two tokens in a small pool, so that prefixes are shared, duplicated and evicted."""
+
+    name = "manager"
+    examples = 120
+
+    @start(world=worlds(["full"], counts=(1,) * 9 + (0,), options=_OF_ONE))
+    def construct(self, world: World) -> None:
+        """A manager of no or one group, with one hash function or another, perhaps probed after every call."""
+        self.build_managers(world)

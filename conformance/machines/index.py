@@ -10,8 +10,7 @@ from kvproof.spec.declarations import CacheCleared, CacheEvent, CacheSalt, LoraA
 from ..backends.loading import Backend
 from .base import SPEC, Field, Machine, Nothing, Side
 from .draws import Drawing, likely, one_of, rarely
-from .operations import operation
-from .properties import start, step
+from .properties import operation, start, step
 from .worlds import Group
 
 __all__ = ["Index"]

@@ -1,4 +1,4 @@
-"""How requests of the manager machines come and are admitted; other steps admit one where they need one."""
+"""How requests of the manager machines come, are admitted and go; other steps admit one where they need one."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, MultimodalItem, PromptEmbeddings
 
-from ..calls.datum import Prompt, Ref
+from ..calls.datum import Call, Prompt, Ref
 from ..calls.spelling import Spelling
-from .base import Nothing
+from .base import Both, Nothing
 from .draws import EXTRA_KEYS, Drawing, counted, one_of, rarely
-from .manager_endings import Endings
+from .manager_base import ManagerMachine
 
 __all__ = ["IDS", "Admission"]
 
@@ -19,8 +19,8 @@ IDS = ("a", "b", "c", "d")
 """The ids of requests: few, so that they are used again."""
 
 
-class Admission(Endings):
-    """Brings requests, looks them up and admits them.
+class Admission(ManagerMachine):
+    """Brings requests, looks them up, admits them, frees them and forgets their keys.
 
     Attributes:
         extra_keys: those of a request are drawn from these.
@@ -205,6 +205,39 @@ class Admission(Endings):
         if self.world.probing:
             for name in self.names_of(live=False):
                 self.look_up(name)
+
+    # -- Requests go ----------------------------------------------------------------------------------------
+
+    def free_takes_written(self) -> bool:
+        """Whether the backend's manager can be told what was written."""
+        return self.backend.names.accepts("CacheManager.free", "num_written")
+
+    def free_request(self, name: str, written: int | None) -> None:
+        """Frees a request on both sides."""
+        self.call_manager("free", request=Ref(name), **({} if written is None else {"num_written": written}))
+
+    def note_free(self, name: str, call: Call, freed: Both) -> None:
+        """Notes that a request is gone, and whose pages were withdrawn with it."""
+        case, written = self.cases[name], call.arguments.get("num_written")
+        if case.live and written is not None and self.caching:
+            self.ghost.withdraw(self.was.held, max(case.hits, written))
+            for holder in freed.spec:
+                self.cases[holder].void = True
+        case.live = False
+        case.request.num_computed_tokens = 0
+
+    def drop_keys(self, name: str) -> None:
+        """Drops the keys computed for a request; nothing else changes."""
+        if self.offers("manager", "free_page_hashes"):
+            self.call_manager("free_page_hashes", request=Ref(name))
+
+    def namesake(self, name: str, extra_keys: tuple[ExtraKey, ...] = ()) -> Prompt:
+        """Another object with the id of a request, live or not: it is not that request."""
+        return Prompt(tuple(self.cases[name].tokens), extra_keys, request_id=name)
+
+    def free_a_namesake(self, name: str) -> None:
+        """Frees another object with the id of a request, which does nothing."""
+        self.call_manager("free", request=self.namesake(name))
 
 
 def _later(key: ExtraKey, tokens: int) -> ExtraKey:

@@ -24,8 +24,7 @@ from .calling import Calling
 from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Case, ManagerBlame
-from .manager_fields import event_fields, follow, pin_fields
-from .pool_state import order_clause, pool_fields, pool_options
+from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options
 from .worlds import World
 
 __all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]

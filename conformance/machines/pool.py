@@ -1,18 +1,239 @@
-"""The pool machine: one page pool, its free queue, its cached map, and the views of its pages."""
+"""The machines of page pools: one pool, its free queue, its cached map, the views of its pages; pins and priorities."""
 
-from typing import Any
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..calls.datum import Prompt, Ref
+from kvproof.spec.declarations import CacheSalt, ExtraKey, HashFunction, Request
+from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
+
+from ..backends.capabilities import ESSENTIALS
+from ..calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
+from ..calls.method import Table
 from ..calls.pool import POOL
-from ..calls.queue import PAGE
-from .calling import Calls
+from ..calls.queue import PAGE, QUEUE
+from ..calls.readings import page_views
+from ..calls.values import EXTRA_KEYS
+from .base import Both, Side
+from .calling import Calling, Calls
 from .draws import Drawing
-from .pool_base import PoolMachine
+from .pins import PINNED
+from .pool_state import order_clause, pin_fields, pool_fields, pool_options
 from .properties import start, step
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "PoolMachine", "PoolPins"]
+
+
+_WRONG_DIGEST = b"no key"
+"""The digest of a key that is no page's."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _chain(
+    hash_function: HashFunction, root: bytes, tokens: tuple[int, ...], extra_keys: tuple[ExtraKey, ...], page_size: int
+) -> tuple[PageHash, ...]:
+    """The keys of a request's pages."""
+    request = Request("r", tokens, extra_keys)
+    return tuple(hash_request_tokens(hash_function, page_size, request, none_hash=root))
+
+
+class PoolMachine(Calling):
+    """Two pools side by side.
+
+    A side has ``pool``, its ``pages`` by id, ``other``: a page of another pool, and ``keys``: its own for each of the
+    spec's.
+
+    Attributes:
+        named: of each page that a call gave, the call, and its place in the result.
+        lists: the page lists that calls gave, by the calls' numbers.
+        sequences: tokens that were cached.
+        key_of: where each key that was seen comes from.
+    """
+
+    tables: ClassVar[tuple[Table, ...]] = (POOL, PAGE, QUEUE)
+    strangers: ClassVar[Mapping[int | str, str]] = {"other": "a page of another pool"}
+    needs: ClassVar[tuple[str, ...]] = ESSENTIALS["PagePool"][:1]  # its methods may stand in each pool itself
+    always = frozenset(
+        {
+            "R1",
+            "POOL-1",
+            "POOL-2",
+            "POOL-3",
+            "POOL-5",
+            "POOL-7",
+            "POOL-8",
+            "POOL-10",
+            "HASH-1",
+            "HASH-2",
+            "HASH-3",
+            "EVICT-1",
+        }
+    )
+
+    extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (7 * len(EXTRA_KEYS)) + EXTRA_KEYS
+    pooled = True
+    seeded = False
+    unhashed_first = False
+    tells = False
+    caching = True
+    order = "POOL-3"
+
+    def build_pool(self, num_pages: int, caching: bool, **wanted: Any) -> None:
+        """Builds both pools, with those options that the backend's constructor knows."""
+        options = pool_options((self.spec.names, self.backend.names), "PagePool", {"hash_seed": b"kvproof", **wanted})
+        self.named: dict[int, Ref] = {}
+        self.lists: dict[int, list[int]] = {}
+        self.sequences: list[tuple[int, ...]] = []
+        self.key_of: dict[PageHash, Key] = {}
+        self.seeded, self.caching = "hash_seed" in options and not self.lacks("keys"), caching
+        self.unhashed_first = bool(options.get("unhashed_first"))
+        self.tells = self.seeded and bool(options.get("enable_events")) and not self.lacks("events")
+        shown = "".join(f", {name}={value!r}" for name, value in options.items())
+
+        def act(side: Side) -> dict[str, Any]:
+            pool = side.names.get("PagePool")(num_pages, caching, **options)
+            other = side.names.get("PagePool")(3, True)
+            pages = page_views(pool, "queue" not in side.names.lacks)
+            return {"pool": pool, "pages": pages, "other": other.get_new_pages(1)[0], "keys": {}}
+
+        self.build(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
+        for side in (self.spec, self.backend):
+            side.find_key = lambda key, side=side: self._own_key(side, key)
+        self.check("POOL-3", "pages of a fresh pool", list(range(num_pages)), lambda: sorted(self.backend.pages))
+        lacks = frozenset(filter(self.lacks, ("queue", "keys")))
+        self.order = order_clause(options)
+        fields = pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order)
+        self.watch(*fields, *(pin_fields() if "max_pinned_pages" in options else ()))
+
+    def target_of(self, table: Table, source: Drawing) -> Ref:
+        """See `Calling.target_of`."""
+        if table is PAGE:
+            return self.ref(source.one_of([*self.owned, 0]))
+        return Ref("pool") if table is POOL else Ref("pool", (".free_page_queue",))
+
+    # -- What the specification's pool shows -----------------------------------------------------------
+
+    @property
+    def owned(self) -> list[int]:
+        """The ids of all pages but the null page."""
+        return sorted(self.spec.pages)[1:]
+
+    def count(self, page_id: int) -> int:
+        """How often a page is held."""
+        return int(self.spec.pages[page_id].ref_cnt)
+
+    def hashed(self, page_id: int) -> bool:
+        """Whether a page has a hash."""
+        return self.spec.pages[page_id].page_hash is not None
+
+    def in_order(self) -> str:
+        """The clause that says in which order free pages are taken."""
+        return self.order
+
+    def mentions(self) -> list[int]:
+        """The held pages, each as often as it is held."""
+        return [page for page in self.owned for _ in range(self.count(page))]
+
+    def touchable(self) -> list[int]:
+        """The pages that are held or cached."""
+        return [page for page in self.owned if self.count(page) or self.hashed(page)]
+
+    def bare(self) -> list[int]:
+        """The pages that are neither."""
+        return [page for page in self.owned if not self.count(page) and not self.hashed(page)]
+
+    def cached(self) -> list[int]:
+        """The pages that have a hash."""
+        return [page for page in self.owned if self.hashed(page)]
+
+    def unhashed(self) -> list[int]:
+        """The pages that have none."""
+        return [page for page in self.owned if not self.hashed(page)]
+
+    def cacheable(self) -> list[int]:
+        """The pages that can be cached: held ones without a hash."""
+        return [page for page in self.owned if self.count(page) and not self.hashed(page)]
+
+    def shared_keys(self) -> list[Key]:
+        """The keys that several pages are cached under."""
+        shared = [key.page_hash for key, pages in self.spec.pool.cached_page_hash_to_page.items() if len(pages) > 1]
+        return [self.key_of[key] for key in shared if key in self.key_of]
+
+    def known_keys(self) -> list[Key]:
+        """Every key that was seen so far."""
+        return list(self.key_of.values())
+
+    # -- Names for pages and keys --------------------------------------------------------------------------
+
+    def ref(self, page_id: int) -> Ref:
+        """A page, by the call that gave it last; by its id if none did."""
+        return self.named.get(page_id, Ref("pages", (page_id,)))
+
+    def named_now(self, ref: Ref) -> Ref:
+        """See `Calling.named_now`: a page has an id."""
+        page_id = getattr(self.spec.thing(ref), "page_id", None)
+        return ref if page_id is None else replace(ref, otherwise=Ref("pages", (page_id,)))
+
+    def ids(self, pages: Any) -> list[int]:
+        """The ids of the pages in an argument."""
+        given = resolve(pages, self.spec)
+        return [int(page.page_id) for page in given if hasattr(page, "page_id")] if hasattr(given, "__iter__") else []
+
+    def whole_lists(self) -> list[Ref]:
+        """The page lists that calls gave, whose pages are all still held."""
+        return [Ref(number) for number, pages in self.lists.items() if pages and all(map(self.count, pages))]
+
+    def keys_of(self, prompt: Prompt, page_size: int) -> list[Key]:
+        """The keys of a request's pages; none, if the backend's own are not known."""
+        keys = [Key(prompt, page_size, place) for place in range(len(prompt.tokens) // page_size)]
+        known = self.seeded or all(self._spec_key(key) in self.backend.keys for key in keys)
+        return keys if known else []
+
+    def _spec_key(self, key: Key) -> PageHash:
+        pool, prompt = self.spec.pool, key.prompt
+        keys = _chain(pool.hash_function, pool.none_hash, prompt.tokens, prompt.extra_keys, key.page_size)
+        if not key.place < len(keys):
+            raise GoneError(str(key))
+        found = keys[key.place]
+        return PageHash(_WRONG_DIGEST, found.token_ids, found.extra_keys) if key.made_by_hand else found
+
+    def _own_key(self, side: Side, key: Key) -> Any:
+        """A side's own key for one of the specification's."""
+        found = self._spec_key(key)
+        offered = side.names.offers("PageHash") and side.names.offers("PageHashWithGroupId")
+        names = side.names if offered else self.spec.names
+        if side is self.spec or found in side.keys:
+            own = side.keys.get(found, found)
+        elif self.seeded or key.made_by_hand:
+            own = names.get("PageHash")(*found) if names is side.names else found
+        else:
+            raise GoneError(str(key))
+        return own if key.group is None else names.get("PageHashWithGroupId")(own, key.group)
+
+    def learn(self, call: Call, both: Both) -> None:
+        """See `Calling.learn`: where pages and keys come from."""
+        if call.method == "get_new_pages":
+            self.lists[call.number] = [int(page.page_id) for page in both.spec]
+            for place, page in enumerate(self.lists[call.number]):
+                self.named[page] = Ref(call.number, (place,), Ref("pages", (page,)))
+        if call.method == "cache_full_pages":
+            self._learn_keys(call.arguments)
+
+    def _learn_keys(self, given: Mapping[str, Any]) -> None:
+        """Notes the keys that a call gave to pages."""
+        for page_id in self.cached():
+            found = self.spec.pages[page_id].page_hash.page_hash
+            self.spec.keys.setdefault(found, found)
+            own = self.backend.pages[page_id].page_hash
+            self.backend.keys.setdefault(found, getattr(own, "page_hash", own))
+        for place in range(given["num_cached_pages"], given["num_full_pages"]):
+            key = Key(given["request"], given["page_size"], place)
+            found = self._spec_key(key)
+            if found in self.spec.keys:  # the null page shows no key
+                self.key_of.setdefault(found, key)
 
 
 class Pool(PoolMachine):
@@ -100,3 +321,61 @@ class Pool(PoolMachine):
         }
         name = source.one_of(list(given))
         yield self.call_of(name, Ref("pool", (".free_page_queue",)), **given[name])
+
+
+class PoolPins(Pool):
+    """Pages are held, pinned, both or neither; cached for two tenants or for nobody in particular."""
+
+    name = "pool_pins"
+    capability = "pins"
+    examples = 50
+    needs: ClassVar[tuple[str, ...]] = (
+        *("PagePool", "PagePool.pin", "PagePool.unpin", "PagePool.set_priority", "PagePool.advance_time"),
+        "PagePool(max_pinned_pages)",
+    )
+    always = Pool.always | {"PIN-1", "PIN-2"}
+    extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((), (), (CacheSalt("a"),), (CacheSalt("b"),))
+
+    @start(num_pages=st.integers(4, 9), options=st.sampled_from((*PINNED[1:4], *PINNED)))
+    def construct(self, num_pages: int, options: dict[str, Any]) -> None:
+        """A fresh pool with bounds of what may be pinned."""
+        self.build_pool(num_pages, True, **options)
+        self.now = 0.0
+
+    def count(self, page_id: int) -> int:
+        """See `PoolMachine.count`: nobody frees what is held by a pin."""
+        return super().count(page_id) - int(self.spec.pool.pins_of(page_id))
+
+    def in_order(self) -> str:
+        """See `PoolMachine.in_order`."""
+        return "PIN-2" if self.ranks_any() else super().in_order()
+
+    @property
+    def pinned(self) -> list[int]:
+        """The pinned pages, each as often as it is pinned."""
+        return [page for page in self.owned for _ in range(self.spec.pool.pins_of(page))]
+
+    def learn(self, call: Call, both: Both) -> None:
+        """See `Calling.learn`: how late it is."""
+        super().learn(call, both)
+        if call.method == "advance_time":
+            self.now = call.arguments["now"]
+
+    def ranks_any(self) -> bool:
+        """Whether any page has a priority."""
+        return any(self.spec.pool.get_priority(page) for page in self.owned)
+
+    @step("PIN-1", when=lambda self: self.cached(), weight=5)
+    def pin_within_bounds(self, source: Drawing) -> Calls:
+        """Pins cached pages; where several are pinned, some are unpinned first."""
+        if len(self.pinned) > 2:
+            yield self.drawn(POOL["unpin"], source)
+        if self.cached():
+            yield self.drawn(POOL["pin"], source)
+
+    @step("PIN-1", when=lambda self: self.pinned)
+    def free_what_is_pinned(self, source: Drawing) -> Calls:
+        """Frees a pinned page more often than it is held: `free_pages` does not remove a pin."""
+        page = source.one_of(self.pinned)
+        mentions = [self.ref(page)] * (self.count(page) + 1)
+        yield self.call_of("free_pages", self.target_of(POOL, source), ordered_pages=mentions)

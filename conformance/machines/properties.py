@@ -1,13 +1,27 @@
-"""Which clauses each step of each machine checks: declared once, at the step."""
+"""What steps are made of, and which clauses each step of each machine checks: declared once, at the step."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hypothesis.stateful import initialize
 from hypothesis.strategies import SearchStrategy
+
+__all__ = [
+    "Property",
+    "Step",
+    "clauses_of_machine",
+    "clauses_of_step",
+    "declared_clauses",
+    "operation",
+    "properties_of",
+    "start",
+    "step",
+    "steps_of",
+]
+
 
 if TYPE_CHECKING:
     from .base import Machine
@@ -140,3 +154,25 @@ def declared_clauses(machines: "Iterable[type[Machine]]") -> dict[str, list[Prop
             for clause in sorted(found.clauses):
                 checked.setdefault(clause, []).append(found)
     return checked
+
+
+if TYPE_CHECKING:
+    from .base import Machine
+
+__all__ = ["operation"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def operation(method: F) -> F:
+    """Makes a method of a machine an operation: steps are made of it, and a counterexample may do without the rest.
+
+    It draws nothing, its arguments are plain values, and it ends with `Nothing` where it makes no sense.
+    """
+
+    @functools.wraps(method)
+    def operate(machine: "Machine", *arguments: Any, **options: Any) -> Any:
+        act = functools.partial(method, machine, *arguments, **options)
+        return machine.operate(method.__name__, act, (*arguments, options))
+
+    return cast(F, operate)

@@ -13,11 +13,10 @@ from ..calls.readings import page_views
 from .base import Field, Side
 from .draws import NO_INTS, Drawing, likely, one_of
 from .groups import MIXED, GroupSteps
-from .operations import operation
 from .pool_state import pool_fields
-from .properties import start, step
+from .properties import operation, start, step
 from .sides import equal
-from .swap_steps import SwapSteps
+from .swap import SwapSteps
 from .worlds import World, worlds
 
 __all__ = ["Shards"]

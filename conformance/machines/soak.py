@@ -21,7 +21,7 @@ from ..calls.deviation import Deviation, TracedStep
 from ..calls.kinds import numbers_of
 from ..calls.manager import event
 from .base import Both, Nothing, Side
-from .operations import operation
+from .properties import operation
 from .session import EnoughError
 from .soak_base import Served, SoakBase, copies_of, hit_of, page_ids_of, plan_of
 from .soak_lives import Chance, Life

@@ -13,9 +13,8 @@ from ..calls.kinds import numbers_of
 from ..calls.manager import MANAGER
 from ..calls.readings import page_views
 from .base import Both, Charge, Field, Machine, Nothing, Side
-from .manager_fields import event_fields, follow, pin_fields
 from .meetings import Meetings
-from .pool_state import order_clause, pool_fields, pool_options
+from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options
 from .properties import start
 from .worlds import World
 

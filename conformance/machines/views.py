@@ -14,7 +14,7 @@ from ..calls.spelling import NUMBERS, Spelling
 from ..calls.values import signed
 from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, worst
 from .base import Both, Machine, Side
-from .cache_base import rounding
+from .cache import rounding
 from .draws import Drawing, one_of
 from .layouts import Layout, takes_version
 from .properties import start, step

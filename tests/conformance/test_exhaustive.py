@@ -11,10 +11,8 @@ from kvproof.conformance.calls.deviation import is_call
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.exhaustive.managers import ManagerShape, ManagerWorld
 from kvproof.conformance.machines.exhaustive.pools import PoolShape, PoolWorld
-from kvproof.conformance.machines.exhaustive.states import digest
 from kvproof.conformance.machines.exhaustive.tables import TableShape, TableWorld
-from kvproof.conformance.machines.exhaustive.walk import Walk
-from kvproof.conformance.machines.exhaustive.ways import GLANCING, PASSING_OVER, Move, Way
+from kvproof.conformance.machines.exhaustive.walk import GLANCING, PASSING_OVER, Move, Walk, Way, digest
 from kvproof.conformance.machines.exhaustive.world import SmallWorld
 from kvproof.conformance.machines.exhaustive.worlds import SMALLEST, WORLDS
 from kvproof.conformance.machines.session import Session

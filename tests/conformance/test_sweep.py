@@ -13,7 +13,7 @@ from kvproof.conformance.calls.deviation import TracedStep
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.base import Machine
 from kvproof.conformance.machines.draws import Drawing
-from kvproof.conformance.machines.ragged_draws import draw_batch
+from kvproof.conformance.machines.ragged import draw_batch
 from kvproof.conformance.machines.safe.manager import SafeManager
 from kvproof.conformance.machines.session import Session
 from kvproof.conformance.machines.swap import Swap

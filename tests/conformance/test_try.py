@@ -20,7 +20,7 @@ from kvproof.conformance.calls.documents import calls_from_json, calls_to_json, 
 from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines.batch import Batch
-from kvproof.conformance.machines.pool_pins import PoolPins
+from kvproof.conformance.machines.pool import PoolPins
 from kvproof.conformance.machines.queue import Queue
 from kvproof.conformance.machines.sides import Both
 from kvproof.conformance.machines.swap import Swap

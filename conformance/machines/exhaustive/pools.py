@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any, ClassVar
 
 from ...calls.datum import Call, Key, Prompt, Ref
-from ..pool_base import PoolMachine
+from ..pool import PoolMachine
 from ..properties import step
 from .renaming import swapped, texts_of_keys
 from .world import SmallWorld

@@ -9,8 +9,8 @@ from ...calls.datum import Call, Ref
 from ...calls.table import TABLE
 from ..calling import Calls
 from ..properties import step
-from ..table_base import TableMachine
-from .ways import PASSING_OVER, Move, Way
+from ..table import TableMachine
+from .walk import PASSING_OVER, Move, Way
 from .world import SmallWorld
 
 __all__ = ["TableShape", "TableWorld"]

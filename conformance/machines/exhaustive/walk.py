@@ -18,21 +18,144 @@ that fewer calls lead to.
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...calls.deviation import Deviation, is_call
+from ...calls.datum import Call
+from ...calls.deviation import Deviation, SpecificationError, is_call
 from ..session import EnoughError, Session
-from .states import Node, digest
-from .ways import COMPARING, GLANCING, PASSING_OVER, Move, UndecidedError, UnlikeError, Way
+
+__all__ = [
+    "COMPARING",
+    "GLANCING",
+    "PASSING_OVER",
+    "Move",
+    "Node",
+    "UndecidedError",
+    "UnlikeError",
+    "Walk",
+    "Walked",
+    "Way",
+    "digest",
+]
+
+
+PASSING_OVER, GLANCING, COMPARING = "passing over", "glancing", "comparing"
+"""With how much care a way is taken; see `SmallWorld.take`."""
+
+
+class Way(NamedTuple):
+    """A call, or a few that belong together: the world's step that makes them, and its arguments.
+
+    Attributes:
+        name: the step's name.
+        arguments: what it is given; ids are those of the objects at hand.
+    """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+Move = Way | Call
+"""What leads from one state to another: a call, or the step of a world that makes some."""
+
+
+class UndecidedError(Exception):
+    """What a way leads to is unlike on both sides, by a clause that is not looked at."""
+
+
+class UnlikeError(Exception):
+    """A call that was not compared with full care came out unlike on both sides."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A state that was found.
+
+    Attributes:
+        parent: the state before it; None for the first.
+        place: which of the parent's moves leads to it.
+        distance: calls from the beginning to it.
+        lines: lines of a report that show them.
+        way: that move, as it is named on the objects that the shortest sequence makes; None before it is needed.
+        names: the names of its moves; None until they were listed.
+        leads: what those of its moves that were made, from the first on, lead to; None: they deviate.
+    """
+
+    parent: "Node | None"
+    place: int
+    distance: int
+    lines: int
+    way: Move | None = None
+    names: tuple[str, ...] | None = None
+    leads: "list[Node | None]" = field(default_factory=list)
+
+    @property
+    def left(self) -> bool:
+        """Whether all of its moves were made."""
+        return self.names is not None and len(self.leads) == len(self.names)
+
+    def list_moves(self, moves: Sequence[Move]) -> None:
+        """Notes which moves there are, as some objects name them.
+
+        Raises:
+            SpecificationError: they are others than on other objects: the world's fault, which takes unlike states for
+                one, or lists their moves by names.
+        """
+        names = tuple(way.name for way in moves)
+        if self.names is None:
+            self.names = names
+        elif names != self.names:
+            raise SpecificationError(f"one state has the moves {self.names} and {names}")
+
+    def path(self) -> "Iterator[Node]":
+        """The states from the first to this one."""
+        nodes = []
+        at: Node | None = self
+        while at is not None:
+            nodes.append(at)
+            at = at.parent
+        return reversed(nodes)
+
+    def next_move(self, furthest: int, most_steps: int) -> int | None:
+        """The place of the move that is made next in this state.
+
+        Args:
+            furthest: no move is made that was not made before in a state beyond so many calls.
+            most_steps: how many moves that were made before may be made again.
+
+        Returns:
+            The place of one that was not made, or of the first on the way to one; None if there is none so near.
+            Proportional to the moves within ``most_steps``.
+        """
+        if not self.left and self.distance <= furthest:
+            return len(self.leads)
+        seen, last = {self}, [(to, place) for place, to in enumerate(self.leads) if to is not None]
+        for _ in range(most_steps):
+            further = []
+            for at, first in last:
+                if at not in seen:
+                    if not at.left and at.distance <= furthest:
+                        return first
+                    seen.add(at)
+                    further += [(to, first) for to in at.leads if to is not None]
+            last = further
+        return None
+
+
+def digest(key: Hashable) -> bytes:
+    """A key in 16 bytes: a collision among a billion states is less likely than 1 in 10^20."""
+    return blake2b(repr(key).encode(), digest_size=16).digest()
+
 
 if TYPE_CHECKING:
     from .world import SmallWorld
 
     _Ways = Callable[[SmallWorld], Sequence[Move]]
 
-__all__ = ["Walk", "Walked"]
+__all__ = ["Walk"]
 
 _ENOUGH = 50
 """A kind of look that deviated so often is left out from then on: what else there is to see is sooner seen."""

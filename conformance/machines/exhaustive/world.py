@@ -18,8 +18,7 @@ from ..base import Both, Machine, Side, same
 from ..properties import steps_of
 from ..session import TracedStep
 from ..sides import equal
-from .walk import Walk
-from .ways import COMPARING, GLANCING, PASSING_OVER, Move, UndecidedError, UnlikeError
+from .walk import COMPARING, GLANCING, PASSING_OVER, Move, UndecidedError, UnlikeError, Walk
 
 __all__ = ["SmallWorld"]
 

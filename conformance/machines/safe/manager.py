@@ -2,14 +2,148 @@
 
 from typing import Any, ClassVar
 
-from ..draws import Drawing, one_of
+from hypothesis import strategies as st
+
+from ..draws import EXTRA_KEYS, Drawing, one_of
 from ..groups import MIXED
 from ..hash import weak
+from ..manager_admission import IDS
 from ..properties import start, step
 from ..worlds import World, worlds
-from .scenes import Scenes
+from .manager_faults import ManagerFaults
 
 __all__ = ["SafeGroups", "SafeManager"]
+
+
+class Scenes(ManagerFaults):
+    """What random calls seldom come upon."""
+
+    def can_come(self) -> bool:
+        """Whether there is an id for one more request."""
+        return bool(self.unused())
+
+    def unused(self) -> list[str]:
+        """The ids that are not live."""
+        return [name for name in IDS if name not in self.names_of(live=True)]
+
+    def some_tokens(self, data: Drawing) -> list[int]:
+        """The tokens of a prompt of a page or two."""
+        tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=2 * self.unit + 1)
+        return data.draw(tokens)[: self.max_model_len]
+
+    def take_all(self, data: Drawing, name: str) -> None:
+        """A request comes that gets every free page."""
+        self.bring(name, self.some_tokens(data))
+        most = self.most_tokens()
+        if most:
+            self.admit_with(name, 1, num_lookahead_tokens=most - 1)
+
+    @step(when=can_come, weight=2)
+    def come_again(self, data: Drawing) -> None:
+        """A request is served and goes; one with its tokens, and more, hits what it left, nobody coming between."""
+        name = one_of(data, self.unused())
+        self.arrive_like(data, name)
+        tokens = self.cases[name].tokens
+        self.admit_with(name, data.draw(st.integers(1, len(tokens))))
+        while self.cases[name].live and self.cases[name].given < len(tokens):
+            before = self.cases[name].given
+            self.continue_with(name, before, len(tokens) - before)
+            if self.cases[name].given == before:
+                break
+        self.finish(name)
+        keys = self.cases[name].request.extra_keys
+        more = [one_of(data, self.world.alphabet) for _ in range(data.draw(st.integers(0, 2)))]
+        other = one_of(data, self.unused())
+        self.bring(other, [*tokens, *more][: self.max_model_len], keys)
+        self.look_up(other)
+
+    def arrive_like(self, data: Drawing, name: str) -> None:
+        """A request comes with tokens of its own, or those of an earlier one."""
+        earlier = [case.tokens for case in self.cases.values()]
+        tokens = one_of(data, [self.some_tokens(data), *earlier])
+        self.bring(name, tokens, one_of(data, self.extra_keys))
+
+    @step(when=lambda self: self.cases and self.can_come())
+    def begin_in_the_middle(self, data: Drawing) -> None:
+        """A request begins like an earlier one goes on after some pages: those pages are not its own."""
+        tokens = self.cases[one_of(data, list(self.cases))].tokens
+        place = data.draw(st.integers(1, max((len(tokens) - 1) // self.unit, 1))) * self.unit
+        name = one_of(data, self.unused())
+        self.bring(name, [*tokens[place:], one_of(data, self.world.alphabet)][: self.max_model_len])
+        self.look_up(name)
+
+    @step(when=can_come, weight=2)
+    def tell_apart(self, data: Drawing) -> None:
+        """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
+        # neighbours are alike but for their kind, their text or their place
+        place, by = data.draw(st.integers(0, len(EXTRA_KEYS) - 1)), one_of(data, [1, 1, 2, 3])
+        keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + by) % len(EXTRA_KEYS)]]
+        ids = self.unused()
+        name, tokens = one_of(data, ids), self.some_tokens(data)
+        prompt = one_of(data, [len(tokens), data.draw(st.integers(1, len(tokens)))])  # the rest is generated
+        self.bring(name, tokens[:prompt], keys[0])
+        self.admit_with(name, prompt)
+        if self.cases[name].live:
+            if prompt < len(tokens):
+                self.grow(name, tokens[prompt:])
+                self.continue_with(name, prompt, len(tokens) - prompt)
+            self.finish(name)
+        other = one_of(data, [known for known in ids if known != name] or ids)
+        self.bring(other, tokens, keys[1])
+        self.look_up(other)
+
+    @step(when=lambda self: len(self.unused()) > 1, weight=2)
+    def outrun(self, data: Drawing) -> None:
+        """A request hits what one like it left; another takes all free pages, and then it is admitted with that hit."""
+        name, other = self.unused()[:2]
+        tokens = self.some_tokens(data)
+        self.bring(name, tokens)
+        self.admit_with(name, len(tokens))
+        self.finish(name)
+        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
+        found = self.look_up(name)
+        self.take_all(data, other)
+        length = found.spec[1]
+        self.admit_with(name, self.chunk(data, length, self.cases[name].request.num_tokens), length)
+
+    @step(when=lambda self: len(self.unused()) > 1, weight=2)
+    def fork(self, data: Drawing) -> None:
+        """A request shares the first pages of one that goes on; then another takes all free pages."""
+        name, other = self.unused()[:2]
+        live = self.names_of(live=True)
+        if live:
+            tokens = self.cases[one_of(data, live)].tokens
+            tokens = tokens[: data.draw(st.integers(1, len(tokens)))]
+        else:
+            tokens = self.some_tokens(data)
+        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
+        length = self.look_up(name).spec[1]
+        self.admit_with(name, self.chunk(data, length, self.cases[name].request.num_tokens), length)
+        self.take_all(data, other)
+
+    def can_orphan(self) -> object:
+        """Whether the hash of a page can be dropped, and there are ids for two requests."""
+        return len(self.unused()) > 1 and self.can_evict()
+
+    @step(when=can_orphan)
+    def orphan(self, data: Drawing) -> None:
+        """The first page of a prefix is forgotten, what follows it is not; others take the pages, and it comes back."""
+        name, other = self.unused()[:2]
+        tokens = self.some_tokens(data)
+        for taking in (True, False):
+            self.bring(name, tokens)
+            self.admit_with(name, len(tokens) if taking else min(self.unit, len(tokens)))
+            self.finish(name)
+            if taking:
+                found = self.look_up(name).spec[0]
+                first = [page for pages in found for page in pages if page][:1]
+                if first:
+                    self.evict(first)
+                self.take_all(data, other)
+                self.finish(other)
+        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
+        self.look_up(name)
+
 
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"hash_function": weak})
 

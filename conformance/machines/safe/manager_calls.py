@@ -9,7 +9,7 @@ from ...calls.contrast import shown
 from ...calls.deviation import Outcome
 from ..base import Both, Nothing
 from ..manager_blame import Case
-from ..operations import operation
+from ..properties import operation
 from ..sides import Side
 from . import showing
 from .demand import Demand, demand
@@ -425,7 +425,7 @@ class ManagerCalls(ManagerModel):
 
     @operation
     def free_a_namesake(self, name: str) -> None:
-        """See `Endings.free_a_namesake`."""
+        """See `Admission.free_a_namesake`."""
         stranger = Request(name, self.cases[name].tokens)
         line = f"manager.free(<another request {name!r}>)"
         self.ask(line, "MAN-5", lambda side: side.manager.free(stranger), lambda held: held or [])
@@ -433,7 +433,7 @@ class ManagerCalls(ManagerModel):
 
     @operation
     def drop_keys(self, name: str) -> None:
-        """See `Endings.drop_keys`."""
+        """See `Admission.drop_keys`."""
         if not self.offers("manager", "free_page_hashes"):
             return
         line = f"manager.free_page_hashes({name})"

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 from ...backends.capabilities import ESSENTIALS
 from ...backends.loading import takes_parameter
+from ..ghost import Ghost
 from ..groups import GroupSteps
 from ..manager_blame import Case
 from ..sides import Side
 from ..worlds import World
 from . import showing
 from .alone import Alone
-from .contents import Contents
 from .demand import needed_places
 
 __all__ = ["ManagerModel"]
@@ -40,7 +40,6 @@ class ManagerModel(Alone, GroupSteps):
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-7", "POOL-9", "POOL-10", "POOL-11", "HASH-2", "HIT-1"}
         | {f"MAN-{number}" for number in (1, 2, 3, 4, 5, 6, 8, 10)}
     )
-    ghost: Contents
 
     def build_managers(self, world: World) -> None:
         """Builds a manager, with those options that the backend's constructor knows."""
@@ -49,7 +48,7 @@ class ManagerModel(Alone, GroupSteps):
         world = world.within(names)
         if not takes_parameter(made, "use_eagle"):
             world = replace(world, use_eagle=False)
-        self.world, self.cases, self.ghost = world, {}, Contents(world.groups)
+        self.world, self.cases, self.ghost = world, {}, Ghost(world.groups)
         self.lists: dict[str, Lists] = {}
         self.reached: dict[str, int] = {}
         self.writers: dict[int, Case] = {}
