@@ -29,7 +29,8 @@ from .views import Sharded, Views
 __all__ = ["EVERY_MACHINE", "EXHAUSTIVE", "MACHINES", "ON_REQUEST", "TOGETHER", "Machine"]
 
 _DEFAULT: tuple[type[Machine], ...] = (
-    *(*SMALLEST, Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Index),
+    *SMALLEST,
+    *(Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Index),
     *(Pins, Shards, Snapshots, Swap, Amid, Secrets),
     *(SafePool, SafeManager, SafeGroups),
     *(Table, MultiTable, Programs),
