@@ -5,16 +5,35 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvproof.spec.clauses import clause_of_message
+
 from ..backends.raising import Ending
 from .datum import Call
 
-__all__ = ["REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep", "attempt", "is_call"]
+__all__ = [
+    *("REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep"),
+    *("attempt", "clause_of_state", "is_call", "is_refusal"),
+]
 
 REFUSALS = (TypeError, ValueError, IndexError)
 """The three errors by which a call is refused (R1); any other error is a fault of whoever raised it."""
 
+_ATOMIC = {"TAB-2"}
+"""Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
+
 _NO_CALL = re.compile(r"# |\w+ = (Spelled)?Request\(|\w+ grows by |\w+\.status = ")
 """How lines begin that call nothing of the backend: notes, and what makes or changes a request."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the specification raised an error on purpose: one of the three kinds, with a clause's label."""
+    message = str(error)
+    return isinstance(error, REFUSALS) and message.endswith(f"[{clause_of_message(message)}]")
+
+
+def clause_of_state(refusal: str) -> str:
+    """The label that a wrong state after a refusal is charged to, by the label of the clause that refuses."""
+    return refusal if refusal in _ATOMIC else "R1"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..calls.contrast import contrast, shown
+from ..calls.deviation import clause_of_state
 from ..calls.method import Method
 from .calls import row_of
 from .entries import Operation
@@ -13,9 +14,6 @@ from .player import Answer, Thing
 from .values import FIELDS, digest
 
 __all__ = ["Difference", "compare_answers", "compare_states", "recorded_answer"]
-
-_ATOMIC = {"TAB-2"}
-"""Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,8 @@ def compare_states(
             continue
         if last is not None:
             row, answer = last
-            refused = answer.clause if answer.clause in _ATOMIC else "R1"
-            charged = refused if answer.error is not None else row.charges_by_field.get(name, clause)
+            own = row.charges_by_field.get(name, clause)
+            charged = own if answer.error is None else clause_of_state(answer.clause)
             clause = clause if name == "device rows" and answer.error is None else charged
         right, seen = _contrasted(expected[name], observed[name])
         return Difference(clause, f"{name} = {right}", f"{name} = {seen}")

@@ -48,12 +48,14 @@ class Shape:
         places: where the arguments are, by name.
         once: the places of those that may be iterators.
         wrapped: the places of those that may be recorded objects, or that no log has.
+        knows_all: whether a log has all of them.
     """
 
     told: tuple[tuple[int, str, Spelling], ...]
     places: Mapping[str, int]
     once: tuple[int, ...]
     wrapped: tuple[int, ...]
+    knows_all: bool
 
 
 def shape_of(kinds: Mapping[str, str], spelt: Mapping[str, Spelling], by_position: int, names: Any) -> Shape:
@@ -74,6 +76,7 @@ def shape_of(kinds: Mapping[str, str], spelt: Mapping[str, Spelling], by_positio
         places,
         tuple(place for name, place in own.items() if kinds[name] in _READ_ONCE),
         (*(place for name, place in own.items() if kinds[name] == "tables"), *unknown),
+        not unknown,
     )
 
 
@@ -237,7 +240,8 @@ class RecordedCall:
             else:
                 value = self._act(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         except Exception as error:
-            self.note_error(given, error)
+            if shape.knows_all:  # an argument of the package's own may be why
+                self.note_error(given, error)
             raise
         self.note(given, value)
         if self._learns:

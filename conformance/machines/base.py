@@ -20,7 +20,15 @@ from ..backends.raising import frames
 from ..backends.step_timeout import NoAnswer
 from ..calls.contrast import beside, contrast, shown
 from ..calls.datum import Call
-from ..calls.deviation import REFUSALS, Deviation, Outcome, SpecificationError, attempt
+from ..calls.deviation import (
+    REFUSALS,
+    Deviation,
+    Outcome,
+    SpecificationError,
+    attempt,
+    clause_of_state,
+    is_refusal,
+)
 from ..calls.spelling import LISTED, TOKENS, WIDE, Spelling
 from .draws import Drawing, one_of
 from .properties import Step, clauses_of_step, steps_of
@@ -33,9 +41,6 @@ T = TypeVar("T")
 
 Charge = Mapping[str, str] | str
 """Labels for differences of the state, by field, or one for all fields."""
-
-_ATOMIC = {"TAB-2"}
-"""Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
 
 _LABELS = re.compile(r"\b([A-Z]+-\d+|R\d):")
 """How a message of ``check()`` names a clause, as those of ours do."""
@@ -376,7 +381,7 @@ class Machine(RuleBasedStateMachine):
         """
         self._note_made(None)
         expected = attempt(lambda: act(self.spec))
-        if expected.error is not None and not _is_refusal(expected.error):
+        if expected.error is not None and not is_refusal(expected.error):
             raise SpecificationError(f"the specification is wrong: {line} {expected}") from expected.error
         refused = expected.error is not None
         if refused and not self.session.refuses(clause_of_message(str(expected.error))):
@@ -400,7 +405,7 @@ class Machine(RuleBasedStateMachine):
                     self.differ(where, *contrast(plain.value, seen.value))
             if refused:
                 clause = clause_of_message(str(expected.error))
-                self.compare_states(clause if clause in _ATOMIC else "R1", fixed=True)
+                self.compare_states(clause_of_state(clause), fixed=True)
             else:
                 self.compare_states((charge(plain.value) if callable(charge) else charge) or {})
         return Both(expected.value, observed.value, refused)
@@ -541,12 +546,6 @@ def _shortage(backend: Backend, name: str) -> str:
 
 def _parameters(called: Any) -> str:
     return f"({', '.join(map(str, inspect.signature(called).parameters.values()))})"
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether the specification raised an error on purpose: one of the three kinds, with a clause's label."""
-    message = str(error)
-    return isinstance(error, REFUSALS) and message.endswith(f"[{clause_of_message(message)}]")
 
 
 def _brief(outcome: Outcome) -> str:

@@ -15,7 +15,7 @@ from ..backends.loading import Backend
 from ..backends.raising import frames
 from ..calls.contrast import contrast, shown
 from ..calls.datum import Call, GoneError, Key, Prompt, refs, resolve
-from ..calls.deviation import REFUSALS, Outcome, attempt
+from ..calls.deviation import REFUSALS, Outcome, attempt, clause_of_state, is_refusal
 from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
@@ -27,9 +27,6 @@ from ..machines.sides import Side, equal
 from .script import Entry, FileError, Rows, made_by
 
 __all__ = ["Said", "Trial"]
-
-_ATOMIC = {"TAB-2"}
-"""Clauses that say themselves that a call happens wholly or not at all; for all others R1 says it."""
 
 _POOL = {
     "ref_cnt": "POOL-5",
@@ -233,7 +230,7 @@ class Trial:
             self._turn_to(side, call)
         labels = self._labels(call, row)
         expected, observed = (self._attempt(side, call, row) for side in sides)
-        if expected.error is not None and not _is_refusal(expected.error):
+        if expected.error is not None and not is_refusal(expected.error):
             raise FileError(f"the specification can't make this call: {expected}") from expected.error
         if expected.error is None:
             self.spec.results[call.number], self.backend.results[call.number] = expected.value, observed.value
@@ -387,7 +384,7 @@ class Trial:
         if self._level == "exact" and not isinstance(observed.error, kind):
             raised = frames(observed.error)
             return Said(entry, str(expected), str(observed), "deviates", "R1", raised=raised)
-        charged = clause if clause in _ATOMIC else "R1"
+        charged = clause_of_state(clause)
         _, differences = self._states({}, charged) if self._found_alike else ("", {})
         verdict = ("deviates", charged) if differences else ("conforms", clause)
         return Said(entry, str(expected), str(observed), *verdict, differences)
@@ -446,12 +443,6 @@ class Trial:
 def _read(name: str, parts: Mapping[str, Any]) -> Any:
     looks = [each.looked(parts.__getitem__) for each in READINGS[name]]
     return looks[0] if len(looks) == 1 else looks
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether the specification raised an error on purpose: one of the three kinds, with a clause's label."""
-    message = str(error)
-    return isinstance(error, REFUSALS) and message.endswith(f"[{clause_of_message(message)}]")
 
 
 def _sizes(kind: str, plain: Any) -> Any:

@@ -62,6 +62,8 @@ def test_refusals_are_compared_and_passed_on() -> None:
     manager = Lockstep(kvproof.fast).CacheManager(4, [full(2)], 8)
     with pytest.raises(ValueError, match="num_new_tokens"):
         manager.allocate_slots(Request("a", [1]), 0)
+    with pytest.raises(TypeError, match="an_option_of_another_package"):
+        manager.allocate_slots(Request("a", [1]), 1, an_option_of_another_package=1)
     assert manager.usage == 0.0
     assert isinstance(manager, kvproof.fast.CacheManager)
     with pytest.raises(ValueError, match="every"):
