@@ -36,7 +36,7 @@ signatures of the specification: a new public method without a row fails there.
 * *Enumerates*: a small world (`machines.exhaustive.world`) lists calls instead of drawing them; which states are alike
   but for names is the world's, everything about a call is the row's.
 * *Counts*: `Session.note_drawn`, what was drawn of each row; `coverage` says what never was.
-* *Logs*: `log.calls` reads the same rows; ``logged`` says whether a log records a method.
+* *Logs*: `log.format` reads the same rows; ``logged`` says whether a log records a method.
 
 **Capabilities.** A row with a ``capability`` is drawn by the machines of that capability only. An ``optional`` row is
 drawn where the backend has the method. A kind asks ``known`` where a value needs one (cache groups, iterables).

@@ -9,8 +9,8 @@ import kvproof.spec
 
 from ..backends.loading import Backend
 from ..report.redaction import Redaction
-from .calls import CALLS
 from .entries import Made, Operation
+from .format import CALLS
 from .player import Thing
 from .reading import LogReader
 from .replaying import Replayed, Run

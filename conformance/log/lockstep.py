@@ -8,15 +8,13 @@ import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends.loading import Backend, load_backend
-from .calls import CLASSES, row_of
-from .comparing import Difference
 from .entries import Entry, Shown
-from .format import LogError
+from .format import CLASSES, LogError, row_of
 from .player import UnplayableError
 from .reading import EntryReader
 from .recorded_calls import materialised
 from .recording import Recorded, arguments_of, wrapped
-from .replaying import Judge
+from .replaying import Difference, Judge
 from .writer import LogWriter
 
 __all__ = ["Lockstep", "LockstepError"]

@@ -11,8 +11,8 @@ from ..backends.loading import takes_parameter
 from ..backends.raising import Ending, frames
 from ..calls.method import Method, bound
 from ..calls.readings import page_views
-from .calls import row_of
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
+from .format import row_of
 from .values import KeyNumbers, kind_of, read_state, result
 
 __all__ = ["Answer", "Player", "Side", "Stranger", "Thing", "UnplayableError"]

@@ -13,9 +13,8 @@ from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.json_kinds import extra_keys_of, group_of
 
 from ..report.redaction import Redaction
-from .calls import CALLS, CLASSES, PROPERTIES
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown, redactor
-from .format import HEADER, VERSION, LogError
+from .format import CALLS, CLASSES, HEADER, PROPERTIES, VERSION, LogError
 from .values import decoded, numbers_of, tokens_of
 
 __all__ = ["EntryReader", "LogReader", "is_log"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..calls.method import Method
-from .calls import CALLS
+from .format import CALLS
 from .values import (
     as_column,
     encode,

@@ -10,8 +10,7 @@ import numpy as np
 from kvproof.spec.declarations.json_kinds import group_to_json
 
 from ..calls.readings import page_views
-from .calls import CALLS, CLASSES, PROPERTIES
-from .format import LogError
+from .format import CALLS, CLASSES, PROPERTIES, LogError
 from .recorded_calls import KeyOrigins, RecordedCall, can_record_slots, record_batch, record_slots
 from .values import outcome_text, page_ids, plain, read_state, text_of
 from .writer import LogFile, LogWriter

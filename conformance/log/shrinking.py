@@ -22,14 +22,12 @@ import kvproof.spec
 from ..backends.loading import Backend
 from ..backends.raising import Ending, Interrupted, frames
 from ..report.redaction import Redaction
-from .calls import row_of
-from .comparing import Difference, compare_answers, compare_states, recorded_answer
 from .entries import Entry, Grown, NewRequest, Operation, Shown
-from .format import LogError
+from .format import LogError, row_of
 from .player import Answer, Player, UnplayableError
 from .pruning import pruned
 from .reading import LogReader
-from .replaying import call_line
+from .replaying import Difference, call_line, compare_answers, compare_states, recorded_answer
 from .values import digest
 
 __all__ = ["Shrunk", "Try", "shrink"]

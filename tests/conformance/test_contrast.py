@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvproof.conformance.calls.contrast import beside, contrast, difference, shown
 from kvproof.conformance.calls.deviation import Deviation
-from kvproof.conformance.log.comparing import compare_states
+from kvproof.conformance.log.replaying import compare_states
 from kvproof.conformance.log.values import digest
 from kvproof.conformance.report.redacting import redacted
 from kvproof.conformance.report.redaction import Redaction
