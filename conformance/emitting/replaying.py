@@ -63,7 +63,7 @@ def body_of(statements: Sequence[Statement], ending: Ending, others: Iterable[st
             used |= _used_of([statement.text])
     inlined = _inlined(kept, ending.lines)
     kept = [statement for statement in kept if statement.number not in inlined]
-    names = _named(kept, others)
+    names = _named([statement for statement in kept if statement.number in used], others)
 
     def written(text: str) -> str:
         while _MARK.search(text):
@@ -71,9 +71,8 @@ def body_of(statements: Sequence[Statement], ending: Ending, others: Iterable[st
         return text
 
     def line(statement: Statement) -> str:
-        assigned = statement.number is not None and (statement.number in used)
-        text = written(statement.text)
-        return f"{names[statement.number]} = {text}" if assigned and statement.number is not None else text
+        name, text = names.get(statement.number or 0), written(statement.text)
+        return f"{name} = {text}" if name else text
 
     def lines(statement: Statement) -> list[str]:
         """An earlier statement, which may have been refused by both."""

@@ -97,12 +97,7 @@ class _NotedSide(Side):
     def make(self, made: Made) -> None:
         """See `Side.make`: arguments that are as they are by default are left out."""
         name = object_name(made.number, self._named)
-        defaults = inspect.signature(getattr(kvproof.spec, made.name)).parameters
-        given = {
-            option: value
-            for option, value in made.arguments.items()
-            if option not in defaults or defaults[option].default != value
-        }
+        given = _without_defaults(getattr(kvproof.spec, made.name), made.arguments)
         self._notes.act += 1
         with self._notes.taken():
             super().make(replace(made, arguments=given))
@@ -129,8 +124,21 @@ class _NotedSide(Side):
     def _act(self, thing: Thing, row: Method, operation: Operation) -> Any:
         self._notes.act += 1
         self.text = ""
+        if row.form == "call":
+            method = getattr(getattr(kvproof.spec, thing.name), operation.method)
+            operation = replace(operation, arguments=_without_defaults(method, operation.arguments))
         with self._notes.taken():
             given = super()._act(thing, row, operation)
             text = f"{self._text_of(thing)}.{operation.method}"
             self.text = text if row.form == "get" else self._notes.text_of_result(given)
         return self._notes.strip(given)
+
+
+def _without_defaults(called: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without those that are as they are by default."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(called).parameters.items()}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in defaults or type(value) is not type(defaults[name]) or value != defaults[name]
+    }
