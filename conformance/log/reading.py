@@ -109,7 +109,7 @@ class EntryReader:
             needed, possible = CLASSES[name]
             if not set(needed) <= set(arguments) <= {*needed, *possible}:
                 raise ValueError(f"object {number}: {name} is made of {', '.join(needed)}")
-            arguments = {argument: _argument(argument, value) for argument, value in arguments.items()}
+            arguments = {argument: _argument(argument, value, self._bounded) for argument, value in arguments.items()}
             if self._bounded:
                 self._require_room(arguments)
         self._names.append(name)
@@ -250,7 +250,7 @@ def _extra_keys(value: Any) -> Any:
     return extra_keys_of(Part("extra keys", value)) or ()
 
 
-def _argument(name: str, value: Any) -> Any:
+def _argument(name: str, value: Any, bounded: bool) -> Any:
     if name == "kv_cache_groups":
         if not isinstance(value, list) or len(value) > _MOST_GROUPS:
             raise ValueError(f"kv_cache_groups must be a list of at most {_MOST_GROUPS}")
@@ -258,7 +258,7 @@ def _argument(name: str, value: Any) -> Any:
         for group in groups:
             _whole("page_size", group.kv_cache_spec.page_size, _MOST_SIZE)
         return groups
-    if name in _MOST:
+    if bounded and name in _MOST:
         return _whole(name, value, _MOST[name] + 1)
     if name == "page_sizes":
         if not isinstance(value, list) or len(value) > _MOST_GROUPS:
