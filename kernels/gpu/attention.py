@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..options import AttentionOptions
 from ..ragged import clean_table, ragged
 from .geometry import ROWS, Geometry
-from .schedule import decode_items, prefill_blocks, splits_of
+from .schedule import decode_items, most_extras, prefill_blocks
 
 __all__ = ["attend"]
 
@@ -67,13 +67,12 @@ def attend(
     places = jnp.where(owned, starts[owner] + token - batch.starts[owner], -1)
     rows = query_rows(queries, places, several, kv_lens.shape[0])
 
-    splits = splits_of(kv_lens.shape[0], layout.num_kv_heads, -(-page_size * page_table.shape[1] // single.tiles.live))
-    items = decode_items(batch, starts, table, splits=splits, tiles=single.tiles, options=options)
+    heads, most_tiles = layout.num_kv_heads, -(-page_size * page_table.shape[1] // single.tiles.live)
+    extras = most_extras(kv_lens.shape[0], heads, most_tiles)
+    decoding = decode_items(batch, starts, table, num_heads=heads, extras=extras, tiles=single.tiles, options=options)
     alone = batch.q_lens == 1
-    parts = decode_parts(
-        rows, pages, table, items, geometry=single, options=options, splits=splits, interpret=interpret
-    )
-    decoded = combine(parts, alone, sinks, geometry=single, options=options).astype(queries.dtype)
+    parts = decode_parts(rows, pages, table, decoding.items, geometry=single, options=options, interpret=interpret)
+    decoded = combine(parts, alone, decoding.owner, sinks, geometry=single, options=options).astype(queries.dtype)
     out = jnp.where((owned & alone[owner])[:, None, None], decoded[owner], jnp.zeros((), queries.dtype))
     if num_tokens < 2:
         return out

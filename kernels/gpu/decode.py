@@ -23,8 +23,8 @@ class Parts(NamedTuple):
     """Unfinished attention: a part for each consumer of each item.
 
     Attributes:
-        mixed: `f32[S * splits * H * consumers, rows, Dv]`: values, weighted; anything for sequences left out.
-        tops: `f32[S * splits * H * consumers, 64]`: the largest score; the lowest number where nothing was read.
+        mixed: `f32[N * H * consumers, rows, Dv]`: values, weighted; anything for items that aren't there.
+        tops: `f32[N * H * consumers, 64]`: the largest score; the lowest number where nothing was read.
         totals: the same: the sum of the weights.
     """
 
@@ -37,16 +37,15 @@ def decode_parts(
     rows: jax.Array,  # [H, rows, D]
     pages: jax.Array,  # [P, page, C * Dp]
     table: jax.Array,  # i32[S, pages_per_seq]
-    items: jax.Array,  # i32[len(Field), S * splits]
+    items: jax.Array,  # i32[len(Field), N]
     *,
     geometry: Geometry,
     options: AttentionOptions,
-    splits: int,
     interpret: Interpret = None,
 ) -> Parts:
     """Attention of sequences with one query each, in parts (ATT-1, ATT-3, ATT-6).
 
-    Reads the keys and values of the items once, and O(S * splits * H * G * Dv) is written.
+    Reads the keys and values of the items once, and O(N * H * G * Dv) is written.
 
     Args:
         rows: queries, as `Inputs` has them.
@@ -55,7 +54,6 @@ def decode_parts(
         items: as `decode_items` makes them.
         geometry: the shapes.
         options: the options.
-        splits: parts of each sequence.
         interpret: None, or the parameters of the interpreter.
     """
     heads = geometry.layout.num_kv_heads
@@ -69,7 +67,7 @@ def decode_parts(
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, mixed, tops, totals = refs
-        index = jax.lax.axis_index("sequence") * splits + jax.lax.axis_index("split")
+        index = jax.lax.axis_index("item")
         head = jax.lax.axis_index("head")
         own = Scratch(**scratch)
         item = Item(geometry, options, Inputs(*given), own, group, index, head)
@@ -85,8 +83,7 @@ def decode_parts(
 
         attend_item(item, jax.lax.axis_index(THREAD), finish)
 
-    sequences = items.shape[1] // splits
-    grid = {"sequence": sequences, "split": splits, "head": heads}
+    grid = {"item": items.shape[1], "head": heads}
     parts = launch(body, geometry, out_type, grid, items, table, rows, pages, name="paged_decode", interpret=interpret)
     return Parts(*parts)
 
@@ -106,37 +103,54 @@ def _write(mixed: jax.Array, through: Any, out: Any, geometry: Geometry) -> None
 def combine(
     parts: Parts,
     decoded: jax.Array,  # bool[S]
+    owner: jax.Array,  # i32[extras]
     sinks: jax.Array | None,  # f32[Hq]
     *,
     geometry: Geometry,
     options: AttentionOptions,
 ) -> jax.Array:
-    """The parts of each sequence put together: `f32[S, Hq, Dv]`, zeros for those left out. O(size of the parts).
+    """The parts of each sequence put together: `f32[S, Hq, Dv]`, zeros for those left out.
+
+    O(size of the parts + extras^2 * Hq * Dv): those beyond each sequence's first are added up for each of them, so that
+    sums depend on no order in which threads get there, and NaN stays in its own sequence.
 
     Args:
-        parts: what `decode_parts` gave.
+        parts: what `decode_parts` gave for the items of a `Decoding`.
         decoded: `bool[S]`: which sequences it took.
+        owner: `i32[extras]`, that of the `Decoding`.
         sinks: `f32[Hq]` or None.
         geometry: the shapes.
         options: the options.
     """
     count, heads, group = decoded.shape[0], geometry.layout.num_kv_heads, geometry.group
+    extras, unit = owner.shape[0], exponent_unit(options)
+    row = jnp.minimum(owner, count - 1)
+    exists = jnp.concatenate([owner < count, decoded])
 
-    def by_sequence(numbers: jax.Array) -> jax.Array:
-        numbers = numbers.reshape(count, -1, heads, CONSUMERS, *numbers.shape[1:])[:, :, :, :, :group]
-        live = decoded.reshape(count, *[1] * (numbers.ndim - 1))
-        return jnp.where(live, numbers, jnp.zeros_like(numbers))
+    def by_item(numbers: jax.Array, none: float) -> jax.Array:
+        numbers = numbers.reshape(extras + count, heads, CONSUMERS, *numbers.shape[1:])[:, :, :, :group]
+        return jnp.where(exists.reshape(-1, *[1] * (numbers.ndim - 1)), numbers, jnp.float32(none))
 
-    mixed, tops, totals = map(by_sequence, parts)
-    unit = exponent_unit(options)
-    top = jnp.max(tops, axis=(1, 3), keepdims=True)
+    mixed, tops, totals = by_item(parts.mixed, 0.0), by_item(parts.tops, LOWEST), by_item(parts.totals, 0.0)
+    largest = jnp.max(tops, axis=2)
+    top = largest[extras:].at[owner].max(largest[:extras], mode="drop")
     if sinks is not None:
-        scores = sinks_as_scores(sinks, options).reshape(1, 1, heads, 1, group)
+        scores = sinks_as_scores(sinks, options).reshape(1, heads, group)
         top = jnp.maximum(top, jnp.maximum(scores, LOWEST))
-    weights = jnp.exp2((tops - top) * unit)
-    total = jnp.sum(totals * weights, axis=(1, 3))
+    weights = jnp.exp2((tops - jnp.concatenate([top[row], top])[:, :, None]) * unit)
+    out, total = jnp.sum(mixed * weights[..., None], axis=2), jnp.sum(totals * weights, axis=2)
+    same = owner[:, None] == owner[None, :]
+
+    def added(numbers: jax.Array) -> jax.Array:
+        if not extras:
+            return numbers
+        shared = same.reshape(extras, extras, *[1] * (numbers.ndim - 1))
+        more = jnp.sum(jnp.where(shared, numbers[None, :extras], jnp.float32(0)), axis=1)
+        whole = numbers[extras:]
+        return whole.at[owner].set(whole[row] + more, mode="drop")
+
+    out, total = added(out), added(total)
     if sinks is not None:
-        total += jnp.exp2((scores - top) * unit)[:, 0, :, 0]
-    out = jnp.sum(mixed * weights[..., None], axis=(1, 3))
+        total += jnp.exp2((scores - top) * unit)
     out = out * (options.value_scale / jnp.where(total == 0, 1.0, total))[..., None]
     return out.reshape(count, heads * group, -1)

@@ -16,11 +16,23 @@ from ..options import AttentionOptions
 from ..ragged import Ragged
 from .tiles import Tiles
 
-__all__ = ["Blocks", "Field", "decode_items", "most_blocks", "prefill_blocks", "splits_of"]
+__all__ = [
+    "Blocks",
+    "Decoding",
+    "Field",
+    "decode_items",
+    "most_blocks",
+    "most_extras",
+    "parts_of",
+    "prefill_blocks",
+]
 
 
 MULTIPROCESSORS = 132
 """Those of an H100 or H200."""
+
+_ROUNDS = 4
+"""Rounds of blocks that there is room for beyond one block for each sequence and head."""
 
 _BLOCK_TILES = 4
 """What beginning and ending a block costs, in tiles."""
@@ -64,6 +76,19 @@ class Field(IntEnum):
     """Whether one of these pages doesn't exist, 0 or 1."""
 
 
+class Decoding(NamedTuple):
+    """The parts of the sequences with one query each.
+
+    Attributes:
+        items: `i32[len(Field), extras + S]`: first the parts beyond each sequence's first, in the order of sequences;
+            then the first of each sequence.
+        owner: `i32[extras]`: whose part each of the former is; S: there is no such part.
+    """
+
+    items: jax.Array
+    owner: jax.Array
+
+
 class Blocks(NamedTuple):
     """The query blocks of a call.
 
@@ -84,26 +109,47 @@ class Blocks(NamedTuple):
     used: jax.Array
 
 
-def splits_of(num_rows: int, num_heads: int, most_tiles: int) -> int:
-    """Into how many parts sequences are cut. O(most_tiles), at most 264.
+def most_extras(num_rows: int, num_heads: int, most_tiles: int) -> int:
+    """The parts that sequences may be cut into beyond one each, all of them together. O(1).
 
-    It follows from shapes alone, so that a program serves all lengths. It is the number that makes the longest
-    contexts end first: blocks run in rounds, one on each multiprocessor at a time, and every block costs some tiles'
-    time beside its own, until its first tile is there and while its sums are written. Short sequences leave some parts
-    empty; those end at once.
+    It follows from shapes alone, so that a program serves all lengths.
 
     Args:
         num_rows: S.
         num_heads: KV heads.
         most_tiles: tiles of the longest context that the page table can name.
     """
-    blocks = num_rows * num_heads
+    return min(-(-_ROUNDS * MULTIPROCESSORS // num_heads), num_rows * (most_tiles - 1))
 
-    def time(splits: int) -> int:
-        rounds = -(-blocks * splits // MULTIPROCESSORS)
-        return rounds * (-(-most_tiles // splits) + _BLOCK_TILES)
 
-    return min(range(1, max(1, min(most_tiles, 2 * MULTIPROCESSORS)) + 1), key=time)
+def parts_of(
+    num_tiles: jax.Array,  # i32[S]
+    num_heads: int,
+    extras: int,
+) -> jax.Array:
+    """Into how many parts each sequence is cut, `i32[S]`; 0 if it has no tiles. O(S * extras) on the device.
+
+    All parts have about as many tiles: the number with which all are done first. Blocks of threads run in rounds, one
+    on each multiprocessor at a time, and every block costs some tiles' time beside its own, until its first tile is
+    there and while its sums are written. What a number of tiles takes is estimated from above in two ways: as rounds of
+    the longest part, and as the longest part after an even share of all work.
+
+    Args:
+        num_tiles: `i32[S]`: tiles that each sequence reads.
+        num_heads: KV heads: as many blocks for each part.
+        extras: of `most_extras`.
+    """
+    cuts = jnp.arange(1, extras + 2, dtype=jnp.int32)
+    sizes = jnp.maximum(-(-jnp.max(num_tiles) // cuts), 1)
+    parts = -(-num_tiles[:, None] // sizes[None, :])
+    fits = jnp.sum(jnp.maximum(parts - 1, 0), axis=0, dtype=jnp.int32) <= extras
+    blocks = num_heads * jnp.sum(parts, axis=0, dtype=jnp.int32)
+    longest = (sizes + _BLOCK_TILES).astype(jnp.float32)
+    rounds = (-(-blocks // MULTIPROCESSORS)).astype(jnp.float32)
+    work = num_heads * jnp.sum(num_tiles.astype(jnp.float32)) + _BLOCK_TILES * blocks.astype(jnp.float32)
+    time = jnp.minimum(rounds * longest, work / MULTIPROCESSORS + longest)
+    best = jnp.argmin(jnp.where(fits, time, jnp.inf))  # whole sequences always fit
+    return parts[:, best]
 
 
 def decode_items(
@@ -111,50 +157,45 @@ def decode_items(
     starts: jax.Array,  # i32[S]
     table: jax.Array,  # i32[S, pages_per_seq]
     *,
-    splits: int,
+    num_heads: int,
+    extras: int,
     tiles: Tiles,
     options: AttentionOptions,
-) -> jax.Array:
-    """The items of the sequences with one query each: the keys of each in so many equal parts. O(S * splits).
+) -> Decoding:
+    """The items of the sequences with one query each, the keys of each in `parts_of` equal parts. O(S * extras).
 
     Args:
         batch: the lengths.
         starts: `i32[S]`: where each sequence's queries begin among the aligned ones.
         table: the page table, as `ragged.clean_table` makes it.
-        splits: parts of each sequence; those that there is nothing left for are empty.
+        num_heads: KV heads.
+        extras: of `most_extras`.
         tiles: how keys are cut.
         options: the mask.
-
-    Returns:
-        `i32[len(Field), S * splits]`: the parts of a sequence one after the other.
     """
-    rows = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
+    num_rows = batch.kv_lens.shape[0]
+    rows = jnp.arange(num_rows, dtype=jnp.int32)
     alone = batch.q_lens == 1
     position = jnp.where(alone, batch.kv_lens - 1, -1)
     low, high = first_key(position, options), end_key(position, batch.kv_lens, options)
     first = low // tiles.live
     end = jnp.where(low < high, -(-high // tiles.live), first)
-    size = -(-(end - first) // splits)
-    part = jnp.arange(splits, dtype=jnp.int32)[None]
-    begin = jnp.minimum(first[:, None] + size[:, None] * part, end[:, None])
-    stop = jnp.minimum(begin + size[:, None], end[:, None])
+    parts = parts_of(end - first, num_heads, extras)
+    size = -(-(end - first) // jnp.maximum(parts, 1))
 
-    def each(numbers: jax.Array) -> jax.Array:
-        return jnp.repeat(numbers, splits)
-
-    low, high = each(low), each(high)
-    return _items(
-        each(jnp.where(alone, rows, -1)),
-        each(starts),
-        begin.reshape(-1),
-        stop.reshape(-1),
-        low,
-        high,
-        low,
-        high,
-        table,
-        tiles,
-    )
+    more = jnp.maximum(parts - 1, 0)
+    ends = jnp.cumsum(more, dtype=jnp.int32)
+    extra = jnp.arange(extras, dtype=jnp.int32)
+    owner = jnp.searchsorted(ends, extra, side="right", method="compare_all").astype(jnp.int32)
+    row = jnp.minimum(owner, num_rows - 1)
+    of = jnp.concatenate([row, rows])
+    part = jnp.concatenate([extra - (ends - more)[row] + 1, jnp.zeros_like(rows)])
+    exists = jnp.concatenate([owner < num_rows, alone])
+    begin = jnp.minimum(first[of] + size[of] * part, end[of])
+    stop = jnp.minimum(begin + size[of], end[of])
+    sequence = jnp.where(exists, of, -1)
+    items = _items(sequence, starts[of], begin, stop, low[of], high[of], low[of], high[of], table, tiles)
+    return Decoding(items, owner)
 
 
 def most_blocks(num_tokens: int, num_rows: int, block_queries: int) -> int:

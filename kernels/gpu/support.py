@@ -11,7 +11,7 @@ All page sizes are taken, with all heads up to 192 and float8 ones up to 256.
 | head sizes that are no multiple of 16, or above 256 | rows of shared memory, and one product, hold no others |
 | groups of more than 64 query heads | one tile of rows has no room for them |
 | 16-bit heads above 192, unless pages are whole eights of slots (fours will do for 208) | two stages have no room |
-| more than 65,535 sequences or query blocks | the grid ends there |
+| more than 65,535 sequences and further parts of them, or query blocks | the grid ends there |
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from ..layout import COLUMNS
 from ..options import AttentionOptions
 from ..storage import ScaledPages
 from .geometry import ROWS, Geometry, swizzle_of
-from .schedule import most_blocks
+from .schedule import most_blocks, most_extras
 
 __all__ = ["unsupported"]
 
@@ -69,6 +69,7 @@ def unsupported(
         if shapes.stages < 2:
             return f"a tile of keys and values takes {shapes.stage_bytes} bytes: two and the rest have no room"
     num_rows, queries_each = page_table.shape[0], Geometry(layout, group, dtype, stored, 1, False).block_queries
-    if max(num_rows, most_blocks(queries.shape[0], num_rows, queries_each)) > _GRID:
+    parts = num_rows + most_extras(num_rows, layout.num_kv_heads, kv_pages.shape[1] * page_table.shape[1])
+    if max(parts, most_blocks(queries.shape[0], num_rows, queries_each)) > _GRID:
         return f"{queries.shape[0]} tokens of {num_rows} sequences: more blocks than a grid has"
     return None

@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
 
-from kvproof.kernels.gpu import attention, interpreted, walk
+from kvproof.kernels.gpu import attention, decode, interpreted, walk
+from kvproof.kernels.gpu.geometry import CONSUMERS, ROWS, Geometry
+from kvproof.kernels.layout import CacheLayout
+from kvproof.kernels.options import AttentionOptions
 from kvproof.kernels.xla import attention as xla
 
 from .gpu_cases import CASES, QUICK, Case, options_of, run_case
@@ -37,6 +40,35 @@ def test_pages_that_do_not_exist_are_not_read() -> None:
     expected = np.asarray(partial(xla.attend, sinks=None, options=options)(*arrays), np.float32)
     assert done.minds == ""
     np.testing.assert_allclose(done.output.astype(np.float32), expected, atol=2**-7)
+
+
+def test_parts_are_put_together_by_their_own_sequences() -> None:
+    """ATT-3, ATT-6: sinks join, NaN stays in its sequence; memory of parts that aren't there counts as zeros."""
+    layout, count, owner = CacheLayout("v3", 2, 64, 64, 2), 4, np.array([0, 0, 2, 3, 4], np.int32)
+    decoded = np.array([True, False, True, True])
+    geometry = Geometry(layout, 3, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 16, splits_keys=True)
+    options = AttentionOptions(layout, jnp.dtype(jnp.bfloat16), score_scale=0.5, value_scale=2.0)
+    rng, items = np.random.default_rng(0), len(owner) + count
+    shape = (items, layout.num_kv_heads, CONSUMERS)
+    of = np.concatenate([owner, np.where(decoded, np.arange(count), count)])
+    mixed = rng.normal(size=(*shape, geometry.copied_rows, 64)).astype(np.float32)
+    tops = rng.normal(scale=9, size=(*shape, ROWS)).astype(np.float32)
+    totals = rng.uniform(1, 9, size=(*shape, ROWS)).astype(np.float32)
+    mixed[of == count] = tops[of == count] = totals[of == count] = np.nan  # memory that was never written
+    mixed[3] = np.nan  # what sequence 3 reads
+    sinks = rng.normal(size=6).astype(np.float32)
+
+    flat = decode.Parts(*(jnp.asarray(each.reshape(-1, *each.shape[3:])) for each in (mixed, tops, totals)))
+    call = partial(decode.combine, geometry=geometry, options=options)
+    out = np.asarray(jax.jit(call)(flat, jnp.asarray(decoded), jnp.asarray(owner), jnp.asarray(sinks)))
+    for row in range(count):
+        mine = of == row
+        scores = tops[mine, :, :, :3].astype(np.float64) * 0.5
+        weights = np.exp(scores)
+        sums = np.einsum("nhcg,nhcgd->hgd", weights, mixed[mine, :, :, :3].astype(np.float64))
+        total = np.einsum("nhcg,nhcg->hg", weights, totals[mine, :, :, :3]) + np.exp(sinks.reshape(2, 3))
+        np.testing.assert_allclose(out[row], (2 * sums / total[..., None]).reshape(6, 64), rtol=2e-5, atol=1e-5)
+    assert np.isnan(out[3]).all()
 
 
 def test_values_that_are_not_cleaned_show(plant: Callable[[Any, str, Any], None]) -> None:

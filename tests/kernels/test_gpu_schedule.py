@@ -1,5 +1,6 @@
 """The arithmetic of the GPU's kernels, without them: tiles, items, rows, memory, and which calls are left to XLA."""
 
+import heapq
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvproof.kernels.gpu import attention, geometry
 from kvproof.kernels.gpu.geometry import Geometry
-from kvproof.kernels.gpu.schedule import Field, decode_items, most_blocks, prefill_blocks, splits_of
+from kvproof.kernels.gpu.schedule import Field, decode_items, most_blocks, most_extras, parts_of, prefill_blocks
 from kvproof.kernels.gpu.support import unsupported
 from kvproof.kernels.gpu.tiles import Tiles, cut
 from kvproof.kernels.layout import CacheLayout
@@ -33,7 +34,8 @@ SEQUENCES = 4
 """Rows of the arrays: shapes stay, so that few programs are compiled."""
 
 shape: Callable[..., Any] = jax.ShapeDtypeStruct
-decoding: Callable[..., Any] = jax.jit(decode_items, static_argnames=("splits", "tiles", "options"))
+decoding: Callable[..., Any] = jax.jit(decode_items, static_argnames=("num_heads", "extras", "tiles", "options"))
+cutting: Callable[..., Any] = jax.jit(parts_of, static_argnums=(1, 2))
 lens_of: Callable[..., Any] = jax.jit(ragged, static_argnums=(3, 4))
 table_of: Callable[..., Any] = jax.jit(clean_table, static_argnums=1)
 aligned_of: Callable[..., Any] = jax.jit(attention.aligned_starts, static_argnums=1)
@@ -126,22 +128,28 @@ def check_range(item: dict[Field, int], read: np.ndarray[Any, Any], table: np.nd
 def test_parts_of_decoding_sequences_cover_what_they_read_once(
     lens: list[tuple[int, int]], mask: Mask, page_size: int, seed: int
 ) -> None:
-    splits, width, tiles = 3, -(-60 // page_size) + 1, Tiles(64, page_size, page_size, max(1, 9 // page_size))
+    extras, width, tiles = 5, -(-60 // page_size) + 1, Tiles(64, page_size, page_size, max(1, 9 // page_size))
     rng = np.random.default_rng(seed)
     table = rng.integers(0, NUM_PAGES, (SEQUENCES, width)).astype(np.int32)
     table[rng.random(table.shape) < 0.1] = rng.choice([-1, NUM_PAGES, 2**31 - 1, -(2**31)])
     batch, cleaned = batch_of(lens, table, page_size)
     starts = batch.starts[:-1] * 3
     starting = np.asarray(starts)
-    items = decoding(batch, starts, cleaned, splits=splits, tiles=tiles, options=options_of(mask))
-    listed = np.asarray(items).reshape(len(Field), SEQUENCES, splits)
+    listed, owner = map(
+        np.asarray,
+        decoding(batch, starts, cleaned, num_heads=8, extras=extras, tiles=tiles, options=options_of(mask)),
+    )
+    assert listed.shape == (len(Field), extras + SEQUENCES)
+    assert sorted(owner) == list(owner)
+    assert (listed[Field.SEQUENCE, :extras] == np.where(owner < SEQUENCES, owner, -1)).all()
     for s in range(SEQUENCES):
         q_len, kv_len = lens[s] if s < len(lens) else (0, 0)
         if q_len != 1:
-            assert (listed[Field.SEQUENCE, s] == -1).all()
+            assert s not in listed[Field.SEQUENCE]
             continue
         read = readable(mask, 1, kv_len)
-        parts = [{field: int(listed[field, s, part]) for field in Field} for part in range(splits)]
+        places = [extras + s, *np.flatnonzero(owner == s)]
+        parts = [{field: int(listed[field, place]) for field in Field} for place in places]
         covered = [t for part in parts for t in range(part[Field.FIRST_TILE], part[Field.END_TILE])]
         if read.any():
             low, high = parts[0][Field.LOW], parts[0][Field.HIGH]
@@ -204,19 +212,55 @@ def test_blocks_of_queries_cover_long_sequences_once(lens: list[tuple[int, int]]
     assert unused[:, queries * group :].all()
 
 
-@given(rows=st.integers(1, 300), heads=st.integers(1, 64), tiles=st.integers(1, 3000))
-def test_parts_are_as_many_as_have_tiles(rows: int, heads: int, tiles: int) -> None:
-    splits = splits_of(rows, heads, tiles)
-    assert 1 <= splits <= tiles
-    # Where whole sequences fill the device many times over, and evenly, nothing is gained.
-    assert rows * heads % 132 or rows * heads < 132 or splits == 1
+LONGEST = 300
+"""Rows of tiles that sequences are cut by: one shape, as elsewhere."""
+
+
+def cut_into(num_tiles: list[int], heads: int) -> list[int]:
+    """The parts of sequences, the longest of which may have 1,024 tiles, in a batch with room for 300."""
+    padded = jnp.asarray(np.pad(np.array(num_tiles, np.int32), (0, LONGEST - len(num_tiles))))
+    parts = np.asarray(cutting(padded, heads, most_extras(LONGEST, heads, 1024)))
+    assert not parts[len(num_tiles) :].any()
+    return [int(count) for count in parts[: len(num_tiles)]]
+
+
+def rounds_of(num_tiles: list[int], parts: list[int], heads: int) -> float:
+    """The time that a batch takes, in tiles, if a multiprocessor that is done takes the next block."""
+    busy = [0] * 132
+    for tiles, count in zip(num_tiles, parts, strict=True):
+        for _ in range(count * heads):
+            heapq.heapreplace(busy, busy[0] + -(-tiles // count) + 4)
+    return max(busy)
+
+
+@settings(max_examples=30)
+@given(
+    num_tiles=st.lists(st.one_of(st.integers(0, 20), st.integers(0, 1024)), min_size=1, max_size=LONGEST),
+    heads=st.sampled_from([1, 8, 32]),
+)
+def test_parts_follow_lengths(num_tiles: list[int], heads: int) -> None:
+    """They fit, none is empty, and no batch takes longer than whole sequences or than twice an even share would."""
+    parts = cut_into(num_tiles, heads)
+    assert all((count > 0) == (tiles > 0) and count <= tiles for tiles, count in zip(num_tiles, parts, strict=True))
+    assert sum(max(count - 1, 0) for count in parts) <= most_extras(LONGEST, heads, 1024)
+    took = rounds_of(num_tiles, parts, heads)
+    whole = rounds_of(num_tiles, [min(tiles, 1) for tiles in num_tiles], heads)
+    assert took <= 1.5 * whole
+    assert (
+        took
+        <= 2 * sum(heads * (tiles + 4) for tiles in num_tiles) / 132 + max(num_tiles) / most_extras(1, heads, 1024) + 40
+    )
 
 
 def test_parts_of_usual_batches() -> None:
-    assert splits_of(1, 8, 1024) == 16  # 128 blocks on 132 multiprocessors
-    assert splits_of(32, 8, 64) == 1  # 256 blocks: two rounds
-    assert splits_of(20, 8, 64) > 1  # 160 would leave most idle in the second
-    assert splits_of(128, 8, 1) == 1
+    """How many multiprocessors work depends on what there is to read, not on the room of the batch."""
+    assert cut_into([1024], 8) == [16]  # one request, 300 rows: 128 blocks on 132 multiprocessors
+    assert cut_into([64] * 32, 8) == [1] * 32  # 256 blocks: two rounds
+    assert cut_into([64] * 20, 8)[0] > 1  # 160 would leave most idle in the second
+    assert cut_into([1] * 128, 8) == [1] * 128
+    assert cut_into([1024, *[8] * 15], 8)[1:] == [1] * 15  # one long among short ones is cut alone
+    assert cut_into([1024, *[8] * 15], 8)[0] >= 16
+    assert most_extras(4, 8, 1) == 0  # a tile is not cut
 
 
 @given(q_lens=st.lists(st.integers(0, 20), min_size=5, max_size=5), alignment=st.sampled_from([1, 2, 4, 8]))
