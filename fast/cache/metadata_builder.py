@@ -7,11 +7,12 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.reading import Ids
 from kvproof.spec.declarations.step_builders import GroupBuilders, StepBuilder
 
 from ..reading.arguments import naturals, refusal
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.page_table import Ids, PageTable, cdiv
+from ..table.page_table import PageTable, cdiv
 from ..table.slots import slot_mapping, update_slices
 from .ragged_metadata import RaggedPagesMetadata
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.kernels import ScaledPages
+from kvproof.spec.declarations.reading import Ids
 
 from ..reading.arguments import integer, listed, materialised, plain_array, refusal
-from ..table.page_table import Ids
 
 __all__ = ["PageIds", "fitted", "padded_rows", "padded_size", "require_block"]
 

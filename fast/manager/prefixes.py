@@ -123,6 +123,15 @@ class Prefixes:
         if (slot >= 0 and self._live.requests[slot] is not request) or self.coordinator.swapped.is_another(request):
             raise another(request)
 
+    @property
+    def no_pages(self) -> CachePages:
+        """An empty page list for each group."""
+        return self.coordinator.nothing
+
+    def reset(self) -> bool:
+        """Drops all hashes if no page is in use and no request swapped out; see `CacheManager` (POOL-9)."""
+        return self.coordinator.swapped.is_idle and self._pool.reset_prefix_cache()
+
     # -- Pins and priorities ----------------------------------------------------------------------
 
     def pin(self, request: EngineRequest, num_tokens: int | None) -> PinnedPrefix | None:
@@ -177,8 +186,9 @@ class Prefixes:
         if request_id in self.known:
             self.tokens_when_freed[request_id] = num_tokens
 
-    def forget(self, request_id: str) -> None:
-        """Drops what is known of a request id."""
+    def forget(self, request: EngineRequest) -> None:
+        """Drops what is known of a request's id; see `CacheManager.free_page_hashes`."""
+        request_id = read_request_id(request)
         self.known.pop(request_id, None)
         self.tokens_when_freed.pop(request_id, None)
 

@@ -6,6 +6,7 @@ Every call reads and validates its arguments here (R1); the coordinator then cha
 from collections.abc import Sequence
 
 from kvproof.spec.declarations import EngineRequest
+from kvproof.spec.declarations.reading import Ids
 
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import CacheCoordinator
@@ -24,7 +25,6 @@ from ..reading.request_reading import (
 from ..step.batched_step import allocate_batch
 from ..step.slot_batch import SlotBatch
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.page_table import Ids
 from .prefixes import Prefixes
 from .swaps import Swaps
 
@@ -203,6 +203,10 @@ class Steps:
         if slot < 0:
             raise refusal(ValueError, "R1", f"request_id={request_id!r} is not live")
         return slot
+
+    def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids of a request's pages in each group; see `CacheManager.get_page_ids`."""
+        return self.coordinator.get_pages(read_id(request_id))
 
     def get_num_common_prefix_pages(self, request: EngineRequest, num_running: int) -> list[int]:
         """The number of leading pages that all running requests share; see `CacheManager`."""

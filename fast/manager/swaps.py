@@ -15,7 +15,7 @@ from ..groups.swapped_requests import Flight, Swapped
 from ..pool.pool_log import KeyStretch
 from ..reading.arguments import attribute, integer, refusal
 from ..reading.extra_keys import extra_segments
-from ..reading.request_reading import read_request_id, read_tokens
+from ..reading.request_reading import read_id, read_request_id, read_tokens
 from .prefixes import Prefixes
 
 __all__ = ["Swaps"]
@@ -218,6 +218,27 @@ class Swaps:
             group.num_hits[slot] = group.num_published[slot] = ends[number]
             if group.rule.gives_back:
                 group.num_given_back[slot] = comes.first_places[number]
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def num_host_pages(self) -> int:
+        """The number of pages that host memory has room for."""
+        return self._swapped.host.num_pages
+
+    @property
+    def num_free_host_pages(self) -> int:
+        """The number of free host pages. O(1)."""
+        return self._swapped.host.num_free
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages in use for a request; see `CacheManager.get_host_page_ids`."""
+        swapped = self._swapped.by_id.get(read_id(request_id))
+        if swapped is None or swapped.is_received:
+            return tuple([] for _ in self.coordinator.groups)
+        return tuple(pages.tolist() for pages in swapped.host_pages)
+
+    # -- Forgetting -------------------------------------------------------------------------------
 
     def abandon(self, request: EngineRequest, request_id: str) -> None:
         """Forgets a request in host memory; running copies keep its pages until `swap_done`."""

@@ -17,9 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.reading import Ids
+
 from ..groups.coordinator import CacheCoordinator
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.page_table import Ids, PageBatch
+from ..table.page_table import PageBatch
 from .batched_publishing import publish_filled, read_filled
 from .growth import Growth, growth_of
 from .slot_batch import SlotBatch

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvproof.spec.declarations.reading import Ids
+
 from ..groups.coordinator import CacheCoordinator
 from ..groups.live_requests import DistinctIds
 from ..reading.arguments import all_below, id_array, materialised, plain_array, refusal
 from ..reading.arguments import integer as read_integer
 from ..table.multi_group_table import MultiGroupPageTable
-from ..table.page_table import Ids
 
 __all__ = ["WholeStep", "read_rows", "read_step", "too_short"]
 

@@ -9,9 +9,10 @@ from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations.group_tables import GroupTables
+from kvproof.spec.declarations.reading import Ids
 
 from ..reading.arguments import id_array, listed, materialised
-from .page_table import FEW, Ids, PageTable, cdiv
+from .page_table import FEW, PageTable, cdiv
 
 __all__ = ["MultiGroupPageTable"]
 

@@ -13,16 +13,14 @@ from jax.sharding import Sharding
 from numpy.typing import NDArray
 
 from kvproof.kernels import empty_table, write_cells
+from kvproof.spec.declarations.reading import Ids
 from kvproof.spec.declarations.showing import ShownTable
 
 from ..reading.arguments import id_array, id_lists, index, integer, refusal
 from .slots import slot_mapping, update_slices
 from .table_lag import DeviceLag
 
-__all__ = ["FEW", "FewAppends", "Ids", "PageBatch", "PageTable", "cdiv"]
-
-Ids = Iterable[int] | NDArray[np.integer[Any]]
-"""Numbers of pages or rows: any iterable of ints; an integer array is read fastest, then a list."""
+__all__ = ["FEW", "FewAppends", "PageBatch", "PageTable", "cdiv"]
 
 FEW = 24
 """The most rows, and entries of a row, that are appended one by one; above it array operations are faster."""

@@ -10,13 +10,17 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["INT32", "attribute", "flag", "index", "instance", "integer", "listed", "real", "refusal", "shown"]
+__all__ = ["INT32", "Ids", "attribute", "flag", "index", "instance", "integer", "listed", "real", "refusal", "shown"]
 
 Kind = TypeVar("Kind")
 
 INT32 = np.dtype(np.int32)
 """The dtype of every length, page id and slot; int64 is refused, as devices would silently truncate it."""
+
+Ids = Iterable[int] | NDArray[np.integer[Any]]
+"""Numbers of pages, rows, requests or tokens: any iterable of ints; an integer array is read fastest, then a list."""
 
 _MOST_BITS = 8192
 """Most bits of an int that messages show; of a longer one they show the length, as Python can't print it."""

@@ -1,7 +1,7 @@
 """MAN-1, PIN, MAN-12: cached prefixes: how they are found, pinned, ranked and counted."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ class Prefixes:
         tokens = read_tokens(request)
         chains = self.chains(request, tokens)
         if not self._can_hit(request):
-            return CachePages([] for _ in self._coordinator.rules), 0
+            return self.no_pages, 0
         pages, found = self._coordinator.find_longest_cache_hit(chains, len(tokens) - 1)
         return CachePages(pages), found
 
@@ -110,6 +110,15 @@ class Prefixes:
         chains = self.chains(request, tokens)
         longest = len(tokens) if most is None else min(most, len(tokens))
         return self._coordinator.find_longest_cache_hit(chains, longest, to_admit=False)
+
+    @property
+    def no_pages(self) -> CachePages:
+        """An empty page list for each group."""
+        return CachePages([] for _ in self._coordinator.rules)
+
+    def reset(self) -> bool:
+        """Drops all hashes if no page is in use and no request swapped out; see `CacheManager` (POOL-9)."""
+        return self._coordinator.swapped.is_idle and self._pool.reset_prefix_cache()
 
     # -- Pins and priorities ----------------------------------------------------------------------
 
@@ -169,8 +178,9 @@ class Prefixes:
         if request_id in self.known:
             self.tokens_when_freed[request_id] = num_tokens
 
-    def forget(self, request_id: str) -> None:
-        """Drops the keys of a request id, and all that is known of it."""
+    def forget(self, request: EngineRequest) -> None:
+        """Drops the keys of a request's id, and all that is known of it; see `CacheManager.free_page_hashes`."""
+        request_id = request_id_of(request)
         self.known.pop(request_id, None)
         self.tokens_when_freed.pop(request_id, None)
         self._keys.drop(request_id)
@@ -187,16 +197,14 @@ class Prefixes:
         )
 
     @property
-    def known_keys(self) -> defaultdict[str, list[PageHash]]:
+    def known_keys(self) -> defaultdict[str, Sequence[PageHash]]:
         """The keys of each known request's full pages; see `CacheManager.req_to_page_hashes`."""
         pool = self._pool
-        keys: defaultdict[str, list[PageHash]] = defaultdict(list)
+        keys: defaultdict[str, Sequence[PageHash]] = defaultdict(list)
         if pool.enable_caching:
             size = self._coordinator.rules[0].page_size
             for request_id, request in self.known.items():
-                keys[request_id] = list(
-                    hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)
-                )
+                keys[request_id] = hash_request_tokens(pool.hash_function, size, request, none_hash=pool.none_hash)
         return keys
 
     # -- Snapshots (MAN-14) -----------------------------------------------------------------------

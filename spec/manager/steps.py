@@ -216,6 +216,10 @@ class Steps:
             raise refusal(ValueError, "R1", f"request_id={request_id!r} is not live")
         return live.slot
 
+    def get_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The ids of a request's pages in each group; see `CacheManager.get_page_ids`."""
+        return CachePages(self._coordinator.get_pages(read_id(request_id))).get_page_ids()
+
     def get_num_common_prefix_pages(self, request: EngineRequest, num_running: int) -> list[int]:
         """The number of leading pages that all running requests share; see `CacheManager`."""
         count = integer("num_scheduled_requests", num_running)

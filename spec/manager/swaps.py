@@ -5,7 +5,7 @@ from itertools import count as numbers_from
 from ..declarations import EngineRequest, SwapCopy, SwapPlan
 from ..groups.coordinator import CacheCoordinator
 from ..groups.group_rules import GroupRules
-from ..groups.live_requests import GroupPages, read_computed, read_tokens, request_id_of
+from ..groups.live_requests import GroupPages, read_computed, read_id, read_tokens, request_id_of
 from ..groups.swapped_requests import Flight, Swapped
 from ..pool.hashing import PageHash, request_extra_keys
 from ..pool.pages import CachePage
@@ -202,6 +202,25 @@ class Swaps:
             for rules, own in zip(self._coordinator.rules, places, strict=True)
             for place in own
         )
+
+    # -- Looking ----------------------------------------------------------------------------------
+
+    @property
+    def num_host_pages(self) -> int:
+        """How many pages host memory has room for."""
+        return self._swapped.num_host_pages
+
+    @property
+    def num_free_host_pages(self) -> int:
+        """How many host pages are free."""
+        return self._swapped.num_free
+
+    def get_host_page_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The host pages in use for a request; see `CacheManager.get_host_page_ids`."""
+        swapped = self._swapped.by_id.get(read_id(request_id))
+        return tuple([] for _ in self._coordinator.rules) if swapped is None else tuple(swapped.held_host_pages)
+
+    # -- Forgetting -------------------------------------------------------------------------------
 
     def abandon(self, request: EngineRequest, request_id: str) -> None:
         """Forgets a swapped-out request and frees its host pages, if copies are under way only at the fence."""
