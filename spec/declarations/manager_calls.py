@@ -5,6 +5,7 @@ all arguments before they change anything (R1), and are written in each package:
 ``manager/steps.py`` and ``manager/swaps.py``. Complexities are those of `kvproof.fast`.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
@@ -15,10 +16,10 @@ from .extra_keys import HashFunction, sha256
 from .groups import CacheGroupSpec
 from .keys import PageHash, digest_of
 from .options import ManagerOptions, takes_options
-from .reading import Ids, flag, integer, listed, refusal
+from .reading import Ids, flag, integer, refusal
 from .requests import EngineRequest
 from .showing import ShownManager
-from .snapshots import arguments_of, parts_of, require_same, snapshot_with
+from .snapshots import made_of, objects_of, parts_of, require_same, snapshot_with
 from .swaps import SwapPlan
 
 __all__ = ["ManagerCalls"]
@@ -30,7 +31,7 @@ Tables = TypeVar("Tables", contravariant=True)
 Batch = TypeVar("Batch", covariant=True)
 
 
-class _Pool(Protocol):
+class _PoolPart(Protocol):
     num_pages: int
     enable_caching: bool
 
@@ -40,7 +41,7 @@ class _Pool(Protocol):
     def take_events(self) -> list[CacheEvent]: ...
 
 
-class _Coordinator(Protocol):
+class _CoordinatorPart(Protocol):
     match_unit: int | None
 
     @property
@@ -51,7 +52,7 @@ class _Coordinator(Protocol):
     def check(self) -> None: ...
 
 
-class _Prefixes(Protocol[Found, Pinned]):
+class _PrefixPart(Protocol[Found, Pinned]):
     @property
     def no_pages(self) -> Found: ...
     @property
@@ -70,7 +71,7 @@ class _Prefixes(Protocol[Found, Pinned]):
     def check(self) -> None: ...
 
 
-class _Swaps(Protocol):
+class _SwapPart(Protocol):
     @property
     def num_host_pages(self) -> int: ...
     @property
@@ -82,7 +83,7 @@ class _Swaps(Protocol):
     def get_host_page_ids(self, request_id: str, /) -> tuple[list[int], ...]: ...
 
 
-class _Steps(Protocol[Pages, Tables, Batch]):
+class _StepPart(Protocol[Pages, Tables, Batch]):
     def allocate(
         self, request: EngineRequest, new: int, found: int, found_pages: Pages | None, lookahead: int, delay: bool, /
     ) -> Pages | None: ...
@@ -116,11 +117,11 @@ class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
         page_size: tokens in a page of the first group; None with caching off.
     """
 
-    page_pool: _Pool
-    coordinator: _Coordinator
-    prefixes: _Prefixes[Pages, Pinned]
-    swaps: _Swaps
-    steps: _Steps[Pages, Tables, Batch]
+    page_pool: _PoolPart
+    coordinator: _CoordinatorPart
+    prefixes: _PrefixPart[Pages, Pinned]
+    swaps: _SwapPart
+    steps: _StepPart[Pages, Tables, Batch]
 
     @takes_options
     def __init__(
@@ -570,19 +571,8 @@ class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
         """
         digest_of(hash_function, b"")  # refuses what is no hash function
         parts = parts_of(snapshot)
-        objects: dict[str, EngineRequest] = {}
-        for request in listed("requests", requests):
-            if objects.setdefault(cls._read_id(request), request) is not request:
-                raise refusal(ValueError, "MAN-14", f"requests has two objects of the id {request.request_id!r}")
-        arguments = arguments_of(parts)
-        try:
-            manager = cls(**arguments, hash_seed=b"", hash_function=hash_function)
-        except (TypeError, ValueError) as error:
-            raise refusal(
-                ValueError, "MAN-14", f"snapshot: what the manager was made with is refused: {error}"
-            ) from None
-        if manager.enable_caching != arguments["enable_caching"]:
-            raise parts["enable_caching"].damaged("is true without a group")
+        objects = objects_of(requests, cls._read_id)
+        manager = made_of(parts, functools.partial(cls, hash_seed=b"", hash_function=hash_function))
         cls._restore(manager, parts, objects)
         try:
             manager.check()  # a number that contradicts another is found here, and no contradiction is mended

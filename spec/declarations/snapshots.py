@@ -48,20 +48,21 @@ This module declares the format, and reads what can be read without a manager. T
 the parts of a manager that have it, in each package.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from .codec import Part, plain
 from .eviction import POLICIES
 from .groups import CacheGroupSpec, FullAttentionSpec, MambaSpec, MLAAttentionSpec
 from .json_kinds import group_of
-from .reading import refusal
+from .reading import listed, refusal
 from .requests import EngineRequest
 
 __all__ = [
     "POOL_ARGUMENTS",
-    "arguments_of",
     "firsts_of",
+    "made_of",
+    "objects_of",
     "parts_of",
     "request_named",
     "require_same",
@@ -71,6 +72,8 @@ __all__ = [
     "with_retention",
     "with_unit",
 ]
+
+Made = TypeVar("Made")
 
 _HEADER = "manager snapshot"
 _VERSION = 2
@@ -130,7 +133,28 @@ def parts_of(snapshot: object) -> dict[str, Part]:
     return parts
 
 
-def arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
+def objects_of(requests: Iterable[EngineRequest], read_id: Callable[[EngineRequest], str]) -> dict[str, EngineRequest]:
+    """The engine's requests by their ids, which ``read_id`` reads; refused if two objects have one id (MAN-14)."""
+    objects: dict[str, EngineRequest] = {}
+    for request in listed("requests", requests):
+        if objects.setdefault(read_id(request), request) is not request:
+            raise refusal(ValueError, "MAN-14", f"requests has two objects of the id {request.request_id!r}")
+    return objects
+
+
+def made_of(parts: Mapping[str, Part], make: Callable[..., Made]) -> Made:
+    """The manager that ``make`` makes of a snapshot's arguments, empty; refused where it refuses them (MAN-14)."""
+    arguments = _arguments_of(parts)
+    try:
+        manager = make(**arguments)
+    except (TypeError, ValueError) as error:
+        raise refusal(ValueError, "MAN-14", f"snapshot: what the manager was made with is refused: {error}") from None
+    if arguments["enable_caching"] and not arguments["kv_cache_groups"]:
+        raise parts["enable_caching"].damaged("is true without a group")
+    return manager
+
+
+def _arguments_of(parts: Mapping[str, Part]) -> dict[str, Any]:
     """The arguments by which the manager of a snapshot is made, but for its keys' hash and their root.
 
     Raises:
