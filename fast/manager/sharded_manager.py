@@ -107,7 +107,7 @@ class ShardedCacheManager(ShardCalls[CachePages]):
         self.shards[shard].swap_done(own)
 
     def reset_prefix_cache(self) -> bool:
-        """Drops all hashes, if on no shard a page is in use or a request swapped out (POOL-9). Returns whether it did."""
+        """Drops all hashes, if on no shard a page is in use or a request swapped out (POOL-9). Whether it did."""
         if self.usage > 0 or not all(shard.coordinator.swapped.is_idle for shard in self.shards):
             return False
         for shard in self.shards:
