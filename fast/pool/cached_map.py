@@ -3,8 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 
+from kvproof.spec.declarations.page_calls import PageOwner
+
 from .hashing import PageHashWithGroupId
-from .pages import Owner, PageList, page_list
+from .pages import PageList, page_list
 
 __all__ = ["CachedMap", "KeyMap"]
 
@@ -54,7 +56,9 @@ class CachedMap(Mapping[PageHashWithGroupId, PageList]):
 
     __slots__ = ("_pages_by_key", "_pool")
 
-    def __init__(self, pool: Owner, pages_by_key: Callable[[], Mapping[PageHashWithGroupId, Iterable[int]]]) -> None:
+    def __init__(
+        self, pool: PageOwner, pages_by_key: Callable[[], Mapping[PageHashWithGroupId, Iterable[int]]]
+    ) -> None:
         self._pool = pool
         self._pages_by_key = pages_by_key
 

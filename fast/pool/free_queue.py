@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NoReturn
 
+from kvproof.spec.declarations.page_calls import OwnedQueue, PageOwner, require_page
 from kvproof.spec.declarations.uncopied import Uncopied
 
 from ..reading.arguments import integer, listed, refusal
 from .free_order import FreeOrder
-from .pages import NOWHERE, CachePage, Owner, PageList, PageView, page_list
+from .pages import NOWHERE, CachePage, PageList, PageView, page_list
 
 __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
@@ -84,7 +85,7 @@ class FreeCachePageQueue(Uncopied):
 
     def remove(self, page: CachePage) -> None:
         """Takes one page out of the middle; refused when it is not in this queue (POOL-2). O(1)."""
-        _require_page("page", page)
+        require_page("page", page)
         if isinstance(page, PageView | _QueueEnd) or page.queue is not self:
             raise refusal(ValueError, "POOL-2", f"page {page.page_id} is not in this queue")
         before, after = page.before, page.after
@@ -136,7 +137,7 @@ class FreeCachePageQueue(Uncopied):
         return given
 
     def _refuse(self, page: object) -> NoReturn:
-        _require_page("pages", page)
+        require_page("pages", page)
         raise refusal(ValueError, "POOL-2", f"pages: {page} is in a queue already, belongs to a pool or is named twice")
 
     def _insert(self, before: CachePage, pages: list[CachePage], after: CachePage) -> None:
@@ -161,7 +162,7 @@ class FreeCachePageQueue(Uncopied):
         assert good, f"POOL-2: count {self._count}, row {row}"
 
 
-class PoolFreeQueue:
+class PoolFreeQueue(OwnedQueue):
     """A read-only view of a pool's free queue: calls that would change it are refused (POOL-2).
 
     Args:
@@ -171,7 +172,7 @@ class PoolFreeQueue:
 
     __slots__ = ("_head", "_order", "_pool", "_tail")
 
-    def __init__(self, pool: Owner, order: FreeOrder) -> None:
+    def __init__(self, pool: PageOwner, order: FreeOrder) -> None:
         self._pool = pool
         self._order = order
         self._head, self._tail = _PoolQueueEnd(self, +1), _PoolQueueEnd(self, -1)
@@ -210,26 +211,6 @@ class PoolFreeQueue:
             return PageView(self._pool, order[place])
         return self._head if place < 0 else self._tail
 
-    def popleft(self) -> CachePage:
-        """Refused: `PagePool.get_new_pages` takes pages."""
-        raise _owned("popleft")
-
-    def popleft_n(self, n: int) -> list[CachePage]:
-        """Refused: `PagePool.get_new_pages` takes pages."""
-        raise _owned(f"popleft_n(n={n})")
-
-    def remove(self, page: CachePage) -> None:
-        """Refused: `PagePool.touch` takes a page out of the middle."""
-        raise _owned(f"remove(page={page!r})")
-
-    def append(self, page: CachePage) -> None:
-        """Refused: `PagePool.free_pages` puts pages back."""
-        raise _owned(f"append(page={page!r})")
-
-    def append_n(self, pages: Iterable[CachePage]) -> None:
-        """Refused: `PagePool.free_pages` puts pages back."""
-        raise _owned(f"append_n(pages={pages!r})")
-
 
 class _QueueEnd(CachePage):
     """An end of a queue, so that every page in it has two neighbours; no page."""
@@ -261,26 +242,10 @@ class _PoolQueueEnd(_QueueEnd):
         self._pages = queue
         self._step = step
 
-    @property
-    def prev_free_page(self) -> CachePage | None:
-        """The last free page, or the head, from the tail; None from the head."""
-        return self._pages.beyond(-1) if self._step < 0 else None
-
-    @property
-    def next_free_page(self) -> CachePage | None:
-        """The first free page, or the tail, from the head; None from the tail."""
-        return self._pages.beyond(+1) if self._step > 0 else None
+    def _beside(self, step: int) -> CachePage | None:
+        return self._pages.beyond(step) if step == self._step else None
 
 
 def _is_own(page: object) -> bool:
     """True for a page that belongs to no pool (subclasses of `CachePage` included) and is not a queue's end."""
     return isinstance(page, CachePage) and page.pool is None and not isinstance(page, _QueueEnd)
-
-
-def _owned(call: str) -> Exception:
-    return refusal(ValueError, "POOL-2", f"{call}: this queue belongs to a pool, whose calls move pages")
-
-
-def _require_page(name: str, page: object) -> None:
-    if not isinstance(page, CachePage):
-        raise refusal(TypeError, "R1", f"{name}={page!r} must be a CachePage")

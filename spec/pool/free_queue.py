@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from ..declarations.page_calls import OwnedQueue, require_page
 from ..declarations.uncopied import Uncopied
 from ..reading.arguments import integer, listed, refusal
 from .free_order import FreeOrder
@@ -57,7 +58,7 @@ class FreeCachePageQueue(Uncopied):
 
     def remove(self, page: CachePage) -> None:
         """Takes one page out of the middle; refused when it is not in this queue (POOL-2)."""
-        _require_page("page", page)
+        require_page("page", page)
         if id(page) not in self._pages:
             raise refusal(ValueError, "POOL-2", f"page {page.page_id} is not in this queue")
         del self._pages[id(page)]
@@ -92,7 +93,7 @@ class FreeCachePageQueue(Uncopied):
         """Reads pages that are in no queue yet, each once (R1, POOL-2)."""
         outside = listed("pages", pages)
         for page in outside:
-            _require_page("pages", page)
+            require_page("pages", page)
             if page.queue is not None or page.pool is not None:
                 raise refusal(ValueError, "POOL-2", f"page {page.page_id} is in a queue already, or belongs to a pool")
         if len({id(page) for page in outside}) < len(outside):
@@ -100,7 +101,7 @@ class FreeCachePageQueue(Uncopied):
         return outside
 
 
-class PoolFreeQueue:
+class PoolFreeQueue(OwnedQueue):
     """A read-only view of a pool's free queue: calls that would change it are refused (POOL-2).
 
     Args:
@@ -136,26 +137,6 @@ class PoolFreeQueue:
         """The page before (``step=-1``) or after (``step=+1``) a free page, which may be a fake end; else None."""
         return _beside([self._head, *self.get_all_free_pages(), self._tail], page, step)
 
-    def popleft(self) -> CachePage:
-        """Refused: `PagePool.get_new_pages` takes pages."""
-        raise _owned("popleft")
-
-    def popleft_n(self, n: int) -> list[CachePage]:
-        """Refused: `PagePool.get_new_pages` takes pages."""
-        raise _owned(f"popleft_n(n={n})")
-
-    def remove(self, page: CachePage) -> None:
-        """Refused: `PagePool.touch` takes a page out of the middle."""
-        raise _owned(f"remove(page={page!r})")
-
-    def append(self, page: CachePage) -> None:
-        """Refused: `PagePool.free_pages` puts pages back."""
-        raise _owned(f"append(page={page!r})")
-
-    def append_n(self, pages: Iterable[CachePage]) -> None:
-        """Refused: `PagePool.free_pages` puts pages back."""
-        raise _owned(f"append_n(pages={pages!r})")
-
 
 class _QueueEnd(CachePage):
     """An end of a queue: no page."""
@@ -174,12 +155,3 @@ def _beside(row: Sequence[CachePage], page: CachePage, step: int) -> CachePage |
     """What stands beside a page in a row; None where nothing does, and where the page is not in the row."""
     place = next((place + step for place, other in enumerate(row) if other is page), -1)
     return row[place] if 0 <= place < len(row) else None
-
-
-def _owned(call: str) -> Exception:
-    return refusal(ValueError, "POOL-2", f"{call}: this queue belongs to a pool, whose calls move pages")
-
-
-def _require_page(name: str, page: object) -> None:
-    if not isinstance(page, CachePage):
-        raise refusal(TypeError, "R1", f"{name}={page!r} must be a CachePage")
