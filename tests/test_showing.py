@@ -1,14 +1,25 @@
 """What a person sees first: objects as one line, the names of a package, element types as one spells them."""
 
+import inspect
 import subprocess
 import sys
 from types import ModuleType
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 
 import kvproof
 from kvproof import fast, spec
+from kvproof.conformance.calls.pool import POOL
+from kvproof.spec.declarations import ManagerOptions, PoolOptions, defaults_of
+from kvproof.spec.declarations.manager_calls import ManagerCalls
+
+SHOWN_BY_POOL = {
+    *("num_pages", "enable_caching", "hash_function", "none_hash", "eviction_counters", "check", "now"),
+    *("pages", "null_page", "free_page_queue", "cached_page_hash_to_page"),
+}
+"""Names of a pool that are no rows of its table of calls: how it was made, its pages, what it says of itself."""
 
 PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 
@@ -102,3 +113,21 @@ def test_a_cache_of_a_number_of_pages(package: ModuleType, version: str) -> None
             create(*given, num_pages=wrong)
     with pytest.raises(ValueError, match="num_pages=3 and budget_bytes=9"):
         create(*given, num_pages=3, budget_bytes=9)
+
+
+@PACKAGES
+def test_dir_of_a_pool_shows_its_contract(package: ModuleType) -> None:
+    """The names of the calls table and no part of the pool; the same ones in both packages."""
+    names = {name for name in dir(package.PagePool(4, True)) if not name.startswith("_")}
+    calls = {row.name for row in POOL} - {"PagePool"}
+    assert calls <= names | {name for name in calls if name.startswith("__")}
+    assert names <= calls | {*defaults_of(PoolOptions), *SHOWN_BY_POOL}
+    assert all(hasattr(package.PagePool(4, True), name) for name in names)
+
+
+@PACKAGES
+def test_dir_of_a_manager_shows_its_contract_and_its_parts(package: ModuleType) -> None:
+    names = {name for name in dir(package.CacheManager(4, [], 8)) if not name.startswith("_")}
+    declared = {name for name in vars(ManagerCalls) if not name.startswith("_")} | set(get_type_hints(ManagerCalls))
+    made = {*inspect.signature(package.CacheManager).parameters} - defaults_of(ManagerOptions).keys()
+    assert names == declared | made | {"num_kv_cache_groups", "page_size"}

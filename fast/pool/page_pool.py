@@ -8,27 +8,24 @@ whole arrays; `take_one` takes a scalar path through the same structures.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvproof.spec.declarations import (
     CacheCounters,
-    CacheEvent,
     EngineRequest,
     HashFunction,
-    PoolOptions,
-    takes_options,
 )
 from kvproof.spec.declarations.codec import Part
-from kvproof.spec.declarations.eviction import EvictionCounters, read_policy
+from kvproof.spec.declarations.eviction import EvictionCounters
 from kvproof.spec.declarations.keys import read_page_hash
-from kvproof.spec.declarations.showing import ShownPool
+from kvproof.spec.declarations.pool_calls import PoolCalls
 from kvproof.spec.declarations.snapshots import POOL_ARGUMENTS, unit_of
 
 from ..index.prefix_index import PrefixIndex
-from ..reading.arguments import attribute, flag, id_array, index, integer, listed, refusal
+from ..reading.arguments import attribute, id_array, integer, listed, refusal
 from ..reading.extra_keys import extra_segments
 from ..reading.tokens import token_view
 from .cached_map import CachedMap
@@ -46,7 +43,7 @@ from .ref_counts import RefCounts, mentions_of
 __all__ = ["PagePool"]
 
 
-class PagePool(ShownPool):
+class PagePool(PoolCalls):
     """A pool of pages: allocates, counts references, frees, finds cached pages again. Calls come from one thread.
 
     Args:
@@ -57,7 +54,6 @@ class PagePool(ShownPool):
     Attributes:
         counts: the reference count of each page (POOL-5).
         free_order: the free pages in eviction order, and priorities (POOL-3, PIN-2).
-        eviction: the name of the eviction policy (EVICT-1).
         policy: what an eviction policy knows of the pages' contents; None with ``lru``, which knows nothing.
         index: the cached pages, found by their tokens (POOL-7).
         keys: the keys of cached pages (HASH-3).
@@ -71,25 +67,20 @@ class PagePool(ShownPool):
         cached_page_hash_to_page: the cached map, read-only (POOL-7).
     """
 
-    @takes_options
-    def __init__(self, num_pages: int, enable_caching: bool, **options: Unpack[PoolOptions]) -> None:
-        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
-        self.enable_caching = flag("enable_caching", enable_caching)
-        self.unhashed_first = flag("unhashed_first", options["unhashed_first"])
-        self.enable_events = flag("enable_events", options["enable_events"])
-        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1)
-        self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
-        per_salt = options["max_pinned_pages_per_salt"]
-        self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
-        root = init_none_hash(options["hash_seed"], options["hash_function"])
+    keys: PageKeys
+    free_order: FreeOrder
+    pins: Pins
+    log: PoolLog
+
+    def _make_parts(self, hash_seed: bytes | None, hash_function: HashFunction) -> None:
+        root = init_none_hash(hash_seed, hash_function)
         self.index = PrefixIndex(self.num_pages)
         self._run_cell = self.index.run_cell
-        self.eviction = read_policy(options["eviction"])
         watches = self.eviction != "lru"
         self.policy = ReuseOrder(self.num_pages, self._run_cell, self.eviction, root) if watches else None
         self.free_order = FreeOrder(self.num_pages, self._run_cell, self.unhashed_first, self.policy)
         self.log = PoolLog(self.num_pages, self.enable_events, self.counter_sampling)
-        self.keys = PageKeys(self.index, self.log, options["hash_function"], root)
+        self.keys = PageKeys(self.index, self.log, hash_function, root)
         self.pins = Pins(self.num_pages, self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index)
         self.counts = RefCounts(self.num_pages)
         self.num_withdrawals = 0
@@ -107,29 +98,6 @@ class PagePool(ShownPool):
     def pages(self) -> PageList:
         """Every page, the null page first. O(pages)."""
         return page_list(self, np.arange(self.num_pages))
-
-    @property
-    def hash_function(self) -> HashFunction:
-        """The hash of the keys."""
-        return self.keys.hash_function
-
-    @property
-    def none_hash(self) -> bytes:
-        """The digest at the root of every chain of keys (HASH-1)."""
-        return self.keys.none_hash
-
-    @property
-    def now(self) -> float | None:
-        """The last time passed to `advance_time`; None before the first (PIN-2)."""
-        return self.free_order.now
-
-    def get_num_free_pages(self) -> int:
-        """The number of pages that can be allocated. O(1)."""
-        return self.free_order.num_free
-
-    def get_usage(self) -> float:
-        """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10). O(1)."""
-        return (self.num_pages - 1 - self.free_order.num_free) / (self.num_pages - 1)
 
     def get_cached_page(self, page_hash: PageHash, kv_cache_group_ids: Iterable[int]) -> PageList | None:
         """The first page cached under a key, for each of several groups (POOL-7).
@@ -165,10 +133,6 @@ class PagePool(ShownPool):
     def set_ref_count(self, page_id: int, count: int) -> None:
         """Sets the count of a page in use; see `RefCounts.set`."""
         self.counts.set(page_id, count, self.pins.of(page_id))
-
-    def take_events(self) -> list[CacheEvent]:
-        """The events since the last call, in order (MAN-12); empty if events are disabled. O(events)."""
-        return self.log.take_events()
 
     @property
     def counters(self) -> CacheCounters:
@@ -280,15 +244,6 @@ class PagePool(ShownPool):
         self.pins.remove(ids, mentions)
         self.release(ids, mentions)
 
-    def pins_of(self, page_id: int) -> int:
-        """The number of pins of a page. O(1)."""
-        return self.pins.of(index("page_id", page_id, self.num_pages))
-
-    @property
-    def num_pinned_pages(self) -> int:
-        """The number of distinct pinned pages."""
-        return self.pins.num_pinned
-
     def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
         """Sets the priority of pages: free pages of a low one are taken before those of a high one (PIN-2).
 
@@ -311,10 +266,6 @@ class PagePool(ShownPool):
             raise refusal(ValueError, "PIN-2", f"pages: page {uncached[0]} is not cached")
         for page in ids.tolist():
             self.free_order.set(page, value, end, not self.counts.cell[page])
-
-    def get_priority(self, page_id: int) -> int:
-        """A page's priority (PIN-2). O(1)."""
-        return self.free_order.priority(index("page_id", page_id, self.num_pages))
 
     def advance_time(self, now: float) -> None:
         """Sets the time; priorities that expire by then end, in the order of their ends (PIN-2).

@@ -4,26 +4,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Unpack
+from typing import Any
 
 from ..declarations import (
     CacheCleared,
     CacheCounters,
-    CacheEvent,
     EngineRequest,
     HashFunction,
     PageRemoved,
     PageStored,
-    PoolOptions,
-    takes_options,
 )
 from ..declarations.codec import Part
-from ..declarations.eviction import EvictionCounters, EvictionPolicy, eviction_of, eviction_to_json, read_policy
+from ..declarations.eviction import EvictionCounters, EvictionPolicy, eviction_of, eviction_to_json
 from ..declarations.json_kinds import counters_of
 from ..declarations.keys import read_page_hash
-from ..declarations.showing import ShownPool
+from ..declarations.pool_calls import PoolCalls
 from ..declarations.snapshots import POOL_ARGUMENTS, retention_of, unit_of
-from ..reading.arguments import attribute, flag, index, integer, listed, real, refusal, shown, token_list
+from ..reading.arguments import attribute, index, integer, listed, real, refusal, shown, token_list
 from .cached_map import CachedMap
 from .contents import cached_state, restore_cached
 from .eviction import LruQueue, ReuseQueue
@@ -43,7 +40,7 @@ __all__ = ["PagePool"]
 _QUEUES: dict[EvictionPolicy, type[LruQueue]] = {"lru": LruQueue, "reuse": ReuseQueue, "adaptive": AdaptiveQueue}
 
 
-class PagePool(ShownPool):
+class PagePool(PoolCalls):
     """A pool of pages: allocates them, counts references, frees them, and finds cached ones by their keys.
 
     Its parts deal with page ids and trust it: it reads arguments and refuses, counts references, and tells each part
@@ -69,22 +66,17 @@ class PagePool(ShownPool):
         free_page_queue: the free pages in eviction order, read-only (POOL-3).
     """
 
-    @takes_options
-    def __init__(self, num_pages: int, enable_caching: bool, **options: Unpack[PoolOptions]) -> None:
-        self.num_pages = integer("num_pages", num_pages, minimum=2, clause="POOL-1", below=2**31)
-        self.enable_caching = flag("enable_caching", enable_caching)
-        self.unhashed_first = flag("unhashed_first", options["unhashed_first"])
-        self.enable_events = flag("enable_events", options["enable_events"])
-        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1)
-        self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
-        per_salt = options["max_pinned_pages_per_salt"]
-        self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
-        self.eviction = read_policy(options["eviction"])
+    keys: PageKeys
+    free_order: FreeOrder
+    pins: Pins
+    log: PoolLog
+
+    def _make_parts(self, hash_seed: bytes | None, hash_function: HashFunction) -> None:
         self.index = CachedMap()
         self.free_order = FreeOrder(self.num_pages, _QUEUES[self.eviction](self.num_pages), self.index.key_of)
         self.lasting: set[int] = set()
         self.num_unreachable = 0
-        self.keys = PageKeys(options["hash_function"], init_none_hash(options["hash_seed"], options["hash_function"]))
+        self.keys = PageKeys(hash_function, init_none_hash(hash_seed, hash_function))
         self.marks = Marks(self.keys)
         self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
         self.log = PoolLog(self.enable_events, self.counter_sampling)
@@ -94,14 +86,6 @@ class PagePool(ShownPool):
         self.free_page_queue = PoolFreeQueue(self.free_order, self.pages)
 
     # -- Looking ----------------------------------------------------------------------------------
-
-    def get_num_free_pages(self) -> int:
-        """How many pages can be allocated."""
-        return self.free_order.num_free
-
-    def get_usage(self) -> float:
-        """The share of pages in use, from 0.0 to 1.0; the null page counts on neither side (POOL-10)."""
-        return (self.num_pages - 1 - self.get_num_free_pages()) / (self.num_pages - 1)
 
     @property
     def cached_page_hash_to_page(self) -> Mapping[PageHashWithGroupId, Sequence[CachePage]]:
@@ -127,16 +111,6 @@ class PagePool(ShownPool):
         found = [self.index.under(key, group) for group in groups]
         return self._listed(pages[0] for pages in found) if all(found) else None
 
-    @property
-    def hash_function(self) -> HashFunction:
-        """The hash of the keys."""
-        return self.keys.hash_function
-
-    @property
-    def none_hash(self) -> bytes:
-        """The digest at the root of every chain of keys (HASH-1)."""
-        return self.keys.none_hash
-
     def key_of_page(self, page_id: int) -> PageHashWithGroupId | None:
         """The key of a cached page; None for a page that is not cached."""
         return self.index.key_of.get(page_id)
@@ -152,10 +126,6 @@ class PagePool(ShownPool):
     def set_ref_count(self, page_id: int, count: int) -> None:
         """Sets the count of a page in use; see `RefCounts.set`."""
         self.counts.set(page_id, count)
-
-    def take_events(self) -> list[CacheEvent]:
-        """The events emitted since the last call, in order; none where ``enable_events`` is off (MAN-12)."""
-        return self.log.take_events()
 
     @property
     def counters(self) -> CacheCounters:
@@ -256,32 +226,7 @@ class PagePool(ShownPool):
         self.pins.remove(mentioned)
         self._release(mentioned)
 
-    def pins_of(self, page_id: int) -> int:
-        """The number of pins of a page; IndexError where there is no such page."""
-        return self.pins.of(index("page_id", page_id, self.num_pages))
-
-    @property
-    def num_pinned_pages(self) -> int:
-        """How many pages are pinned (PIN-1)."""
-        return self.pins.num_pinned
-
     # -- Priorities -------------------------------------------------------------------------------
-
-    @property
-    def now(self) -> float | None:
-        """The time of the last `advance_time`; None before the first (PIN-2)."""
-        return self.free_order.now
-
-    def get_priority(self, page_id: int) -> int:
-        """The priority of a page (PIN-2).
-
-        Args:
-            page_id: the page's id.
-
-        Raises:
-            IndexError: there is no such page.
-        """
-        return self.free_order.priority(index("page_id", page_id, self.num_pages))
 
     def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
         """Sets the priority of cached pages; null pages are skipped (PIN-2).
