@@ -30,7 +30,7 @@ class CachePage(Page):
         after: the page after this one in the queue; `NOWHERE` in none.
     """
 
-    __slots__ = ("after", "before")
+    __slots__ = ("after", "before", "queue")
 
     def __init__(
         self,

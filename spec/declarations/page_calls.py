@@ -44,7 +44,9 @@ class Page:
         queue: the `FreeCachePageQueue` that the page is in, which alone sets this; None: it is in none.
     """
 
-    __slots__ = ("_hash", "_is_null", "_page_id", "_ref_cnt", "queue")
+    __slots__ = ("_hash", "_is_null", "_page_id", "_ref_cnt")  # ``queue``: each package's own
+
+    queue: Any
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Page:
         self._ref_cnt = integer("ref_cnt", ref_cnt)
         self._hash = _page_hash
         self._is_null = is_null
-        self.queue: Any = None
+        self.queue = None
 
     @property
     def page_id(self) -> int:
