@@ -20,7 +20,6 @@ COORDINATORS = (
 
 OWN = {
     **dict.fromkeys(COORDINATORS, "the inside of a manager: each package cuts its work as it likes"),
-    "PageList": "made by calls of the package: with an initializer of its own it costs twice as much",
     "SlotBatch": "made by `allocate_slots_batch`; each package keeps the answer as it finds it",
     "StatePages": "made by `StatePages.init`; what lies behind it is the device's or the host's",
 }

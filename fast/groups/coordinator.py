@@ -6,7 +6,6 @@ the run of the request's last page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from math import lcm
 from typing import Any, Unpack
 
@@ -134,9 +133,7 @@ class CacheCoordinator(Uncopied):
 
     def cache_pages_of(self, ids: NewPages) -> CachePages:
         """Lists of pages from ids, one a group."""
-        pages = CachePages.__new__(CachePages)
-        pages.pages = tuple(map(page_list, repeat(self.page_pool), ids))
-        return pages
+        return CachePages(page_list(self.page_pool, own) for own in ids)
 
     # -- Reading a request ------------------------------------------------------------------------
 

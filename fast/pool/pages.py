@@ -86,33 +86,34 @@ class PageList(Sequence[CachePage]):
     """An immutable list of pages, equal to lists of the same pages and addable with them.
 
     Pages of a pool are stored as ids (an int for a single page, else a tuple or an int64 array), and views are made
-    when the list is read: O(1) to make and to slice. Pages without a pool are stored as objects.
+    when the list is read: O(1) to make from ids, see `page_list`, and to slice. Pages without a pool, or of
+    several, are stored as objects.
+
+    Args:
+        pages: the pages. O(pages); O(1) if they are a list of this kind.
     """
 
     __slots__ = ("held", "pool")
 
-    # set by `page_list` and not changed: without an `__init__` a list costs half
     pool: PageOwner | None
     held: Any
 
-    @property
-    def _items(self) -> Any:
-        held = self.held
-        return (held,) if type(held) is int else held
-
-    @classmethod
-    def of(cls, pages: Iterable[CachePage]) -> "PageList":
-        """A list of pages: stored by their ids, if they are all of one pool. O(pages)."""
-        if type(pages) is PageList:
-            return pages
+    def __init__(self, pages: Iterable[CachePage] = ()) -> None:
+        if isinstance(pages, PageList):
+            self.pool, self.held = pages.pool, pages.held
+            return
         given = tuple(pages)
         for page in given:
             if not isinstance(page, CachePage):
                 raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")
         pools = {id(page.pool) for page in given}
-        if len(pools) == 1 and given[0].pool is not None:
-            return page_list(given[0].pool, tuple(page.page_id for page in given))
-        return page_list(None, given)
+        self.pool = given[0].pool if len(pools) == 1 else None
+        self.held = given if self.pool is None else tuple(page.page_id for page in given)
+
+    @property
+    def _items(self) -> Any:
+        held = self.held
+        return (held,) if type(held) is int else held
 
     @property
     def page_ids(self) -> list[int]:
@@ -165,7 +166,7 @@ class PageList(Sequence[CachePage]):
     def __add__(self, other: object) -> "PageList":
         if isinstance(other, PageList) and self.pool is other.pool and self.pool is not None:
             return page_list(self.pool, np.concatenate((self.id_array, other.id_array)))
-        return PageList.of((*self, *other)) if isinstance(other, PageList | list) else NotImplemented
+        return PageList((*self, *other)) if isinstance(other, PageList | list) else NotImplemented
 
     def __radd__(self, other: object) -> list[CachePage]:
         # a list, since Python calls this for ``pages += page_list`` too, where ``pages`` is to stay a list
@@ -179,7 +180,7 @@ def page_list(
     pool: PageOwner | None, held: "int | tuple[int, ...] | NDArray[np.int64] | tuple[CachePage, ...]"
 ) -> PageList:
     """A list of pages of a pool by their ids (or one id); without a pool, of the pages themselves."""
-    made = PageList()
+    made = PageList.__new__(PageList)
     made.pool = pool
     made.held = held
     return made

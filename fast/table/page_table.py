@@ -27,9 +27,6 @@ FEW = 24
 
 _PAGE_IDS = 2**31
 
-# One byte of a mask. Searching it in a mask of some hundred entries takes a tenth of the time of `mask.any()`.
-_TRUE = b"\x01"
-
 
 class PageBatch(NamedTuple):
     """A batch of appends that was read and fits, ready for `PageTable.write_batch`."""
@@ -178,10 +175,10 @@ class PageTable(ShownTable):
         if not num_lists:
             return PageBatch(rows, rows, values, values)
         starts = self._counts[rows].astype(np.int64)
-        if _TRUE in (rows[1:] <= rows[:-1]).tobytes():
+        if (rows[1:] <= rows[:-1]).any():
             starts += _earlier_in_batch(rows, np.broadcast_to(lengths, num_lists))
         ends = starts + lengths
-        if _TRUE in (ends > self.max_num_pages_per_req).tobytes():
+        if (ends > self.max_num_pages_per_req).any():
             first = int(np.argmax(ends > self.max_num_pages_per_req))
             self._fit(int(ends[first]), int(rows[first]))
         cells = rows * self.max_num_pages_per_req + starts

@@ -1,12 +1,12 @@
 """POOL: what a page shows and refuses, declared once; its place in a free queue is written in each package."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from .keys import PageHashWithGroupId
 from .reading import integer, refusal
 
-__all__ = ["OwnedQueue", "Page", "PageOwner", "PooledPage", "require_page"]
+__all__ = ["OwnedQueue", "Page", "PageOwner", "PagesByGroup", "PooledPage", "require_page"]
 
 
 class PageOwner(Protocol):
@@ -214,3 +214,58 @@ class OwnedQueue:
 
 def _owned(call: str) -> Exception:
     return refusal(ValueError, "POOL-2", f"{call}: this queue belongs to a pool, whose calls move pages")
+
+
+class _PageList(Protocol):
+    @property
+    def page_ids(self) -> list[int]: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __add__(self, other: Any, /) -> Any: ...
+
+
+List = TypeVar("List", bound=_PageList)
+
+
+class PagesByGroup(Generic[List]):
+    """Pages of one request, a list for each cache group, as the manager and a scheduler exchange them.
+
+    Args:
+        pages: one list of pages a group.
+    """
+
+    __slots__ = ("pages",)
+
+    _list_of: ClassVar[type[Any]]
+
+    def __init__(self, pages: Iterable[Iterable[Any]]) -> None:
+        self.pages: tuple[List, ...] = tuple(map(self._list_of, pages))
+
+    def __add__(self, other: Self) -> Self:
+        """The pages of both, group by group; refused unless both have the same number of groups (R1)."""
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        if len(self.pages) != len(other.pages):
+            raise refusal(ValueError, "R1", f"other has {len(other.pages)} groups, these pages have {len(self.pages)}")
+        return type(self)(mine + theirs for mine, theirs in zip(self.pages, other.pages, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return self.pages == other.pages if isinstance(other, type(self)) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"CachePages({self.get_page_ids()})"
+
+    def get_page_ids(self) -> tuple[list[int], ...]:
+        """The pages' ids, a list for each group."""
+        return tuple(group.page_ids for group in self.pages)
+
+    def get_unhashed_page_ids(self) -> list[int]:
+        """The ids of the pages without a hash, null pages left out (POOL-1); refused for several groups (R1)."""
+        if len(self.pages) != 1:
+            raise refusal(
+                ValueError, "R1", f"get_unhashed_page_ids serves one group, these pages have {len(self.pages)}"
+            )
+        return [page.page_id for page in self.pages[0] if page.page_hash is None and not page.is_null]
+
+    def new_empty(self) -> Self:
+        """An empty page list for each of these groups."""
+        return type(self)([] for _ in self.pages)

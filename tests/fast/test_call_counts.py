@@ -26,7 +26,7 @@ PAGE_SIZE = 16
 SLACK = 1.1
 
 BOUNDS = {
-    "a: take one page, free it": (9, 210),
+    "a: take one page, free it": (10, 217),
     "a2: take one page, evicting": (10, 209),
     "b: take 1,000 pages, free them": (39, 518),
     "b2: take 1,000 pages, evicting": (46, 958),
@@ -36,9 +36,9 @@ BOUNDS = {
     "c: step of 256 requests that list their tokens, 16 fill a page, 16 take one": (325, 7228),
     "single decode call, amid a page": (2, 172),
     "single decode call, a page filled": (38, 897),
-    "single decode call, a page taken": (24, 648),
-    "e: look up 2,048 pages": (20, 419),
-    "e: look up 2,048 pages, the tokens in a list": (32, 515),
+    "single decode call, a page taken": (30, 712),
+    "e: look up 2,048 pages": (24, 463),
+    "e: look up 2,048 pages, the tokens in a list": (36, 559),
     "e2: look up, admit, free 2,048 pages": (123, 2461),
     "f: look up, admit, free 128 pages, 32 of them new": (188, 3925),
     "g: 256 rows get a page each, arrays": (31, 374),
