@@ -117,12 +117,11 @@ def freed_on_the_first_shard(fast: ModuleType) -> SimpleNamespace:
 def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
     """All streams of a prompt come to the shard that has it cached, however many tokens wait there."""
 
-    def number_of(self: Any, request: Any) -> int:
-        own = self.shard_of(request.request_id)
+    def place(self: Any, request: Any) -> int:
         hits = [shard.prefixes.hit_length(request) for shard in self.shards]
-        return int(hits.index(max(hits)) if own is None else own)
+        return int(hits.index(max(hits)))
 
-    made = derived(fast.ShardedCacheManager, {"_number_of": number_of})
+    made = derived(fast.ShardedCacheManager, {"_place": place})
     return backend_with(fast, ShardedCacheManager=made)
 
 

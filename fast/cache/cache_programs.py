@@ -92,7 +92,7 @@ class Placement:
 
     @property
     def slots(self) -> PartitionSpec:
-        """The partition of what pages hold, `[P, page, heads, ...]`, whatever their layout."""
+        """The partition of what pages hold, `[P, page, heads, ...]`, in any layout."""
         return partition_spec(self.data, None, self.heads)
 
     def pages(self, kv_pages: Any) -> Any:

@@ -67,7 +67,8 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         Args:
             sources: pages, `i32[n]`; with several data shards `[shards, n]`, in each row a shard's own ids.
             destinations: the pages to write, alike; none twice, and none that is a source.
-            num_slots: how many of each page's first slots are copied, alike: the others stay as they are. None: all.
+            num_slots: number of leading slots of each page that are copied, of the same shape; the others stay as they
+                are. None: all.
 
         Returns:
             The cache with the pages copied.

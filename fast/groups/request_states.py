@@ -191,7 +191,7 @@ def _read_row(part: Part, group: CacheGroup, pool: PagePool, counts: tuple[int, 
 
 
 def _first_place(group: CacheGroup, computed: int) -> int:
-    """The number of leading places of a list whose pages have been given back."""
+    """The number of leading places of a list whose pages have been freed."""
     return group.rule.first_place(computed) if group.rule.gives_back else 0
 
 

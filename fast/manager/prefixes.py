@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import CacheCounters, EngineRequest
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.json_kinds import counters_of, counters_to_json
-from kvproof.spec.declarations.snapshots import request_named
+from kvproof.spec.declarations.snapshots import known_of
 
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import CacheCoordinator
@@ -250,15 +250,7 @@ class Prefixes:
         Raises:
             ValueError: a part is damaged.
         """
-        for part in parts["known"].items():
-            if part.text() in self.known:
-                raise part.damaged(f"is {part.value!r}, which is named twice")
-            self.known[part.text()] = request_named(part, objects)
-        for part in parts["given_back"].items():
-            id_part, tokens = part.items(2)
-            if id_part.text() in self.tokens_when_freed:
-                raise id_part.damaged(f"is {id_part.value!r}, which is named twice")
-            self.tokens_when_freed[id_part.text()] = tokens.integer(minimum=1)
+        self.known, self.tokens_when_freed = known_of(parts, objects)
         self.next_pin_id = parts["next_pin_id"].integer()
         for part in parts["pins"].items():
             members = part.members(("id", "num_tokens", "pages"))
@@ -284,7 +276,7 @@ class Prefixes:
         return hits
 
     def check(self) -> None:
-        """Verifies that each pinned prefix pins its pages, and that what is given back is known and not in use.
+        """Verifies that each pinned prefix pins its pages, and that requests that were freed are known and not in use.
 
         Raises:
             AssertionError: one does not hold.

@@ -1,4 +1,4 @@
-"""MAN-2 to MAN-5: slots for the steps of requests: allocated, published, and given back at the end.
+"""MAN-2 to MAN-5: slots for the steps of requests: allocated, published, and freed at the end.
 
 Every call reads and validates its arguments here (R1); the coordinator then changes the groups' pages.
 """
@@ -182,7 +182,7 @@ class Steps:
             )
         self.coordinator.cache_pages(request, slot, count)
 
-    # -- Giving back ------------------------------------------------------------------------------
+    # -- Freeing ----------------------------------------------------------------------------------
 
     def free(self, request: EngineRequest, num_written: int | None) -> list[str]:
         """Frees a request's pages, withdraws the unwritten ones and names their other holders; see `CacheManager`."""

@@ -33,23 +33,23 @@ def cached_state(index: PrefixIndex, alike: Iterable[list[int]]) -> dict[str, An
     """
     contents: list[list[Any]] = []
     place_of: dict[tuple[int, bytes, bytes], int] = {}  # groups of one page size have their contents in common
-    told: dict[tuple[int, int], int] = {}
+    written: dict[tuple[int, int], int] = {}
     cached: list[list[int]] = []
     for page in (page for pages in sorted(alike) for page in pages):
         found = index.place(page)
         assert found is not None, f"page {page} is cached"
         run, place = found
         path: list[tuple[Run, int]] = []
-        while run.parent is not None and (run.number, place) not in told:
+        while run.parent is not None and (run.number, place) not in written:
             path.append((run, place))
             run, place = (run, place - 1) if place else (run.parent, run.start - 1 - run.parent.start)
-        last = -1 if run.parent is None else told[run.number, place]
+        last = -1 if run.parent is None else written[run.number, place]
         for run, place in reversed(path):
             content = last, run.page_tokens(place), run.extra.removeprefix(PART)
             last = place_of.setdefault(content, len(contents))
             if last == len(contents):
                 contents.append([content[0], list(token_tuple(content[1])), extra_keys_to_json(run.extra_keys)])
-            told[run.number, place] = last
+            written[run.number, place] = last
         cached.append([found[0].tree.group_id, page, last])
     return {"contents": contents, "cached": cached}
 

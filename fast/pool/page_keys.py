@@ -232,5 +232,5 @@ class PageKeys:
             mapped = {page: key for key, pages in self._map.pages.items() for page in pages}
             assert walked == mapped == self._map.key_of, "POOL-7: keys and index differ"
         if self._digests is not None:
-            told = {page: (key.group_id, key.get_hash_value()) for page, key in walked.items()}
-            assert told == self._digests, "MAN-12: keys told and index differ"
+            digests = {page: (key.group_id, key.get_hash_value()) for page, key in walked.items()}
+            assert digests == self._digests, "MAN-12: the digests of events and the index differ"

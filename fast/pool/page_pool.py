@@ -218,7 +218,7 @@ class PagePool(PoolCalls):
         Only `unpin` removes these references, and a pinned page keeps its hash unless its content is withdrawn.
 
         Args:
-            pages: one list of cached pages a group; null pages are passed over. O(pages log pages).
+            pages: one list of cached pages a group; null pages are skipped. O(pages log pages).
 
         Raises:
             ValueError: a page is not cached, or more distinct pages would be pinned than ``max_pinned_pages`` or, of
@@ -235,7 +235,7 @@ class PagePool(PoolCalls):
         """Takes one pin of each page per mention; pages at 0 are freed in the order given (PIN-1).
 
         Args:
-            pages: one list of pages a group; null pages are passed over. O(pages log pages).
+            pages: one list of pages a group; null pages are skipped. O(pages log pages).
 
         Raises:
             ValueError: a page is mentioned more often than it is pinned; nothing changes.
@@ -247,11 +247,11 @@ class PagePool(PoolCalls):
     def set_priority(self, pages: Iterable[CachePage], priority: int, expires_at: float | None = None) -> None:
         """Sets the priority of pages: free pages of a low one are taken before those of a high one (PIN-2).
 
-        A priority ends when the page is handed out, and when it is freed without a hash. A free page whose priority
+        A priority ends when the page is allocated, and when it is freed without a hash. A free page whose priority
         changes goes behind the free pages of the new one.
 
         Args:
-            pages: cached pages; null pages are passed over. O(pages).
+            pages: cached pages; null pages are skipped. O(pages).
             priority: an int32; pages have priority 0 by default.
             expires_at: the time at which the pages get priority 0 again; None: never.
 
@@ -340,7 +340,7 @@ class PagePool(PoolCalls):
             self.policy.note_pages(tree, entered, tokens, segments)
 
     def evict_pages(self, page_ids: Iterable[int]) -> None:
-        """Drops the hashes of pages, wherever they stand (POOL-11); the null page and unhashed pages are passed over.
+        """Drops the hashes of pages, free or not (POOL-11); the null page and pages without a hash are skipped.
 
         Args:
             page_ids: the pages' ids; their events are in this order. O(pages log pages).

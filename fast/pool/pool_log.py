@@ -123,9 +123,9 @@ class PoolLog:
         events: list[CacheEvent] = []
         for entry in self._entries:
             if isinstance(entry, _Stored):
-                events += _tell_stored(*entry)
+                events += _stored_events(*entry)
             elif isinstance(entry, list):
-                events += _tell_removed(entry)
+                events += _removed_events(entry)
             else:
                 events.append(entry)
         return events
@@ -199,9 +199,9 @@ _new_stored = partial(tuple.__new__, PageStored)
 _new_removed = partial(tuple.__new__, PageRemoved)
 
 
-def _tell_stored(pages: Sequence[int], keys: KeyStretch) -> Iterable[CacheEvent]:
+def _stored_events(pages: Sequence[int], keys: KeyStretch) -> Iterable[CacheEvent]:
     digests = keys.digests
-    told = zip(
+    events = zip(
         repeat(keys.group_id),
         pages,
         digests,
@@ -210,8 +210,8 @@ def _tell_stored(pages: Sequence[int], keys: KeyStretch) -> Iterable[CacheEvent]
         keys.extra_keys(),
         strict=False,  # ``repeat`` never ends
     )
-    return map(_new_stored, told if all(pages) else [fields for fields in told if fields[1]])
+    return map(_new_stored, events if all(pages) else [fields for fields in events if fields[1]])
 
 
-def _tell_removed(gone: list[_Removed]) -> Iterable[CacheEvent]:
+def _removed_events(gone: list[_Removed]) -> Iterable[CacheEvent]:
     return map(_new_removed, gone)

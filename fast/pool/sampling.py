@@ -1,4 +1,4 @@
-"""MAN-12: the ages of pages, measured on a sample of them. Times are counted in pages handed out (the pool's clock).
+"""MAN-12: the ages of pages, measured on a sample of them. Times are counted in pages allocated (the pool's clock).
 
 A sampled page's times stand in small arrays, at its id divided by the sampling interval. A later time of the same kind
 overwrites an earlier one; a time of freeing is read only while the page is free, a time of storing only while it is
@@ -72,7 +72,7 @@ class Sampling:
             _count(self.reuse_gaps, (clock - self._freed_at[pages[some] // self._every]).tolist())
 
     def evicted(self, pages: NDArray[np.int64], clock: int) -> None:
-        """Records the lifetimes of the cached ones of pages that are handed out, the first at ``clock``. O(pages)."""
+        """Records the lifetimes of the cached ones of pages that are allocated, the first at ``clock``. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
         if some.size:  # one in 64: taken one by one they cost half of what eight array operations do
             every, stored_at = self._every, self._stored_cell
@@ -85,7 +85,7 @@ class Sampling:
             _count(self.lifetimes, lifetimes)
 
     def forgotten(self, pages: NDArray[np.int64]) -> None:
-        """Records that pages lost their hashes without being handed out. O(pages)."""
+        """Records that pages lost their hashes without being allocated. O(pages)."""
         some = self._is_sampled[pages].nonzero()[0]
         self._stored_at[pages[some] // self._every] = _NEVER
 

@@ -30,7 +30,7 @@ class EventPublisher:
     Args:
         endpoint: where it publishes, such as ``tcp://*:5557``; None: nothing is sent, the caller carries the messages.
         replay_endpoint: where it listens for who missed something; None: nowhere.
-        kv_cache_groups: the manager's groups, whose kinds are told.
+        kv_cache_groups: the manager's groups, whose kinds the messages have.
         topic: the topic that subscribers ask for.
         rank: the data-parallel rank of the manager.
         buffer_steps: the most messages that are kept, at least 1.
@@ -63,7 +63,7 @@ class EventPublisher:
         self._topic = topic.encode()
         self._cached = CacheFollower()
         self.num_sent = self.num_dropped = 0
-        self._message([])  # refuses what could not be told
+        self._message([])  # refuses what could not be written
         self._publishes = None if endpoint is None else _bound("PUB", endpoint)
         self._answers = None if replay_endpoint is None else _bound("ROUTER", replay_endpoint)
 
@@ -155,7 +155,7 @@ class EventSubscriber:
             self._listens.subscribe(topic)
 
     def receive(self, sequence: int, message: bytes) -> bool:
-        """Follows a message, unless ones before it are missing. What was followed already is passed over.
+        """Follows a message, unless ones before it are missing. Events that were followed already are skipped.
 
         Returns:
             False if a replay is needed, from ``next_sequence`` on (from 0, where the publisher is a new one).

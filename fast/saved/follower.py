@@ -25,7 +25,7 @@ class CacheFollower:
 
     def __init__(self) -> None:
         self._stored: dict[int, PageStored] = {}
-        """The event that told of each cached page, in the order in which the pages were cached."""
+        """The `PageStored` event of each cached page, in the order in which the pages were cached."""
         self._pages: dict[PageHashWithGroupId, OrderedDict[int, None]] = {}
         self.cached_page_hash_to_page: Mapping[PageHashWithGroupId, Sequence[int]] = _FollowedMap(self._pages)
 
@@ -85,7 +85,7 @@ class CacheFollower:
         return read
 
     def events(self) -> list[CacheEvent]:
-        """The events that tell a follower all that is cached now, whatever it knew before (MAN-12). O(cached pages).
+        """The events from which a follower in any state learns all that is cached now (MAN-12). O(cached pages).
 
         Returns:
             A `CacheCleared`, then the cached pages in the order in which they were cached.

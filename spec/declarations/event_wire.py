@@ -13,7 +13,7 @@
 Fields are those of vLLM 0.33 (`vllm/distributed/kv_events.py`), whose decoders pass over the ones that they don't know:
 the fourth entry of a batch, which names the format and the publisher, ``page_id``, and ``page_extra_keys``, the extra
 keys with their types as JSON documents have them. A page is an event of its own. Digests are ours (HASH-1), so that
-equal prefixes have equal digests only where the hash seed is the same; of a salt its fingerprint is told (SEC-2).
+equal prefixes have equal digests only where the hash seed is the same; of a salt only the fingerprint is in it (SEC-2).
 """
 
 from collections.abc import Iterable, Sequence
@@ -66,7 +66,7 @@ def events_to_msgpack(
 
     Args:
         events: as `take_events` returned them.
-        kv_cache_groups: the manager's groups, whose kind and window are told; without them neither is.
+        kv_cache_groups: the manager's groups, whose kind and window each event has then; without them it has neither.
         timestamp: the time in seconds.
         rank: the data-parallel rank that the events are of.
         medium: where the pages lie, in vLLM's words.
@@ -78,9 +78,9 @@ def events_to_msgpack(
         ValueError: an event's group is none of ``kv_cache_groups``.
     """
     specs = [group.kv_cache_spec for group in kv_cache_groups]
-    told = [_told(event, specs, medium) for event in listed("events", events)]
+    written = [_written(event, specs, medium) for event in listed("events", events)]
     format_and_publisher = [*_FORMAT, integer("publisher", publisher, below=2**63)]
-    encoded: bytes = _msgspec().msgpack.encode([timestamp, told, rank, format_and_publisher])
+    encoded: bytes = _msgspec().msgpack.encode([timestamp, written, rank, format_and_publisher])
     return encoded
 
 
@@ -108,11 +108,11 @@ def read_batch(message: bytes) -> EventBatch:
         raise whole.damaged("is no MessagePack") from None
     if not (isinstance(given, list) and len(given) == 4 and isinstance(given[3], list) and given[3][:2] == _FORMAT):
         raise whole.damaged(f"is no batch of events of the format {_FORMAT}, which `events_to_msgpack` writes")
-    _, told, _, named = given
+    _, written, _, named = given
     if len(named) != 3:
         raise whole.damaged(f"must name its publisher behind {_FORMAT}")
     publisher = Part("message publisher", named[2], "SEC-3").integer()
-    return EventBatch([_event_of(event) for event in Part("message events", told, "SEC-3").items()], publisher)
+    return EventBatch([_event_of(event) for event in Part("message events", written, "SEC-3").items()], publisher)
 
 
 def _msgspec() -> ModuleType:
@@ -128,17 +128,22 @@ def _msgspec() -> ModuleType:
 # -- Writing --------------------------------------------------------------------------------------
 
 
-def _told(event: object, specs: Sequence[Any], medium: str) -> dict[str, Any]:
-    """An event as it is told."""
+def _written(event: object, specs: Sequence[Any], medium: str) -> dict[str, Any]:
+    """The fields of an event."""
     if isinstance(event, CacheCleared):
         return {"type": "AllBlocksCleared"}
     if not isinstance(event, PageStored | PageRemoved):
         raise refusal(TypeError, "R1", f"events has {event!r}, which is no CacheEvent")
-    told = {"block_hashes": [event.page_hash], "medium": medium, "group_idx": event.group_id, "page_id": event.page_id}
+    fields = {
+        "block_hashes": [event.page_hash],
+        "medium": medium,
+        "group_idx": event.group_id,
+        "page_id": event.page_id,
+    }
     if isinstance(event, PageRemoved):
-        return {"type": "BlockRemoved", **told}
+        return {"type": "BlockRemoved", **fields}
     adapters = [key.name for key in event.extra_keys or () if isinstance(key, LoraAdapter)]
-    told |= {
+    fields |= {
         "type": "BlockStored",
         "parent_block_hash": event.parent_hash,
         "token_ids": list(event.token_ids),
@@ -154,27 +159,27 @@ def _told(event: object, specs: Sequence[Any], medium: str) -> dict[str, Any]:
                 ValueError, "MAN-12", f"events: group {event.group_id} is none of {len(specs)} kv_cache_groups"
             )
         spec = specs[event.group_id]
-        told |= {
+        fields |= {
             "kv_cache_spec_kind": _KINDS.get(type(spec).__name__, "unknown"),
             "kv_cache_spec_sliding_window": getattr(spec, "sliding_window", None),
         }
-    return told
+    return fields
 
 
 def _plain(extra_keys: Iterable[Any]) -> list[Any]:
-    """Extra keys as vLLM tells them: without their types."""
-    told: list[Any] = []
+    """Extra keys as vLLM writes them: without their types."""
+    fields: list[Any] = []
     for key in extra_keys:
         match key:
             case MultimodalItem() | PromptEmbeddings():
-                told.append([key.content.hex(), key.offset])
+                fields.append([key.content.hex(), key.offset])
             case CacheSalt():
-                told.append(key.fingerprint.hex())
+                fields.append(key.fingerprint.hex())
             case LoraAdapter():
-                told.append(key.name)
+                fields.append(key.name)
             case _:
-                told.append(key.version)
-    return told
+                fields.append(key.version)
+    return fields
 
 
 # -- Reading --------------------------------------------------------------------------------------
@@ -189,27 +194,27 @@ _FIELDS = {
 
 def _event_of(part: Part) -> CacheEvent:
     """Reads an event, by way of the form that it has in JSON, whose reader refuses what is damaged."""
-    told = part.value
-    if not isinstance(told, dict) or not isinstance(told.get("type"), str):
+    fields = part.value
+    if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
         raise part.damaged("must be an event, which names its type")
-    kind = told["type"]
+    kind = fields["type"]
     if kind not in _FIELDS:
         raise part.damaged(f"is of the type {kind[:40]!r}, none of {sorted(_FIELDS)}")
-    missing = [name for name in _FIELDS[kind] if name not in told]
+    missing = [name for name in _FIELDS[kind] if name not in fields]
     if missing:
         raise part.damaged(f"lacks {', '.join(missing)}: it is not of kvproof's version {_FORMAT[1]}")
     if kind == "AllBlocksCleared":
         return CacheCleared()
-    hashes = told["block_hashes"]
+    hashes = fields["block_hashes"]
     if not (isinstance(hashes, list) and len(hashes) == 1 and isinstance(hashes[0], bytes)):
         raise part.damaged("must have one digest in block_hashes")
-    named = {"group_id": told["group_idx"], "page_id": told["page_id"], "page_hash": hashes[0].hex()}
+    named = {"group_id": fields["group_idx"], "page_id": fields["page_id"], "page_hash": hashes[0].hex()}
     if kind == "BlockStored":
-        parent = told["parent_block_hash"]
+        parent = fields["parent_block_hash"]
         named |= {
             "kind": "PageStored",
             "parent_hash": parent.hex() if isinstance(parent, bytes) else parent,
-            "token_ids": told["token_ids"],
-            "extra_keys": told["page_extra_keys"],
+            "token_ids": fields["token_ids"],
+            "extra_keys": fields["page_extra_keys"],
         }
     return any_event_of(Part("message event", {"kind": "PageRemoved", **named}, "SEC-3"))

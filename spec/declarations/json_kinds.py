@@ -154,7 +154,7 @@ def any_event_of(part: Part) -> CacheEvent:
 
 
 def is_length(num_tokens: int, page_size: int, unit: int | None) -> bool:
-    """Whether a cached page can have so many tokens: all of a page's, or a multiple of ``match_unit`` (MAN-17)."""
+    """Whether a cached page can have that many tokens: a whole page's, or a multiple of ``match_unit`` (MAN-17)."""
     return num_tokens == page_size or (unit is not None and 0 < num_tokens < page_size and num_tokens % unit == 0)
 
 

@@ -216,14 +216,14 @@ def _owned(call: str) -> Exception:
     return refusal(ValueError, "POOL-2", f"{call}: this queue belongs to a pool, whose calls move pages")
 
 
-class _PageList(Protocol):
+class _ListOfGroup(Protocol):
     @property
     def page_ids(self) -> list[int]: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __add__(self, other: Any, /) -> Any: ...
 
 
-List = TypeVar("List", bound=_PageList)
+List = TypeVar("List", bound=_ListOfGroup)
 
 
 class PagesByGroup(Generic[List]):

@@ -1,4 +1,4 @@
-"""POOL-12: what a placement is told of each shard, and the placements that have names; no decisions."""
+"""POOL-12: what a placement reads of each shard, and the placements that have names; no decisions."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args

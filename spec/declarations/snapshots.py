@@ -61,6 +61,7 @@ from .requests import EngineRequest
 __all__ = [
     "POOL_ARGUMENTS",
     "firsts_of",
+    "known_of",
     "made_of",
     "objects_of",
     "parts_of",
@@ -247,6 +248,24 @@ def request_named(part: Part, objects: Mapping[str, EngineRequest]) -> EngineReq
     if request is None:
         raise part.damaged(f"is {part.value!r}, a request that was not passed")
     return request
+
+
+def known_of(
+    parts: Mapping[str, Part], objects: Mapping[str, EngineRequest]
+) -> tuple[dict[str, EngineRequest], dict[str, int]]:
+    """The parts ``known`` and ``given_back``: the known requests by id, and the tokens of those that were freed."""
+    known: dict[str, EngineRequest] = {}
+    for part in parts["known"].items():
+        if part.text() in known:
+            raise part.damaged(f"is {part.value!r}, which is named twice")
+        known[part.text()] = request_named(part, objects)
+    freed: dict[str, int] = {}
+    for part in parts["given_back"].items():
+        id_part, tokens = part.items(2)
+        if id_part.text() in freed:
+            raise id_part.damaged(f"is {id_part.value!r}, which is named twice")
+        freed[id_part.text()] = tokens.integer(minimum=1)
+    return known, freed
 
 
 def require_same(parts: Mapping[str, Part], again: Mapping[str, Any]) -> None:

@@ -109,7 +109,8 @@ class GroupRules:
             length: number of tokens of the prefix, a multiple of the unit.
             cached: the cached page for each place that known tokens fill; None where none is cached.
             with_eagle: see `reach`.
-            part: finds the page that holds the last tokens of so many, which end amid a page; None: none does (MAN-17).
+            part: finds the page that holds the last tokens of a prefix that ends amid a page, by the prefix's length;
+                None: none does (MAN-17).
         """
         reach = self.reach(length, with_eagle)
         end, amid = divmod(reach, self.page_size)

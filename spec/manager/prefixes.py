@@ -8,7 +8,7 @@ from typing import Any
 from ..declarations import CacheCounters, EngineRequest
 from ..declarations.codec import Part
 from ..declarations.json_kinds import counters_of, counters_to_json
-from ..declarations.snapshots import request_named
+from ..declarations.snapshots import known_of
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import CacheCoordinator
 from ..groups.live_requests import read_tokens, request_id_of
@@ -237,13 +237,7 @@ class Prefixes:
         Raises:
             ValueError: a part is damaged.
         """
-        for part in parts["known"].items():
-            if part.text() in self.known:
-                raise part.damaged(f"is {part.value!r}, which is named twice")
-            self.known[part.text()] = request_named(part, objects)
-        for part in parts["given_back"].items():
-            id_part, tokens = part.items(2)
-            self.tokens_when_freed[id_part.text()] = tokens.integer(minimum=1)
+        self.known, self.tokens_when_freed = known_of(parts, objects)
         pages, num_groups = self._pool.pages, len(self._coordinator.rules)
         self.next_pin_id = parts["next_pin_id"].integer()
         for part in parts["pins"].items():
@@ -259,7 +253,7 @@ class Prefixes:
         self.counted = counters_of(parts["counters"])  # those of pages are shown as the pool has them
 
     def check(self) -> None:
-        """Verifies that each pinned prefix pins its pages, and that what is given back is known and not in use.
+        """Verifies that each pinned prefix pins its pages, and that requests that were freed are known and not in use.
 
         Raises:
             AssertionError: one does not hold.

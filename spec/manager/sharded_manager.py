@@ -26,7 +26,7 @@ class ShardedCacheManager(ShardCalls[CachePages]):
     Args:
         num_shards: how many shards.
         num_pages: pages of each shard's pool, the null page included.
-        kv_cache_groups: see `CacheManager`, as for the others, each of which is every shard's.
+        kv_cache_groups: the cache groups, the same in every shard; see `CacheManager`, as for the arguments below.
         max_model_len: the most tokens that a request can have.
         enable_caching: whether prefixes are cached and found.
         use_eagle: whether an Eagle draft model runs.

@@ -1,4 +1,4 @@
-"""MAN-2 to MAN-5: slots for the steps of requests: allocated, published, and given back at the end."""
+"""MAN-2 to MAN-5: slots for the steps of requests: allocated, published, and freed at the end."""
 
 from collections.abc import Iterable
 

@@ -19,7 +19,7 @@ class CacheFollower:
 
     def __init__(self) -> None:
         self._stored: dict[int, PageStored] = {}
-        """The event that told of each cached page, in the order in which the pages were cached."""
+        """The `PageStored` event of each cached page, in the order in which the pages were cached."""
 
     def apply(self, events: Iterable[CacheEvent]) -> None:
         """Applies events, all of them or, if one is refused, none (MAN-12). O(cached pages + events).
@@ -62,7 +62,7 @@ class CacheFollower:
         return MappingProxyType({key: tuple(page_ids) for key, page_ids in pages.items()})
 
     def events(self) -> list[CacheEvent]:
-        """The events that tell a follower all that is cached now, whatever it knew before (MAN-12). O(cached pages).
+        """The events from which a follower in any state learns all that is cached now (MAN-12). O(cached pages).
 
         Returns:
             A `CacheCleared`, then the cached pages in the order in which they were cached.
