@@ -41,7 +41,7 @@ BOUNDS = {
     "e: look up 2,048 pages, the tokens in a list": (36, 559),
     "e2: look up, admit, free 2,048 pages": (123, 2461),
     "f: look up, admit, free 128 pages, 32 of them new": (188, 3925),
-    "g: 256 rows get a page each, arrays": (31, 374),
+    "g: 256 rows get a page each, arrays": (35, 404),
     "g: 256 rows get a page each, nested lists": (45, 497),
     "g: commit these 256 cells": (14, 285),
 }
