@@ -13,18 +13,18 @@ from kvproof.spec.declarations import NUM_BUCKETS, CacheCleared, CacheCounters, 
 from ..strategies import PlainRequest
 
 
-def _pool(package: ModuleType, num_pages: int = 8, **options: Any) -> Any:
+def telling_pool(package: ModuleType, num_pages: int = 8, **options: Any) -> Any:
     return package.PagePool(num_pages, True, hash_seed=b"s", **{"enable_events": True, "counter_sampling": 1} | options)
 
 
-def _cache(pool: Any, ids: list[int], tokens: list[int], first: int = 0, extra_keys: Any = ()) -> list[Any]:
+def cache_pages(pool: Any, ids: list[int], tokens: list[int], first: int = 0, extra_keys: Any = ()) -> list[Any]:
     """Caches pages in group 2, two tokens a page, those from ``first`` on; returns the keys of the request's pages."""
     request = PlainRequest("r", tokens, extra_keys)
     pool.cache_full_pages(request, [pool.pages[page_id] for page_id in ids], [], first, len(ids), 2, 2)
     return list(spec.hash_request_tokens(spec.sha256, 2, request, none_hash=pool.none_hash))
 
 
-def _histogram(*values: int) -> tuple[int, ...]:
+def histogram(*values: int) -> tuple[int, ...]:
     return tuple(sum(value.bit_length() == bucket for value in values) for bucket in range(NUM_BUCKETS))
 
 
@@ -32,10 +32,10 @@ def _histogram(*values: int) -> tuple[int, ...]:
 
 
 def test_a_stored_page_is_told_with_its_key_and_its_parents(package: ModuleType) -> None:
-    pool = _pool(package)
+    pool = telling_pool(package)
     pool.get_new_pages(2)
     salt = (spec.CacheSalt("tenant"),)
-    keys = _cache(pool, [1, 2], [1, 2, 3, 4, 5], extra_keys=salt)
+    keys = cache_pages(pool, [1, 2], [1, 2, 3, 4, 5], extra_keys=salt)
     assert pool.take_events() == [
         PageStored(2, 1, keys[0].hash_value, None, (1, 2), salt),
         PageStored(2, 2, keys[1].hash_value, keys[0].hash_value, (3, 4), salt),
@@ -45,9 +45,9 @@ def test_a_stored_page_is_told_with_its_key_and_its_parents(package: ModuleType)
 
 def test_the_parent_is_the_page_before_in_the_request_cached_or_not(package: ModuleType) -> None:
     """A null page is passed over and is a parent all the same (HASH-3); so is one that the call does not cache."""
-    pool = _pool(package)
+    pool = telling_pool(package)
     pool.get_new_pages(2)
-    keys = _cache(pool, [0, 1, 0, 2], list(range(8)), first=1)
+    keys = cache_pages(pool, [0, 1, 0, 2], list(range(8)), first=1)
     assert [(event.page_id, event.parent_hash) for event in pool.take_events() if isinstance(event, PageStored)] == [
         (1, keys[0].hash_value),
         (2, keys[2].hash_value),
@@ -55,9 +55,9 @@ def test_the_parent_is_the_page_before_in_the_request_cached_or_not(package: Mod
 
 
 def test_handing_out_tells_of_the_hashes_that_go_in_queue_order(package: ModuleType) -> None:
-    pool = _pool(package, 5)
+    pool = telling_pool(package, 5)
     pool.get_new_pages(3)
-    keys = _cache(pool, [1, 2], [1, 2, 3, 4])
+    keys = cache_pages(pool, [1, 2], [1, 2, 3, 4])
     pool.free_pages([pool.pages[page_id] for page_id in (2, 3, 1)])
     pool.take_events()
     assert pool.get_new_pages(4).page_ids == [4, 2, 3, 1]
@@ -66,9 +66,9 @@ def test_handing_out_tells_of_the_hashes_that_go_in_queue_order(package: ModuleT
 
 @pytest.mark.parametrize("order", [[1, 2, 3], [3, 1, 2], [2, 2, 1, 3, 1], [3, 0, 4, 2]])
 def test_eviction_tells_in_the_order_given_each_page_once(package: ModuleType, order: list[int]) -> None:
-    pool = _pool(package)
+    pool = telling_pool(package)
     pool.get_new_pages(3)
-    keys = _cache(pool, [1, 2, 3], [1, 2, 3, 4, 5, 6])
+    keys = cache_pages(pool, [1, 2, 3], [1, 2, 3, 4, 5, 6])
     pool.take_events()
     pool.evict_pages(iter(order))
     wanted = [page_id for page_id in dict.fromkeys(order) if page_id in (1, 2, 3)]
@@ -76,9 +76,9 @@ def test_eviction_tells_in_the_order_given_each_page_once(package: ModuleType, o
 
 
 def test_a_page_that_is_reset_or_withdrawn_is_told(package: ModuleType) -> None:
-    pool = _pool(package, max_pinned_pages=1)
+    pool = telling_pool(package, max_pinned_pages=1)
     pool.get_new_pages(3)
-    keys = _cache(pool, [1, 2, 3], [1, 2, 3, 4, 5, 6])
+    keys = cache_pages(pool, [1, 2, 3], [1, 2, 3, 4, 5, 6])
     pool.pin([[pool.pages[2]]])
     pool.take_events()
     pool.pages[1].reset_hash()
@@ -89,19 +89,19 @@ def test_a_page_that_is_reset_or_withdrawn_is_told(package: ModuleType) -> None:
 
 
 def test_only_the_duplicate_that_goes_is_told(package: ModuleType) -> None:
-    pool = _pool(package)
+    pool = telling_pool(package)
     pool.get_new_pages(2)
-    keys = _cache(pool, [1], [1, 2])
-    _cache(pool, [2], [1, 2])
+    keys = cache_pages(pool, [1], [1, 2])
+    cache_pages(pool, [2], [1, 2])
     pool.take_events()
     pool.evict_pages([1])
     assert pool.take_events() == [PageRemoved(2, 1, keys[0].hash_value)]
 
 
 def test_a_reset_tells_that_all_is_gone_also_where_nothing_was(package: ModuleType) -> None:
-    pool = _pool(package)
+    pool = telling_pool(package)
     pages = pool.get_new_pages(2)
-    _cache(pool, [1, 2], [1, 2, 3, 4])
+    cache_pages(pool, [1, 2], [1, 2, 3, 4])
     pool.take_events()
     assert not pool.reset_prefix_cache()
     assert pool.take_events() == []
@@ -112,9 +112,9 @@ def test_a_reset_tells_that_all_is_gone_also_where_nothing_was(package: ModuleTy
 
 
 def test_refused_calls_tell_nothing(package: ModuleType) -> None:
-    pool = _pool(package, max_pinned_pages=1)
+    pool = telling_pool(package, max_pinned_pages=1)
     pages = pool.get_new_pages(3)
-    _cache(pool, [1, 2], [1, 2, 3, 4])
+    cache_pages(pool, [1, 2], [1, 2, 3, 4])
     pool.pin([pages[:1]])
     pool.take_events()
     before = pool.counters
@@ -122,7 +122,7 @@ def test_refused_calls_tell_nothing(package: ModuleType) -> None:
         lambda: pool.get_new_pages(99),
         lambda: pool.evict_pages([2, 1]),
         lambda: pool.evict_pages([2, 99]),
-        lambda: _cache(pool, [3, 2], [1, 2, 3, 4]),
+        lambda: cache_pages(pool, [3, 2], [1, 2, 3, 4]),
         pool.pages[1].reset_hash,
     )
     for call in refused:
@@ -136,7 +136,7 @@ def test_refused_calls_tell_nothing(package: ModuleType) -> None:
 def test_events_are_off_unless_asked_for(package: ModuleType) -> None:
     pool = package.PagePool(4, True)
     pages = pool.get_new_pages(2)
-    _cache(pool, [1, 2], [1, 2, 3, 4])
+    cache_pages(pool, [1, 2], [1, 2, 3, 4])
     pool.evict_pages([1])
     pool.free_pages(pages)
     pool.get_new_pages(3)
@@ -149,10 +149,10 @@ def test_events_are_off_unless_asked_for(package: ModuleType) -> None:
 
 def test_events_print_no_salt_and_no_tokens(package: ModuleType) -> None:
     """SEC-2."""
-    pool = _pool(package)
+    pool = telling_pool(package)
     pool.get_new_pages(1)
     salt = spec.CacheSalt("tenant")
-    _cache(pool, [1], [12345, 67890], extra_keys=[salt])
+    cache_pages(pool, [1], [12345, 67890], extra_keys=[salt])
     shown = repr(pool.take_events())
     assert "tenant" not in shown
     assert repr(salt.fingerprint) not in shown
@@ -169,9 +169,9 @@ def test_a_fresh_pool_has_counted_nothing(package: ModuleType) -> None:
 
 def test_times_are_counted_in_pages_handed_out(package: ModuleType) -> None:
     """Pages 1 and 2 are the 0th and 1st handed out and stored at 2; they are taken as the 7th and 9th."""
-    pool = _pool(package, 6)
+    pool = telling_pool(package, 6)
     pages = pool.get_new_pages(2)
-    _cache(pool, [1, 2], [1, 2, 3, 4])
+    cache_pages(pool, [1, 2], [1, 2, 3, 4])
     assert pool.get_new_pages(1).page_ids == [3]
     pool.free_pages(pages)  # at 3
     pool.get_new_pages(2)  # 4, 5
@@ -179,29 +179,29 @@ def test_times_are_counted_in_pages_handed_out(package: ModuleType) -> None:
     pool.free_pages(pages[:1])
     pool.touch([pages[:1]])  # and for no time
     pool.free_pages([*pool.pages[3:5], pool.pages[1]])
-    assert pool.counters == CacheCounters(reuse_gaps=_histogram(2, 0))
+    assert pool.counters == CacheCounters(reuse_gaps=histogram(2, 0))
     assert pool.get_new_pages(3).page_ids == [2, 3, 4]  # page 2 is the 5th
-    assert pool.counters == CacheCounters(evictions=1, page_lifetimes=_histogram(5 - 2), reuse_gaps=_histogram(2, 0))
+    assert pool.counters == CacheCounters(evictions=1, page_lifetimes=histogram(5 - 2), reuse_gaps=histogram(2, 0))
     pool.get_new_pages(1)  # page 1 is the 8th
-    assert pool.counters == CacheCounters(evictions=2, page_lifetimes=_histogram(3, 6), reuse_gaps=_histogram(2, 0))
+    assert pool.counters == CacheCounters(evictions=2, page_lifetimes=histogram(3, 6), reuse_gaps=histogram(2, 0))
 
 
 def test_a_pin_on_a_free_page_is_a_reuse(package: ModuleType) -> None:
-    pool = _pool(package, 6, max_pinned_pages=1)
+    pool = telling_pool(package, 6, max_pinned_pages=1)
     pages = pool.get_new_pages(1)
-    _cache(pool, [1], [1, 2])
+    cache_pages(pool, [1], [1, 2])
     pool.free_pages(pages)
     pool.get_new_pages(4)
     pool.pin([pages])
     pool.touch([pages])
-    assert pool.counters.reuse_gaps == _histogram(4)
+    assert pool.counters.reuse_gaps == histogram(4)
 
 
 @pytest.mark.parametrize("sampling", [1, 2, 3, 64])
 def test_the_histograms_count_sampled_pages_only(package: ModuleType, sampling: int) -> None:
-    pool = _pool(package, 8, counter_sampling=sampling)
+    pool = telling_pool(package, 8, counter_sampling=sampling)
     pages = pool.get_new_pages(7)
-    _cache(pool, pages.page_ids, list(range(14)))
+    cache_pages(pool, pages.page_ids, list(range(14)))
     pool.free_pages(pages)
     pool.touch([pages])
     pool.free_pages(pages)
@@ -209,8 +209,8 @@ def test_the_histograms_count_sampled_pages_only(package: ModuleType, sampling: 
     sampled = [page_id for page_id in range(1, 8) if page_id % sampling == 0]
     assert pool.counters == CacheCounters(
         evictions=7,
-        page_lifetimes=_histogram(*(page_id - 1 for page_id in sampled)),
-        reuse_gaps=_histogram(*[0] * len(sampled)),
+        page_lifetimes=histogram(*(page_id - 1 for page_id in sampled)),
+        reuse_gaps=histogram(*[0] * len(sampled)),
     )
     pool.check()
 
@@ -225,4 +225,4 @@ def test_the_histograms_count_sampled_pages_only(package: ModuleType, sampling: 
 )
 def test_options_are_refused(package: ModuleType, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        _pool(package, **options)
+        telling_pool(package, **options)

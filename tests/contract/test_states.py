@@ -13,7 +13,6 @@ from kvproof import fast, spec
 
 from ..spec.ragged_batches import i32
 
-THREE = jax.make_mesh((3,), ("tp",), devices=jax.devices()[:3])
 MAMBA = spec.MambaSpec(4, ((2, 3), (4,)), ("float32", ml_dtypes.bfloat16))
 
 

@@ -68,7 +68,11 @@ class Part(NamedTuple):
 PARTS = (
     Part("snapshot restore document", "snapshots secrets", "snapshot"),
     Part("follower event pool_log cached_map", "events pool manager hybrid", "follower pool_events prefixes"),
-    Part("open_pages update view layout ragged quantizer metadata", "sizing cache views", "cache_update cache_view"),
+    Part(
+        "open_pages update view layout ragged quantizer metadata",
+        "sizing cache views",
+        "cache_update cache_view cache_metadata",
+    ),
     Part("shard partition", "shards", "shards"),
     Part("steps", "manager hybrid window state batch pins", "cache_manager_edges cache_manager batched_step groups"),
     Part("batch step", "batch state hybrid events", "batched_step"),

@@ -8,28 +8,8 @@ from hypothesis.stateful import invariant
 
 from kvproof import spec
 
-from ..strategies import PlainRequest
+from ..contract.test_pins_and_priorities import free_ids, held_pool, pages_of
 from .driven_pool import DrivenPool
-
-
-def _pool(num_pages: int = 8, held: int = 5, **options: Any) -> spec.PagePool:
-    """Pages 1 to ``held`` are held, all but the last of them cached; 2 and 4 carry salt a, 3 salt b."""
-    pool = spec.PagePool(num_pages, True, hash_seed=b"s", **{"max_pinned_pages": 3, "counter_sampling": 1} | options)
-    pages = pool.get_new_pages(held)
-    for page in pages[:-1]:
-        salts = {2: "a", 3: "b", 4: "a"}
-        salt = [spec.CacheSalt(salts[page.page_id])] if page.page_id in salts else []
-        pool.cache_full_pages(PlainRequest("r", [page.page_id], salt), [page], [], 0, 1, 1, 0)
-    return pool
-
-
-def _pages(pool: spec.PagePool, *ids: int) -> list[spec.CachePage]:
-    return [pool.pages[page_id] for page_id in ids]
-
-
-def _free_ids(pool: spec.PagePool) -> list[int]:
-    return pool.free_page_queue.get_all_free_pages().page_ids
-
 
 # -- Any calls --------------------------------------------------------------------------------------
 
@@ -40,7 +20,7 @@ class OrderedPool(DrivenPool):
     @invariant()
     def free_pages_stand_by_priority_and_then_by_arrival(self) -> None:
         place, priorities = _standing(self.history, self.pool.num_pages, self.pool.unhashed_first)
-        assert _free_ids(self.pool) == sorted(self.ids(held=False), key=place.__getitem__)
+        assert free_ids(self.pool) == sorted(self.ids(held=False), key=place.__getitem__)
         assert [self.pool.get_priority(page.page_id) for page in self.pool.pages] == priorities
         assert self.pool.now == self.now
 
@@ -128,10 +108,10 @@ DAMAGE: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_check_sees(damage: str) -> None:
     """Page 1 is pinned, 2 free, 3 free with a lower priority that lasts to 8."""
-    pool = _pool()
-    pool.free_pages(_pages(pool, 2, 3, 1))
-    pool.pin([_pages(pool, 1)])
-    pool.set_priority(_pages(pool, 3), -1, expires_at=8.0)
+    pool = held_pool(spec)
+    pool.free_pages(pages_of(pool, 2, 3, 1))
+    pool.pin([pages_of(pool, 1)])
+    pool.set_priority(pages_of(pool, 3), -1, expires_at=8.0)
     pool.advance_time(7.0)
     pool.check()
     damaging, clause = DAMAGE[damage]

@@ -8,24 +8,8 @@ from hypothesis.stateful import invariant
 from kvproof import spec
 from kvproof.spec.declarations import NUM_BUCKETS, CacheCounters
 
-from ..strategies import PlainRequest
+from ..contract.test_pool_events import cache_pages, histogram, telling_pool
 from .driven_pool import DrivenPool
-
-
-def _pool(num_pages: int = 8, **options: Any) -> spec.PagePool:
-    return spec.PagePool(num_pages, True, hash_seed=b"s", **{"enable_events": True, "counter_sampling": 1} | options)
-
-
-def _cache(pool: spec.PagePool, ids: list[int], tokens: list[int], first: int = 0, extra_keys: Any = ()) -> list[Any]:
-    """Caches pages in group 2, two tokens a page, those from ``first`` on; returns the keys of the request's pages."""
-    request = PlainRequest("r", tokens, extra_keys)
-    pool.cache_full_pages(request, [pool.pages[page_id] for page_id in ids], [], first, len(ids), 2, 2)
-    return list(spec.hash_request_tokens(spec.sha256, 2, request, none_hash=pool.none_hash))
-
-
-def _histogram(*values: int) -> tuple[int, ...]:
-    return tuple(sum(value.bit_length() == bucket for value in values) for bucket in range(NUM_BUCKETS))
-
 
 # -- Any calls --------------------------------------------------------------------------------------
 
@@ -71,7 +55,7 @@ def _counted(history: list[tuple[Any, ...]], sampling: int) -> CacheCounters:
                     story["freed"] = clock
                 case "held":
                     gaps += [clock - story["freed"]] if page_id % sampling == 0 else []
-    return CacheCounters(evictions=evictions, page_lifetimes=_histogram(*lifetimes), reuse_gaps=_histogram(*gaps))
+    return CacheCounters(evictions=evictions, page_lifetimes=histogram(*lifetimes), reuse_gaps=histogram(*gaps))
 
 
 TestAFollowedPool = FollowedPool.TestCase
@@ -81,9 +65,9 @@ TestAFollowedPool = FollowedPool.TestCase
 
 
 def test_a_time_beyond_the_last_bucket_counts_in_it() -> None:
-    pool = _pool(3)
+    pool = telling_pool(spec, 3)
     pages = pool.get_new_pages(1)
-    _cache(pool, [1], [1, 2])
+    cache_pages(pool, [1], [1, 2])
     pool.log._clock = 2**60
     pool.free_pages(pages)
     pool.log._clock = 2**61
@@ -113,9 +97,9 @@ DAMAGE: dict[str, Any] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_check_sees(damage: str) -> None:
     """Pages 1 and 2 were stored at 3, 2 is free again; 3 is held."""
-    pool = _pool(5)
+    pool = telling_pool(spec, 5)
     pages = pool.get_new_pages(3)
-    _cache(pool, [1, 2], [1, 2, 3, 4])
+    cache_pages(pool, [1, 2], [1, 2, 3, 4])
     pool.free_pages(pages[1:2])
     pool.check()
     DAMAGE[damage](pool)
