@@ -318,7 +318,10 @@ def _attend_on(
     options: AttentionOptions,
     platform: str | None,
 ) -> jax.Array:
-    """Attention by the platform's own kernels where it has some that take the call."""
+    """Attention by the platform's own kernels where it has some that take the call; without tokens there is no work."""
+    num_tokens, num_heads, _ = queries.shape
+    if not num_tokens:
+        return jnp.zeros((0, num_heads, options.layout.v_head_dim), queries.dtype)
     numbers = jax.tree.map(partial(from_bits, dtype=options.kv_dtype), kv_pages)
     page_table = lengths.page_table
     batch = (*lengths._replace(num_seqs=lengths.num_seqs[:1]), sinks)
@@ -346,6 +349,8 @@ def _attend_on(
         from .gpu.support import unsupported as unsupported_on_gpu
 
         reason = hopper.unavailable() or unsupported_on_gpu(options, queries, numbers, page_table)
-        if taken("paged_decode and paged_prefill", reason, warn=hopper.in_sight()):
+        of_prompts = reason or ("one token: no sequence has several" if num_tokens == 1 else None)
+        taken("paged_prefill", of_prompts, warn=False)
+        if taken("paged_decode", reason, warn=hopper.in_sight()):
             return gpu.attend(queries, numbers, *batch, options=options)
     return xla.attend(queries, kv_pages, *batch, options=options)

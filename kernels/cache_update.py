@@ -219,6 +219,8 @@ def _write(
     platform: str | None,
     warn: bool = True,
 ) -> jax.Array:
+    if 0 in (rows.shape[0], mapping[0].shape[-1]):
+        return pages
     axis = slot_axis(version)
     barred = COLUMNS if axis == -1 else None
     if platform == "tpu":

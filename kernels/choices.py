@@ -1,6 +1,7 @@
-"""Which kernel runs, or why none: what the dispatch says of each kernel when it traces a call for a platform.
+"""Which kernel runs, or why none: recorded for each kernel when a call is traced for a platform.
 
-The one place where a kernel is taken or left is `taken`: whoever compiles is warned, whoever asks (`explain`) is told.
+`taken` is the one place where a kernel is chosen or left out: it warns while a program is compiled, and makes a record
+for `explain`.
 """
 
 import warnings
@@ -19,13 +20,13 @@ class KernelsUnavailable(UserWarning):
 
 @dataclass(frozen=True)
 class Served:
-    """What is said of a kernel for a call.
+    """Whether a kernel is part of the program that a call is compiled to.
 
     Attributes:
         function: the public function that was called.
         kernel: the kernel's name, as profilers show it.
-        reason: why it does not run: another kernel does its work, or XLA; None: it runs.
-        blocks: the sizes of the blocks that it works on, a named tuple, where it runs and has such a choice.
+        reason: why it is not, so that another kernel or XLA does its work; None: it is.
+        blocks: the sizes of the blocks that it works on, a named tuple; None: it is not, or its sizes are fixed.
     """
 
     function: str
@@ -35,7 +36,7 @@ class Served:
 
     @property
     def runs(self) -> bool:
-        """Whether the kernel runs."""
+        """Whether the kernel is part of the program."""
         return self.reason is None
 
     def __str__(self) -> str:
@@ -64,7 +65,7 @@ _barred: ContextVar[str | None] = ContextVar("_barred", default=None)
 _listener: ContextVar[list[Served] | None] = ContextVar("_listener", default=None)
 
 _said: set[str] = set()
-"""What whoever compiles was warned of."""
+"""The reasons that were warned of."""
 
 _DEVICES = {"tpu": "TPU", "cuda": "GPU"}
 
@@ -76,11 +77,11 @@ def taken(kernel: str, reason: str | None, *, warn: bool = True, blocks: Callabl
         kernel: its name.
         reason: why it can't be, or None.
         warn: whether it is worth a warning where it isn't.
-        blocks: says the sizes of its blocks, if it can be taken.
+        blocks: gives the sizes of its blocks; called only if it is taken.
     """
     call, reason = _call.get(), _barred.get() or reason
     told = _listener.get()
-    if call is None:  # kernels called by themselves, interpreted
+    if call is None:  # a kernel that is called directly, interpreted
         return reason is None
     if told is not None:
         told.append(Served(call.function, kernel, reason, blocks() if blocks and reason is None else None))
@@ -97,7 +98,7 @@ def taken(kernel: str, reason: str | None, *, warn: bool = True, blocks: Callabl
 
 @contextmanager
 def asked_of(call: Call) -> Iterator[None]:
-    """Meanwhile this call is what is traced."""
+    """Names the call that is traced while the context is entered."""
     token = _call.set(call)
     try:
         yield
@@ -107,7 +108,7 @@ def asked_of(call: Call) -> Iterator[None]:
 
 @contextmanager
 def without_kernels(reason: str) -> Iterator[None]:
-    """Meanwhile no kernel is taken."""
+    """Has `taken` refuse all kernels, for this reason, while the context is entered."""
     token = _barred.set(reason)
     try:
         yield
@@ -117,7 +118,7 @@ def without_kernels(reason: str) -> Iterator[None]:
 
 @contextmanager
 def listening() -> Iterator[list[Served]]:
-    """What is said of kernels meanwhile, in its order; nobody is warned."""
+    """Collects the records of kernels in their order, instead of warnings, while the context is entered."""
     told: list[Served] = []
     token = _listener.set(told)
     try:

@@ -120,7 +120,7 @@ def calls_in(jaxpr: Any) -> Iterator[tuple[_Deferred, Sequence[Any]]]:
 
 
 def who_serves(call: _Deferred, types: Sequence[Any], platform: str | None) -> None:
-    """Traces a call for a platform, for whoever listens to `choices.taken`."""
+    """Traces a call for a platform, so that `choices.listening` collects what is recorded of its kernels."""
     types = [_plain(aval) for aval in types]
     with _alone(types):
         jax.eval_shape(partial(call.run, platform), *types)

@@ -17,9 +17,9 @@ _PLATFORMS = {"tpu": "tpu", "cuda": "cuda", "cpu": None, "rocm": None}
 def explain(function: Callable[..., Any], *arguments: Any, platform: str, **options: Any) -> tuple[Served, ...]:
     """Which kernels run where a function is compiled for a platform, and why the others don't. Takes seconds.
 
-    It is asked of the dispatch itself: the function is traced, and each of our calls in it once more for the platform.
-    No device is needed, and nothing is compiled. What is for GPUs depends on which are in sight (`gpu.hopper`), the
-    answer for a part of a mesh on how `jax.shard_map` splits the arguments.
+    The answer comes from the code that chooses kernels when a program is compiled: the function is traced, and each
+    call in it of one of our functions once more for the platform. No device is needed, and nothing is compiled. For
+    GPUs it depends on which are in sight (`gpu.hopper`); within `jax.shard_map` it is about the part of one device.
 
     Args:
         function: one of the public functions over pages, or any function that calls them: a layer, a whole step.
@@ -28,8 +28,10 @@ def explain(function: Callable[..., Any], *arguments: Any, platform: str, **opti
         options: its keyword arguments.
 
     Returns:
-        What is said of each kernel that there is for the platform, in the order of the calls; where none runs for a
-        call, XLA does.
+        One record for each kernel that there is for the platform and the function, in the order of the calls: that it
+        is part of the program, or why not. A call without a kernel that runs is XLA's; one without tokens, or without
+        pages to copy, has no record, as there is nothing to do. Of kernels that are part of a program, lengths decide
+        on the device which are launched in a step.
 
     Raises:
         TypeError: if the platform is no string [R1].

@@ -204,13 +204,17 @@ def _attend_on(
     options: MlaOptions,
     platform: str | None,
 ) -> jax.Array:
-    """Attention by the platform's own kernel where it has one that takes the call."""
+    """Attention by the platform's own kernels where it has some that take the call; without tokens there is no work."""
+    if not queries.shape[0]:
+        return jnp.zeros_like(queries)
     batch = lengths._replace(num_seqs=lengths.num_seqs[:1])
     if platform == "tpu":
         # Imported where it is needed: most processes never compile for a TPU.
         from .tpu import mla as tpu
 
         numbers = from_bits(latent_pages, options.kv_dtype)
-        if taken("mla_attention", tpu.unsupported(queries, numbers, lengths.page_table)):
+        reason = tpu.unsupported(queries, numbers, lengths.page_table)
+        taken("mla_decode", reason, warn=False)
+        if taken("mla_attention", reason):
             return tpu.attend(queries, rotary_queries, numbers, *batch, options=options)
     return xla.attend(queries, rotary_queries, latent_pages, *batch, options=options)

@@ -120,11 +120,14 @@ def _copy_array(
     platform: str | None,
 ) -> jax.Array:
     """By the platform's own kernel where it has one that takes the call: whole pages."""
-    if platform == "tpu" and num_slots is None:
+    if not sources.shape[0]:
+        return pages
+    if platform == "tpu":
         # Imported where it is needed: most processes never compile for a TPU.
         from .tpu import copy as tpu
 
-        if taken("copy_pages", tpu.unsupported(pages, sources), warn=False):
+        reason = None if num_slots is None else "num_slots: the kernel copies whole pages"
+        if taken("copy_pages", reason or tpu.unsupported(pages, sources), warn=False):
             return tpu.copy_pages(pages, sources, destinations)
     how: dict[str, Any] = {"distinct": platform == "cuda", "as_bits": platform != "tpu"}
     return xla.copy(pages, sources, destinations, num_slots, slot_axis=axis, **how)
