@@ -199,7 +199,7 @@ def decode_items(
 
 
 def most_blocks(num_tokens: int, num_rows: int, block_queries: int) -> int:
-    """The most query blocks that so many tokens of so many sequences, with two tokens at least, can make. O(1)."""
+    """An upper bound on the query blocks of a batch, of the sequences with two tokens or more. O(1)."""
     return num_tokens // block_queries + min(num_rows, num_tokens // 2)
 
 

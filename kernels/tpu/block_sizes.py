@@ -71,7 +71,7 @@ def decode_blocks(kind: str, dtype: str, groups: int, page_size: int) -> DecodeB
 
 
 def blocks_of_keys(tokens: int, groups: int) -> DecodeBlocks:
-    """Blocks of so many tokens, with as many buffers as keep enough in flight, and code for shorter ones. O(1).
+    """Blocks of a size, with the buffers that keep enough bytes in flight, and code for shorter blocks. O(1).
 
     Args:
         tokens: a power of two of at least 128, whole pages.
@@ -88,8 +88,8 @@ def blocks_of_keys(tokens: int, groups: int) -> DecodeBlocks:
 def blocks_of_drafts(blocks: DecodeBlocks, page_size: int) -> DecodeBlocks:
     """The block sizes where sequences have several query tokens: longer blocks, and less code for short ones. O(1).
 
-    Softmaxes of so many rows hide their latency in long blocks only: of 8 query tokens on v6e blocks of 256, 512 and
-    1,024 tokens take 394, 302 and 275 bundles for 128 tokens.
+    The latency of softmaxes over many rows is hidden in long blocks only: for 8 query tokens on v6e, blocks of 256, 512
+    and 1,024 tokens take 394, 302 and 275 bundles for 128 tokens.
 
     Args:
         blocks: the sizes for one query token.

@@ -7,7 +7,8 @@ It is a JSON file, the package's own or the one that the environment variable ``
 
 ``device`` is spelled as `pltpu.ChipVersion` does, ``dtype`` is that of the cache, ``word_rows`` are the rows of 128
 words of a slot: of bfloat16 the KV heads, where head sizes are above 64 and at most 128; ``group`` are the query heads
-of a KV head. Shapes that it lacks are sized by rules, `block_sizes` and `prefill_geometry`.
+of a KV head. Shapes that it lacks are sized by rules, `block_sizes` and `prefill_geometry`. The rows that come with the
+package were chosen by bundles of the compiler's schedules, as no TPU was at hand; the tuner replaces them by times.
 """
 
 import json
