@@ -108,9 +108,11 @@ def print_report(
             print_deviation(other, its, console, xfails)
     for machine in report.machines:
         if not machine.ended and machine.note:
-            tell(f"\n{machine_line(machine)}")
+            tell("")
+            tell(machine_line(machine))
         if machine.unrepeated:
-            tell(f"\nnot deterministic, seen by machine {machine.name}: {machine.unrepeated}")
+            tell("")
+            tell(f"not deterministic, seen by machine {machine.name}: {machine.unrepeated}")
     left = [clause for clause in report.clauses if verdicts[clause] in ("undecided", "not offered")]
     reasons: dict[str, list[str]] = {}
     for clause in left:

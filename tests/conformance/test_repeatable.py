@@ -191,7 +191,8 @@ def test_the_other_machines_go_on(capsys: pytest.CaptureFixture[str], monkeypatc
     given = ["--level", "safe", "--seed", "1", "--examples", "24", "--jobs", "1", "--step-timeout", "0", "--full"]
     assert main(["check", "--backend", "an_engine:cache", "--machines", "safe-pool,table", *given]) == 0
     printed = capsys.readouterr().out
-    assert "not deterministic, seen by machine safe-pool" in printed
+    assert "\n\nnot deterministic, seen by machine safe-pool" in printed
+    assert r"\n" not in printed, "lines are broken, not escaped"
     assert "table: 24 sequences" in printed
 
 
