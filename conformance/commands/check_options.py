@@ -88,7 +88,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
     add(
         "--machines",
         metavar="A,B",
-        help="run these machines only: queue, pool, manager, table, attention, ...; gpu-kernels and soak only if named",
+        help="run these machines only: queue, pool, manager, table, attention, ...; gpu-kernels only if named",
     )
     add("--xfails", metavar="FILE", help="deviations that are expected: lines CLAUSE or machine:CLAUSE, # and a reason")
     add("--xfails-update", action="store_true", help="write that file: what deviates now, with the reasons it has")

@@ -31,7 +31,7 @@ __all__ = ["EVERY_MACHINE", "EXHAUSTIVE", "MACHINES", "ON_REQUEST", "TOGETHER", 
 _DEFAULT: tuple[type[Machine], ...] = (
     *SMALLEST,
     *(Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Index),
-    *(Pins, Shards, Snapshots, Swap, Amid, Secrets),
+    *(Pins, Shards, Snapshots, Swap, Amid, Soak, Secrets),
     *(SafePool, SafeManager, SafeGroups),
     *(Table, MultiTable, Programs),
     *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels, EngineMachine),
@@ -43,8 +43,8 @@ MACHINES = {machine.name: machine for machine in _DEFAULT}
 EXHAUSTIVE: dict[str, type[Machine]] = {world.name: world for world in WORLDS}
 """The small worlds of ``kvproof check --exhaustive``, by name: they take minutes each, and run only when asked for."""
 
-ON_REQUEST: dict[str, type[Machine]] = {GpuKernels.name: GpuKernels, Soak.name: Soak}
-"""The machines that run only where ``kvproof check --machines`` names them, by name: they take long, or are young."""
+ON_REQUEST: dict[str, type[Machine]] = {GpuKernels.name: GpuKernels}
+"""The machines that run only where ``kvproof check --machines`` names them, by name: they take minutes."""
 
 EVERY_MACHINE = MACHINES | EXHAUSTIVE | ON_REQUEST
 """All of them, for those who look a machine up by its name."""

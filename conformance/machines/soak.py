@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.spec.declarations import CacheSalt, ExtraKey, Request
+from kvproof.spec.declarations import CacheSalt, EngineRequestStatus, ExtraKey, Request
 
 from ..calls.deviation import Deviation, TracedStep
 from ..calls.kinds import numbers_of
@@ -24,9 +24,14 @@ from .base import Both, Nothing, Side
 from .properties import operation
 from .session import EnoughError
 from .soak_base import Served, SoakBase, copies_of, hit_of, page_ids_of, plan_of
-from .soak_lives import Chance, Life
+from .soak_lives import STEM, Life
 
 __all__ = ["Soak"]
+
+_CALLS_A_STEP = 4
+"""The calls of a life for each of the machine's steps, by which is measured how long counterexamples are made shorter.
+
+With hundreds of requests or thousands of pages, the calls of this machine cost more than those of others."""
 
 _OWN = 1_000_000
 """Tokens from here on are a request's own: those of request n begin at n times this."""
@@ -44,9 +49,9 @@ class Soak(SoakBase):
     @classmethod
     def walk(cls, seed: int, lives: int) -> None:
         """Lives so many lives, bound to a session, which keeps what is found: this is how the machine searches."""
-        most = round(cls.num_steps * max(cls.session.effort, 1.0))
+        most = round(_CALLS_A_STEP * cls.num_steps * max(cls.session.effort, 1.0))
         for number in range(lives):
-            life = Life(Chance(f"{seed}/{number}"), most)
+            life = Life(seed, number, most)
             soak = cls()
             try:
                 soak.live(life)
@@ -60,13 +65,17 @@ class Soak(SoakBase):
                 soak.teardown()
 
     def live(self, life: Life) -> None:
-        """Lives a life to its end."""
+        """Lives a life to its end: until it has had all of its calls, or has touched as many pages as it may."""
         self.repeat_step(TracedStep("construct", {"world": life.world, "rows": life.rows}))
+        left = life.work
         for _ in range(life.length):
             name, arguments = life.next(self)
             self.repeat_step(TracedStep(name, (*arguments, {}), is_operation=True))
             if self._over:
                 return
+            left -= self.count_work(name, arguments)
+            if left < 0:
+                break
         self.closely = True
         self.repeat_step(TracedStep("look", ({},), is_operation=True))
 
@@ -102,27 +111,32 @@ class Soak(SoakBase):
         self.calls.append(f"{name} = Request({name!r}, [{_ranges(parts)}]{keys})")
 
     @operation
-    def come_many(self, first: int, count: int, tokens: int) -> None:
-        """Many requests come, each with tokens of its own, and are given slots."""
+    def come_many(self, first: int, count: int, tokens: int, shared: int) -> None:
+        """Many requests come, of some tokens of a stem and some of their own, and get slots behind what they hit."""
         if any(f"m{first + n}" in self.cases for n in range(count)) or count < 1:
             raise Nothing
-        tokens = min(tokens, self.world.max_model_len)
+        shared = min(shared, self.world.max_model_len - 1)
+        tokens = min(tokens, self.world.max_model_len - shared)
         starts = {n: (10_000 + n) * 10_000 for n in range(first, first + count)}
-        requests = [self._bring(f"m{n}", n, [[starts[n], tokens]], "") for n in starts]
-        line = f"for n in range({first}, {first + count}): "
-        line += f"manager.allocate_slots(Request(f'm{{n}}', range((10_000 + n) * 10_000, ...)), {tokens})"
-        given = self.made(
-            "allocate_slots",
-            line,
-            lambda side: [side.manager.allocate_slots(request, tokens) for request in requests],
-            lambda pages, side: [page_ids_of(own, side) for own in pages],
-            "many",
-        )
-        for request, pages in zip(requests, given.spec or [None] * count, strict=True):
+        requests = [self._bring(f"m{n}", n, [[STEM, shared], [start, tokens]], "") for n, start in starts.items()]
+        tells = f"<{shared} tokens from {STEM} on, {tokens} of its own>"
+        line = f"for n in range({first}, {first + count}): manager.allocate_slots({tells}, <behind its hit>)"
+
+        def come(side: Side) -> Any:
+            given = []
+            for request in requests:
+                pages, length = side.manager.get_computed_pages(request)
+                slots = side.manager.allocate_slots(request, request.num_tokens - length, length, pages)
+                given.append((hit_of((pages, length), side), page_ids_of(slots, side)))
+            return given
+
+        given = self.made("allocate_slots", line, come, lambda found, _: found, "many", *(["hit"] if shared else []))
+        for request, (_, pages) in zip(requests, given.spec or [(None, None)] * count, strict=True):
+            self.known[request.request_id] = request
             if pages is None:
                 del self.cases[request.request_id]
             else:
-                self._grant(request.request_id, tokens)
+                self._grant(request.request_id, request.num_tokens)
 
     @operation
     def look_up(self, name: str) -> Both:
@@ -167,6 +181,8 @@ class Soak(SoakBase):
         """A live request goes on: with what is left of its prompt, with tokens that it just got, or with drafts."""
         case = self.case_of(name, live=True)
         computed = min(case.given, case.request.num_tokens)
+        if computed == self.world.max_model_len:
+            raise Nothing
         if computed == case.request.num_tokens:
             self._grow(name, 1)
         count = min(new, self.world.max_model_len - computed)
@@ -204,6 +220,7 @@ class Soak(SoakBase):
         case.given = given
         if not case.live:
             case.live = True
+            case.request.status = EngineRequestStatus.RUNNING
             taken = {other.row for other in self.cases.values()}
             case.row = next((row for row in range(self.rows) if row not in taken), -1)
             for side in (self.spec, self.backend) if case.row >= 0 else ():
@@ -249,7 +266,7 @@ class Soak(SoakBase):
             if computed == case.request.num_tokens:
                 self._grow(name, min(new, room))
             most = case.request.num_tokens - computed if self.world.has_states else room
-            going.append((name, computed, min(new, most)))
+            going.append((name, computed, min(new, most, room)))
         if not going or not self.offers("manager", "allocate_slots_batch"):
             raise Nothing
         names, computeds, news = (list(values) for values in zip(*going, strict=True))
@@ -300,6 +317,17 @@ class Soak(SoakBase):
             *(lambda side: side.manager.cache_pages(case.request, case.given), lambda *_: None),
         )
 
+    @operation
+    def count_common(self, name: str) -> None:
+        """Counts the pages that all live requests share."""
+        request, running = self.case_of(name, live=True).request, len(self.running())
+        self.made(
+            "get_num_common_prefix_pages",
+            f"manager.get_num_common_prefix_pages({name}, {running})",
+            lambda side: side.manager.get_num_common_prefix_pages(request, running),
+            lambda counts, _: [int(count) for count in counts],
+        )
+
     # -- Requests go ----------------------------------------------------------------------------------------
 
     @operation
@@ -323,6 +351,7 @@ class Soak(SoakBase):
             side.tables.clear_row(case.row)
         case.live, case.given, case.row = False, 0, -1
         case.flights = []
+        case.request.status = EngineRequestStatus.WAITING
         case.request.num_computed_tokens = 0
 
     @operation
@@ -393,6 +422,21 @@ class Soak(SoakBase):
             f"manager.set_prefix_priority({name}, {priority}, expires_at={expires_at})",
             lambda side: side.manager.set_prefix_priority(request, priority, expires_at=expires_at),
             lambda tokens, _: int(tokens),
+            "priority",
+        )
+
+    @operation
+    def rank_often(self, name: str, priority: int, times: int, expires_at: float | None) -> None:
+        """Raises the priority of what is cached of a request by one, again and again, as who counts hits does it."""
+        request = self.case_of(name).request
+        ends = [None if expires_at is None else expires_at + n for n in range(times)]
+        self.made(
+            "set_prefix_priority",
+            f"for n in range({times}): manager.set_prefix_priority({name}, {priority} + n, expires_at={ends[:1]} + n)",
+            lambda side: [
+                side.manager.set_prefix_priority(request, priority + n, expires_at=end) for n, end in enumerate(ends)
+            ],
+            lambda counts, _: [int(tokens) for tokens in counts],
             "priority",
         )
 

@@ -1,6 +1,6 @@
 """What the soak stands on: managers with all that they have, what is known of requests, and how states are compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,11 +20,15 @@ from .worlds import World
 
 __all__ = ["Served", "SoakBase", "copies_of", "hit_of", "page_ids_of", "plan_of"]
 
-_CLOSELY = 24
-"""So many calls at the beginning of a life are each followed by a look at the whole state."""
+_CLOSELY = 4
+"""The first calls of a life that are each followed by a look at the whole state."""
 
-_SAMPLED = 60
-"""Later it is looked at after one call in so many."""
+_A_CALL = 16
+"""What a call costs beside the pages that it touches, in pages."""
+
+
+_OF_MANY = frozenset({"come_many", "step", "go_many", "restore", "reset", "commit"})
+"""The operations that touch what all requests hold."""
 
 
 @dataclass
@@ -82,7 +86,7 @@ class SoakBase(Machine):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages", "MultiGroupPageTable")
-    examples, num_steps = 8, 120
+    examples, num_steps = 12, 30
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}
         | {"HASH-1", "HASH-2", "HASH-3", "MAN-1", "MAN-2", "MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "MAN-11"}
@@ -96,8 +100,9 @@ class SoakBase(Machine):
         self.known: dict[str, Request] = {}
         self.closely = False
         self.met = Meetings()
-        self._number = 0
         self._looked = 0
+        self._unseen = 0
+        """The work since the whole state was last looked at; see `count_work`."""
 
     # -- A life ---------------------------------------------------------------------------------------------
 
@@ -181,15 +186,28 @@ class SoakBase(Machine):
 
     # -- Comparing ------------------------------------------------------------------------------------------
 
+    def count_work(self, name: str, arguments: Sequence[Any]) -> int:
+        """Counts the pages that an operation touched, with those of a look at the state: what a life costs.
+
+        The state is looked at where the calls since have cost about as much as a look.
+        """
+        alone = self.cases.get(arguments[0]) if arguments and isinstance(arguments[0], str) else None
+        concerned = [alone] if alone is not None else self.cases.values() if name in _OF_MANY else []
+        tokens = sum(case.request.num_tokens for case in concerned)
+        work = _A_CALL + len(self.world.groups) * tokens // min(group.page_size for group in self.world.groups)
+        looked = self._looked == len(self._trace)
+        self._unseen += 0 if looked else work
+        return work + (2 * self.world.num_pages if looked else 0)
+
     def compare_states(self, charge: Charge, fixed: bool = False) -> None:
         """Compares the whole state, where it is its turn; else how many pages are free."""
         place = len(self._trace)
         if self.hurrying:
             return
-        sampled = not self.session.repeats and (place <= _CLOSELY or place % _SAMPLED == 0)
+        sampled = not self.session.repeats and (place <= _CLOSELY or self._unseen > 2 * self.world.num_pages)
         if self.closely or self.closing or sampled:
             super().compare_states(charge if place - self._looked <= 1 or self.closing else {}, fixed)
-            self._looked = place
+            self._looked, self._unseen = place, 0
         else:
             free = self.spec.pool.get_num_free_pages()
             self.check("POOL-2", "number of free pages", free, lambda: int(self.backend.pool.get_num_free_pages()))

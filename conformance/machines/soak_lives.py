@@ -1,7 +1,8 @@
 """What happens in a life of the soak: its world, and one operation after another, drawn from chance alone."""
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..calls.source import Source
 from .worlds import Group, World
@@ -9,19 +10,32 @@ from .worlds import Group, World
 if TYPE_CHECKING:
     from .soak import Soak
 
-__all__ = ["Chance", "Life"]
+_ACTS = ("_tidy", "_forget", "_rank", "_move", "_go", "_mirror", "_return")
+"""What is done often in some lives, a few of these in each."""
+
+T = TypeVar("T")
+
+__all__ = ["STEM", "Chance", "Life"]
 
 _MOST_LIVE = 300
 _MOST_LISTED = 2000
 _MOST_PAGES = 4096
 _MOST_STEPS = 10_000
+_STEPS = 120
+"""The steps of a life by default, to which its work is measured."""
 _MOST_RANKED = 500
 """Pages of a pool whose policy the specification can follow: it looks at all of them where it takes one."""
 
+_MOST_RANKS = 300
+"""The most times that a prefix is ranked in one operation."""
+
 _EVERYONE = 10_000
 
-_STEM = 1_500_000_000
+STEM = 1_500_000_000
 """Tokens from here on are those that requests share."""
+
+_WORK = 100_000
+"""The pages that the calls of a life may touch, looks at its whole state included; see `SoakBase.count_work`."""
 
 _GROUPS = (
     *("full", "full", "full", "mla", "window", "full window", "full window", "full chunk"),
@@ -33,7 +47,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
     {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
-    {"max_pinned_pages": 200, "num_host_pages": 300},
+    {"max_pinned_pages": 200, "max_pinned_pages_per_salt": 40, "num_host_pages": 300},
     {"unhashed_first": True, "max_pinned_pages": 50},
     {"eviction": "reuse"},
     {"eviction": "adaptive"},
@@ -60,57 +74,74 @@ class Chance(Source):
         return min(self.integer(least, 2 * least - 1), most)
 
 
+def _dealt(seed: int, number: int, options: Sequence[T]) -> T:
+    """One of some options: in the lives of one seed each is chosen once before one is chosen again."""
+    order = random.Random(f"soak/{seed}").sample(range(len(options)), len(options))
+    return options[order[number % len(options)]]
+
+
 class Life:
     """One life.
 
     Args:
-        chance: what decides.
+        seed: the seed of a check.
+        number: the life's number among those of the check.
         most: the most steps of it.
 
     Attributes:
         world: what it begins with.
-        rows: rows of the tables, and how many requests are live at most.
-        length: how many steps it has.
+        rows: rows of the tables, and the most requests that are live.
+        length: the number of its steps.
+        work: the number of pages that it may touch; it ends earlier where it has touched as many.
     """
 
-    def __init__(self, chance: Chance, most: int) -> None:
-        self._chance = chance
+    def __init__(self, seed: int, number: int, most: int) -> None:
+        self._chance = chance = Chance(f"{seed}/{number}")
+        self._seed, self._life = seed, number
         self._plans: list[tuple[str, tuple[Any, ...]]] = []
         self._texts: list[list[list[int]]] = []
         self._number = 0
         self._now = 0.0
-        self._commits = chance.integer(0, 3) == 3  # for each size of tables a program is compiled
-        self._theme = chance.one_of(["many", "long", "any"])
-        self.rows = self._large(_MOST_LIVE) if self._theme == "many" else chance.size(_MOST_LIVE)
+        self._often = chance.some(_ACTS, 3, 2)
+        self._theme = _dealt(seed, number, ["many", "long", "any"])
+        self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
+        self.rows = self._sized("many", _MOST_LIVE)
         self.world = self._world()
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
+        self.work = _WORK * max(most // _STEPS, 1)
 
     def _world(self) -> World:
         chance = self._chance
         size = chance.one_of([1, 2, 4, 16, 16, 64])
-        listed = self._large(_MOST_LISTED) if self._theme == "long" else chance.size(_MOST_LISTED)
-        kinds = chance.one_of(_GROUPS).split()
+        listed = self._sized("long", _MOST_LISTED)
+        kinds = _dealt(self._seed, self._life, _GROUPS).split()
         sizes = [size * chance.one_of([1, 1, 2]) for _ in kinds]
         groups = tuple(
             Group(kind, own, chance.size(max(own * listed // 2, 1)) if kind in ("window", "chunk") else 1)
             for kind, own in zip(kinds, sizes, strict=True)
         )
         room = max(listed, self.rows) * chance.one_of([1, 1, 2, 4]) * len(kinds)
-        options = dict(chance.one_of(_OPTIONS))
-        if room > _MOST_RANKED:
-            options.pop("eviction", None)
+        options = dict(_dealt(self._seed, self._life, _OPTIONS))
+        if "eviction" in options:
+            listed, room = min(listed, _MOST_RANKED // 8), min(room, _MOST_RANKED)
         if any(group.gives_back for group in groups) and chance.integer(0, 1):
             options["retention_interval"] = chance.one_of([None, 4 * max(sizes), 32 * max(sizes)])
         eagle = chance.rarely()
         length = max(listed * size + chance.integer(0, size), 2 * max(sizes) + 2)
         return World(min(max(room, 8), _MOST_PAGES), groups, length, True, eagle, options)
 
+    def _sized(self, theme: str, most: int) -> int:
+        """A number from 1 to ``most``: a large one where this life is about it."""
+        return self._chance.integer(most // 2, most) if self._theme == theme else self._chance.size(most)
+
     def _large(self, most: int) -> int:
         """As much as there may be, as a rule."""
         return self._chance.one_of([most, most, self._chance.size(most)])
 
     def next(self, soak: "Soak") -> tuple[str, tuple[Any, ...]]:
-        """The next operation and its arguments."""
+        """The next operation and its arguments; what a life is about comes first."""
+        if not self._number:
+            (self._arrive_many if self._theme == "many" else self._arrive)(soak)
         while not self._plans:
             self._plan(soak)
         return self._plans.pop(0)
@@ -124,6 +155,7 @@ class Life:
         acts += [self._tidy, self._forget]
         acts += [self._rank] * 2 if soak.has("pin_prefix") else []
         acts += [self._move] * 3 if soak.has("swap_out") else []
+        acts += [act for act in acts if act.__name__ in self._often] * 3  # so that these meet
         chance.one_of(acts)(soak)
 
     def _some(self, names: list[str]) -> str:
@@ -139,7 +171,7 @@ class Life:
         if kind == 0:
             return [[own[0], self._large(most)]]
         if kind == 1 or not self._texts:
-            return [[_STEM + chance.integer(0, 2) * 1_000_000, self._large(most)], own]
+            return [[STEM + chance.integer(0, 2) * 1_000_000, self._large(most)], own]
         known = chance.one_of(self._texts)
         keep: int = self._large(max(sum(count for _, count in known), 1))
         parts: list[list[int]] = []
@@ -171,7 +203,13 @@ class Life:
     def _arrive_many(self, soak: "Soak") -> None:
         chance = self._chance
         count = self._large(max(self.rows - len(soak.running()), 1))
-        self._plans.append(("come_many", (self._number + 1, count, chance.size(2 * self.world.unit))))
+        shared = self._large(max(self.world.max_model_len // 2, 1)) if chance.integer(0, 2) else 0
+        first = self._number + 1
+        self._plans.append(("come_many", (first, count, chance.size(2 * self.world.unit), shared)))
+        if soak.offers("manager", "get_num_common_prefix_pages") and chance.integer(0, 1):
+            self._plans.append(("count_common", (f"m{first}",)))
+        if chance.integer(0, 2) == 2:
+            self._plans.append(("go", (f"m{first}", self.world.max_model_len)))  # who published what all hit
         self._number += count
 
     # -- Running ------------------------------------------------------------------------------------------------
@@ -194,19 +232,24 @@ class Life:
         self._plans.append(("go_on", (name, new, self._ahead(), chance.rarely())))
 
     def _mirror(self, soak: "Soak") -> None:
-        self._plans.append(("mirror", (self._some(soak.running()),)))
+        chance = self._chance
+        act = "count_common" if chance.rarely() and soak.offers("manager", "get_num_common_prefix_pages") else "mirror"
+        self._plans.append((act, (self._some(soak.running()),)))
 
     def _go(self, soak: "Soak") -> None:
         chance = self._chance
-        unwritten = chance.size(2 * self.world.unit) if chance.integer(0, 2) == 2 else None
-        self._plans.append(("go", (self._some(soak.running()), unwritten)))
+        running = soak.running()
+        name = chance.one_of([running[0], self._some(running)])  # the oldest published what the others hit
+        unwritten = self._large(self.world.max_model_len) if chance.integer(0, 2) == 2 else None
+        self._plans.append(("go", (name, unwritten)))
 
     def _go_many(self, soak: "Soak") -> None:
         self._plans.append(("go_many", (self._chance.size(len(soak.running())), bool(self._chance.integer(0, 1)))))
 
     def _tidy(self, soak: "Soak") -> None:
         acts: list[tuple[str, tuple[Any, ...]]] = [("commit", ())] if self._commits else []
-        acts += [("restore", ())] * (2 * soak.offers("manager", "snapshot"))
+        is_still = not any(case.flights for case in soak.cases.values())  # host memory is in no snapshot
+        acts += [("restore", ())] * (2 * (is_still and soak.offers("manager", "snapshot")))
         acts += [("take_copies", ())] if soak.offers("manager", "take_page_copies") else []
         acts += [("take_events", ())] * 2 if "enable_events" in soak.options else []
         if soak.running() and soak.offers("manager", "cache_pages"):
@@ -233,6 +276,7 @@ class Life:
             expires = self._now + chance.integer(1, 4) if chance.integer(0, 1) else None
             acts += [("pin", (name, tokens))] * 2
             acts += [("rank", (name, chance.one_of([1, 2, -1, 0, 1000]), expires))] * 2
+            acts += [("rank_often", (name, chance.integer(-8, 8), chance.size(_MOST_RANKS), expires))] * 2
         self._plans.append(chance.one_of(acts))
 
     def _move(self, soak: "Soak") -> None:
