@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FINE_BITS", "SLIGHT", "Array", "Near", "array_of", "bits", "exact", "poisoned", "worst"]
+__all__ = ["FINE_BITS", "SLIGHT", "Array", "Near", "array_of", "bits", "exact", "poisoned", "shape_and_type", "worst"]
 
 Array = NDArray[Any]
 
@@ -35,6 +35,11 @@ def array_of(value: Any) -> Array:
     return np.asarray(value)
 
 
+def shape_and_type(value: Any, _: object) -> object:
+    """An array's shape and the name of its type: what is compared of a result that is judged by a tolerance."""
+    return tuple(value.shape), str(value.dtype)
+
+
 def bits(value: Any) -> Array:
     """An array's bits: NaN is equal to itself there, and 0.0 differs from -0.0."""
     array = np.ascontiguousarray(array_of(value))
@@ -52,6 +57,12 @@ class Near:
 
     right: Array
     tolerance: Array
+
+    def told(self, place: tuple[int, ...], seen: Array) -> tuple[str, str]:
+        """What must stand at a place, and what does, as a report shows them."""
+        at = f"out[{', '.join(map(str, place))}] = "
+        within = f"{self.right[place]:.9g} within {self.tolerance[place]:.3g}"
+        return f"{at}{within}", f"{at}{float(seen[place]):.9g}"
 
 
 def worst(near: Near, seen: Array) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
 from ..calls.deviation import SpecificationError, attempt
-from .arrays import SLIGHT, Array, Near, worst
+from .arrays import SLIGHT, Array, Near, shape_and_type, worst
 from .base import Nothing, Side
 from .cache import CacheMachine
 from .draws import Drawing, one_of
@@ -270,7 +270,7 @@ class RaggedMachine(AttentionFaults):
             f"{self.function(batch)}(*batch.arguments({_listed(clean)}), **batch.keywords())  # batch = {batch}",
             lambda side: self.attended(side, batch, arguments),
             "ATT-1",
-            _shape,
+            shape_and_type,
         )
         self.judge(batch, both.spec, both.backend, arguments[-5])
 
@@ -348,9 +348,7 @@ class RaggedMachine(AttentionFaults):
             return self.attended(self.backend, batch, given, named)
 
         found = blame(batch, again, near, out, place, self.harmless())
-        at = f"out[{', '.join(map(str, place))}] = "
-        expected = f"{at}{near.right[place]:.9g} within {near.tolerance[place]:.3g}"
-        self.differ(found or ("ATT-5" if fused is not None else "ATT-1"), expected, f"{at}{float(out[place]):.9g}")
+        self.differ(found or ("ATT-5" if fused is not None else "ATT-1"), *near.told(place, out))
 
     def tolerance(self, batch: Batch, right: Any, pages: Any) -> Any:
         """How far off each entry may be; anything where only a clause that is not looked at says what it is."""
@@ -405,7 +403,7 @@ class Attention(RaggedMachine):
             f"fused_ragged_paged_attention(*batch.arguments({listed}), **batch.keywords())  # writing; batch = {batch}",
             lambda side: attend(side, [queries, before, *rest], batch.keywords()),
             "ATT-5",
-            lambda made, side: (_shape(made[0], side), self.described(made[1], side)),
+            lambda made, side: (shape_and_type(made[0], side), self.described(made[1], side)),
         )
         out, pages = both.backend
         keys, values = (part[: batch.tokens].astype(np.float32) for part in tokens)
@@ -443,10 +441,6 @@ class Latents(RaggedMachine):
 def _listed(words: list[str]) -> str:
     """An argument as a report shows it; nothing where there is nothing to say."""
     return repr(words) if words else ""
-
-
-def _shape(out: Any, _: Side) -> object:
-    return tuple(out.shape), str(out.dtype)
 
 
 def _of_numpy(pages: Any) -> Any:

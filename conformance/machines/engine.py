@@ -28,6 +28,7 @@ from ..engine.serving import Engine, Output
 from .base import Machine, Side
 from .draws import Drawing, one_of, rarely
 from .properties import start, step
+from .sides import unread
 
 __all__ = ["EngineMachine"]
 
@@ -276,9 +277,7 @@ class EngineMachine(Machine):
     def abort(self, data: Drawing) -> None:
         """A request is taken back."""
         name = one_of(data, list(self.asked))
-        self.call(
-            f"engine.abort({name!r})", lambda side: side is self.spec or side.engine.abort(name), "ENG-2", _nothing
-        )
+        self.call(f"engine.abort({name!r})", lambda side: side is self.spec or side.engine.abort(name), "ENG-2", unread)
         del self.asked[name]
         self.hold_unfinished("ENG-2")
 
@@ -330,7 +329,7 @@ class EngineMachine(Machine):
                 return []
             return engine.execute(plans)
 
-        made = self.call("engine.step()", act, "ENG-1", _nothing)
+        made = self.call("engine.step()", act, "ENG-1", unread)
         self.calls.extend(notes)
         self.compared("ENG-2")
         for fault in faults:
@@ -366,8 +365,3 @@ class EngineMachine(Machine):
             return engine.num_unfinished, {name: len(engine.tokens_of(name)) for name in self.asked}
 
         self.check(clause, "how many are unfinished, and their lengths", (len(expected), expected), read)
-
-
-def _nothing(result: Any, side: Side) -> None:
-    """Results of which nothing is compared right away."""
-    del result, side

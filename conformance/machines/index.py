@@ -11,6 +11,7 @@ from ..backends.loading import Backend
 from .base import SPEC, Field, Machine, Nothing, Side
 from .draws import Drawing, likely, one_of, rarely
 from .properties import operation, start, step
+from .sides import unread
 from .worlds import Group
 
 __all__ = ["Index"]
@@ -206,7 +207,7 @@ class Index(Machine):
                 late.apply(event)
             side.put({"index": late})
 
-        self.call(f"for event in [*{before}, *index.events()]: late.apply(event)", act, "MAN-12", _nothing)
+        self.call(f"for event in [*{before}, *index.events()]: late.apply(event)", act, "MAN-12", unread)
 
     def told_by(self, side: Side) -> Callable[[], Sequence[CacheEvent]]:
         """What the specification's index tells, in the place of one that tells nothing."""
@@ -224,7 +225,7 @@ class Index(Machine):
                     if not refusing:
                         raise
 
-        self.call(f"for event in {list(events)}: index.apply(event)", act, "MAN-12", _nothing)
+        self.call(f"for event in {list(events)}: index.apply(event)", act, "MAN-12", unread)
 
     @step()
     def misuse(self, data: Drawing) -> None:
@@ -270,7 +271,3 @@ def _page_by_page(events: Sequence[CacheEvent]) -> list[CacheEvent]:
         mixed.append(event)
         pages.clear()
     return mixed[:-1]
-
-
-def _nothing(*_: object) -> None:
-    """What is returned is not looked at."""

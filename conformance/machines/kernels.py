@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
 from ..calls.values import signed
-from .arrays import Near, worst
+from .arrays import Near, shape_and_type, worst
 from .attention import RaggedMachine
 from .base import Side
 from .draws import Drawing, one_of, some
@@ -77,14 +77,13 @@ class InterpretedKernels(RaggedMachine):
             f"{self.function(batch)}(*batch.arguments(), ...)  # page_table={wrong[3].tolist()}; batch = {batch}",
             lambda side: self.attended(side, batch, right if side is self.spec else wrong),
             "ATT-3",
-            _shape_of,
+            shape_and_type,
         )
         wanted, out = np.asarray(both.spec).astype(np.float64), np.asarray(both.backend)
         near = Near(wanted, batch.tolerance(wanted, right[1]))
         place = worst(near, out)
         if place is not None:
-            at = f"out[{', '.join(map(str, place))}] = "
-            self.differ("ATT-3", f"{at}{near.right[place]:.9g}", f"{at}{float(out[place]):.9g}")
+            self.differ("ATT-3", *near.told(place, out))
 
     @step("CACHE-2", "CACHE-3", weight=2)
     def update(self, data: Drawing) -> None:
@@ -137,7 +136,3 @@ class GpuKernels(InterpretedKernels):
     holder = "gpu_kernels"
     examples, num_steps = 6, 3
     known = GPU_INTERPRETED
-
-
-def _shape_of(out: Any, _: Side) -> object:
-    return tuple(out.shape), str(out.dtype)

@@ -20,6 +20,7 @@ from .layouts import Layout
 from .pool_state import pool_options
 from .properties import start, step
 from .ragged import SETUPS, Setup
+from .sides import unread
 from .worlds import Group
 
 __all__ = ["Serving"]
@@ -277,7 +278,7 @@ class Serving(ServingMachine):
         def act(side: Side) -> Any:
             return None if side is self.spec else np.array(side.names.get("copy_pages")(side.cache, *pairs))
 
-        copied = self.call(f"cache = copy_pages(cache, [{source}, -1], [{target}, -1])", act, "MAN-13", _nothing)
+        copied = self.call(f"cache = copy_pages(cache, [{source}, -1], [{target}, -1])", act, "MAN-13", unread)
         size = self.layout.page_size
         before = self.backend.cache
         self.backend.put({"cache": copied.backend})
@@ -372,7 +373,7 @@ class Serving(ServingMachine):
         """Frees the request of a row, into which the last row is moved."""
         served = self.running[row]
         name = served.request.request_id
-        self.call(f"manager.free({name})", lambda side: side.manager.free(served.request), "MAN-5", _nothing)
+        self.call(f"manager.free({name})", lambda side: side.manager.free(served.request), "MAN-5", unread)
         if row != last:
             self.call(f"table.move_row({last}, {row})", lambda side: side.table.move_row(last, row), "TAB-3")
         self.call(f"table.add_row([], {last})", lambda side: side.table.add_row([], last), "TAB-2")
@@ -433,7 +434,7 @@ class Serving(ServingMachine):
 
         shown = [(served.request.request_id, served.computed, served.planned) for served in self.running]
         way = "fused_ragged_paged_attention" if self.fused else "kv_cache_update, ragged_paged_attention"
-        made = self.call(f"{way}  # (request, computed, new): {shown}", act, "ATT-1", _nothing)
+        made = self.call(f"{way}  # (request, computed, new): {shown}", act, "ATT-1", unread)
         out, cache = made.backend
         self.backend.put({"cache": cache})
         for clause in ("ATT-3", "ATT-4", "ATT-6", "CACHE-2", *(["ATT-5"] if self.fused else [])):
@@ -459,12 +460,7 @@ class Serving(ServingMachine):
         place = worst(near, out)
         if place is None:
             return
-        at = f"out[{', '.join(map(str, place))}] = "
-        self.differ(
-            self.blame(prefixes, near, out, place),
-            f"{at}{right[place]:.9g} within {tolerance[place]:.3g}",
-            f"{at}{float(out[place]):.9g}",
-        )
+        self.differ(self.blame(prefixes, near, out, place), *near.told(place, out))
 
     def blame(self, prefixes: list[Any], near: Near, out: Any, place: tuple[int, ...]) -> str:
         """The clause by which a result is wrong, the cache holding what it must."""
@@ -480,8 +476,3 @@ class Serving(ServingMachine):
             return "ATT-3"
         error = abs(float(out[place]) - near.right[place])
         return "ATT-6" if error < 64 * near.tolerance[place] else "ATT-1"
-
-
-def _nothing(result: Any, side: Side) -> None:
-    """Results of which nothing is compared right away."""
-    del result, side

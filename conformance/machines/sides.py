@@ -14,7 +14,7 @@ from ..calls.readings import READINGS
 if TYPE_CHECKING:
     from .base import Machine
 
-__all__ = ["Both", "Field", "Side", "equal", "part_of", "same"]
+__all__ = ["Both", "Field", "Side", "equal", "part_of", "same", "unread"]
 
 
 class Side:
@@ -139,6 +139,10 @@ class Both:
 def same(value: Any, _: Side) -> object:
     """A result that compares as it is."""
     return value
+
+
+def unread(*_: object) -> None:
+    """A result of which nothing is compared right away."""
 
 
 def equal(expected: object, observed: object, agree: Callable[[Any, Any], bool] = operator.eq) -> bool:

@@ -12,12 +12,13 @@ from ..backends.levels import LEVELS
 from ..backends.loading import Backend
 from ..calls.spelling import NUMBERS, Spelling
 from ..calls.values import signed
-from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, worst
+from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, shape_and_type, worst
 from .base import Both, Machine, Side
 from .cache import rounding
 from .draws import Drawing, one_of
 from .layouts import Layout, takes_version
 from .properties import start, step
+from .sides import unread
 
 __all__ = ["Sharded", "Views"]
 
@@ -175,7 +176,7 @@ class ViewMachine(Machine):
             f"view = view.concatenate_to_cache(keys, values, step)  # of seed {seed}, {given[0].shape}",
             lambda side: side.view.concatenate_to_cache(*given, step.of(self, side)),
             "CACHE-3",
-            _nothing,
+            unread,
         )
         for side in (self.spec, self.backend):
             side.put({"view": made.of(self, side)})
@@ -188,15 +189,14 @@ class ViewMachine(Machine):
             "view.attend(queries, step)",
             lambda side: side.view.attend(queries, step.of(self, side)),
             clause,
-            lambda out, _: (tuple(out.shape), str(out.dtype)),
+            shape_and_type,
         )
         largest = max((float(np.abs(value).max()) for _, value in self.holds.values()), default=0.0)
         right, seen = np.asarray(both.spec).astype(np.float64), np.asarray(both.backend)
         near = Near(right, np.full(right.shape, 2.0**-FINE_BITS * largest))
         place = worst(near, seen)
         if place is not None:
-            at = f"out[{', '.join(map(str, place))}] = "
-            self.differ(clause, f"{at}{right[place]:.9g} within {near.tolerance[place]:.3g}", f"{at}{seen[place]:.9g}")
+            self.differ(clause, *near.told(place, seen))
 
 
 class Views(ViewMachine):
@@ -241,7 +241,7 @@ class Views(ViewMachine):
         def act(side: Side) -> Any:
             return type(side.view).from_json(side.view.to_json())
 
-        made = self.call("view = RaggedPagesCacheView.from_json(view.to_json())", act, "CACHE-2", _nothing)
+        made = self.call("view = RaggedPagesCacheView.from_json(view.to_json())", act, "CACHE-2", unread)
         for side in (self.spec, self.backend):
             side.put({"view": made.of(self, side)})
         self.hold_pages(self.backend.view)
@@ -288,8 +288,3 @@ class Sharded(ViewMachine):
 
 def _shape_of(view: Any, name: str) -> object:
     return tuple(getattr(view, name).shape)
-
-
-def _nothing(result: Any, side: Side) -> None:
-    """Results of which nothing is compared right away."""
-    del result, side
