@@ -47,7 +47,10 @@ class Source:
 
     def whole(self, least: int, most: int) -> Any:
         """An int, now and then one of numpy's, which is an int as well (R1)."""
-        number = self.integer(least, most)
+        return self.counted(self.integer(least, most))
+
+    def counted(self, number: int) -> Any:
+        """A number as an engine hands it over: now and then as one of numpy's."""
         return np.int64(number) if self.rarely() else number
 
     def spelling(self, options: Sequence[Spelling], iterables: bool = True) -> Spelling:

@@ -11,7 +11,7 @@ from ..calls.deviation import SpecificationError, attempt
 from .arrays import SLIGHT, Array, Near, shape_and_type, worst
 from .base import Nothing, Side
 from .cache import CacheMachine
-from .draws import Drawing, one_of
+from .draws import Drawing
 from .properties import operation, start, step
 from .ragged import (
     BASES,
@@ -281,9 +281,9 @@ class RaggedMachine(AttentionFaults):
 
     def some_setup(self, data: Drawing) -> str:
         """Draws a setup that the backend takes: one of those known, or one with a few options."""
-        if not self.options or one_of(data, [True, False]):
-            return str(self.session.one_of_few("setup", one_of(data, self.setups), self.few))
-        return name_with(self.base, one_of(data, self.shares(data)))
+        if not self.options or data.one_of([True, False]):
+            return str(self.session.one_of_few("setup", data.one_of(self.setups), self.few))
+        return name_with(self.base, data.one_of(self.shares(data)))
 
     def shares(self, data: Drawing) -> list[list[str]]:
         """All options, shared out in an order that is drawn once in a run: one by itself, the others by a few.
@@ -376,12 +376,12 @@ class Attention(RaggedMachine):
 
     def some_written(self, data: Drawing) -> str:
         """Draws a setup whose batches are written as well: one of those known, or one with options, once in a run."""
-        with_options: bool = one_of(data, [False, False, True])
+        with_options: bool = data.one_of([False, False, True])
         if self.options and with_options:
-            share: tuple[str, ...] = self.session.one_of_few("fused", tuple(one_of(data, self.shares(data))), 1)
+            share: tuple[str, ...] = self.session.one_of_few("fused", tuple(data.one_of(self.shares(data))), 1)
             if self.takes_options(share, "fused_ragged_paged_attention"):
                 return name_with(self.base, share)
-        return one_of(data, self.written)
+        return data.one_of(self.written)
 
     @step(
         "ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "CACHE-2", "CACHE-3", "CACHE-4", weight=3, when=can_fuse

@@ -29,8 +29,8 @@ from ..calls.deviation import (
     clause_of_state,
     is_refusal,
 )
-from ..calls.spelling import LISTED, TOKENS, WIDE, Spelling
-from .draws import Drawing, one_of
+from ..calls.spelling import WIDE, Spelling
+from .draws import Drawing
 from .properties import Step, clauses_of_step, steps_of
 from .session import EnoughError, Session, TracedStep
 from .sides import Both, Field, Side, equal, same
@@ -332,13 +332,11 @@ class Machine(RuleBasedStateMachine):
 
     def spelling(self, data: Drawing, options: Sequence[Spelling]) -> Spelling:
         """Draws how a list is handed over: as a list, where the backend takes no other iterables."""
-        return Spelling.LIST if self.lacks("iterables") else one_of(data, options)
+        return data.spelling(options, not self.lacks("iterables"))
 
     def token_spelling(self, data: Drawing) -> Spelling:
         """Draws how the tokens of a request are handed over, half of the time in the usual way."""
-        if self.lacks("iterables"):
-            return one_of(data, LISTED)
-        return one_of(data, one_of(data, [TOKENS[:1], TOKENS]))
+        return data.token_spelling(not self.lacks("iterables"))
 
     def spelling_of_fault(self, data: Drawing, values: object) -> Spelling | None:
         """Draws how a list with a fault is handed over; None for what is no list of ints, which goes as it is."""

@@ -11,7 +11,7 @@ from ..calls.deviation import SpecificationError
 from ..calls.kinds import HASHES, numbers_of
 from ..calls.spelling import NUMBERS
 from .base import Both, Field, Nothing, Side
-from .draws import Drawing, one_of, rarely, some
+from .draws import Drawing, some
 from .groups import MIXED, GroupSteps
 from .manager_admission import IDS
 from .manager_base import MANAGER_REF
@@ -99,13 +99,13 @@ class BatchSteps(GroupSteps):
 
     def chunk(self, data: Drawing, start: int, end: int) -> int:
         """See `Admission.chunk`: seldom all at once, so that several requests go on for several steps."""
-        return min(super().chunk(data, start, end), one_of(data, [self.unit, self.unit + 1, 2 * self.unit]))
+        return min(super().chunk(data, start, end), data.one_of([self.unit, self.unit + 1, 2 * self.unit]))
 
     @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", when=can_go_on, weight=14)
     def allocate_slots_batch(self, data: Drawing) -> None:
         """Live requests go on in one call, some of which may not fit: as if each had been called in turn."""
         asked = self.draw_step(data)
-        spelling, one_for_all = self.spelling(data, NUMBERS), one_of(data, [True, False])
+        spelling, one_for_all = self.spelling(data, NUMBERS), data.one_of([True, False])
 
         def listed(numbers: list[int], alike: bool = False) -> Any:
             return numbers[0] if alike and one_for_all and len(set(numbers)) == 1 else Spelled(spelling, tuple(numbers))
@@ -150,7 +150,7 @@ class BatchSteps(GroupSteps):
         running = self.unfinished()
         if not running:
             raise Nothing
-        least = 0 if rarely(data) and rarely(data) else max(len(running) - 1, 1)
+        least = 0 if data.rarely() and data.rarely() else max(len(running) - 1, 1)
         names = some(data, running, most=len(IDS), least=least)
         chunks = [self.next_chunk(data, name) for name in names]
         names = [name for name, (_, new) in zip(names, chunks, strict=True) if new]
@@ -163,13 +163,13 @@ class BatchSteps(GroupSteps):
             [new for _, new in chunks],
             ahead,
             any("delay_cache_pages" in extra for extra in extras),
-            one_of(data, [True, False]),
+            data.one_of([True, False]),
         )
 
     @step("MAN-3", "MAN-4", "MAN-5", when=lambda self: self.names_of(live=True), weight=2)
     def come_back(self, data: Drawing) -> None:
         """A request ends that steps have served, and a part of its text comes again: it hits what they published."""
-        name = one_of(data, self.names_of(live=True))
+        name = data.one_of(self.names_of(live=True))
         case = self.cases[name]
         self.free_request(name, None)
         length = data.draw(st.integers(1, len(case.tokens)))
@@ -179,7 +179,7 @@ class BatchSteps(GroupSteps):
     def lookahead(self, data: Drawing, extras: list[dict[str, Any]]) -> list[int]:
         """The look-ahead of each request of a step; now and then, more often for long lists, all that there can be."""
         seldom = 2 if self.max_model_len > _MANY_PAGES * self.unit else 7
-        if one_of(data, [False] * seldom + [True]):
+        if data.one_of([False] * seldom + [True]):
             return [self.max_model_len] * len(extras)
         return [extra.get("num_lookahead_tokens", 0) for extra in extras]
 
@@ -278,12 +278,12 @@ class Batch(BatchSteps):
             "tables": TABLE_REF,
         }
         faults = [self.numbers, self.slots_and_lengths, self.rows_and_tables, self.rows_and_tables]
-        if one_of(data, [True, False, False, False]):  # its slot is nobody's for as long as nobody comes
+        if data.one_of([True, False, False, False]):  # its slot is nobody's for as long as nobody comes
             self.free_request(asked.names[-1], None)
             faults = [self.freed_slots]
         elif self.freed_slots(asked, good):
             faults += [self.freed_slots] * 4
-        given = good | one_of(data, one_of(data, faults)(asked, good))
+        given = good | data.one_of(data.one_of(faults)(asked, good))
         spelled = {}
         for name, value in given.items():
             numbers = [0 if isinstance(slot, Slot) else slot for slot in value] if isinstance(value, list) else value

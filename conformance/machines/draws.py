@@ -3,27 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
 from ..calls.source import Source
 from ..calls.values import EXTRA_KEYS, NO_INTS, NO_LISTS
 
-__all__ = [
-    "EXTRA_KEYS",
-    "NO_INTS",
-    "NO_LISTS",
-    "Drawing",
-    "UnrepeatableError",
-    "counted",
-    "likely",
-    "one_of",
-    "rarely",
-    "some",
-    "token_lists",
-    "whole",
-]
+__all__ = ["EXTRA_KEYS", "NO_INTS", "NO_LISTS", "Drawing", "UnrepeatableError", "some", "token_lists"]
 
 T = TypeVar("T")
 
@@ -55,6 +41,13 @@ class Drawing(Source):
         """See `Source.integer`."""
         return self.draw(st.integers(least, most))
 
+    def one_of(self, options: Sequence[T]) -> T:
+        """See `Source.one_of`; taken again, there may be fewer options, or none."""
+        place = self.integer(0, len(options) - 1)
+        if not options or type(place) is not int:
+            raise UnrepeatableError
+        return options[min(place, len(options) - 1)]
+
     def draw(self, strategy: SearchStrategy[T]) -> T:
         """Draws a value."""
         if self._source is not None:
@@ -78,24 +71,6 @@ def _within(strategy: SearchStrategy[Any], value: Any) -> Any:
     return min(max(value, least), most)
 
 
-def one_of(data: Drawing, options: Sequence[T]) -> T:
-    """Draws one of some options; the first is the simplest."""
-    place = data.draw(st.integers(0, len(options) - 1))
-    if not options or type(place) is not int:
-        raise UnrepeatableError
-    return options[min(place, len(options) - 1)]  # taken again, there may be fewer
-
-
-def likely(data: Drawing, often: Sequence[T], seldom: Sequence[T]) -> T:
-    """Draws one of the first options twice as often as one of the others, however many there are."""
-    return one_of(data, one_of(data, [often, often, seldom]))
-
-
-def rarely(data: Drawing) -> bool:
-    """Draws True about once in eight times."""
-    return data.draw(st.integers(0, 7)) == 7
-
-
 def some(data: Drawing, options: Sequence[T], most: int, least: int = 0) -> list[T]:
     """Draws a few of some options, in any order, each as often as it is among them."""
     places = data.draw(
@@ -107,13 +82,3 @@ def some(data: Drawing, options: Sequence[T], most: int, least: int = 0) -> list
     if len(found) < least:
         raise UnrepeatableError
     return found
-
-
-def whole(data: Drawing, least: int, most: int) -> Any:
-    """Draws an int, now and then one of numpy's, which is an int as well (R1)."""
-    return counted(data, data.draw(st.integers(least, most)))
-
-
-def counted(data: Drawing, number: int) -> Any:
-    """A number as an engine hands it over: now and then as one of numpy's, which is an int as well (R1)."""
-    return np.int64(number) if rarely(data) else number

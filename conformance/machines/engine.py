@@ -26,7 +26,7 @@ from ..engine.model import Params, init_params
 from ..engine.sampler import GREEDY, Sampling
 from ..engine.serving import Engine, Output
 from .base import Machine, Side
-from .draws import Drawing, one_of, rarely
+from .draws import Drawing
 from .properties import start, step
 from .sides import unread
 
@@ -226,15 +226,15 @@ class EngineMachine(Machine):
         config = self.kit.config
         name = next(name for name in _IDS if name not in self.asked)
         length, most = data.draw(st.integers(1, config.max_model_len - 1)), data.draw(st.integers(1, 4))
-        if one_of(data, [False, False, True]):
+        if data.one_of([False, False, True]):
             length, most = self.kit.longest, 1  # one token more would not fit the pool
         tokens = self.text[:length]
-        if one_of(data, [False, True]):
+        if data.one_of([False, True]):
             tokens[-1] = 1 - tokens[-1]
-        sampling, keys = one_of(data, _SAMPLINGS), one_of(data, _KEYS)
-        priority: int = one_of(data, [0, 0, 1])
-        if rarely(data):
-            name, tokens = one_of(data, [(name, []), *((other, tokens) for other in self.asked)])
+        sampling, keys = data.one_of(_SAMPLINGS), data.one_of(_KEYS)
+        priority: int = data.one_of([0, 0, 1])
+        if data.rarely():
+            name, tokens = data.one_of([(name, []), *((other, tokens) for other in self.asked)])
         self.bring(name, tokens, most, priority, sampling, keys)
 
     @step("ENG-1", "ENG-2", weight=2, when=lambda self: len(self.asked) < len(_IDS) - 1)
@@ -276,7 +276,7 @@ class EngineMachine(Machine):
     @step("ENG-2", when=lambda self: self.asked)
     def abort(self, data: Drawing) -> None:
         """A request is taken back."""
-        name = one_of(data, list(self.asked))
+        name = data.one_of(list(self.asked))
         self.call(f"engine.abort({name!r})", lambda side: side is self.spec or side.engine.abort(name), "ENG-2", unread)
         del self.asked[name]
         self.hold_unfinished("ENG-2")

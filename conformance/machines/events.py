@@ -6,7 +6,7 @@ from kvproof.spec.declarations import PageRemoved, PageStored
 
 from ..backends.loading import Backend
 from .base import Side
-from .draws import NO_INTS, NO_LISTS, Drawing, likely, one_of
+from .draws import NO_INTS, NO_LISTS, Drawing
 from .groups import MIXED, GroupSteps
 from .properties import operation, start, step
 from .worlds import World, worlds
@@ -53,9 +53,9 @@ class Events(GroupSteps):
     @step(when=lambda self: self.cases)
     def ask_the_follower(self, data: Drawing) -> None:
         """How many leading pages of a request a follower knows to be cached, in one group or in several."""
-        name = one_of(data, list(self.cases))
-        asked = one_of(data, range(len(self.world.groups)))
-        groups = one_of(data, [[asked], [asked], [0], list(range(len(self.world.groups))), []])
+        name = data.one_of(list(self.cases))
+        asked = data.one_of(range(len(self.world.groups)))
+        groups = data.one_of([[asked], [asked], [0], list(range(len(self.world.groups))), []])
         self.ask_for(name, asked, groups)
 
     @operation
@@ -99,9 +99,9 @@ class Events(GroupSteps):
         odd = [stored._replace(**{name: value}) for name, values in no_fields.items() for value in values]
         seldom = [*([new, event] for event in odd), [new, None], [new, "event"], *NO_LISTS]
         for _ in range(_FAULTS):
-            self.follow_in_vain(likely(data, [[new, event] for event in wrong], seldom))
-        option, value = one_of(
-            data, [("enable_events", 1), ("counter_sampling", 0), *(("counter_sampling", wrong) for wrong in NO_INTS)]
+            self.follow_in_vain(data.likely([[new, event] for event in wrong], seldom))
+        option, value = data.one_of(
+            [("enable_events", 1), ("counter_sampling", 0), *(("counter_sampling", wrong) for wrong in NO_INTS)]
         )
         self.construct_one(4, [], 8, **{option: value})
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from .draws import Drawing, one_of
+from .draws import Drawing
 from .hash import weak
 from .manager_admission import IDS
 from .manager_base import ManagerMachine
@@ -43,13 +43,13 @@ class GroupSteps(ManagerSteps):
     @step("MAN-3", "MAN-8", when=givers, weight=3)
     def starve(self, data: Drawing) -> None:
         """Others take what is free: what a request gives back does not suffice for what it asks for, or just so."""
-        name = one_of(data, self.givers())
+        name = data.one_of(self.givers())
         for _ in range(2):
             tokens = self.most_tokens()
             if tokens and len(self.names_of(live=True)) < len(IDS):
                 self.admit_with(self.arrived(data), 1, num_lookahead_tokens=tokens - 1)
         computed, new = self.next_chunk(data, name)
-        self.continue_with(name, computed, new, num_lookahead_tokens=one_of(data, [0, 1, self.max_model_len]))
+        self.continue_with(name, computed, new, num_lookahead_tokens=data.one_of([0, 1, self.max_model_len]))
         self.probe()
 
     @step("MAN-3", "MAN-5", when=lambda self: len(self.names_of(live=True)) < len(IDS) - 1, weight=2)
@@ -65,7 +65,7 @@ class GroupSteps(ManagerSteps):
         other = next(unused for unused in IDS if unused != name and unused not in self.names_of(live=True))
         tokens = self.most_tokens(left)
         if tokens:
-            self.bring(other, [one_of(data, self.world.alphabet)])
+            self.bring(other, [data.one_of(self.world.alphabet)])
             self.admit_with(other, 1, num_lookahead_tokens=tokens - 1)
         hits = self.look_up(name).spec[1]
         self.admit_with(name, self.cases[name].request.num_tokens - hits, hits, **self.extras(data))
@@ -120,7 +120,7 @@ class GroupSteps(ManagerSteps):
             if not case.live or case.given >= min(case.request.num_tokens, self.max_model_len):
                 break
             self.go_on(data, name)
-        if case.live and one_of(data, [True, True, False]):
+        if case.live and data.one_of([True, True, False]):
             self.free_request(name, None)
         self.probe()
 
@@ -160,7 +160,7 @@ class GroupSteps(ManagerSteps):
     def keep_badly(self, data: Drawing) -> None:
         """An interval is None or a multiple of every page size, 0 among them."""
         size = max(group.page_size for group in self.world.groups)
-        interval = one_of(data, [-1, True, "1", 1.5, *([size + 1, 2 * size - 1] if size > 1 else [])])
+        interval = data.one_of([-1, True, "1", 1.5, *([size + 1, 2 * size - 1] if size > 1 else [])])
         self.ask_to_keep(interval)
 
     @operation
@@ -265,15 +265,14 @@ class Hybrid(GroupSteps):
     @step(when=lambda self: self.cases)
     def declare_badly(self, data: Drawing) -> None:
         """Groups with a size, a window or a chunk that is none, a layer in two groups, an Eagle group of states."""
-        wrong: Any = one_of(data, [0, -1, True, 1.5])
-        kind = one_of(data, KINDS)
-        numbered: list[tuple[int, Any]] = one_of(
-            data,
+        wrong: Any = data.one_of([0, -1, True, 1.5])
+        kind = data.one_of(KINDS)
+        numbered: list[tuple[int, Any]] = data.one_of(
             [
                 [(0, Group("full", 2)), (1, Group(kind, wrong))],
-                [(0, Group("full", 2)), (1, Group(one_of(data, ["window", "chunk"]), 2, wrong))],
+                [(0, Group("full", 2)), (1, Group(data.one_of(["window", "chunk"]), 2, wrong))],
                 [(0, Group("full", 2)), (0, Group(kind, 2))],
-                [(0, Group("full", 2)), (1, Group(one_of(data, STATES), 2, flagged=True))],
+                [(0, Group("full", 2)), (1, Group(data.one_of(STATES), 2, flagged=True))],
                 [(0, Group("full", 2)), (1, "group")],
             ],
         )

@@ -9,7 +9,7 @@ from kvproof.spec.declarations import CacheCleared, CacheEvent, CacheSalt, LoraA
 
 from ..backends.loading import Backend
 from .base import SPEC, Field, Machine, Nothing, Side
-from .draws import Drawing, likely, one_of, rarely
+from .draws import Drawing
 from .properties import operation, start, step
 from .sides import unread
 from .worlds import Group
@@ -84,8 +84,8 @@ class Index(Machine):
     def come(self, data: Drawing) -> None:
         """A request comes, begins as others do, takes what is cached or computes it again, and stays or goes."""
         tokens = data.draw(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=4 * self.page_size - 1))
-        place = likely(data, [0], range(len(_EXTRA_KEYS)))
-        self.serve(tokens, place, hits=one_of(data, [True, False]), stays=one_of(data, [False, True]))
+        place = data.likely([0], range(len(_EXTRA_KEYS)))
+        self.serve(tokens, place, hits=data.one_of([True, False]), stays=data.one_of([False, True]))
 
     @operation
     def serve(self, tokens: list[int], keys: int, hits: bool, stays: bool) -> None:
@@ -108,12 +108,12 @@ class Index(Machine):
     def lose_pages(self, data: Drawing) -> None:
         """A request ends, a page loses its hash though those behind it keep theirs, or all is forgotten."""
         cached = [event.page_id for event in self.known.events() if isinstance(event, PageStored)]
-        if rarely(data):
+        if data.rarely():
             self.forget()
-        elif bool(self.live) and one_of(data, [True, False]):
-            self.finish(one_of(data, range(len(self.live))))
+        elif bool(self.live) and data.one_of([True, False]):
+            self.finish(data.one_of(range(len(self.live))))
         elif cached:
-            self.evict(one_of(data, cached))
+            self.evict(data.one_of(cached))
 
     @operation
     def finish(self, place: int) -> None:
@@ -149,8 +149,8 @@ class Index(Machine):
     @step(when=lambda self: self.under_way, weight=6)
     def arrive(self, data: Drawing) -> None:
         """Events arrive: those of different pages in any order, and some of them twice."""
-        count = likely(data, [len(self.under_way)], range(1, len(self.under_way) + 1))
-        self.deliver(count, mixed=rarely(data), again=rarely(data))
+        count = data.likely([len(self.under_way)], range(1, len(self.under_way) + 1))
+        self.deliver(count, mixed=data.rarely(), again=data.rarely())
 
     @operation
     def deliver(self, count: int, mixed: bool, again: bool) -> None:
@@ -178,7 +178,7 @@ class Index(Machine):
     @step(weight=2)
     def resume(self, data: Drawing) -> None:
         """The cache sends a full list of what is cached, or restarts and sends an empty one."""
-        self.tell_anew(restart=rarely(data))
+        self.tell_anew(restart=data.rarely())
 
     @operation
     def tell_anew(self, restart: bool) -> None:
@@ -191,7 +191,7 @@ class Index(Machine):
     @step(when=lambda self: self.is_whole)
     def come_late(self, data: Drawing) -> None:
         """An index that can tells what it knows to one that comes late, or knew something before."""
-        self.tell_another(knowing=one_of(data, [False, True]))
+        self.tell_another(knowing=data.one_of([False, True]))
 
     @operation
     def tell_another(self, knowing: bool) -> None:
@@ -230,7 +230,7 @@ class Index(Machine):
     @step()
     def misuse(self, data: Drawing) -> None:
         """An index refuses what is no event, or an event of an unknown kind."""
-        self.follow_in_vain(one_of(data, range(len(_NO_EVENTS))))
+        self.follow_in_vain(data.one_of(range(len(_NO_EVENTS))))
 
     @operation
     def follow_in_vain(self, place: int) -> None:

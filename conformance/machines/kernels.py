@@ -10,7 +10,7 @@ from ..calls.values import signed
 from .arrays import Near, shape_and_type, worst
 from .attention import RaggedMachine
 from .base import Side
-from .draws import Drawing, one_of, some
+from .draws import Drawing, some
 from .properties import start, step
 from .ragged import GPU_INTERPRETED, INTERPRETED, Batch
 
@@ -64,14 +64,14 @@ class InterpretedKernels(RaggedMachine):
         The specification refuses such a table; what is right it says of the other page alone. The query is in reach
         of all keys of both pages, else the same window would let through more keys of the first page by itself.
         """
-        setup = self.known[one_of(data, list(self.known))]
+        setup = self.known[data.one_of(list(self.known))]
         name = next(name for name, each in self.known.items() if each is setup)
         size, gone = setup.layout.page_size, data.draw(st.integers(0, 1))
         pages = tuple(some(data, range(1, setup.layout.num_pages), most=2, least=2))
-        length = one_of(data, [n for n in range(size + 1, 2 * size + 1) if setup.first_key(1, n) == 0])
+        length = data.one_of([n for n in range(size + 1, 2 * size + 1) if setup.first_key(1, n) == 0])
         batch = Batch(name, (1,), (length,), (pages,), (0,), seed=data.draw(st.integers(0, 99)))
         right, wrong = batch.arguments(), batch.arguments()
-        wrong[3][0, gone] = one_of(data, [-1, 2**31 - 1, setup.layout.num_pages])
+        wrong[3][0, gone] = data.one_of([-1, 2**31 - 1, setup.layout.num_pages])
         right[2][0], right[3][0, 0] = size if gone else length - size, pages[1 - gone]
         both = self.call(
             f"{self.function(batch)}(*batch.arguments(), ...)  # page_table={wrong[3].tolist()}; batch = {batch}",

@@ -10,7 +10,7 @@ from kvproof.spec.declarations import EngineRequestStatus, ExtraKey, MultimodalI
 from ..calls.datum import Call, Prompt, Ref
 from ..calls.spelling import Spelling
 from .base import Both, Nothing
-from .draws import EXTRA_KEYS, Drawing, counted, one_of, rarely
+from .draws import EXTRA_KEYS, Drawing
 from .manager_base import ManagerMachine
 
 __all__ = ["IDS", "Admission"]
@@ -32,25 +32,25 @@ class Admission(ManagerMachine):
         """A request comes; returns its id."""
         gone = self.names_of(live=False)
         unused = [name for name in IDS if name not in self.cases]
-        name = one_of(data, one_of(data, [unused or gone, gone or unused]))
+        name = data.one_of(data.one_of([unused or gone, gone or unused]))
         text, known = list(self.world.text), [case.tokens for case in self.cases.values()]
-        prefix = one_of(data, [text, text, *known, *known, []] if text else [[], *known, *known])
-        if one_of(data, [False, False, True]):
+        prefix = data.one_of([text, text, *known, *known, []] if text else [[], *known, *known])
+        if data.one_of([False, False, True]):
             prefix = prefix[: data.draw(st.integers(0, len(prefix)))]
-        least = max(self.unit + 1 - len(prefix), 0) if self.unit > 1 and one_of(data, [True, False]) else 0
+        least = max(self.unit + 1 - len(prefix), 0) if self.unit > 1 and data.one_of([True, False]) else 0
         alphabet = st.sampled_from(self.world.alphabet)
         more = data.draw(st.lists(alphabet, min_size=least, max_size=max(least, 3 * min(self.unit, 3))))
         tokens = [*prefix, *more][: self.max_model_len] or [self.world.alphabet[0]]
-        odd: bool = one_of(data, [False, False, False, True])
+        odd: bool = data.one_of([False, False, False, True])
         if prefix and odd:  # alike but for one token: only the keys' chain tells
             place = data.draw(st.integers(0, len(tokens) - 1))
             tokens[place] = self.world.alphabet[tokens[place] == self.world.alphabet[0]]
-        logprobs = 1 if rarely(data) and rarely(data) else None
-        keys = one_of(data, self.extra_keys)
-        if any(isinstance(key, MultimodalItem | PromptEmbeddings) for key in keys) and one_of(data, [False, True]):
+        logprobs = 1 if data.rarely() and data.rarely() else None
+        keys = data.one_of(self.extra_keys)
+        if any(isinstance(key, MultimodalItem | PromptEmbeddings) for key in keys) and data.one_of([False, True]):
             keys = tuple(_later(key, self.unit) for key in keys)  # what comes before it is shared with other prompts
-        self.bring(name, tokens, keys, logprobs, one_of(data, self.world.spellings))
-        if one_of(data, [True, True, False]):
+        self.bring(name, tokens, keys, logprobs, data.one_of(self.world.spellings))
+        if data.one_of([True, True, False]):
             self.look_up(name)
         return name
 
@@ -77,16 +77,16 @@ class Admission(ManagerMachine):
     def admitted(self, data: Drawing) -> str:
         """Admits a waiting request, or one that comes just now; returns its id."""
         waiting = self.names_of(live=False)
-        name = one_of(data, waiting) if waiting else self.arrived(data)
+        name = data.one_of(waiting) if waiting else self.arrived(data)
         case = self.cases[name]
-        kind = one_of(data, ["fresh", "fresh", "fresh", "stale", "part", "none"])
+        kind = data.one_of(["fresh", "fresh", "fresh", "stale", "part", "none"])
         found = case.found if kind == "stale" else None
         if kind in ("fresh", "part"):
             found = self.look_up(name)
         hits = None if found is None else found.spec[1]
         if kind == "part" and hits:
             hits = data.draw(st.integers(0, hits // self.unit)) * self.unit
-        new = counted(data, self.chunk(data, hits or 0, case.request.num_tokens))
+        new = data.counted(self.chunk(data, hits or 0, case.request.num_tokens))
         self.admit_with(name, new, hits, **self.extras(data))
         self.probe()
         return name
@@ -111,9 +111,9 @@ class Admission(ManagerMachine):
         most = max(min(end, self.max_model_len) - start, 1)
         even = (start + most) // self.unit * self.unit - start
         if self.world.gives_back:  # only from the second step on there is anything to give back
-            way = one_of(data, ["even", "all", "even", "all", "some"])
+            way = data.one_of(["even", "all", "even", "all", "some"])
         else:
-            way = one_of(data, ["all"] * 6 + ["even", "some"])
+            way = data.one_of(["all"] * 6 + ["even", "some"])
         if way == "even" and even > 0:
             return even
         return data.draw(st.integers(1, most)) if way == "some" else most
@@ -121,16 +121,16 @@ class Admission(ManagerMachine):
     def extras(self, data: Drawing) -> dict[str, Any]:
         """Now and then look-ahead, or pages published late."""
         options: dict[str, Any] = {}
-        if rarely(data) and self.takes("num_lookahead_tokens"):
-            options["num_lookahead_tokens"] = one_of(data, [1, 2, 3, self.max_model_len])
-        if rarely(data) and self.takes("delay_cache_pages"):
+        if data.rarely() and self.takes("num_lookahead_tokens"):
+            options["num_lookahead_tokens"] = data.one_of([1, 2, 3, self.max_model_len])
+        if data.rarely() and self.takes("delay_cache_pages"):
             options["delay_cache_pages"] = True
         return options
 
     def some_live(self, data: Drawing) -> str:
         """A live request; where there is none one is admitted, which may fail."""
         live = self.names_of(live=True)
-        name = one_of(data, live) if live else self.admitted(data)
+        name = data.one_of(live) if live else self.admitted(data)
         if not self.cases[name].live:
             raise Nothing
         return name
@@ -144,7 +144,7 @@ class Admission(ManagerMachine):
         computed, new = self.next_chunk(data, name)
         if not new:
             raise Nothing
-        self.continue_with(name, counted(data, computed), counted(data, new), **self.extras(data))
+        self.continue_with(name, data.counted(computed), data.counted(new), **self.extras(data))
 
     def continue_with(self, name: str, computed: int, new: int, **options: Any) -> None:
         """A live request gets slots for ``new`` tokens behind those computed."""
@@ -168,17 +168,17 @@ class Admission(ManagerMachine):
         drafts = max(case.given - request.num_tokens, 0)
         known = min(case.given, request.num_tokens)
         least = known if self.world.has_states else max(case.least, int(request.num_computed_tokens))
-        computed = data.draw(st.integers(least, max(known, least))) if rarely(data) else max(known, least)
+        computed = data.draw(st.integers(least, max(known, least))) if data.rarely() else max(known, least)
         if computed == request.num_tokens:
             alphabet = st.sampled_from(self.world.alphabet)
             grown = data.draw(st.lists(alphabet, min_size=1, max_size=max(drafts, 2)))
             self.grow(name, grown)
-            if drafts and one_of(data, [True, False]):
+            if drafts and data.one_of([True, False]):
                 computed = min(case.given, request.num_tokens)
         if computed >= self.max_model_len:
             return computed, 0
         new = self.chunk(data, computed, request.num_tokens)
-        if not self.world.has_states and rarely(data):
+        if not self.world.has_states and data.rarely():
             new = min(new + 2, self.max_model_len - computed)  # with drafts, which may be rejected
         return computed, new
 
@@ -198,7 +198,7 @@ class Admission(ManagerMachine):
 
     def some_case(self, data: Drawing) -> str:
         """A request, live or not; where there is none one comes."""
-        return one_of(data, list(self.cases)) if self.cases else self.arrived(data)
+        return data.one_of(list(self.cases)) if self.cases else self.arrived(data)
 
     def probe(self) -> None:
         """Looks up every waiting request, in examples that do so after every change: nothing changes by it."""

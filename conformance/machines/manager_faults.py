@@ -8,7 +8,7 @@ from kvproof.spec.declarations import EngineRequestStatus
 
 from ..calls.datum import Pages, Prompt, Ref, Saying
 from ..calls.manager import StrangePage
-from .draws import NO_INTS, Drawing, likely, one_of
+from .draws import NO_INTS, Drawing
 from .manager_admission import Admission
 from .properties import step
 from .worlds import Declared, Group
@@ -34,17 +34,17 @@ class ManagerFaults(Admission):
             *([self.publish_badly] if self.offers("manager", "cache_pages") else []),
             *([self.count_badly] if self.offers("manager", "get_num_common_prefix_pages") else []),
         ]
-        likely(data, often, [self.free_badly, self.call_with_no_request, self.construct_badly])(data)
+        data.likely(often, [self.free_badly, self.call_with_no_request, self.construct_badly])(data)
 
     def construct_badly(self, data: Drawing) -> None:
         """A manager needs 2 pages, a length, flags, and groups that are groups, of numbers."""
-        if self.session.backend.offers("CacheGroupSpec") and one_of(data, [False, True]):
-            groups = [Declared(Group("full", 1), 0, one_of(data, NO_NUMBERS))]
+        if self.session.backend.offers("CacheGroupSpec") and data.one_of([False, True]):
+            groups = [Declared(Group("full", 1), 0, data.one_of(NO_NUMBERS))]
             self.construct_one(4, groups, 8)
             return
         self.construct_one(
-            *one_of(
-                data, [(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8), (4, ["group"], 8), (4, [], 8, 1)]
+            *data.one_of(
+                [(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8), (4, ["group"], 8), (4, [], 8, 1)]
             )
         )
 
@@ -57,16 +57,16 @@ class ManagerFaults(Admission):
     def call_with_no_request(self, data: Drawing) -> None:
         """What is no request, or has no fit id or tokens."""
         nameless = Saying(Prompt((0,), request_id="x"), (("request_id", 1),))
-        request: Any = one_of(data, [None, "a", nameless])
+        request: Any = data.one_of([None, "a", nameless])
         calls: dict[str, dict[str, Any]] = {
             "get_computed_pages": {},
             "allocate_slots": {"num_new_tokens": 1},
             "free": {},
             "free_page_hashes": {},
         }
-        name = one_of(data, [name for name in calls if self.offers("manager", name)])
+        name = data.one_of([name for name in calls if self.offers("manager", name)])
         self.call_manager(name, request=request, **calls[name])
-        self.call_manager("get_page_ids", request_id=one_of(data, [None, 1]))
+        self.call_manager("get_page_ids", request_id=data.one_of([None, 1]))
 
     def allocate_badly(self, data: Drawing) -> None:
         """Numbers of tokens that are none, negative, or beyond the longest request; a flag that is none."""
@@ -77,8 +77,7 @@ class ManagerFaults(Admission):
             least = max(case.least, int(request.num_computed_tokens))
             request.num_computed_tokens = case.given if self.world.has_states else least
         beyond = self.max_model_len - int(request.num_computed_tokens) + 1
-        new, options = likely(
-            data,
+        new, options = data.likely(
             [(0, {}), (-1, {}), (beyond, {}), (1, {"num_new_computed_tokens": self.unit})],
             [
                 *((wrong, {}) for wrong in NO_INTS),
@@ -96,7 +95,7 @@ class ManagerFaults(Admission):
         """Computed tokens that were never given slots, fell, or are no number; another object under a live id."""
         name = self.some_live(data)
         case = self.cases[name]
-        wrong = likely(data, [*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
+        wrong = data.likely([*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
         if wrong == "another object":
             stranger = self.namesake(name, case.request.extra_keys)
             self.call_manager("get_computed_pages", request=stranger)
@@ -120,16 +119,16 @@ class ManagerFaults(Admission):
             pages = [self.some_pages(data, group, length) for group in self.world.groups]
         group = data.draw(st.integers(0, len(pages) - 1))
         strange = [] if self.lacks("groups") else ["another manager's page"]  # a manager without groups makes it
-        fault = one_of(data, ["page", "page", "page", "null", *strange, "short", "group"])
+        fault = data.one_of(["page", "page", "page", "null", *strange, "short", "group"])
         if not pages[group]:
             fault = "group"  # the hit ends in the first page
         if fault == "short":
             pages[group] = pages[group][1:]
         elif fault == "group":
-            pages = [*pages[:group], *pages[group + 1 :]] if one_of(data, [True, False]) else [*pages, []]
+            pages = [*pages[:group], *pages[group + 1 :]] if data.one_of([True, False]) else [*pages, []]
         else:
             place = data.draw(st.integers(0, len(pages[group]) - 1))
-            page = {"page": one_of(data, self.page_numbers()), "null": 0}.get(fault)
+            page = {"page": data.one_of(self.page_numbers()), "null": 0}.get(fault)
             pages[group][place] = StrangePage() if page is None else page
         self.hit_with(name, pages, length)
 
@@ -144,7 +143,7 @@ class ManagerFaults(Admission):
         """Some pages in the places of a prefix where a group needs pages."""
         first = group.first_place(length)
         return [
-            one_of(data, self.page_numbers()[1:]) if place >= first else 0 for place in range(length // group.page_size)
+            data.one_of(self.page_numbers()[1:]) if place >= first else 0 for place in range(length // group.page_size)
         ]
 
     def publish_badly(self, data: Drawing) -> None:
@@ -152,13 +151,13 @@ class ManagerFaults(Admission):
         name = self.some_live(data)
         case = self.cases[name]
         numbers = [(Ref(name), wrong) for wrong in (-1, *NO_INTS)]
-        request, count = likely(data, [(Ref(name), case.given + 1), (Prompt((0,), request_id="z"), 0)], numbers)
+        request, count = data.likely([(Ref(name), case.given + 1), (Prompt((0,), request_id="z"), 0)], numbers)
         self.call_manager("cache_pages", request=request, num_computed_tokens=count)
 
     def free_badly(self, data: Drawing) -> None:
         """What was written is a number."""
         name = self.some_case(data)
-        wrong = one_of(data, [-1, *NO_INTS[:-1]])
+        wrong = data.one_of([-1, *NO_INTS[:-1]])
         if self.backend.names.accepts("CacheManager.free", "num_written"):
             self.call_manager("free", request=Ref(name), num_written=wrong)
 
@@ -166,7 +165,7 @@ class ManagerFaults(Admission):
         """Counts common pages for a request that is not live or does not run, or is told no number."""
         name = self.some_live(data)
         stranger = Saying(Prompt((0,), request_id="z"), (("status", EngineRequestStatus.RUNNING),))
-        asked, count = likely(data, [(stranger, 1)], [(Ref(name), wrong) for wrong in (-1, *NO_INTS)])
+        asked, count = data.likely([(stranger, 1)], [(Ref(name), wrong) for wrong in (-1, *NO_INTS)])
         one_fault = asked is stranger or self.cases[name].request.status is EngineRequestStatus.RUNNING
         given = {"num_scheduled_requests": count if one_fault else 1}
         self.call_manager("get_num_common_prefix_pages", request=asked, **given)

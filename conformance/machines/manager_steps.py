@@ -9,7 +9,7 @@ from kvproof.spec.declarations import EngineRequestStatus
 
 from ..calls.datum import Call, Ref
 from .base import Both, Nothing
-from .draws import Drawing, likely, one_of, rarely
+from .draws import Drawing
 from .manager_admission import IDS
 from .manager_base import MANAGER_REF, POOL_REF
 from .manager_faults import ManagerFaults
@@ -41,7 +41,7 @@ class ManagerSteps(ManagerFaults):
     @step("MAN-3", "MAN-5", when=can_part)
     def part_ways(self, data: Drawing) -> None:
         """Two prompts differ in their first page: what the one goes on with is not the other's, though alike."""
-        one, other = one_of(data, [self.world.alphabet, self.world.alphabet[::-1]])
+        one, other = data.one_of([self.world.alphabet, self.world.alphabet[::-1]])
         size = self.unit
         rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=size, max_size=size))
         first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
@@ -63,7 +63,7 @@ class ManagerSteps(ManagerFaults):
         self.free_request(name, None)
         case = self.cases[name]
         self.bring(
-            name, [*case.tokens, one_of(data, self.world.alphabet)][: self.max_model_len], case.request.extra_keys
+            name, [*case.tokens, data.one_of(self.world.alphabet)][: self.max_model_len], case.request.extra_keys
         )
         self.hit_again(name)
 
@@ -76,7 +76,7 @@ class ManagerSteps(ManagerFaults):
     def cache_again(self, data: Drawing) -> None:
         """What a look-up found goes to another, and is cached again by whose it was: what counts is what it holds."""
         rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=1, max_size=self.unit))
-        tokens = [*[one_of(data, self.world.alphabet)] * self.unit, *rest]
+        tokens = [*[data.one_of(self.world.alphabet)] * self.unit, *rest]
         first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
         self.bring(first, tokens)
         self.bring(second, tokens)
@@ -101,7 +101,7 @@ class ManagerSteps(ManagerFaults):
     @step("MAN-3", "MAN-8", when=lambda self: self.unfinished() or len(self.names_of(live=True)) < len(IDS), weight=2)
     def advance(self, data: Drawing) -> None:
         """A live request computes the next chunk of its prompt, or decodes a token, some drafts rejected."""
-        name = one_of(data, self.unfinished()) if self.unfinished() else self.admitted(data)
+        name = data.one_of(self.unfinished()) if self.unfinished() else self.admitted(data)
         if not self.cases[name].live:
             raise Nothing
         self.go_on(data, name)
@@ -117,14 +117,14 @@ class ManagerSteps(ManagerFaults):
         if not self.cases[name].live or room < 1:
             return
         computed, new = request.num_tokens, min(self.unit, room)
-        self.grow(name, [one_of(data, self.world.alphabet)] * new)
+        self.grow(name, [data.one_of(self.world.alphabet)] * new)
         self.continue_with(name, computed, new)
         self.probe()
 
     @step("MAN-3", "MAN-8", when=unfinished_any)
     def ask_again(self, data: Drawing) -> None:
         """A live request asks for all that it can, and where that does not fit for what comes next."""
-        name = one_of(data, self.unfinished())
+        name = data.one_of(self.unfinished())
         computed, new = self.next_chunk(data, name)
         if not new:
             raise Nothing
@@ -138,7 +138,7 @@ class ManagerSteps(ManagerFaults):
         """Publishes what was delayed; publishing less than before, or again, does nothing."""
         name = self.some_live(data)
         given = self.cases[name].given
-        self.publish(name, data.draw(st.integers(0, given)) if rarely(data) else given)
+        self.publish(name, data.draw(st.integers(0, given)) if data.rarely() else given)
         self.probe()
 
     def publish(self, name: str, count: int) -> None:
@@ -153,15 +153,15 @@ class ManagerSteps(ManagerFaults):
     def get_num_common_prefix_pages(self, data: Drawing) -> None:
         """Counts the pages that all running requests share, told the right number of them or a wrong one."""
         name = self.some_live(data)
-        status = one_of(data, [EngineRequestStatus.RUNNING] * 3 + [EngineRequestStatus.PREEMPTED])
+        status = data.one_of([EngineRequestStatus.RUNNING] * 3 + [EngineRequestStatus.PREEMPTED])
         if status is not self.cases[name].request.status:
             self.set_status(name, status)
         running = self.running()
         if not running:
             return
-        asked = one_of(data, running)
+        asked = data.one_of(running)
         right = self.num_running(asked)
-        self.count_common(asked, one_of(data, [right, right, right, data.draw(st.integers(0, 4))]))
+        self.count_common(asked, data.one_of([right, right, right, data.draw(st.integers(0, 4))]))
 
     def set_status(self, name: str, status: EngineRequestStatus) -> None:
         """The engine sets a request's status."""
@@ -177,19 +177,19 @@ class ManagerSteps(ManagerFaults):
     def free(self, data: Drawing) -> None:
         """A request finishes, is aborted before its last step, or is preempted; one that went already goes again."""
         gone = self.names_of(live=False)
-        name = one_of(data, gone) if gone and rarely(data) else self.some_live(data)
-        if rarely(data):
+        name = data.one_of(gone) if gone and data.rarely() else self.some_live(data)
+        if data.rarely():
             self.free_a_namesake(name)
         case = self.cases[name]
-        written = data.draw(st.integers(0, case.given)) if one_of(data, [True, False]) else None
+        written = data.draw(st.integers(0, case.given)) if data.one_of([True, False]) else None
         if not self.free_takes_written():
             written = None
-        after = one_of(data, ["preempted", "finished", "finished, keys dropped"])
+        after = data.one_of(["preempted", "finished", "finished, keys dropped"])
         self.free_request(name, written)
         case.request.status = EngineRequestStatus.PREEMPTED if after == "preempted" else EngineRequestStatus.FINISHED
         if after == "finished, keys dropped":
             self.drop_keys(name)
-        if rarely(data) and not self.cases[name].live:
+        if data.rarely() and not self.cases[name].live:
             self.admitted(data)  # whoever has the pages by then
             if not self.cases[name].live:
                 self.free_request(name, None)
@@ -199,7 +199,7 @@ class ManagerSteps(ManagerFaults):
     def forget(self, data: Drawing) -> None:
         """Forgets every cached prefix while no page is in use; or evicts some pages, held or free."""
         self.turn(data)
-        if one_of(data, [True, False]) or not self.can_evict():
+        if data.one_of([True, False]) or not self.can_evict():
             self.reset()
         else:
             self.forget_some(data)
@@ -207,13 +207,13 @@ class ManagerSteps(ManagerFaults):
 
     def forget_some(self, data: Drawing) -> None:
         """Evicts some pages, as a rule cached ones; then a live request goes on, or one is looked up."""
-        page = likely(data, self.cached_pages() or [0], self.page_numbers())
-        self.evict([page, *([one_of(data, self.page_numbers())] if rarely(data) else [])])
-        goes_on: bool = one_of(data, [True, False])
+        page = data.likely(self.cached_pages() or [0], self.page_numbers())
+        self.evict([page, *([data.one_of(self.page_numbers())] if data.rarely() else [])])
+        goes_on: bool = data.one_of([True, False])
         if self.unfinished() and goes_on:
-            self.go_on(data, one_of(data, self.unfinished()))
+            self.go_on(data, data.one_of(self.unfinished()))
         elif self.sought():
-            self.look_up(one_of(data, self.sought()))
+            self.look_up(data.one_of(self.sought()))
 
     def can_evict(self) -> bool:
         """Whether the hashes of pages can be dropped."""
@@ -240,11 +240,11 @@ class ManagerSteps(ManagerFaults):
         acts += [] if self.lacks("views") else [self.add_pages]
         if hasattr(self.spec.manager, "req_to_page_hashes") and not self.lacks("keys"):
             acts += [self.read_keys] if self.offers("manager", "req_to_page_hashes") else []
-        one_of(data, acts)(data)
+        data.one_of(acts)(data)
 
     def look_up_any(self, data: Drawing) -> None:
         """Looks up a request, waiting or live."""
-        self.look_up(one_of(data, list(self.cases)))
+        self.look_up(data.one_of(list(self.cases)))
 
     def read_keys(self, _: Drawing) -> None:
         """The keys of the full pages of every request looked up or admitted, as far as its tokens go."""
@@ -254,7 +254,7 @@ class ManagerSteps(ManagerFaults):
         """Adds what look-ups found, group by group, and lists what of it has no hash."""
         found = []
         for _ in range(2):
-            name = one_of(data, list(self.cases))
+            name = data.one_of(list(self.cases))
             self.look_up(name)
             found.append(Ref(self.cases[name].found_by, (0,)))
         both = self.call_of("__add__", found[0], other=found[1])

@@ -10,7 +10,7 @@ from kvproof.spec.declarations import CacheSalt, ExtraKey
 from ..calls.datum import Call, Ref, resolve
 from ..calls.values import BAD_TIMES, PRIORITIES
 from .base import Both, Field
-from .draws import NO_INTS, Drawing, likely, one_of, rarely, some
+from .draws import NO_INTS, Drawing, some
 from .groups import MIXED, GroupSteps
 from .properties import start, step
 from .worlds import World, worlds
@@ -82,12 +82,12 @@ class Pins(GroupSteps):
 
         Where one is pinned already, it may be given up first.
         """
-        give_up: bool = one_of(data, [True, False])
+        give_up: bool = data.one_of([True, False])
         if self.pins and give_up:
-            self.unpin(one_of(data, list(self.pins)))
+            self.unpin(data.one_of(list(self.pins)))
         gone, every = self.names_of(live=False), list(self.cases)
-        name = one_of(data, one_of(data, [gone or every, every]))
-        tokens = data.draw(st.integers(0, self.max_model_len)) if rarely(data) else None
+        name = data.one_of(data.one_of([gone or every, every]))
+        tokens = data.draw(st.integers(0, self.max_model_len)) if data.rarely() else None
         self.pin(name, tokens)
 
     def pin(self, name: str, tokens: int | None) -> None:
@@ -102,7 +102,7 @@ class Pins(GroupSteps):
     @step("PIN-1", when=lambda self: self.pins, weight=3)
     def unpin_prefix(self, data: Drawing) -> None:
         """What was pinned is given up: the last page first, group by group."""
-        self.unpin(one_of(data, list(self.pins)))
+        self.unpin(data.one_of(list(self.pins)))
 
     def unpin(self, pin: int) -> None:
         """Gives a pinned prefix up."""
@@ -115,12 +115,12 @@ class Pins(GroupSteps):
     @step("PIN-2", when=caches_any, weight=3)
     def set_prefix_priority(self, data: Drawing) -> None:
         """Ranks what is cached of a request, perhaps for some time only."""
-        name, priority = one_of(data, list(self.cases)), one_of(data, PRIORITIES)
+        name, priority = data.one_of(list(self.cases)), data.one_of(PRIORITIES)
         options: dict[str, Any] = {}
-        if rarely(data):
+        if data.rarely():
             options["num_tokens"] = data.draw(st.integers(0, self.max_model_len))
-        if one_of(data, [True, False]):
-            options["expires_at"] = self.now + one_of(data, [1, 2, 0.5])
+        if data.one_of([True, False]):
+            options["expires_at"] = self.now + data.one_of([1, 2, 0.5])
         self.rank(name, priority, **options)
 
     def rank(self, name: str, priority: int, **options: Any) -> None:
@@ -130,7 +130,7 @@ class Pins(GroupSteps):
     @step("PIN-2", when=ranks_any)
     def advance_time(self, data: Drawing) -> None:
         """Time goes on, or stands still; priorities end."""
-        self.pass_time(one_of(data, [1, 0.5, 0, 3]))
+        self.pass_time(data.one_of([1, 0.5, 0, 3]))
 
     def pass_time(self, seconds: float) -> None:
         """Some time passes."""
@@ -165,10 +165,9 @@ class Pins(GroupSteps):
             *(("advance_time", {"now": wrong}) for wrong in (None, *BAD_TIMES)),
             *(("evict_pages", {"page_ids": wrong}) for wrong in ([-1], [self.world.num_pages], [True], 1)),
         ]
-        method, arguments = likely(data, often, seldom)
+        method, arguments = data.likely(often, seldom)
         self.call_manager(method, **arguments)
-        option, value = one_of(
-            data,
+        option, value = data.one_of(
             [(name, wrong) for name in ("max_pinned_pages", "max_pinned_pages_per_salt") for wrong in (-1, 1.0, True)],
         )
         self.construct_one(4, [], 8, **{option: value})

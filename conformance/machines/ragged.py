@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ..calls.values import signed
 from .arrays import FINE_BITS, Array, poisoned
-from .draws import Drawing, one_of, rarely
+from .draws import Drawing
 from .layouts import LatentLayout, Layout
 
 __all__ = [
@@ -434,20 +434,20 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
             sequences that write in them what it reads, and none stands at a negative position.
     """
     setup = SETUPS[name]
-    count = data.draw(st.integers(1, setup.num_seqs)) if not rarely(data) else 0
+    count = data.draw(st.integers(1, setup.num_seqs)) if not data.rarely() else 0
     left, q_lens, kv_lens = setup.num_tokens, [], []
     for _ in range(count):
         q_lens.append(min(data.draw(st.sampled_from([1, 2, 3, 5, 0, 1, 7])), left, setup.most_keys))
         left -= q_lens[-1]
         kv_lens.append(_draw_length(data, setup, q_lens[-1], writes))
-    reserved = 1 if setup.first_page == 0 and one_of(data, [True, False]) else 0
+    reserved = 1 if setup.first_page == 0 and data.one_of([True, False]) else 0
     seed = data.draw(st.integers(0, 99))
     pages = _draw_pages(data, setup, q_lens, kv_lens, seed, max(setup.first_page, reserved))
     released = [
-        setup.first_key(q, kv) // setup.layout.page_size if reserved and not rarely(data) else 0
+        setup.first_key(q, kv) // setup.layout.page_size if reserved and not data.rarely() else 0
         for q, kv in zip(q_lens, kv_lens, strict=True)
     ]
-    if writes and one_of(data, [False, True]):  # so that a request reads what a later one writes
+    if writes and data.one_of([False, True]):  # so that a request reads what a later one writes
         for drawn in (q_lens, kv_lens, pages, released):
             drawn.reverse()
     contents = ["normal"]
@@ -460,9 +460,9 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
         tuple(kv_lens),
         tuple(map(tuple, pages)),
         tuple(released),
-        one_of(data, _PADDINGS + ((NULL,),) * 4 if writes and not reserved else _PADDINGS),  # page 0 is in use
-        one_of(data, _BEYOND),
-        one_of(data, contents),
+        data.one_of(_PADDINGS + ((NULL,),) * 4 if writes and not reserved else _PADDINGS),  # page 0 is in use
+        data.one_of(_BEYOND),
+        data.one_of(contents),
         seed,
     )
 
@@ -473,16 +473,16 @@ def _draw_length(data: Drawing, setup: Setup, q_len: int, writes: bool) -> int:
     More often than not they are more than a window or a chunk lets through.
     """
     size = setup.layout.page_size
-    if q_len and not writes and rarely(data):
+    if q_len and not writes and data.rarely():
         return data.draw(st.integers(0, q_len - 1))
-    if writes and q_len and one_of(data, [False, False, True]):
+    if writes and q_len and data.one_of([False, False, True]):
         return min(q_len, setup.most_keys)  # a prompt that begins
-    if setup.tall and one_of(data, [True, False]):
+    if setup.tall and data.one_of([True, False]):
         length = data.draw(st.sampled_from([32767, 32768, 32769, 40000, setup.most_keys]))
     else:
         every = range(setup.row + 1)
         beyond = every[-(-setup.reach // size) :] or every
-        whole = one_of(data, one_of(data, [every, beyond, beyond])) * size
+        whole = data.one_of(data.one_of([every, beyond, beyond])) * size
         length = max(whole + data.draw(st.sampled_from([0, 1, -1, 2])), q_len)
     return max(min(length, setup.most_keys), q_len)
 
@@ -499,7 +499,7 @@ def _draw_pages(
     for place, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         wanted = -(-kv_len // size)
         held: list[int] = []
-        if place and one_of(data, [False, True]):
+        if place and data.one_of([False, True]):
             other = data.draw(st.integers(0, place - 1))
             held = pages[other][: min(kv_lens[other], kv_len - q_len) // size] if kv_len > q_len else []
         if setup.tall and wanted > len(held) + 2:  # one page stands for all that are far back
@@ -510,7 +510,7 @@ def _draw_pages(
             kv_lens[place] = kv_len = (len(held) + len(waiting)) * size
             q_lens[place] = min(q_len, kv_len)
             lacking = len(waiting)
-        if lacking < len(waiting) and wanted < setup.row and rarely(data):
+        if lacking < len(waiting) and wanted < setup.row and data.rarely():
             lacking += 1
         held = held + waiting[:lacking]
         del waiting[:lacking]

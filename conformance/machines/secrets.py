@@ -14,7 +14,7 @@ from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, Request
 
 from ..calls.deviation import attempt
 from .base import SPEC, Both, Field, Machine, Nothing, Side
-from .draws import Drawing, one_of, rarely
+from .draws import Drawing
 from .properties import start, step
 from .worlds import Group
 
@@ -183,10 +183,10 @@ class Secrets(Machine):
     @step(when=lambda self: len(self.live) < 4, weight=3)
     def admit(self, data: Drawing) -> None:
         """A request comes and gets slots, perhaps with a salt and an adapter; its id is a name like any other."""
-        name = one_of(data, [known for known in _IDS if known not in self.live])
+        name = data.one_of([known for known in _IDS if known not in self.live])
         tokens = data.draw(st.lists(st.sampled_from(_TOKENS), min_size=1, max_size=_LENGTH - 2))
-        salt: tuple[ExtraKey, ...] = one_of(data, [(CacheSalt(text),) for text in _SALTS] + [()])
-        extra_keys = (*salt, LoraAdapter(_LORA)) if rarely(data) else salt
+        salt: tuple[ExtraKey, ...] = data.one_of([(CacheSalt(text),) for text in _SALTS] + [()])
+        extra_keys = (*salt, LoraAdapter(_LORA)) if data.rarely() else salt
         request = self.requests[name] = self.known[name] = Request(name, tokens, extra_keys)
         self.calls.append(f"request = Request({_short(name)}, {tokens}, {extra_keys})")
         found = self.tell("manager.get_computed_pages(request)", lambda side: side.manager.get_computed_pages(request))
@@ -202,11 +202,11 @@ class Secrets(Machine):
     @step(when=lambda self: self.live)
     def go_on(self, data: Drawing) -> None:
         """A request decodes a token, or is freed."""
-        name = one_of(data, self.live)
+        name = data.one_of(self.live)
         request = self.requests[name]
-        if request.num_tokens < _LENGTH and one_of(data, [True, False]):
+        if request.num_tokens < _LENGTH and data.one_of([True, False]):
             request.num_computed_tokens = request.num_tokens
-            request.append(one_of(data, _TOKENS))
+            request.append(data.one_of(_TOKENS))
             self.tell(
                 f"manager.allocate_slots({_short(name)}, 1)", lambda side: side.manager.allocate_slots(request, 1)
             )
@@ -218,9 +218,9 @@ class Secrets(Machine):
     @step("MAN-2", "MAN-3", "MAN-6", "MAN-8", "PIN-1", "POOL-5", "POOL-7", when=lambda self: self.live, weight=4)
     def misuse(self, data: Drawing) -> None:
         """Calls with one fault that know a request's id, its tokens or its salt: the refusal tells none but the id."""
-        name = one_of(data, self.live)
+        name = data.one_of(self.live)
         acts = self.bad_calls(name, self.requests[name], _short(name))
-        line = one_of(data, list(acts))
+        line = data.one_of(list(acts))
         self.tell(line, acts[line])
 
     def bad_calls(self, name: str, request: Request, shown: str) -> dict[str, Callable[[Any], Any]]:
@@ -322,7 +322,7 @@ class Secrets(Machine):
     @step("SEC-3")
     def read_documents(self, data: Drawing) -> None:
         """Documents of another kind or version, with fields too many or too few, or that are none, are refused."""
-        line, act = one_of(data, damaged_documents())
+        line, act = data.one_of(damaged_documents())
         if not self.backend.names.offers("RaggedPagesCacheMetaData") or self.lacks("caches"):
             self.session.lacks.add("RaggedPagesCacheMetaData")
             raise Nothing

@@ -15,7 +15,7 @@ from ..calls.spelling import request_as, request_source
 from ..calls.values import signed
 from .arrays import FINE_BITS, Array, Near, worst
 from .base import Both, Machine, Nothing, Side
-from .draws import Drawing, one_of
+from .draws import Drawing
 from .layouts import Layout
 from .pool_state import pool_options
 from .properties import start, step
@@ -245,7 +245,7 @@ class Serving(ServingMachine):
         for row, served in enumerate(self.running):
             served.planned = 0
             left -= self.go_on(data, row, served, left)
-        while left and len(self.running) < self.kit.setup.num_seqs and one_of(data, [True, True, False]):
+        while left and len(self.running) < self.kit.setup.num_seqs and data.one_of([True, True, False]):
             admitted = self.admit(data, left)
             if admitted is None:
                 break
@@ -272,7 +272,7 @@ class Serving(ServingMachine):
         unused = sorted(set(range(1, self.layout.num_pages)) - set(held))
         if not held or not unused:
             raise Nothing
-        source, target = one_of(data, held), one_of(data, unused)
+        source, target = data.one_of(held), data.one_of(unused)
         pairs = [np.array([page, -1], np.int32) for page in (source, target)]
 
         def act(side: Side) -> Any:
@@ -294,10 +294,10 @@ class Serving(ServingMachine):
         """Gives a running request slots for its next tokens, its own or a new one; returns how many."""
         request, name = served.request, served.request.request_id
         if served.computed == request.num_tokens and request.num_tokens < self.kit.max_model_len:
-            token = one_of(data, _ALPHABET)
+            token = data.one_of(_ALPHABET)
             request.append(token)
             self.calls.append(f"{name} grows by {token}")
-        wanted = min(request.num_tokens - served.computed, left, one_of(data, [99, 99, 1, 2, 0]))
+        wanted = min(request.num_tokens - served.computed, left, data.one_of([99, 99, 1, 2, 0]))
         if wanted < 1:
             return 0
         allocated = self.allocate(served, wanted)
@@ -312,7 +312,7 @@ class Serving(ServingMachine):
         name = next(name for name in _IDS if name not in {served.request.request_id for served in self.running})
         length = data.draw(st.integers(1, self.kit.max_model_len))
         tokens = self.text[:length]
-        if one_of(data, [False, False, True]):
+        if data.one_of([False, False, True]):
             place = data.draw(st.integers(0, length - 1))
             tokens[place] = 1 - tokens[place]
         made = self.token_spelling(data), name, tokens
@@ -325,7 +325,7 @@ class Serving(ServingMachine):
             lambda hit, side: (self.ids(hit[0], side), int(hit[1])),
         )
         served.computed = found.spec[1]
-        wanted = min(length - served.computed, left, one_of(data, [99, 99, self.layout.page_size, 1]))
+        wanted = min(length - served.computed, left, data.one_of([99, 99, self.layout.page_size, 1]))
         allocated = self.allocate(served, wanted, found)
         if allocated.spec is None:
             return None

@@ -11,7 +11,7 @@ from ..calls.datum import Ref
 from ..calls.manager import MOST_PAGES, SHARDS, StrangePage
 from ..calls.readings import page_views
 from .base import Field, Side
-from .draws import NO_INTS, Drawing, likely, one_of
+from .draws import NO_INTS, Drawing
 from .groups import MIXED, GroupSteps
 from .pool_state import pool_fields
 from .properties import operation, start, step
@@ -138,7 +138,7 @@ class Shards(SwapSteps):
     @step("POOL-12", when=lambda self: self.cases)
     def misuse_shards(self, data: Drawing) -> None:
         """Hits of two shards or of another manager's, shards that there are not, ids that are none."""
-        name = one_of(data, list(self.cases))
+        name = data.one_of(list(self.cases))
         mixed = not self.cases[name].live and not self.cases[name].request.num_computed_tokens
         acts: list[Callable[[Drawing], None]] = [self.name_badly, self.count_shards_badly]
         takes = all(side.names.accepts(self.made, "placement") for side in (self.spec, self.backend))
@@ -146,13 +146,13 @@ class Shards(SwapSteps):
         acts += [self.end_badly] if self.swaps() else []
         if mixed:
             acts += [functools.partial(self.mix, name)] * 3
-        one_of(data, acts)(data)
+        data.one_of(acts)(data)
 
     def mix(self, name: str, data: Drawing) -> None:
         """Pages of two shards at a request's admission, or of no shard."""
-        group = one_of(data, range(len(self.world.groups)))
+        group = data.one_of(range(len(self.world.groups)))
         length = 2 * self.unit
-        strange = one_of(data, [False, False, True])
+        strange = data.one_of([False, False, True])
 
         null, first, second = (Ref("shards", (shard, ".pages", page)) for shard, page in ((0, 0), (0, 1), (1, 1)))
         pages: list[list[Any]] = [[null] * (length // known.page_size) for known in self.world.groups]
@@ -161,8 +161,7 @@ class Shards(SwapSteps):
 
     def name_badly(self, data: Drawing) -> None:
         """A shard that there is not, or a request id that is none."""
-        method, wrong = likely(
-            data,
+        method, wrong = data.likely(
             [("take_page_copies", self.first[0]), ("take_page_copies", -1)],
             [*(("take_page_copies", wrong) for wrong in NO_INTS), *(("shard_of", wrong) for wrong in (None, 1))],
         )
@@ -171,19 +170,19 @@ class Shards(SwapSteps):
     def end_badly(self, data: Drawing) -> None:
         """The end of a plan that there is not, or whose copies have ended."""
         often: list[Any] = [number for number in range(-1, max([*self.flights, 2]) + 2) if number not in self.flights]
-        number = likely(data, often, NO_INTS)
+        number = data.likely(often, NO_INTS)
         self.call_manager("swap_done", swap_id=number)
 
     def count_shards_badly(self, data: Drawing) -> None:
         """No shard, or a number of them that is none."""
-        wrong = one_of(data, [0, -1, *NO_INTS])
+        wrong = data.one_of([0, -1, *NO_INTS])
         given = {"num_shards": wrong, "num_pages": 4, "kv_cache_groups": [], "max_model_len": 8}
         self.make_call(self.call_of("ShardedCacheManager", None, **given))
 
     def place_badly(self, data: Drawing) -> None:
         """A placement that names no shard, or is none."""
-        wrong = one_of(data, [2, -1, *NO_INTS])
-        given = one_of(data, [wrong, "fewest", lambda _: wrong])
+        wrong = data.one_of([2, -1, *NO_INTS])
+        given = data.one_of([wrong, "fewest", lambda _: wrong])
         request = next(iter(self.cases.values())).request
 
         def act(side: Side) -> Any:

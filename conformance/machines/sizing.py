@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
 from .base import Machine, Nothing, Side
-from .draws import Drawing, likely, one_of
+from .draws import Drawing
 from .layouts import Layout, takes_version
 from .properties import start, step
 
@@ -50,15 +50,13 @@ class Sizing(Machine):
     @step("CACHE-1", weight=4)
     def create(self, data: Drawing) -> None:
         """As many pages as the budget of a device holds, padding, scales and all layers counted, and no more."""
-        dtype, version = one_of(data, _DTYPES), one_of(data, self.versions)
-        keys = one_of(data, _SIZES)
-        values = one_of(data, [keys, keys, one_of(data, _SIZES)])
-        heads, layers, size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), one_of(data, [16, 1, 33])
-        shards = one_of(data, [1, 1, one_of(data, [n for n in (1, 2, 3) if heads % n == 0])])
-        scaled = dtype == "int8" or (np.dtype(dtype).itemsize == 1 and one_of(data, [False, True]))
-        budget = (
-            data.draw(st.integers(0, 2**26)) if one_of(data, [False, True]) else 2 ** data.draw(st.integers(14, 40))
-        )
+        dtype, version = data.one_of(_DTYPES), data.one_of(self.versions)
+        keys = data.one_of(_SIZES)
+        values = data.one_of([keys, keys, data.one_of(_SIZES)])
+        heads, layers, size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), data.one_of([16, 1, 33])
+        shards = data.one_of([1, 1, data.one_of([n for n in (1, 2, 3) if heads % n == 0])])
+        scaled = dtype == "int8" or (np.dtype(dtype).itemsize == 1 and data.one_of([False, True]))
+        budget = data.draw(st.integers(0, 2**26)) if data.one_of([False, True]) else 2 ** data.draw(st.integers(14, 40))
         mesh = _Mesh(tp=shards) if shards > 1 else None
         layout = Layout(version, dtype, heads // shards, (keys, values), size, 1)
         page_bytes = (
@@ -93,8 +91,8 @@ class Sizing(Machine):
             return
         groups = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=3))
         budget = data.draw(st.integers(0, 50000))
-        wrong = one_of(data, [[], [0], [-1], [1.0], None])
-        arguments = likely(data, [(budget, groups)], [(budget, wrong), (-1, groups), (True, groups)])
+        wrong = data.one_of([[], [0], [-1], [1.0], None])
+        arguments = data.likely([(budget, groups)], [(budget, wrong), (-1, groups), (True, groups)])
         self.call(
             f"size_pool{arguments}",
             lambda side: side.names.get("size_pool")(*arguments),
@@ -106,20 +104,20 @@ class Sizing(Machine):
     def count(self, data: Drawing) -> None:
         """The small formulas: alignment, packing, bytes of a page, slices of an update."""
         numbers: list[tuple[str, tuple[Any, ...]]] = [
-            ("align_to_multiple", (data.draw(st.integers(0, 300)), one_of(data, [128, 1, 2, 0, -1]))),
+            ("align_to_multiple", (data.draw(st.integers(0, 300)), data.one_of([128, 1, 2, 0, -1]))),
             ("previous_power_of_2", (data.draw(st.integers(-1, 300)),)),
-            ("get_dtype_packing", (one_of(data, _DTYPES),)),
-            ("get_num_slices_per_kv_cache_update_page", (one_of(data, [1, 2**20, 2**18 + 1, 2**30, 0]),)),
+            ("get_dtype_packing", (data.one_of(_DTYPES),)),
+            ("get_num_slices_per_kv_cache_update_page", (data.one_of([1, 2**20, 2**18 + 1, 2**30, 0]),)),
             (
                 "get_page_size_bytes",
-                (one_of(data, [16, 1, 0]), data.draw(st.integers(1, 9)), one_of(data, _SIZES), one_of(data, _DTYPES)),
+                (data.one_of([16, 1, 0]), data.draw(st.integers(1, 9)), data.one_of(_SIZES), data.one_of(_DTYPES)),
             ),
         ]
         offered = [call for call in numbers if self.backend.names.offers(call[0])]
         if not offered:
             self.session.lacks.add("get_page_size_bytes")
             raise Nothing
-        name, arguments = one_of(data, offered)
+        name, arguments = data.one_of(offered)
         self.call(f"{name}{arguments}", lambda side: side.names.get(name)(*arguments), "CACHE-1", lambda n, _: int(n))
 
     @step("CACHE-1", "CACHE-4")
@@ -129,15 +127,15 @@ class Sizing(Machine):
             "num_hidden_layers": data.draw(st.integers(1, 3)),
             "max_model_length": data.draw(st.integers(1, 5000)),
             "num_kv_heads": 2 * data.draw(st.integers(1, 4)),
-            "k_headdim": one_of(data, _SIZES),
-            "v_headdim": one_of(data, _SIZES),
-            "page_size": one_of(data, [16, 1, 128]),
+            "k_headdim": data.one_of(_SIZES),
+            "v_headdim": data.one_of(_SIZES),
+            "page_size": data.one_of([16, 1, 128]),
             "num_pages": data.draw(st.integers(2, 100)),
-            "version": one_of(data, self.versions),
-            "_kvdtype_str": one_of(data, ["bf16", "f32", "f8_e4m3", "int8"]),
-            "num_head_shards": one_of(data, [1, 2]),
-            "num_page_shards": one_of(data, [1, 2]),
-            "num_slices_per_kv_cache_update_page": one_of(data, [8, 1, 64]),
+            "version": data.one_of(self.versions),
+            "_kvdtype_str": data.one_of(["bf16", "f32", "f8_e4m3", "int8"]),
+            "num_head_shards": data.one_of([1, 2]),
+            "num_page_shards": data.one_of([1, 2]),
+            "num_slices_per_kv_cache_update_page": data.one_of([8, 1, 64]),
         }
         wrong: list[dict[str, Any]] = [
             *({name: value} for name in ("num_kv_heads", "k_headdim", "page_size") for value in (0, -1, True, 1.0)),
@@ -146,7 +144,7 @@ class Sizing(Machine):
             {"num_pages": 2**31},
             {"hbm_utilization": 1.5},
         ]
-        fault: dict[str, Any] = likely(data, [{}], wrong)
+        fault: dict[str, Any] = data.likely([{}], wrong)
         tokens, requests = data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 50))
 
         def act(side: Side) -> Any:

@@ -14,7 +14,7 @@ from ..calls.datum import Call
 from ..calls.deviation import SpecificationError
 from .base import Both, Field, Nothing, Side
 from .document_damage import damaged, damages
-from .draws import Drawing, one_of
+from .draws import Drawing
 from .groups import MIXED, GroupSteps
 from .hash import weak
 from .pins import Pins
@@ -197,16 +197,16 @@ class Snapshots(Restoring, Pins):
     @step("MAN-14", weight=2)
     def restore(self, data: Drawing) -> None:
         """The backend goes on from its own snapshot, or from the specification's; it gives the same one again."""
-        self.restore_from(own=one_of(data, [True, True, False]))
+        self.restore_from(own=data.one_of([True, True, False]))
 
     @step("MAN-14", "SEC-3", weight=2)
     def restore_badly(self, data: Drawing) -> None:
         """A snapshot that is damaged, of another kind or version, or whose requests are missing, is refused."""
         kinds = damages(as_json(self.spec.manager))
-        kind = one_of(data, sorted(kinds))
+        kind = data.one_of(sorted(kinds))
         place = data.draw(st.integers(0, len(kinds[kind]) - 1))
         without = None
-        if kind == "requests" and self.known and one_of(data, [True, False]):
+        if kind == "requests" and self.known and data.one_of([True, False]):
             without = data.draw(st.integers(0, len(self.known) - 1))
         self.restore_damaged(kind, place, without)
 

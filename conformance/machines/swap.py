@@ -12,7 +12,7 @@ from kvproof.spec.declarations import EngineRequestStatus, LoraAdapter
 from ..calls.datum import Call, Prompt, Ref, Saying, resolve
 from ..calls.manager import MOST_PAGES
 from .base import Both, Field, Nothing
-from .draws import NO_INTS, Drawing, likely, one_of, rarely
+from .draws import NO_INTS, Drawing
 from .ghost import Content
 from .groups import MIXED, GroupSteps
 from .manager_blame import Case
@@ -117,7 +117,7 @@ class SwapSteps(GroupSteps):
     def some_case(self, data: Drawing) -> str:
         """See `Admission.some_case`: a call with one fault for a request that is swapped out would have two."""
         here = [name for name in self.cases if name not in self.away]
-        return one_of(data, here) if here else self.arrived(data)
+        return data.one_of(here) if here else self.arrived(data)
 
     def note_free(self, name: str, call: Call, freed: Both) -> None:
         """See `Admission.note_free`: what is swapped out is forgotten."""
@@ -129,10 +129,10 @@ class SwapSteps(GroupSteps):
     @step("SWAP-1", when=lambda self: self.swaps() and self.names_of(live=True), weight=4)
     def swap_out(self, data: Drawing) -> None:
         """A live request goes to host memory, as a rule with all that was computed of it."""
-        name = one_of(data, self.names_of(live=True))
+        name = data.one_of(self.names_of(live=True))
         case = self.cases[name]
         known = min(case.given, case.request.num_tokens)
-        computed = one_of(data, range(min(case.least, known), known + 1)) if rarely(data) else known
+        computed = data.one_of(range(min(case.least, known), known + 1)) if data.rarely() else known
         self.go_out(name, computed)
         self.probe()
 
@@ -162,9 +162,9 @@ class SwapSteps(GroupSteps):
     @step("SWAP-1", when=out, weight=4)
     def swap_in(self, data: Drawing) -> None:
         """A request comes back, as a rule with what it had; it may have more tokens by now."""
-        name = one_of(data, self.out())
-        if rarely(data):
-            self.grow(name, [one_of(data, self.world.alphabet)])
+        name = data.one_of(self.out())
+        if data.rarely():
+            self.grow(name, [data.one_of(self.world.alphabet)])
         self.come_in(name)
         self.probe()
 
@@ -184,10 +184,10 @@ class SwapSteps(GroupSteps):
     @step("SWAP-1", "MAN-3", when=lambda self: self.flights, weight=5)
     def swap_done(self, data: Drawing) -> None:
         """Copies have ended, in any order; who is live again goes on, or others look for what was published."""
-        number = one_of(data, list(self.flights))
+        number = data.one_of(list(self.flights))
         name = self.flights[number].away.case.request.request_id
         self.end_copies(number)
-        if self.cases[name].live and name in self.unfinished() and one_of(data, [True, False]):
+        if self.cases[name].live and name in self.unfinished() and data.one_of([True, False]):
             self.go_on(data, name)
         self.probe()
 
@@ -233,23 +233,23 @@ class SwapSteps(GroupSteps):
     @step("SWAP-1", "MAN-3", "MAN-4", "MAN-5", when=lambda self: self.away, weight=2)
     def abort(self, data: Drawing) -> None:
         """A request that is swapped out, or on its way, is aborted; its id may come back before the fence."""
-        name = one_of(data, list(self.away))
-        if rarely(data):
+        name = data.one_of(list(self.away))
+        if data.rarely():
             self.free_a_namesake(name)
-        self.free_request(name, 0 if rarely(data) and self.free_takes_written() else None)
-        if one_of(data, [True, False]):
+        self.free_request(name, 0 if data.rarely() and self.free_takes_written() else None)
+        if data.one_of([True, False]):
             self.admitted(data)
 
     @step("SWAP-1", "MAN-3", "MAN-5", "POOL-11", when=lambda self: self.swaps() and self.names_of(live=True), weight=2)
     def there_and_back(self, data: Drawing) -> None:
         """A request goes out, others take or evict what it had, and it comes back to hit the rest."""
-        name = one_of(data, self.names_of(live=True))
+        name = data.one_of(self.names_of(live=True))
         case = self.cases[name]
         self.go_out(name, min(case.given, case.request.num_tokens))
         if name not in self.away:
             raise Nothing
         self.end_copies(max(self.flights))
-        if one_of(data, [True, False]):
+        if data.one_of([True, False]):
             if self.can_evict():
                 self.forget_some(data)
         elif len(self.names_of(live=True)) + len(self.away) < 4:
@@ -264,7 +264,7 @@ class SwapSteps(GroupSteps):
     @step("SWAP-1", "POOL-9", "MAN-6", "MAN-14", when=lambda self: self.away, weight=2)
     def meddle(self, data: Drawing) -> None:
         """What can't be done with a request that is swapped out: it is admitted, or comes back as another one."""
-        name = one_of(data, list(self.away))
+        name = data.one_of(list(self.away))
         case = self.away[name].case
         stranger = self.namesake(name)
         case.request.num_computed_tokens = 0
@@ -285,7 +285,7 @@ class SwapSteps(GroupSteps):
             acts.append(("swap_in", {"request": adapted}))
         if self.offers("manager", "snapshot"):
             acts.append(("snapshot", {}))
-        method, arguments = one_of(data, acts)
+        method, arguments = data.one_of(acts)
         self.call_manager(method, **arguments)
 
 
@@ -338,7 +338,7 @@ class Swap(SwapSteps, Restoring):
     @step("MAN-14", when=can_restore, weight=2)
     def restore(self, data: Drawing) -> None:
         """The backend goes on from its own snapshot, or from the specification's, with what went and came back."""
-        self.restore_from(own=one_of(data, [True, True, False]))
+        self.restore_from(own=data.one_of([True, True, False]))
 
     # -- From elsewhere ---------------------------------------------------------------------------
 
@@ -349,16 +349,16 @@ class Swap(SwapSteps, Restoring):
     @step("SWAP-2", when=can_receive, weight=3)
     def receive_pages(self, data: Drawing) -> None:
         """Pages of a waiting request come from elsewhere; as a rule as many tokens as whole pages hold."""
-        name = one_of(data, self.names_of(live=False))
+        name = data.one_of(self.names_of(live=False))
         case = self.cases[name]
         whole = min(case.request.num_tokens, self.max_model_len) // self.unit
-        odd: bool = rarely(data)
+        odd: bool = data.rarely()
         if not whole and not odd:
             raise Nothing
         most = case.request.num_tokens + 1
-        tokens = one_of(data, range(most + 1)) if odd else one_of(data, range(whole, 0, -1)) * self.unit
+        tokens = data.one_of(range(most + 1)) if odd else data.one_of(range(whole, 0, -1)) * self.unit
         self.receive(name, tokens)
-        ends: bool = one_of(data, [True, False])
+        ends: bool = data.one_of([True, False])
         if self.flights and ends:
             self.end_copies(max(self.flights))
         self.probe()
@@ -398,7 +398,7 @@ class Swap(SwapSteps, Restoring):
     @step("SWAP-1", when=lambda self: self.cases)
     def misuse_swaps(self, data: Drawing) -> None:
         """Requests that are not live, or not swapped out; plans that there are not; host memory that is none."""
-        name = one_of(data, list(self.cases))
+        name = data.one_of(list(self.cases))
         request = Ref(name)
         often: list[tuple[str, dict[str, Any]]] = [
             ("swap_done", {"swap_id": wrong}) for wrong in (max([*self.flights, -1]) + 1, -1)
@@ -410,14 +410,14 @@ class Swap(SwapSteps, Restoring):
             *((method, {"request": wrong}) for method in ("swap_out", "swap_in") for wrong in (None, 1)),
             *(("get_host_page_ids", {"request_id": wrong}) for wrong in (None, 1)),
         ]
-        method, arguments = likely(data, often, seldom)
-        if rarely(data) and self.offers("manager", "receive_pages"):
-            tokens = one_of(data, (self.unit, 0, -1, *NO_INTS))
+        method, arguments = data.likely(often, seldom)
+        if data.rarely() and self.offers("manager", "receive_pages"):
+            tokens = data.one_of((self.unit, 0, -1, *NO_INTS))
             method, arguments = "receive_pages", {"request": request, "num_tokens": tokens}
             if tokens == self.unit and not self.cases[name].live and name not in self.away:
                 raise Nothing
         self.call_manager(method, **arguments)
-        self.construct_one(4, [], 8, num_host_pages=one_of(data, (-1, *NO_INTS)))
+        self.construct_one(4, [], 8, num_host_pages=data.one_of((-1, *NO_INTS)))
 
 
 _AMID_KINDS = ("full", "full", "window", "chunk", "mla", "full", "window", "aligned")
@@ -461,7 +461,7 @@ class Amid(Swap):
     def match_badly(self, data: Drawing) -> None:
         """A unit that is no positive int, or that does not divide every page size, is refused."""
         size = max(group.page_size for group in self.world.groups)
-        self.ask_to_match(one_of(data, [0, -1, size + 1, 2 * size, *NO_INTS]))
+        self.ask_to_match(data.one_of([0, -1, size + 1, 2 * size, *NO_INTS]))
 
     @operation
     def ask_to_match(self, unit: Any) -> None:

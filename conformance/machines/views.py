@@ -15,7 +15,7 @@ from ..calls.values import signed
 from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, shape_and_type, worst
 from .base import Both, Machine, Side
 from .cache import rounding
-from .draws import Drawing, one_of
+from .draws import Drawing
 from .layouts import Layout, takes_version
 from .properties import start, step
 from .sides import unread
@@ -170,7 +170,7 @@ class ViewMachine(Machine):
         step = self.built(steps, self.spelling(data, NUMBERS))
         keys, values = self.new_tokens(seed)
         self.note(steps, keys, values)
-        flat = one_of(data, [True, False])
+        flat = data.one_of([True, False])
         given = [part if flat else part.reshape(self.shards * 2, -1, *part.shape[1:]) for part in (keys, values)]
         made = self.call(
             f"view = view.concatenate_to_cache(keys, values, step)  # of seed {seed}, {given[0].shape}",

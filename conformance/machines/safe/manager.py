@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..draws import EXTRA_KEYS, Drawing, one_of
+from ..draws import EXTRA_KEYS, Drawing
 from ..groups import MIXED
 from ..hash import weak
 from ..manager_admission import IDS
@@ -41,7 +41,7 @@ class Scenes(ManagerFaults):
     @step(when=can_come, weight=2)
     def come_again(self, data: Drawing) -> None:
         """A request is served and goes; one with its tokens, and more, hits what it left, nobody coming between."""
-        name = one_of(data, self.unused())
+        name = data.one_of(self.unused())
         self.arrive_like(data, name)
         tokens = self.cases[name].tokens
         self.admit_with(name, data.draw(st.integers(1, len(tokens))))
@@ -52,35 +52,35 @@ class Scenes(ManagerFaults):
                 break
         self.finish(name)
         keys = self.cases[name].request.extra_keys
-        more = [one_of(data, self.world.alphabet) for _ in range(data.draw(st.integers(0, 2)))]
-        other = one_of(data, self.unused())
+        more = [data.one_of(self.world.alphabet) for _ in range(data.draw(st.integers(0, 2)))]
+        other = data.one_of(self.unused())
         self.bring(other, [*tokens, *more][: self.max_model_len], keys)
         self.look_up(other)
 
     def arrive_like(self, data: Drawing, name: str) -> None:
         """A request comes with tokens of its own, or those of an earlier one."""
         earlier = [case.tokens for case in self.cases.values()]
-        tokens = one_of(data, [self.some_tokens(data), *earlier])
-        self.bring(name, tokens, one_of(data, self.extra_keys))
+        tokens = data.one_of([self.some_tokens(data), *earlier])
+        self.bring(name, tokens, data.one_of(self.extra_keys))
 
     @step(when=lambda self: self.cases and self.can_come())
     def begin_in_the_middle(self, data: Drawing) -> None:
         """A request begins like an earlier one goes on after some pages: those pages are not its own."""
-        tokens = self.cases[one_of(data, list(self.cases))].tokens
+        tokens = self.cases[data.one_of(list(self.cases))].tokens
         place = data.draw(st.integers(1, max((len(tokens) - 1) // self.unit, 1))) * self.unit
-        name = one_of(data, self.unused())
-        self.bring(name, [*tokens[place:], one_of(data, self.world.alphabet)][: self.max_model_len])
+        name = data.one_of(self.unused())
+        self.bring(name, [*tokens[place:], data.one_of(self.world.alphabet)][: self.max_model_len])
         self.look_up(name)
 
     @step(when=can_come, weight=2)
     def tell_apart(self, data: Drawing) -> None:
         """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
         # neighbours are alike but for their kind, their text or their place
-        place, by = data.draw(st.integers(0, len(EXTRA_KEYS) - 1)), one_of(data, [1, 1, 2, 3])
+        place, by = data.draw(st.integers(0, len(EXTRA_KEYS) - 1)), data.one_of([1, 1, 2, 3])
         keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + by) % len(EXTRA_KEYS)]]
         ids = self.unused()
-        name, tokens = one_of(data, ids), self.some_tokens(data)
-        prompt = one_of(data, [len(tokens), data.draw(st.integers(1, len(tokens)))])  # the rest is generated
+        name, tokens = data.one_of(ids), self.some_tokens(data)
+        prompt = data.one_of([len(tokens), data.draw(st.integers(1, len(tokens)))])  # the rest is generated
         self.bring(name, tokens[:prompt], keys[0])
         self.admit_with(name, prompt)
         if self.cases[name].live:
@@ -88,7 +88,7 @@ class Scenes(ManagerFaults):
                 self.grow(name, tokens[prompt:])
                 self.continue_with(name, prompt, len(tokens) - prompt)
             self.finish(name)
-        other = one_of(data, [known for known in ids if known != name] or ids)
+        other = data.one_of([known for known in ids if known != name] or ids)
         self.bring(other, tokens, keys[1])
         self.look_up(other)
 
@@ -100,7 +100,7 @@ class Scenes(ManagerFaults):
         self.bring(name, tokens)
         self.admit_with(name, len(tokens))
         self.finish(name)
-        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
+        self.bring(name, [*tokens, data.one_of(self.world.alphabet)][: self.max_model_len])
         found = self.look_up(name)
         self.take_all(data, other)
         length = found.spec[1]
@@ -112,11 +112,11 @@ class Scenes(ManagerFaults):
         name, other = self.unused()[:2]
         live = self.names_of(live=True)
         if live:
-            tokens = self.cases[one_of(data, live)].tokens
+            tokens = self.cases[data.one_of(live)].tokens
             tokens = tokens[: data.draw(st.integers(1, len(tokens)))]
         else:
             tokens = self.some_tokens(data)
-        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
+        self.bring(name, [*tokens, data.one_of(self.world.alphabet)][: self.max_model_len])
         length = self.look_up(name).spec[1]
         self.admit_with(name, self.chunk(data, length, self.cases[name].request.num_tokens), length)
         self.take_all(data, other)
@@ -141,7 +141,7 @@ class Scenes(ManagerFaults):
                     self.evict(first)
                 self.take_all(data, other)
                 self.finish(other)
-        self.bring(name, [*tokens, one_of(data, self.world.alphabet)][: self.max_model_len])
+        self.bring(name, [*tokens, data.one_of(self.world.alphabet)][: self.max_model_len])
         self.look_up(name)
 
 
@@ -176,7 +176,7 @@ class Serving(Scenes):
     @step(when=lambda self: self.names_of(live=False))
     def look_around(self, data: Drawing) -> None:
         """Looks up a waiting request."""
-        self.look_up(one_of(data, self.names_of(live=False)))
+        self.look_up(data.one_of(self.names_of(live=False)))
 
 
 class SafeManager(Serving):

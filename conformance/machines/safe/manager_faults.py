@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from ..draws import NO_INTS, Drawing, likely, one_of
+from ..draws import NO_INTS, Drawing
 from ..properties import step
 from .manager_calls import ManagerCalls
 
@@ -23,18 +23,18 @@ class ManagerFaults(ManagerCalls):
         often += [self.hit_badly] if self.names_of(live=False) else []
         often += [self.publish_badly] if self.offers("manager", "cache_pages") else []
         often += [self.count_badly] if self.offers("manager", "get_num_common_prefix_pages") else []
-        likely(data, often, [self.free_badly, self.call_with_no_request, self.construct_badly])(data)
+        data.likely(often, [self.free_badly, self.call_with_no_request, self.construct_badly])(data)
 
     def construct_badly(self, data: Drawing) -> None:
         """A manager needs 2 pages, a length, and groups that are groups."""
-        arguments: tuple[Any, ...] = one_of(data, [(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8)])
+        arguments: tuple[Any, ...] = data.one_of([(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8)])
         line = f"CacheManager{arguments}"
         self.refuse(line, "R1", "one of them is wrong", lambda side: side.names.get("CacheManager")(*arguments))
 
     def call_with_no_request(self, data: Drawing) -> None:
         """What is no request."""
-        wrong: Any = one_of(data, [None, "a", 1])
-        name = one_of(data, ["get_computed_pages", "allocate_slots", "free", "get_page_ids"])
+        wrong: Any = data.one_of([None, "a", 1])
+        name = data.one_of(["get_computed_pages", "allocate_slots", "free", "get_page_ids"])
         if name == "get_page_ids" and wrong == "a":
             return  # an id that may be live
         more = (1,) if name == "allocate_slots" else ()
@@ -60,7 +60,7 @@ class ManagerFaults(ManagerCalls):
         bare: list[tuple[Any, dict[str, Any], str]] = [(0, {}, "R1"), (-1, {}, "R1"), (beyond, {}, "MAN-2")]
         bare.append((1, {"num_new_computed_tokens": self.unit}, "MAN-2"))
         seldom = [*((wrong, {}, "R1") for wrong in NO_INTS), *((1, given, "R1") for given in options)]
-        new, given, clause = likely(data, bare, seldom)
+        new, given, clause = data.likely(bare, seldom)
         if computed >= self.max_model_len and new == 1:
             return  # that would be two faults
         more = "".join(f", {option}={value!r}" for option, value in given.items())
@@ -76,7 +76,7 @@ class ManagerFaults(ManagerCalls):
         name = self.some_live(data)
         case = self.cases[name]
         computed = case.request.num_computed_tokens
-        wrong = likely(data, [*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
+        wrong = data.likely([*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
         if wrong == "another object":
             stranger = Request(name, case.tokens, case.request.extra_keys)
             self.refuse(
@@ -102,20 +102,20 @@ class ManagerFaults(ManagerCalls):
         """Pages as hits that are not the request's own: others, too few, of no group, null pages."""
         if not self.world.groups or not self.backend.pages or not self.backend.names.offers("CachePages"):
             return
-        name = one_of(data, self.names_of(live=False))
+        name = data.one_of(self.names_of(live=False))
         case = self.cases[name]
         case.request.num_computed_tokens = 0
         if self.unit >= min(case.request.num_tokens, self.max_model_len):
             return  # a hit is shorter than the request
         pages: list[list[int]] = [
             [
-                one_of(data, list(self.backend.pages)[1:]) if place >= group.first_place(self.unit) else 0
+                data.one_of(list(self.backend.pages)[1:]) if place >= group.first_place(self.unit) else 0
                 for place in range(self.unit // group.page_size)
             ]
             for group in self.world.groups
         ]
         number = data.draw(st.integers(0, len(pages) - 1))
-        fault = one_of(data, ["page", "page", "null", "short", "group"])
+        fault = data.one_of(["page", "page", "null", "short", "group"])
         if fault == "short":
             pages[number] = pages[number][1:]
         elif fault == "group":
@@ -144,7 +144,7 @@ class ManagerFaults(ManagerCalls):
         case = self.cases[name]
         numbers = [(case.request, wrong, "R1") for wrong in (-1, *NO_INTS)]
         often = [(case.request, case.given + 1, "MAN-3"), (Request("z", [0]), 0, "R1")]
-        request, count, clause = likely(data, often, numbers)
+        request, count, clause = data.likely(often, numbers)
         self.refuse(
             f"manager.cache_pages({request.request_id}, {count!r})",
             clause,
@@ -155,7 +155,7 @@ class ManagerFaults(ManagerCalls):
     def free_badly(self, data: Drawing) -> None:
         """What was written is a number."""
         case = self.cases[self.some_case(data)]
-        wrong = one_of(data, [-1, *NO_INTS[:-1]])
+        wrong = data.one_of([-1, *NO_INTS[:-1]])
         if self.free_takes_written():
             self.refuse(
                 f"manager.free({case.request.request_id}, num_written={wrong!r})",
@@ -169,7 +169,7 @@ class ManagerFaults(ManagerCalls):
         case = self.cases[self.some_live(data)]
         stranger = Request("z", [0])
         stranger.status = EngineRequestStatus.RUNNING
-        request, count = likely(data, [(stranger, 1)], [(case.request, wrong) for wrong in (-1, *NO_INTS)])
+        request, count = data.likely([(stranger, 1)], [(case.request, wrong) for wrong in (-1, *NO_INTS)])
         self.refuse(
             f"manager.get_num_common_prefix_pages({request.request_id}, {count!r})",
             "R1",

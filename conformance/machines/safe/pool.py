@@ -13,7 +13,7 @@ from ...backends.loading import takes_parameter
 from ...calls.readings import page_views
 from ...calls.spelling import OBJECTS, request_as, request_source
 from ..base import Nothing
-from ..draws import EXTRA_KEYS, NO_INTS, NO_LISTS, Drawing, likely, one_of, rarely, some, whole
+from ..draws import EXTRA_KEYS, NO_INTS, NO_LISTS, Drawing, some
 from ..ghost import Content, Ghost
 from ..properties import start, step
 from ..sides import Side
@@ -178,7 +178,7 @@ class SafePool(PoolModel):
     @step("POOL-4", when=lambda self: self.free, weight=3)
     def get_new_pages(self, data: Drawing) -> None:
         """Takes pages that nobody holds, whichever, their hashes evicted; 0 gives none."""
-        count = 0 if rarely(data) and rarely(data) else whole(data, 1, min(len(self.free), 4))
+        count = 0 if data.rarely() and data.rarely() else data.whole(1, min(len(self.free), 4))
         if count > len(self.free):  # taken again, where fewer are
             raise Nothing
         clause = "POOL-3" if count else "POOL-4"
@@ -235,12 +235,12 @@ class SafePool(PoolModel):
     def cache_full_pages(self, data: Drawing) -> None:
         """Caches full pages of a request behind those that are cached already; they can be found from then on."""
         fresh = some(data, self.cacheable(), most=3, least=1)
-        group = one_of(data, [0] if self.lacks("groups") else [0, 0, 0, 1])
+        group = data.one_of([0] if self.lacks("groups") else [0, 0, 0, 1])
         known = [list(tokens) for tokens, _ in self.keys]
-        tokens = [*one_of(data, [[], *known]), *(one_of(data, [0, 1]) for _ in range(3 * self.page_size))]
-        extra_keys = one_of(data, _EXTRA_KEYS)
+        tokens = [*data.one_of([[], *known]), *(data.one_of([0, 1]) for _ in range(3 * self.page_size))]
+        extra_keys = data.one_of(_EXTRA_KEYS)
         before: list[int] = []
-        while len(before) < len(tokens) // self.page_size - len(fresh) and one_of(data, [True, True, False]):
+        while len(before) < len(tokens) // self.page_size - len(fresh) and data.one_of([True, True, False]):
             there = self.resident_with(self.ghost.full(group, len(before), tokens, extra_keys))
             if not there:
                 break
@@ -274,8 +274,8 @@ class SafePool(PoolModel):
     @step("HASH-2", "R2", when=lambda self: self.keys and self.offers("pool", "get_cached_page"), weight=3)
     def get_cached_page(self, data: Drawing) -> None:
         """Looks up keys that are cached or were, in one group or several."""
-        what: Key = one_of(data, list(self.keys))
-        groups = one_of(data, [[0]] if self.lacks("groups") else [[0], [0], [1], [0, 1]])
+        what: Key = data.one_of(list(self.keys))
+        groups = data.one_of([[0]] if self.lacks("groups") else [[0], [0], [1], [0, 1]])
         name = f"<the key of {list(what[0])} with {what[1][-1]}>"
         pages = self.ask(
             f"pool.get_cached_page({name}, {groups})",
@@ -304,11 +304,11 @@ class SafePool(PoolModel):
         acts += [self.evict] if self.offers("pool", "evict_pages") else []
         if not acts:
             raise Nothing
-        one_of(data, acts)(data)
+        data.one_of(acts)(data)
 
     def reset(self, data: Drawing) -> None:
         """Forgets everything, if nothing is held; now and then all pages are given back first."""
-        if bool(self.held) and one_of(data, [True, False]):
+        if bool(self.held) and data.one_of([True, False]):
             mentions = [page for page, count in self.counts.items() for _ in range(count)]
             line = f"pool.free_pages({mentions})"
             self.ask(line, "POOL-5", lambda side: side.pool.free_pages(self.views(mentions)))
@@ -344,17 +344,17 @@ class SafePool(PoolModel):
         acts += [self.touch_badly] if self.offers("pool", "touch") else []
         acts += [self.cache_badly] * 3 if self.caching and self.held and self.offers("pool", "cache_full_pages") else []
         acts += [self.evict_badly] if self.offers("pool", "evict_pages") else []
-        one_of(data, acts)(data)
+        data.one_of(acts)(data)
 
     def construct_badly(self, data: Drawing) -> None:
         """A pool needs 2 pages and a bool."""
-        arguments: tuple[Any, ...] = one_of(data, [(1, True), (True, True), (4.0, True), (-3, True), (4, 1)])
+        arguments: tuple[Any, ...] = data.one_of([(1, True), (True, True), (4.0, True), (-3, True), (4, 1)])
         line = f"PagePool{arguments}"
         self.refuse(line, "R1", "one of them is wrong", lambda side: side.names.get("PagePool")(*arguments))
 
     def get_badly(self, data: Drawing) -> None:
         """No int, a negative number, or more than are free."""
-        count = likely(data, [len(self.free) + 1, -1], NO_INTS)
+        count = data.likely([len(self.free) + 1, -1], NO_INTS)
         line = f"pool.get_new_pages({count!r})"
         self.refuse(line, "POOL-4", f"{len(self.free)} are free", lambda side: side.pool.get_new_pages(count))
 
@@ -366,7 +366,7 @@ class SafePool(PoolModel):
         """A free page without a hash, another pool's page, no page, no list; good pages stand before it."""
         good = some(data, self.touchable(), most=2)
         bare = [page for page in self.free if self.cached is not None and page not in self.cached]
-        fault = one_of(data, [*bare[:2], "a page of another pool", "no page", *NO_LISTS[:2]])
+        fault = data.one_of([*bare[:2], "a page of another pool", "no page", *NO_LISTS[:2]])
         views: list[Any] = self.views(good)
         groups: Any = [views, fault]
         if fault not in NO_LISTS:
@@ -379,9 +379,9 @@ class SafePool(PoolModel):
     def free_badly(self, data: Drawing) -> None:
         """A mention too many, a free page, another pool's page, no page, no list; good pages stand before it."""
         good = some(data, self.held, most=2)
-        page = one_of(data, [*self.held, *self.counts])
+        page = data.one_of([*self.held, *self.counts])
         left = self.counts[page] - Counter(good)[page]
-        fault: Any = one_of(data, ["too often", "too often", "a page of another pool", "no page", *NO_LISTS])
+        fault: Any = data.one_of(["too often", "too often", "a page of another pool", "no page", *NO_LISTS])
         views: Any = self.views(good)
         if fault == "too often":
             shown = f"{[*good, *[page] * (left + 1)]}"
@@ -396,15 +396,15 @@ class SafePool(PoolModel):
 
     def cache_badly(self, data: Drawing) -> None:
         """Counts that don't fit, too few tokens; a page that is free or cached already, another pool's page."""
-        page = one_of(data, self.held)
+        page = data.one_of(self.held)
         size = self.page_size
         cached = [page for page in self.held if page in (self.cached or [])]
         pages: list[Any] = [*self.free[:1], *cached[:1] * 2, "a page of another pool"]
-        kind = one_of(data, ["counts", "tokens", "page", "page"])
-        fault: Any = page if kind != "page" else one_of(data, pages)
+        kind = data.one_of(["counts", "tokens", "page", "page"])
+        fault: Any = page if kind != "page" else data.one_of(pages)
         if kind != "page" and page in cached:
             raise Nothing
-        counts = one_of(data, [(2, 1), (0, 2), (0, -1)]) if kind == "counts" else (0, 1)
+        counts = data.one_of([(2, 1), (0, 2), (0, -1)]) if kind == "counts" else (0, 1)
         tokens = [0] * (size - 1 if kind == "tokens" else 4 * size)
         view = self.backend.pages[fault] if isinstance(fault, int) else self.strange_page()
         clause = "POOL-8" if kind == "page" and isinstance(fault, int) else "R1"
@@ -418,7 +418,7 @@ class SafePool(PoolModel):
 
     def evict_badly(self, data: Drawing) -> None:
         """Ids of no page, after ids of pages; no list."""
-        wrong = likely(data, [-1, self.num_pages], NO_INTS)
-        evicted: Any = one_of(data, [[*some(data, self.cached or [], most=2), wrong]] * 3 + [1])
+        wrong = data.likely([-1, self.num_pages], NO_INTS)
+        evicted: Any = data.one_of([[*some(data, self.cached or [], most=2), wrong]] * 3 + [1])
         line = f"pool.evict_pages({evicted!r})"
         self.refuse(line, "POOL-11", f"{wrong!r} is no page", lambda side: side.pool.evict_pages(evicted))
