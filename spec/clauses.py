@@ -90,13 +90,13 @@ _SENTENCES = {
     "otherwise, and within one priority the order is POOL-3; a free page whose priority changes goes to the back "
     "of its new one. A priority ends at its expiry time, if it has one, when the page is taken, and when it is "
     "freed without a hash. Time comes in as an argument, never from a clock inside.",
-    "EVICT-1": "eviction=lru, the default, is POOL-3's order. By reuse a free page that was hit, or whose content was "
-    "evicted lately, is taken only after the pages that were not and were freed less than 4 turnovers of the pool "
-    "after it; free pages without a hash go first. adaptive follows one of several such rules: the one that hits most "
-    "in shadow pools, which hold a sample of the contents by their marks, or LRU while the pool has lost hits to it. A "
-    "page is never taken before the pages that need it for their hits, where requests free their pages as MAN-5 says. "
-    "Pins and priorities stand above it (PIN-1, PIN-2). No clock and no chance decides: the same calls with the same "
-    "seed evict the same pages.",
+    "EVICT-1": "eviction=lru, the default, is POOL-3's order. By reuse pages have levels: 0 if they were never hit, 1 "
+    "after one hit or if their content was evicted lately, 2 after two or three, 3 after more. A free page is taken "
+    "when one of the level below would be that was freed 4 turnovers of the pool later; free pages without a hash go "
+    "first. adaptive follows one of several such rules: the one that hits most in shadow pools, which hold a sample of "
+    "the contents by their marks, or LRU while the pool has lost hits to it. A page is never taken before the pages "
+    "that need it for their hits, where requests free their pages as MAN-5 says. Pins and priorities stand above it "
+    "(PIN-1, PIN-2). No clock and no chance decides: the same calls with the same seed evict the same pages.",
     # -- Page hashes ------------------------------------------------------------------------------
     "HASH-1": "A full page's key is a SHA-256 chain over (parent's digest, extra keys, token ids as little-endian "
     "int32) in one documented encoding: the same in every process for the same seed, different for another seed. "

@@ -15,9 +15,9 @@ def parent_goes_before_child(fast: ModuleType) -> SimpleNamespace:
     order = fast.pool.eviction.ReuseOrder
 
     def released(self: Any, pages: Any, freed: Any) -> None:
-        before = self._is_reused[pages].copy()
+        before = self._hits[pages].copy()
         order.released(self, pages, freed)
-        self._is_reused[pages] = before
+        self._hits[pages] = before
 
     return with_policy(fast, released=released)
 
@@ -27,11 +27,11 @@ def hits_of_free_pages_do_not_count(fast: ModuleType) -> SimpleNamespace:
     """Only pages that are in use count as hit: a prefix that nobody else holds is never protected."""
     order = fast.pool.eviction.ReuseOrder
 
-    def hit(self: Any, pages: Any, counts: Any) -> None:
+    def hit(self: Any, pages: Any, counts: Any, are_distinct: bool) -> None:
         free = pages[counts[pages] == 0]
-        before = self._is_reused[free].copy()
-        order.hit(self, pages, counts)
-        self._is_reused[free] = before
+        before = self._hits[free].copy()
+        order.hit(self, pages, counts, are_distinct)
+        self._hits[free] = before
 
     return with_policy(fast, hit=hit)
 
@@ -45,14 +45,14 @@ def protection_outlives_the_hash(fast: ModuleType) -> SimpleNamespace:
     order = fast.pool.eviction.ReuseOrder
 
     def forgotten(self: Any, pages: Any, counts: Any) -> None:
-        before = self._is_reused[pages].copy()
+        before = self._hits[pages].copy()
         order.forgotten(self, pages, counts)
-        self._is_reused[pages] = before
+        self._hits[pages] = before
 
     def published(self: Any, pages: Any, marks: Any) -> None:
-        before = self._is_reused[pages].copy()
+        before = self._hits[pages].copy()
         order.published(self, pages, marks)
-        self._is_reused[pages] |= before
+        self._hits[pages] = self._hits[pages] | before
 
     return with_policy(fast, forgotten=forgotten, published=published)
 
@@ -63,7 +63,7 @@ def pages_taken_alone_leave_no_ghosts(fast: ModuleType) -> SimpleNamespace:
 
     def evicted_one(self: Any, page: int) -> None:
         if self._run_cell[page]:
-            self._reused_cell[page] = 0
+            self._hits_cell[page] = 0
             self.clock += 1
 
     return with_policy(fast, evicted_one=evicted_one)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations.eviction import (
     CANDIDATES,
+    MOST_HITS,
+    NUM_LEVELS,
     REUSE,
     STALE_TURNOVERS,
     EvictionCounters,
@@ -32,7 +34,11 @@ from .shadows import Shadows
 
 __all__ = ["ReuseOrder"]
 
-_NOWHERE, _EMPTY, _ONCE, _AGAIN, _FRONT = range(5)
+_NOWHERE, _EMPTY, _FRONT, _LEVELS = range(4)
+"""Where a page waits; levels have the numbers from ``_LEVELS`` on."""
+_LEVEL_OF = tuple(number.bit_length() for number in range(MOST_HITS + 1))
+"""The level of a page, by its number of hits."""
+_LEVELS_OF: NDArray[np.int64] = np.array(_LEVEL_OF)
 _LOW = 2**32 - 1
 _FEW = 6
 """The most pages that are taken one by one: more cost less in array operations (measured)."""
@@ -59,7 +65,6 @@ class ReuseOrder:
     """
 
     __slots__ = (
-        "_again",
         "_bound",
         "_candidate",
         "_empty",
@@ -68,13 +73,13 @@ class ReuseOrder:
         "_front",
         "_ghost_cell",
         "_ghosts",
-        "_is_reused",
+        "_hits",
+        "_hits_cell",
+        "_levels",
         "_num_slots",
-        "_once",
         "_place_cell",
         "_queues",
         "_regrets",
-        "_reused_cell",
         "_run_cell",
         "_run_of",
         "_size",
@@ -101,12 +106,13 @@ class ReuseOrder:
         self._num_slots = num_ghost_slots(self._size)
         self.mark_of: NDArray[np.int64] = np.zeros(num_pages, np.int64)
         self._freed_at: NDArray[np.int64] = np.zeros(num_pages, np.int64)
-        self._is_reused: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
+        self._hits: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
+        """How often each cached page was hit, at most `MOST_HITS`."""
         self._where: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
         self._ghosts: NDArray[np.uint32] = np.zeros(self._num_slots, np.uint32)
         """The tag in each slot: one more than the upper bits of a mark, 0 where there is none."""
         self.mark_cell, self._freed_cell = self.mark_of.data, self._freed_at.data
-        self._reused_cell, self._where_cell = self._is_reused.data, self._where.data
+        self._hits_cell, self._where_cell = self._hits.data, self._where.data
         self._ghost_cell = self._ghosts.data
         self._place_cell = PageLog.places(num_pages)
         self.shadows = Shadows(self._size) if policy == "adaptive" else None
@@ -120,9 +126,9 @@ class ReuseOrder:
         self.num_free = self._size
 
     def _clear_queues(self) -> None:
-        self._empty, self._once, self._again = (PageLog(self._place_cell) for _ in range(3))
-        self._front = BatchLog(self._place_cell)
-        self._queues = (self._empty, self._empty, self._once, self._again, self._front)
+        self._empty, self._front = PageLog(self._place_cell), BatchLog(self._place_cell)
+        self._levels = [PageLog(self._place_cell) for _ in range(NUM_LEVELS)]
+        self._queues = (self._empty, self._empty, self._front, *self._levels)
         """The queue of each number in ``_where``; the first number is no queue's."""
 
     # -- Taking -----------------------------------------------------------------------------------
@@ -135,15 +141,7 @@ class ReuseOrder:
         elif self._front.num or self._turnovers is None:
             page = self._chunk(1).item()
         else:
-            once, again = self._once, self._again
-            queue = once
-            if not once.num:
-                queue = again
-            elif again.num:
-                freed_at = self._freed_cell
-                if freed_at[again.first()] + self._turnovers * self._size < freed_at[once.first()]:
-                    queue = again
-            page = queue.take_one()
+            page = self._next_level(self._turnovers * self._size)[0].take_one()
         self._where_cell[page] = _NOWHERE
         self.evicted_one(page)
         return page
@@ -153,7 +151,7 @@ class ReuseOrder:
         if self._run_cell[page]:
             mark = self.mark_cell[page]
             self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] = (mark >> 32) + 1
-            self._reused_cell[page] = 0
+            self._hits_cell[page] = 0
             self.clock += 1
 
     def take(self, count: int) -> NDArray[np.int64]:
@@ -180,7 +178,7 @@ class ReuseOrder:
         cached = self._cached(pages)
         slots, tags = self._ghost(self.mark_of[cached])
         self._ghosts[slots] = tags
-        self._is_reused[cached] = 0
+        self._hits[cached] = 0
         self.clock += len(cached)
 
     def _ghost(self, marks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
@@ -190,25 +188,40 @@ class ReuseOrder:
 
     def _chunk(self, most: int) -> NDArray[np.int64]:
         """The next pages, at least one and at most ``most``, that one queue gives before it is another's turn."""
-        once, again, front = self._once, self._again, self._front
         if self._turnovers is None:
             return self._keeping_chunk(most)
-        if front.num:
-            return front.take_of(front.latest(), most)
-        queue, count = once, most
-        if not once.num:
-            queue = again
-        elif again.num:
-            longer, freed_at = self._turnovers * self._size, self._freed_cell
-            first_once, first_again = freed_at[once.first()], freed_at[again.first()] + longer
-            if first_again < first_once:
-                queue = again
-                times = self._freed_at[again.peek(min(most, again.num))]
-                count = int(np.searchsorted(times, first_once - longer))
-            else:
-                times = self._freed_at[once.peek(min(most, once.num))]
-                count = int(np.searchsorted(times, first_again, side="right"))
-        return queue.take(min(count, queue.num))
+        if self._front.num:
+            return self._front.take_of(self._front.latest(), most)
+        return self._take_of_level(most, self._turnovers * self._size)
+
+    def _next_level(self, longer: int) -> tuple[PageLog, int | None]:
+        """The level that gives the next page, and up to which clock its pages go before the first of any other.
+
+        Args:
+            longer: how much longer a page stays than one of the level below.
+
+        Returns:
+            The queue, and the clock before which its pages became free that are taken before another level's turn;
+            None: no other level has pages.
+        """
+        best = other = -1
+        first = second = 0
+        for number, level in enumerate(self._levels):
+            if level.num:
+                due = self._freed_cell[level.first()] + longer * number
+                if best < 0 or due < first:
+                    best, first, other, second = number, due, best, first
+                elif other < 0 or due < second:
+                    other, second = number, due
+        bound = None if other < 0 else second - longer * best + (best < other)  # at the same time the lower one goes
+        return self._levels[best], bound
+
+    def _take_of_level(self, most: int, longer: int) -> NDArray[np.int64]:
+        queue, bound = self._next_level(longer)
+        count = min(most, queue.num)
+        if bound is not None:
+            count = int(np.searchsorted(self._freed_at[queue.peek(count)], bound))
+        return queue.take(count)
 
     def _keeping_chunk(self, most: int) -> NDArray[np.int64]:
         """`_chunk` by a candidate that keeps.
@@ -216,7 +229,7 @@ class ReuseOrder:
         Each page that is evicted may make another queue's first page stale, which then goes before: no more pages are
         taken at once than may be taken before that.
         """
-        once, again, front, freed_at = self._once, self._again, self._front, self._freed_cell
+        front, freed_at = self._front, self._freed_cell
         stale = self.clock - STALE_TURNOVERS * self._size
         before = most
         if front.num:
@@ -224,7 +237,7 @@ class ReuseOrder:
             if batch[2] < stale:
                 return front.take_of(batch, most)
             before = min(before, batch[2] - stale + 1)
-        for queue in (once, again):
+        for queue in self._levels:
             if queue.num:
                 time = freed_at[queue.first()]
                 if time < stale:
@@ -233,8 +246,8 @@ class ReuseOrder:
                 before = min(before, time - stale + 1)
         if front.num:
             return front.take_of(front.latest(), before)
-        queue = once if once.num else again
-        return queue.take(min(before, queue.num))
+        lowest = self._levels[0]
+        return lowest.take(min(before, lowest.num)) if lowest.num else self._take_of_level(before, 0)
 
     # -- Coming and going -------------------------------------------------------------------------
 
@@ -246,15 +259,13 @@ class ReuseOrder:
             self._empty.put_one(page)
             return
         self._freed_cell[page] = self.clock
-        if self._reused_cell[page]:
-            self._where_cell[page] = _AGAIN
-            self._again.put_one(page)
-        elif self._turnovers is None and self.clock:
+        level = _LEVEL_OF[self._hits_cell[page]]
+        if not level and self._turnovers is None and self.clock:
             self._where_cell[page] = _FRONT
             self._front.put_batch(np.array((page,)), self.clock)
         else:
-            self._where_cell[page] = _ONCE
-            self._once.put_one(page)
+            self._where_cell[page] = _LEVELS + level
+            self._levels[level].put_one(page)
 
     def put(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages that became free at once, in order. O(pages) amortised."""
@@ -268,21 +279,23 @@ class ReuseOrder:
             if not len(pages):
                 return
         self._freed_at[pages] = self.clock
-        is_reused = self._is_reused[pages] != 0
-        num_reused = np.count_nonzero(is_reused)
-        if num_reused:
-            again = pages if num_reused == len(pages) else pages[is_reused]
-            self._where[again] = _AGAIN
-            self._again.put(again)
-            pages = pages[~is_reused]
-        if not len(pages):
-            return
+        hits = self._hits[pages]
+        if np.count_nonzero(hits):
+            levels = _LEVELS_OF[hits]
+            for level in range(1, NUM_LEVELS):
+                own = pages[levels == level]
+                if len(own):
+                    self._where[own] = _LEVELS + level
+                    self._levels[level].put(own)
+            pages = pages[hits == 0]
+            if not len(pages):
+                return
         if self._turnovers is None and self.clock:
             self._where[pages] = _FRONT
             self._front.put_batch(pages, self.clock)
         else:
-            self._where[pages] = _ONCE
-            self._once.put(pages)
+            self._where[pages] = _LEVELS
+            self._levels[0].put(pages)
 
     def num_leading(self, run_of: NDArray[np.uint32], most: int) -> int:  # noqa: ARG002 - they are known
         """How many of the first ``most`` pages had no hash when they became free, which go first. O(1)."""
@@ -308,7 +321,7 @@ class ReuseOrder:
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Removes distinct free pages from any places. O(pages)."""
         where = self._where[pages]
-        for number in (_AGAIN, _ONCE, _FRONT, _EMPTY):
+        for number in set(where.tolist()):
             own = where == number
             num_own = np.count_nonzero(own)
             if num_own:
@@ -371,14 +384,14 @@ class ReuseOrder:
         slots, tags = self._ghost(marks)
         is_ghost = self._ghosts[slots] == tags
         self._regrets += int(np.count_nonzero(is_ghost))
-        is_reused = is_ghost & CANDIDATES[self._candidate].uses_ghosts
+        hits = is_ghost & CANDIDATES[self._candidate].uses_ghosts
         if self.shadows is not None:
             for place in self.shadows.sampled(marks):
                 candidate = self.shadows.asked(marks.item(place), True, False, is_ghost.item(place), self._candidate)
                 if candidate != self._candidate:  # pages before this one went by the rule before
                     self._follow(candidate)
-                    is_reused[place:] = is_ghost[place:] & CANDIDATES[candidate].uses_ghosts
-        self._is_reused[pages] = is_reused
+                    hits[place:] = is_ghost[place:] & CANDIDATES[candidate].uses_ghosts
+        self._hits[pages] = hits
 
     def published_one(self, page: int, mark: int) -> None:
         """`published` for one page. O(1)."""
@@ -391,21 +404,26 @@ class ReuseOrder:
                 self._follow(candidate)
         if is_ghost:
             self._regrets += 1
-            self._reused_cell[page] = CANDIDATES[self._candidate].uses_ghosts
+            self._hits_cell[page] = CANDIDATES[self._candidate].uses_ghosts
 
     def _follow(self, candidate: int) -> None:
         """Goes on by another rule."""
         self._candidate, self._turnovers = candidate, CANDIDATES[candidate].turnovers
 
-    def hit(self, pages: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
+    def hit(self, pages: NDArray[np.int64], counts: NDArray[np.int32], are_distinct: bool) -> None:
         """Pages are about to get references, in this order; those without a hash are no hits. O(pages).
 
         Args:
             pages: the pages, once for each reference.
             counts: the reference counts of all pages.
+            are_distinct: True if no page is listed twice.
         """
         pages = self._cached(pages)
-        self._is_reused[pages] = 1
+        if are_distinct:
+            self._hits[pages] = np.minimum(self._hits[pages] + 1, MOST_HITS)
+        else:
+            for page in pages.tolist():
+                self._hits_cell[page] = min(self._hits_cell[page] + 1, MOST_HITS)
         if self.shadows is not None:
             held: set[int] = set()
             marks = self.mark_of[pages]
@@ -429,20 +447,20 @@ class ReuseOrder:
             places = self.shadows.sampled(marks)
             if places:
                 self.shadows.left(marks[places].tolist(), self.serves_parts)
-        is_reused = self._is_reused[pages] != 0
-        if not np.count_nonzero(is_reused):
+        hits = self._hits[pages]
+        if not np.count_nonzero(hits):
             return
         if self.serves_parts and CANDIDATES[self._candidate].extends:
-            self._is_reused[self._cached(pages)] = 1
+            np.maximum(hits, self._run_of[pages] != 0, out=hits)
+        is_cached = self._run_of[pages] != 0
+        if np.count_nonzero(is_cached) == len(pages):
+            self._hits[pages] = np.maximum.accumulate(hits)
             return
-        first = is_reused.argmax()
-        needed, is_cached = pages[first:], self._run_of[pages[first:]] != 0
-        if np.count_nonzero(is_cached) < len(needed):  # a page without a hash is needed by none
-            order = np.arange(len(needed))
-            last_reused = np.maximum.accumulate(np.where(is_reused[first:], order, -1))
-            last_bare = np.maximum.accumulate(np.where(is_cached, -1, order))
-            needed = needed[last_reused > last_bare]
-        self._is_reused[needed] = 1
+        start = 0
+        for end in (*np.flatnonzero(~is_cached).tolist(), len(pages)):  # a page without a hash is needed by none
+            np.maximum.accumulate(hits[start:end], out=hits[start:end])
+            start = end + 1
+        self._hits[pages] = hits
 
     def forgotten(self, pages: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
         """Distinct pages are about to lose the hashes that they have, not by eviction; they keep places. O(pages).
@@ -452,7 +470,7 @@ class ReuseOrder:
             counts: the reference counts of all pages.
         """
         pages = self._cached(pages)
-        self._is_reused[pages] = 0
+        self._hits[pages] = 0
         if self.shadows is not None:
             marks = self.mark_of[pages]
             for place in self.shadows.sampled(marks):
@@ -467,11 +485,12 @@ class ReuseOrder:
 
     def saved(self) -> SavedEviction:
         """What a snapshot has of the policy. O(pages and ghosts)."""
-        once, again = (self._with_times(queue) for queue in (self._once, self._again))
+        levels = [self._with_times(queue) for queue in self._levels]
         slots = self._ghosts.nonzero()[0]
         ghosts = list(zip(slots.tolist(), self._ghosts[slots].tolist(), strict=True))
-        reused: list[int] = self._is_reused.nonzero()[0].tolist()
-        queues = QueuesState(self._front.in_batches(), once, again, reused, ghosts)
+        hit = self._hits.nonzero()[0]
+        hits = list(zip(hit.tolist(), self._hits[hit].tolist(), strict=True))
+        queues = QueuesState(self._front.in_batches(), levels, hits, ghosts)
         empty: list[int] = self._empty.order().tolist()
         saved = SavedEviction(self._regrets, empty, queues, self._candidate)
         if self.shadows is not None:
@@ -499,12 +518,14 @@ class ReuseOrder:
         self._candidate, self._turnovers = saved.candidate, CANDIDATES[saved.candidate].turnovers
         self._clear_queues()
         self._where[:] = _NOWHERE
-        self._is_reused[:] = 0
-        self._is_reused[saved.queues.reused] = 1
+        self._hits[:] = 0
+        for page, number in saved.queues.hits:
+            self._hits_cell[page] = number
         for slot, tag in saved.queues.ghosts:
             self._ghosts[slot] = tag
         entries = [(_EMPTY, page, 0) for page in saved.empty]
-        entries += [(_ONCE, *entry) for entry in saved.queues.once] + [(_AGAIN, *entry) for entry in saved.queues.again]
+        for number, level in enumerate(saved.queues.levels, _LEVELS):
+            entries += [(number, *entry) for entry in level]
         for number, page, time in entries:
             self._where_cell[page], self._freed_cell[page] = number, time
             self._queues[number].put_one(page)
@@ -531,12 +552,14 @@ class ReuseOrder:
         assert (free <= 1).all(), "POOL-2: a page is free twice"
         assert ((self._where != _NOWHERE) == (free == 1)).all(), "POOL-2: where pages wait"
         assert self.num_free == free.sum(), f"POOL-2: {self.num_free} free pages, counted {free.sum()}"
-        is_cached, is_reused = self._run_of != 0, self._is_reused != 0
-        assert not (is_reused & ~is_cached).any(), "EVICT-1: a page without a hash counts as reused"
+        is_cached, hits = self._run_of != 0, self._hits
+        assert not hits[~is_cached].any(), "EVICT-1: a page without a hash has hits"
+        assert hits.max() <= MOST_HITS, f"EVICT-1: hits {hits.tolist()}"
         assert not (is_cached & (self._where == _EMPTY)).any(), "EVICT-1: a cached page is among those without a hash"
         waits = is_cached & (self._where != _NOWHERE)
-        assert (is_reused == (self._where == _AGAIN))[waits].all(), "EVICT-1: a page is in another's queue"
-        for queue in (self._once, self._again):
+        own_level = np.where(self._where == _FRONT, _LEVELS, self._where) - _LEVELS
+        assert (_LEVELS_OF[hits] == own_level)[waits].all(), "EVICT-1: a page is on another's level"
+        for queue in self._levels:
             times = self._freed_at[queue.order()]
             assert (np.diff(times) >= 0).all(), f"EVICT-1: {times.tolist()}"
             assert (times <= self.clock).all(), f"EVICT-1: pages freed at {times.tolist()}, after {self.clock}"

@@ -405,7 +405,7 @@ class PagePool(PoolCalls):
     def hold(self, pages: NDArray[np.int64], are_distinct: bool = True) -> None:
         """`touch` for pages that are in use or cached; O(pages) where they are known to be distinct."""
         if self.policy is not None:
-            self.policy.hit(pages, self.counts.of)
+            self.policy.hit(pages, self.counts.of, are_distinct)
         free = self.counts.add(pages) if are_distinct else self.counts.add_mentioned(pages)
         if free.size:
             self.free_order.remove(free)

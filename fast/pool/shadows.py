@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations.eviction import (
     CANDIDATES,
     HALVED_AFTER,
+    MOST_HITS,
+    NUM_LEVELS,
     SHADOW_PAGES,
     STALE_TURNOVERS,
     Candidate,
@@ -38,13 +40,12 @@ class _Shadow:
     """
 
     __slots__ = (
-        "_again",
         "_extends",
         "_front",
         "_ghosts",
+        "_hits",
+        "_levels",
         "_num_slots",
-        "_once",
-        "_reused",
         "_size",
         "_turnovers",
         "_uses_ghosts",
@@ -58,11 +59,10 @@ class _Shadow:
         self._num_slots = num_ghost_slots(size)
         self.clock = 0
         self.at: dict[int, OrderedDict[int, int] | None] = {}
-        self._once: OrderedDict[int, int] = OrderedDict()
-        self._again: OrderedDict[int, int] = OrderedDict()
+        self._levels: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(NUM_LEVELS)]
         self._front: deque[OrderedDict[int, int]] = deque()
         """Batches of contents, each with its clock; those that lost all are passed over when they come to an end."""
-        self._reused: set[int] = set()
+        self._hits: dict[int, int] = {}
         self._ghosts: dict[int, int] = {}
 
     def asked(self, mark: int, num_held: int) -> bool:
@@ -74,7 +74,7 @@ class _Shadow:
         """
         queue = self.at.get(mark, _MISSING)
         if queue is not _MISSING:
-            self._reused.add(mark)
+            self._hits[mark] = min(self._hits.get(mark, 0) + 1, MOST_HITS)
             if queue is not None:
                 del queue[mark]
                 self.at[mark] = None
@@ -83,7 +83,7 @@ class _Shadow:
             self._evict()
         self.at[mark] = None
         if self._uses_ghosts and self._ghosts.get((mark & _LOW) * self._num_slots >> 32) == (mark >> 32) + 1:
-            self._reused.add(mark)
+            self._hits[mark] = 1
         return False
 
     def left(self, marks: Sequence[int], num_held: int, serves_parts: bool) -> None:
@@ -94,21 +94,20 @@ class _Shadow:
             num_held: the number of contents that still are in use.
             serves_parts: see `ReuseOrder`.
         """
-        at, clock, reused = self.at, self.clock, self._reused
-        rest = self._once
+        at, clock, hits, levels = self.at, self.clock, self._hits, self._levels
+        rest = levels[0]
         if self._turnovers is None and clock:
             rest = OrderedDict()
-        behind = serves_parts and self._extends and not reused.isdisjoint(marks)
+        behind = int(serves_parts and self._extends and not hits.keys().isdisjoint(marks))
         for mark in marks:
-            if behind or mark in reused:
-                behind = True
-                reused.add(mark)
-                queue = self._again
-            else:
-                queue = rest
+            behind = max(behind, hits.get(mark, 0))
+            queue = rest
+            if behind:
+                hits[mark] = behind
+                queue = levels[behind.bit_length()]
             queue[mark] = clock
             at[mark] = queue
-        if rest is not self._once and rest:
+        if rest is not levels[0] and rest:
             self._front.append(rest)
         while self._size < len(at) > num_held:
             self._evict()
@@ -119,71 +118,75 @@ class _Shadow:
         del self.at[mark]
         self.clock += 1
         self._ghosts[(mark & _LOW) * self._num_slots >> 32] = (mark >> 32) + 1
-        self._reused.discard(mark)
+        self._hits.pop(mark, None)
 
     def _next(self) -> OrderedDict[int, int]:
         """The queue whose first content is evicted next."""
-        once, again, front, turnovers = self._once, self._again, self._front, self._turnovers
-        if turnovers is not None:
-            if not again:
-                return once
-            if once and _time(again) + turnovers * self._size >= _time(once):
-                return once
-            return again
-        stale = self.clock - STALE_TURNOVERS * self._size
-        while front and not front[0]:
-            front.popleft()
-        if front and _time(front[0]) < stale:
-            return front[0]
-        if once and _time(once) < stale:
-            return once
-        if again and _time(again) < stale:
-            return again
-        while front and not front[-1]:
-            front.pop()
-        if front:
-            return front[-1]
-        return once or again
+        front, levels, turnovers = self._front, self._levels, self._turnovers
+        if turnovers is None:
+            stale = self.clock - STALE_TURNOVERS * self._size
+            while front and not front[0]:
+                front.popleft()
+            if front and _time(front[0]) < stale:
+                return front[0]
+            for level in levels:
+                if level and _time(level) < stale:
+                    return level
+            while front and not front[-1]:
+                front.pop()
+            if front:
+                return front[-1]
+            if levels[0]:
+                return levels[0]
+        longer = 0 if turnovers is None else turnovers * self._size
+        best, first = _MISSING, 0
+        for number, level in enumerate(levels):
+            if level:
+                due = _time(level) + number * longer
+                if best is _MISSING or due < first:
+                    best, first = level, due
+        return best
 
     def lost(self, mark: int) -> None:
         """A content is not to be found any more. O(1)."""
         queue = self.at.pop(mark, _MISSING)
         if queue is not None:
             queue.pop(mark, None)
-        self._reused.discard(mark)
+        self._hits.pop(mark, None)
 
     def state(self) -> QueuesState:
         """What a snapshot has of it."""
         front = [(_time(batch), list(batch)) for batch in self._front if batch]
-        queues = list(self._once.items()), list(self._again.items())
-        return QueuesState(front, *queues, sorted(self._reused), sorted(self._ghosts.items()))
+        levels = [list(level.items()) for level in self._levels]
+        return QueuesState(front, levels, sorted(self._hits.items()), sorted(self._ghosts.items()))
 
     def restore(self, queues: QueuesState, clock: int, held: Sequence[int]) -> None:
         """Sets the state of a snapshot; ``held`` are the contents in use."""
         self.clock = clock
         self._front = deque(OrderedDict.fromkeys(batch, time) for time, batch in queues.front)
-        self._once, self._again = OrderedDict(queues.once), OrderedDict(queues.again)
-        self._reused, self._ghosts = set(queues.reused), dict(queues.ghosts)
+        self._levels = [OrderedDict(level) for level in queues.levels]
+        self._hits, self._ghosts = dict(queues.hits), dict(queues.ghosts)
         self.at = dict.fromkeys(held)
-        for queue in (*self._front, self._once, self._again):
+        for queue in (*self._front, *self._levels):
             self.at.update(dict.fromkeys(queue, queue))
 
     def check(self, held: frozenset[int]) -> None:
         """Verifies that queues, contents and clocks agree; ``held`` are the contents in use."""
-        queues = [*self._front, self._once, self._again]
+        queues = [*self._front, *self._levels]
         free = {mark: queue for queue in queues for mark in queue}
         assert len(free) == sum(map(len, queues)), "EVICT-1: a content waits twice in a shadow pool"
         assert {mark for mark, queue in self.at.items() if queue is None} == held, "EVICT-1: a shadow pool's holders"
         assert all(self.at.get(mark) is queue for mark, queue in free.items()), "EVICT-1: a shadow pool's queues"
         assert len(self.at) == len(free) + len(held), "EVICT-1: contents of a shadow pool"
         assert len(self.at) <= max(self._size, len(held)), "EVICT-1: a shadow pool is too full"
-        assert self._reused <= self.at.keys(), "EVICT-1: a content that is gone counts as reused"
+        assert self._hits.keys() <= self.at.keys(), "EVICT-1: a content that is gone has hits"
         for queue in queues:
             times = list(queue.values())
             assert times == sorted(times), f"EVICT-1: a shadow pool's queue, {times}"
             assert not times or times[-1] <= self.clock, f"EVICT-1: {times} after {self.clock} in a shadow pool"
-            waits = {mark in self._reused for mark in queue}
-            assert waits <= {queue is self._again}, "EVICT-1: a content is in another's queue"
+            own = {self._levels[self._hits.get(mark, 0).bit_length()] is queue for mark in queue}
+            is_batch = any(queue is batch for batch in self._front) and self._hits.keys().isdisjoint(queue)
+            assert is_batch or own <= {True}, "EVICT-1: a content is on another's level"
         times = [_time(batch) for batch in self._front if batch]
         assert times == sorted(times), f"EVICT-1: a shadow pool's batches, {times}"
         assert all(0 <= slot < self._num_slots for slot in self._ghosts), "EVICT-1: a ghost in no slot"

@@ -10,6 +10,8 @@ from .reading import refusal, shown
 __all__ = [
     "CANDIDATES",
     "HALVED_AFTER",
+    "MOST_HITS",
+    "NUM_LEVELS",
     "POLICIES",
     "REUSE",
     "SHADOW_PAGES",
@@ -30,11 +32,17 @@ __all__ = [
 EvictionPolicy = Literal["lru", "reuse", "adaptive"]
 POLICIES: tuple[EvictionPolicy, ...] = ("lru", "reuse", "adaptive")
 
-SHADOW_PAGES = 1_024
+SHADOW_PAGES = 512
 """The most pages of a shadow pool: a larger pool samples its contents, so that each shadow sees as much pressure."""
 
 HALVED_AFTER = 8
 """Scores of shadow pools are halved after this number of times as many sampled contents as they hold were asked for."""
+
+MOST_HITS = 4
+"""Hits of a page are counted up to this number."""
+
+NUM_LEVELS = MOST_HITS.bit_length() + 1
+"""Pages wait by levels: the level of a page is the bit length of its number of hits, 0 for a page without any."""
 
 STALE_TURNOVERS = 8
 """A candidate that keeps lets go of pages that were free for more than this number of pool turnovers."""
@@ -44,12 +52,12 @@ class Candidate(NamedTuple):
     """A rule for the page that is taken next.
 
     Attributes:
-        turnovers: how many pool turnovers longer a reused page stays than another; None: the rule keeps what is there,
-            and lets new pages take each other's places.
-        uses_ghosts: whether a content that was evicted lately counts as reused when it is published again.
-        extends: whether what a request computed behind a reused page counts as reused when the request lets go of both,
-            in a pool with a group that needs only part of a prefix: there the next turn of a conversation is hit at the
-            end of the last one, or not at all.
+        turnovers: how many pool turnovers longer a page stays than one of the level below; None: the rule keeps what is
+            there, and lets new pages take each other's places.
+        uses_ghosts: whether a content that was evicted lately counts as hit once when it is published again.
+        extends: whether what a request computed behind a page that was hit counts as hit once when the request lets go
+            of both, in a pool with a group that needs only part of a prefix: there the next turn of a conversation is
+            hit at the end of the last one, or not at all.
     """
 
     turnovers: int | None
@@ -64,7 +72,7 @@ CANDIDATES = (
     Candidate(None, False, True),
     Candidate(None, True),
 )
-"""The rules that ``adaptive`` chooses among. The first is LRU: by it reused pages stay no longer than others."""
+"""The rules that ``adaptive`` chooses among. The first is LRU: by it pages of all levels stay equally long."""
 
 REUSE = CANDIDATES[2]
 """The rule of ``reuse``."""
@@ -145,16 +153,14 @@ class QueuesState:
 
     Attributes:
         front: batches to be taken at once, the last one first.
-        once: those that were not hit.
-        again: those that were.
-        reused: the cached ones that were hit or are of a content that was, ascending.
+        levels: the others, by level.
+        hits: [page or mark, number of hits] of the cached ones that have any, ascending.
         ghosts: [slot, tag] of contents that were evicted, by slot.
     """
 
     front: list[Batch] = field(default_factory=list)
-    once: list[tuple[int, int]] = field(default_factory=list)
-    again: list[tuple[int, int]] = field(default_factory=list)
-    reused: list[int] = field(default_factory=list)
+    levels: list[list[tuple[int, int]]] = field(default_factory=lambda: [[] for _ in range(NUM_LEVELS)])
+    hits: list[tuple[int, int]] = field(default_factory=list)
     ghosts: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -190,28 +196,27 @@ class SavedEviction:
 def _queues_to_json(queues: QueuesState) -> dict[str, Any]:
     return {
         "front": [[clock, list(batch)] for clock, batch in queues.front],
-        "once": [list(entry) for entry in queues.once],
-        "again": [list(entry) for entry in queues.again],
-        "reused": list(queues.reused),
+        "levels": [[list(entry) for entry in level] for level in queues.levels],
+        "hits": [list(entry) for entry in queues.hits],
         "ghosts": [list(entry) for entry in queues.ghosts],
     }
 
 
 def _queues_of(part: Part, size: int, least: int = 0, below: int = BEYOND) -> QueuesState:
     """Reads queues of a pool of a size, or of a shadow pool; entries lie in [least, below)."""
-    parts = part.members(("front", "once", "again", "reused", "ghosts"))
+    parts = part.members(("front", "levels", "hits", "ghosts"))
 
-    def pairs(name: str) -> list[tuple[int, int]]:
-        found = (item.items(2) for item in parts[name].items())
-        return [(entry.integer(least, below), clock.integer()) for entry, clock in found]
+    def pairs(own: Part, smallest: int = 0, end: int = BEYOND) -> list[tuple[int, int]]:
+        found = (item.items(2) for item in own.items())
+        return [(entry.integer(least, below), number.integer(smallest, end)) for entry, number in found]
 
     batches = (item.items(2) for item in parts["front"].items())
     front = [(clock.integer(), [own.integer(least, below) for own in batch.items()]) for clock, batch in batches]
     pairs_of_ghosts = (item.items(2) for item in parts["ghosts"].items())
     num_slots = num_ghost_slots(size)
     ghosts = [(slot.integer(below=num_slots), tag.integer(1, 2**31 + 1)) for slot, tag in pairs_of_ghosts]
-    reused = [own.integer(least, below) for own in parts["reused"].items()]
-    return QueuesState(front, pairs("once"), pairs("again"), reused, ghosts)
+    levels = [pairs(level) for level in parts["levels"].items(NUM_LEVELS)]
+    return QueuesState(front, levels, pairs(parts["hits"], 1, MOST_HITS + 1), ghosts)
 
 
 _MEMBERS = (

@@ -3,15 +3,16 @@
 ::
 
     kvproof         "manager snapshot"
-    version         2, without ``eviction``, ``retention`` and ``match_unit``; 3 with any of them
+    version         2, without ``eviction``, ``retention`` and ``match_unit``; 4 with ``eviction``, else 3
     num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
     max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     the arguments of the manager
     none_hash       the root of its keys, hexadecimal as all bytes
     groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
     now             the time of the last `advance_time`, or null
-    eviction        in version 3 only: {policy, regrets, empty, queues, candidate, scores, asked, recent, credit,
-                    holders, shadows}, see `SavedEviction`; queues: {front: [[clock, [page]]], once: [[page, clock]],
-                    again: [[page, clock]], reused: [page], ghosts: [[slot, tag]]}; shadows: [[clock, queues of marks]]
+    eviction        in version 4 only: {policy, regrets, empty, queues, candidate, scores, asked, recent, credit,
+                    holders, shadows}, see `SavedEviction`; queues: {front: [[clock, [page]]],
+                    levels: [[[page, clock]]], hits: [[page, hits]], ghosts: [[slot, tag]]}; shadows: [[clock, queues
+                    of marks]]
     free            [page], in eviction order
     priorities      [[page, priority, expires_at]] of the pages that have one, by page
     contents        [[place of the content before in this list or -1, [token], extra keys]]
@@ -48,7 +49,7 @@ This module declares the format, and reads what can be read without a manager. T
 the parts of a manager that have it, in each package.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .codec import Part, plain
@@ -79,6 +80,8 @@ Made = TypeVar("Made")
 _HEADER = "manager snapshot"
 _VERSION = 2
 _VERSION_WITH_MORE = 3
+_VERSION_WITH_EVICTION = 4
+"""Version 3 with ``eviction`` told pages that were hit once from no others that were; it is refused."""
 
 _KEYS = (
     *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),
@@ -100,10 +103,17 @@ POOL_ARGUMENTS = (
 """The arguments of a pool that a snapshot has, each an attribute of the pool."""
 
 
+def _version(more: Collection[str]) -> int:
+    """The version of a snapshot with some of the keys of `_MORE`."""
+    if "eviction" in more:
+        return _VERSION_WITH_EVICTION
+    return _VERSION_WITH_MORE if more else _VERSION
+
+
 def snapshot_with(state: Mapping[str, Any]) -> dict[str, Any]:
     """The snapshot of a state: its header, and then every part, in the order above."""
     more = [name for name in _MORE if name in state]
-    whole = {"kvproof": _HEADER, "version": _VERSION_WITH_MORE if more else _VERSION, **state}
+    whole = {"kvproof": _HEADER, "version": _version(more), **state}
     return {name: whole[name] for name in (*_KEYS, *more)}
 
 
@@ -117,7 +127,7 @@ def parts_of(snapshot: object) -> dict[str, Part]:
     if not isinstance(snapshot, Mapping):
         raise refusal(TypeError, "R1", f"snapshot must be a mapping, not {type(snapshot).__name__}")
     more = [name for name in _MORE if name in snapshot]
-    for name, expected in (("kvproof", _HEADER), ("version", _VERSION_WITH_MORE if more else _VERSION)):
+    for name, expected in (("kvproof", _HEADER), ("version", _version(more))):
         part = Part(f"snapshot: {name}", snapshot.get(name), "SEC-3")
         if type(part.value) is not type(expected) or part.value != expected:
             raise part.damaged(f"must be {expected!r}")

@@ -1,9 +1,10 @@
 """EVICT-1: the order in which free pages of priority 0 are evicted, by ``lru`` and by ``reuse``.
 
-The pool tells a queue what happens to its pages, one call each. By ``reuse`` free pages wait in four queues. *empty*:
-pages without a hash, which hold nothing. *once*: pages that were not hit. *again*: pages that were hit, or whose
-content was evicted lately and published again. *front*: what is taken at once. A candidate (`Candidate`) says which of
-them goes next. Times are counted in evicted pages; a turnover is as many as the pool has pages.
+The pool tells a queue what happens to its pages, one call each. By ``reuse`` free pages wait in several queues.
+*empty*: pages without a hash, which hold nothing. *levels*: pages by the number of their hits, none, 1, 2 or 3, and
+more; a page whose content was evicted lately and published again counts as hit once. *front*: what is taken at once. A
+candidate (`Candidate`) says which of them goes next. Times are counted in evicted pages; a turnover is as many as the
+pool has pages.
 """
 
 from collections import OrderedDict
@@ -12,6 +13,8 @@ from itertools import takewhile
 
 from ..declarations.eviction import (
     CANDIDATES,
+    MOST_HITS,
+    NUM_LEVELS,
     REUSE,
     STALE_TURNOVERS,
     Candidate,
@@ -130,49 +133,49 @@ class EvictionOrder:
         """Entries evicted so far. Those taken without a hash do not count, as they push nothing out."""
         self.front: list[tuple[int, dict[int, None]]] = []
         """Batches of entries to be taken at once, with the clock when they became free: the last batch goes first."""
-        self.once: dict[int, int] = {}
-        """Free entries in the order in which they became free, with the clock at that time."""
-        self.again: dict[int, int] = {}
-        """The same of those that count as reused."""
+        self.levels: list[dict[int, int]] = [{} for _ in range(NUM_LEVELS)]
+        """The other free entries by level, in the order in which they became free, with the clock at that time."""
         self.mark_of: dict[int, int] = {}
         """The mark of each cached entry."""
-        self.reused: set[int] = set()
-        """Cached entries that were hit, or whose content was, or that a reused one needs for its hits."""
+        self.hits: dict[int, int] = {}
+        """The number of hits of cached entries that have any, at most `MOST_HITS`; see `carry`."""
         self.ghosts: dict[int, int] = {}
         """Tags of evicted contents, by the slots that their marks give; a later one takes a slot over."""
 
     @property
     def num_free(self) -> int:
         """The number of free entries."""
-        return sum(len(batch) for _, batch in self.front) + len(self.once) + len(self.again)
+        return sum(len(batch) for _, batch in self.front) + sum(map(len, self.levels))
+
+    def free_entries(self) -> list[int]:
+        """The free entries."""
+        entries = [entry for _, batch in self.front for entry in batch]
+        return [*entries, *(entry for level in self.levels for entry in level)]
 
     def next(self) -> int:
         """The entry to be taken next."""
         turnovers = self.candidate.turnovers
-        once, again = next(iter(self.once), None), next(iter(self.again), None)
+        firsts = [(number, *next(iter(level.items()))) for number, level in enumerate(self.levels) if level]
         if turnovers is None:  # what nobody asked for during this time is no part of what comes round
             stale = self.clock - STALE_TURNOVERS * self.size
-            # the oldest batch before again: it may hold what an entry of again is needed by
+            # the oldest batch before the levels, lower levels before higher ones: they may need what stands there
             if self.front and self.front[0][0] < stale:
                 return next(iter(self.front[0][1]))
-            if once is not None and self.once[once] < stale:
-                return once
-            if again is not None and self.again[again] < stale:
-                return again
+            for _, entry, clock in firsts:
+                if clock < stale:
+                    return entry
         if self.front:
             return next(iter(self.front[-1][1]))
-        if once is None or again is None:
-            entry = once if again is None else again
-            assert entry is not None, "an entry is free"
-            return entry
-        if turnovers is not None and self.again[again] + turnovers * self.size < self.once[once]:
-            return again
-        return once
+        if turnovers is None:
+            _, entry, _ = min(firsts, key=lambda first: (first[0] > 0, first[2]))
+        else:
+            _, entry, _ = min(firsts, key=lambda first: first[2] + turnovers * self.size * first[0])
+        return entry
 
     def leave(self, entry: int) -> None:
         """Takes an entry out of its queue, if it is in one."""
-        self.once.pop(entry, None)
-        self.again.pop(entry, None)
+        for level in self.levels:
+            level.pop(entry, None)
         for place, (_, batch) in enumerate(self.front):
             if entry in batch:
                 del batch[entry]
@@ -187,18 +190,22 @@ class EvictionOrder:
             self.clock += 1
             slot, tag = self._ghost(mark)
             self.ghosts[slot] = tag
-            self.reused.discard(entry)
+            self.hits.pop(entry, None)
 
     def forgotten(self, entry: int) -> None:
         """A cached entry lost its content in another way; where it is free, it keeps its place."""
         del self.mark_of[entry]
-        self.reused.discard(entry)
+        self.hits.pop(entry, None)
 
     def published(self, entry: int, mark: int) -> None:
         """An entry in use got a content."""
         self.mark_of[entry] = mark
         if self.candidate.uses_ghosts and self.is_ghost(mark):
-            self.reused.add(entry)
+            self.hits[entry] = 1
+
+    def hit(self, entry: int) -> None:
+        """A cached entry was asked for."""
+        self.hits[entry] = min(self.hits.get(entry, 0) + 1, MOST_HITS)
 
     def is_ghost(self, mark: int) -> bool:
         """Whether a content was evicted lately."""
@@ -210,35 +217,35 @@ class EvictionOrder:
         return (mark % 2**32) * num_ghost_slots(self.size) >> 32, (mark >> 32) + 1
 
     def carry(self, entries: Sequence[int], serves_parts: bool) -> None:
-        """What a reused entry needs for its hits counts as reused: what follows it here, up to one without a content.
+        """What an entry needs for its hits counts as hit as often: what follows it here, up to one without a content.
 
-        By a candidate that extends, so does all that the request computed behind a reused entry, if it is known that
-        a group needs only part of a prefix.
+        By a candidate that extends, all that the request computed behind an entry that was hit counts as hit once, if
+        it is known that a group needs only part of a prefix.
 
         Args:
             entries: entries of one request, the last one first.
             serves_parts: whether there is such a group.
         """
-        if serves_parts and self.candidate.extends and not self.reused.isdisjoint(entries):
-            self.reused.update(entry for entry in entries if entry in self.mark_of)
-            return
-        behind = False
+        cached = [entry for entry in entries if entry in self.mark_of]
+        if serves_parts and self.candidate.extends and not self.hits.keys().isdisjoint(cached):
+            for entry in cached:
+                self.hits[entry] = max(self.hits.get(entry, 0), 1)
+        behind = 0
         for entry in entries:
-            behind = entry in self.mark_of and (behind or entry in self.reused)
+            behind = max(behind, self.hits.get(entry, 0)) if entry in self.mark_of else 0
             if behind:
-                self.reused.add(entry)
+                self.hits[entry] = behind
 
     def put(self, entries: Iterable[int]) -> None:
         """Adds entries that became free at once: those with a content."""
         batch: dict[int, None] = {}
         keeps = self.candidate.turnovers is None and self.clock > 0  # before that, there is room for all
         for entry in entries:
-            if entry in self.reused:
-                self.again[entry] = self.clock
-            elif keeps:
+            level = self.hits.get(entry, 0).bit_length()
+            if keeps and level == 0:
                 batch[entry] = None
             else:
-                self.once[entry] = self.clock
+                self.levels[level][entry] = self.clock
         if batch:
             self.front.append((self.clock, batch))
 
@@ -247,29 +254,31 @@ class EvictionOrder:
     def state(self) -> QueuesState:
         """What a snapshot has of the queues."""
         front = [(clock, list(batch)) for clock, batch in self.front]
-        queues = list(self.once.items()), list(self.again.items())
-        return QueuesState(front, *queues, sorted(self.reused), sorted(self.ghosts.items()))
+        levels = [list(level.items()) for level in self.levels]
+        return QueuesState(front, levels, sorted(self.hits.items()), sorted(self.ghosts.items()))
 
     def restore(self, queues: QueuesState, clock: int) -> None:
         """Sets the queues of a snapshot; `check` verifies that they fit the rest."""
         self.clock = clock
         self.front = [(time, dict.fromkeys(batch)) for time, batch in queues.front]
-        self.once, self.again = dict(queues.once), dict(queues.again)
-        self.reused, self.ghosts = set(queues.reused), dict(queues.ghosts)
+        self.levels = [dict(level) for level in queues.levels]
+        self.hits, self.ghosts = dict(queues.hits), dict(queues.ghosts)
 
     def check(self) -> None:
-        """Verifies that the queues, their clocks and what counts as reused agree."""
+        """Verifies that the queues, their clocks and the numbers of hits agree."""
         batches = [list(batch) for _, batch in self.front]
-        free = [entry for own in (*batches, self.once, self.again) for entry in own]
+        free = self.free_entries()
         assert len(set(free)) == len(free), "EVICT-1: an entry is free twice"
         assert all(batches), "EVICT-1: an empty batch"
-        for times in ([time for time, _ in self.front], list(self.once.values()), list(self.again.values())):
+        for times in ([time for time, _ in self.front], *(list(level.values()) for level in self.levels)):
             assert times == sorted(times), "EVICT-1: an entry stands before one that became free earlier"
             assert not times or times[-1] <= self.clock, "EVICT-1: an entry became free ahead of the clock"
-        assert self.reused <= self.mark_of.keys(), "EVICT-1: an entry without a content counts as reused"
-        for entry in free:
-            is_reused, is_again = entry in self.reused, entry in self.again
-            assert is_reused == is_again or entry not in self.mark_of, f"EVICT-1: entry {entry} is in another's queue"
+        assert self.hits.keys() <= self.mark_of.keys(), "EVICT-1: an entry without a content has hits"
+        assert all(1 <= number <= MOST_HITS for number in self.hits.values()), f"EVICT-1: hits {self.hits}"
+        for number, level in enumerate(self.levels):
+            for entry in level.keys() & self.mark_of.keys():
+                assert self.hits.get(entry, 0).bit_length() == number, f"EVICT-1: entry {entry} is on another's level"
+        assert self.hits.keys().isdisjoint(entry for batch in batches for entry in batch), "EVICT-1: hits in a batch"
         for slot, tag in self.ghosts.items():
             assert 0 <= slot < num_ghost_slots(self.size), f"EVICT-1: no slot {slot}"
             assert 1 <= tag <= 2**31, f"EVICT-1: no mark has the tag {tag}"
@@ -315,9 +324,8 @@ class ReuseQueue(LruQueue):
         return len(self._empty) + self.pages.num_free
 
     def __contains__(self, page: int) -> bool:
-        own = self.pages
-        waits = page in self._empty or page in own.once or page in own.again
-        return waits or any(page in batch for _, batch in own.front)
+        waits = page in self._empty or any(page in level for level in self.pages.levels)
+        return waits or any(page in batch for _, batch in self.pages.front)
 
     def take(self) -> int:
         """See `LruQueue.take`."""
@@ -355,7 +363,7 @@ class ReuseQueue(LruQueue):
 
     def hit(self, page: int, was_free: bool) -> None:  # noqa: ARG002 - shadow pools want to know
         """See `LruQueue.hit`."""
-        self.pages.reused.add(page)
+        self.pages.hit(page)
 
     def released(self, pages: Sequence[int], freed: Collection[int]) -> None:  # noqa: ARG002 - as above
         """See `LruQueue.released`."""

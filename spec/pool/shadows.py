@@ -32,7 +32,7 @@ class Shadow(EvictionOrder):
     def asked(self, mark: int) -> bool:
         """A content was asked for, and is in use now; returns whether it was there."""
         if mark in self.mark_of:
-            self.reused.add(mark)
+            self.hit(mark)
             self.leave(mark)
             return True
         if len(self.mark_of) >= self.size and self.num_free:
@@ -164,8 +164,7 @@ class AdaptiveQueue(ReuseQueue):
         self.credit, self.holders = saved.credit, dict(saved.holders)
         for shadow, (time, queues) in zip(self.shadows, saved.shadows, strict=True):
             shadow.restore(queues, time)
-            free_marks = [*shadow.once, *shadow.again, *(mark for _, batch in shadow.front for mark in batch)]
-            shadow.mark_of = {mark: mark for mark in (*free_marks, *self.holders)}
+            shadow.mark_of = {mark: mark for mark in (*shadow.free_entries(), *self.holders)}
 
     def check(self, cached: Collection[int], counts: Sequence[int], evictions: int) -> None:
         """See `LruQueue.check`."""
@@ -177,7 +176,7 @@ class AdaptiveQueue(ReuseQueue):
         assert self.holders == holders, f"EVICT-1: holders {self.holders} of sampled contents, counted {holders}"
         for shadow in self.shadows:
             shadow.check()
-            free = {*shadow.once, *shadow.again, *(mark for _, batch in shadow.front for mark in batch)}
+            free = set(shadow.free_entries())
             assert shadow.mark_of.keys() == free | holders.keys(), "EVICT-1: contents of a shadow pool"
             assert free.isdisjoint(holders), "EVICT-1: a content in use is free in a shadow pool"
             assert len(shadow.mark_of) <= max(shadow.size, len(holders)), "EVICT-1: a shadow pool is too full"
