@@ -21,7 +21,7 @@ from kvproof.spec.pool.eviction import LruQueue, ReuseQueue
 from kvproof.spec.pool.marks import mixed
 from kvproof.spec.pool.shadows import AdaptiveQueue
 
-__all__ = ["POLICIES", "changing_requests", "families", "main", "mark_of", "served_hits", "take"]
+__all__ = ["POLICIES", "changing_requests", "families", "main", "mark_of", "mixed_families", "served_hits", "take"]
 
 # -- Serving --------------------------------------------------------------------------------------
 
@@ -146,6 +146,115 @@ def families(seed: int = 0) -> dict[str, list[list[int]]]:
     }
 
 
+def mixed_families(seed: int = 0) -> dict[str, list[list[int]]]:
+    """Made-up requests that mix kinds or change their ways, as chains; arguments as of `families`."""
+    chance, ids = random.Random(seed), count()
+
+    def fresh(least: int, most: int) -> list[int]:
+        return [next(ids) for _ in range(chance.randint(least, most))]
+
+    def weights(number: int, skew: float) -> list[float]:
+        return list(accumulate(1 / (place + 1) ** skew for place in range(number)))
+
+    def drifting(number: int) -> list[list[int]]:
+        items, skewed, asked = [fresh(3, 20) for _ in range(400)], weights(400, 0.9), []
+        for place in range(number):
+            if place % 10 == 0:  # a new one becomes popular, an unpopular one is forgotten
+                items.insert(chance.randrange(60), fresh(3, 20))
+                items.pop(60 + chance.randrange(341))
+            asked.append([*chance.choices(items, cum_weights=skewed)[0], *fresh(1, 3)])
+        return asked
+
+    def turns(seats: list[list[int]], gap: float) -> list[int]:
+        seat = [*seats.pop(min(int(chance.expovariate(1 / gap)), len(seats) - 1)), *fresh(1, 4)]
+        seats.insert(0, seat if len(seat) < 50 and chance.random() > 0.05 else fresh(6, 6))
+        return seat
+
+    def scans_between_chats(number: int) -> list[list[int]]:
+        seats = [fresh(6, 6) for _ in range(40)]
+        return [fresh(10, 50) if chance.random() < 0.25 else turns(seats, 8) for _ in range(number)]
+
+    def tenants(number: int) -> list[list[int]]:
+        own = [(fresh(5, 40), [fresh(2, 10) for _ in range(30)]) for _ in range(30)]
+        asking = chance.choices(own, cum_weights=weights(30, 1.2), k=number)
+        return [[*system, *chance.choice(tasks), *fresh(1, 3)] for system, tasks in asking]
+
+    def agents(number: int) -> list[list[int]]:
+        tools = [fresh(6, 24) for _ in range(8)]
+        running: list[list[int]] = []
+        asleep: list[list[int]] = []
+        asked: list[list[int]] = []
+        while len(asked) < number:
+            if asleep and chance.random() < 0.08:
+                running.append(asleep.pop(chance.randrange(len(asleep))))
+            elif len(running) < 24 or chance.random() < 0.05:
+                running.append(list(chance.choice(tools)))
+            task = [*running.pop(min(int(chance.expovariate(1 / 6)), len(running) - 1)), *fresh(1, 6)]
+            asked.append(task)
+            fate = chance.random()
+            if fate < 0.06 or len(task) > 100:
+                continue
+            if fate < 0.18:
+                asleep.append(task)
+            else:
+                running[:0] = [list(task) for _ in range(chance.randint(2, 4) if fate < 0.26 else 1)]
+        return asked
+
+    def shuffled_documents(number: int) -> list[list[int]]:
+        system, pages = fresh(4, 4), [chance.randint(3, 8) for _ in range(60)]
+        content_of: dict[tuple[int, ...], int] = {}
+        asked = []
+        for _ in range(number):  # a document's pages are the same contents only behind the same documents
+            before: tuple[int, ...] = ()
+            chain = list(system)
+            for document in chance.choices(range(60), cum_weights=weights(60, 0.9), k=chance.randint(1, 3)):
+                for page in range(pages[document]):
+                    before = *before, 100 * document + page
+                    chain.append(content_of.setdefault(before, next(ids)))
+            asked.append([*chain, *fresh(1, 2)])
+        return asked
+
+    def jobs(number: int) -> list[list[int]]:
+        shots = [fresh(5, 40) for _ in range(number)]
+        return [[*shot, *fresh(1, 6)] for shot in shots for _ in range(chance.randint(20, 120))]
+
+    def jobs_beside_chats(number: int) -> list[list[int]]:
+        own, seats = jobs(number // 60), [fresh(6, 6) for _ in range(30)]
+        return [request for job in own for request in (job, turns(seats, 15))]
+
+    def heavy_tail(number: int) -> list[list[int]]:
+        chats: list[tuple[list[int], int]] = []
+        asked: list[list[int]] = []
+        while len(asked) < number:
+            if len(chats) < 200 or chance.random() < 0.4:
+                chats.append((fresh(2, 30), int(chance.paretovariate(1.1))))
+            text, left = chats.pop(chance.randrange(len(chats)))
+            asked.append([*text, *fresh(1, 4)])
+            if left > 1 and len(text) < 60:
+                chats.append((asked[-1], left - 1))
+        return asked
+
+    def seats_in_turn(number: int, rounds: int) -> list[list[int]]:
+        seats, asked = [fresh(20, 20) for _ in range(number)], []
+        for _ in range(rounds):
+            seats = [[*seat, *fresh(1, 1)] for seat in seats]
+            asked += seats
+        return asked
+
+    return {
+        "zipf that drifts": drifting(3_000),
+        "scans between chats": scans_between_chats(2_500),
+        "loop a little larger": [fresh(10, 10) for _ in range(24)] * 25,
+        "tenants by rate": tenants(2_500),
+        "agents": agents(2_500),
+        "shuffled documents": shuffled_documents(2_500),
+        "batch jobs": jobs(30),
+        "jobs beside chats": jobs_beside_chats(1_500),
+        "chats of a heavy tail": heavy_tail(3_000),
+        "seats in turn": seats_in_turn(10, 14),
+    }
+
+
 def changing_requests(seed: int = 0, num_phases: int = 8) -> list[list[int]]:
     """Made-up requests in phases of different kinds: loops, documents of skewed popularity, chats, what is asked once.
 
@@ -202,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.trace is None:
         workloads = {
             name: (chains, [len(chain) for chain in chains], sum(map(len, chains)))
-            for name, chains in families(options.seed).items()
+            for name, chains in {**families(options.seed), **mixed_families(options.seed)}.items()
         }
     else:
         trace = read_trace(options.trace)

@@ -10,9 +10,9 @@ from kvproof.spec.pool.eviction import ReuseQueue
 from kvproof.spec.pool.shadows import AdaptiveQueue
 
 from . import eviction
-from .eviction import POLICIES, changing_requests, families, main, mark_of, served_hits, take
+from .eviction import POLICIES, changing_requests, families, main, mark_of, mixed_families, served_hits, take
 
-FAMILIES = families(seed=0)
+FAMILIES, MIXED = families(seed=0), mixed_families(seed=0)
 
 
 def _shares(chains: list[list[int]], num_pages: int, *names: str, seed: int = 0) -> dict[str, float]:
@@ -50,6 +50,26 @@ def test_it_is_not_below_lru(name: str) -> None:
     for num_pages in (50, 200):
         shares = _shares(FAMILIES[name][:2_000], num_pages, "lru", "adaptive")
         assert shares["lru"] - 0.003 <= shares["adaptive"] <= shares["optimum"]
+
+
+@pytest.mark.parametrize("name", sorted(MIXED))
+def test_it_is_not_below_lru_where_kinds_are_mixed(name: str) -> None:
+    shares = _shares(MIXED[name][:1_000], 200, "lru", "adaptive")
+    assert shares["lru"] - 0.003 <= shares["adaptive"] <= shares["optimum"]
+
+
+def test_what_is_asked_for_often_outlives_what_came_twice() -> None:
+    """Pages that were hit twice are taken after pages that were hit once, and came as early."""
+    queue = ReuseQueue(5, Candidate(1, False))
+    pages = [take(queue) for _ in range(4)]
+    for page in pages:
+        queue.published(page, 100 + page)
+    for page in (*pages[:2], pages[0]):
+        queue.hit(page, False)
+    for page in pages:
+        queue.released([page], [page])
+        queue.put([page])
+    assert [take(queue) for _ in range(4)] == [*pages[2:], pages[1], pages[0]]
 
 
 def test_it_is_not_below_lru_where_no_policy_is_better_than_another() -> None:
@@ -134,6 +154,7 @@ def test_the_same_seed_gives_the_same_hits() -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "families", lambda _: {"loop": FAMILIES["loop"][:60]})
+    monkeypatch.setattr(eviction, "mixed_families", lambda _: {})
     assert main(["--num-pages", "200"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["pages", "lru", "reuse", "adaptive", "optimum"]
