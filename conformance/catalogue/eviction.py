@@ -36,6 +36,18 @@ def hits_of_free_pages_do_not_count(fast: ModuleType) -> SimpleNamespace:
     return with_policy(fast, hit=hit)
 
 
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",))
+def hits_count_once(fast: ModuleType) -> SimpleNamespace:
+    """A page that was hit again and again is taken as early as one that was hit once."""
+    order = fast.pool.eviction.ReuseOrder
+
+    def hit(self: Any, pages: Any, counts: Any, are_distinct: bool) -> None:
+        order.hit(self, pages, counts, are_distinct)
+        self._hits[pages] = self._hits[pages].clip(max=1)
+
+    return with_policy(fast, hit=hit)
+
+
 @seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"))
 def protection_outlives_the_hash(fast: ModuleType) -> SimpleNamespace:
     """A page that lost its hash is still protected when it holds something else, which nobody has hit.

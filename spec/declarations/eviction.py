@@ -32,7 +32,7 @@ __all__ = [
 EvictionPolicy = Literal["lru", "reuse", "adaptive"]
 POLICIES: tuple[EvictionPolicy, ...] = ("lru", "reuse", "adaptive")
 
-SHADOW_PAGES = 512
+SHADOW_PAGES = 1_024
 """The most pages of a shadow pool: a larger pool samples its contents, so that each shadow sees as much pressure."""
 
 HALVED_AFTER = 8
