@@ -175,7 +175,8 @@ _SENTENCES = {
     "queue after it. A request that is freed with all written (MAN-4) publishes the unfilled page it ends with, if "
     "the page before it is cached: under the key of its first tokens, a multiple of u, up to those computed at its "
     "last call or published at its admission. With Eagle a group must hold the u tokens after the hit. Copies run "
-    "before the step: engines that look up what the same step writes publish after it (delay_cache_pages). Pins, "
+    "before the step: engines that look up what the same step writes publish after it (delay_cache_pages), and a "
+    "request that computed more than it hit is not swapped out while its copies wait. Pins, "
     "priorities, received and swapped pages are whole pages, and counters, events and retention know the lengths as "
     "they are.",
     # -- Retention --------------------------------------------------------------------------------

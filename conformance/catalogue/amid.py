@@ -7,7 +7,7 @@ import numpy as np
 
 from .device_patching import with_function
 from .patching import with_coordinator
-from .registry import FORESEEN, seeded
+from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
@@ -118,3 +118,9 @@ def what_waits_for_a_copy_is_swapped_out(fast: ModuleType) -> SimpleNamespace:
         release(self.page_pool, self._drop_copies(self.live.ids[slot]))
 
     return with_coordinator(fast, undo_copies=undo_copies)
+
+
+@seeded(OWN, "MAN-17", "amid", also=("SWAP-1", "R2"))
+def what_was_computed_before_its_copies_is_swapped_out(fast: ModuleType) -> SimpleNamespace:
+    """A request computed tokens behind a hit whose copy waits: the hit's page goes to the host in place of its own."""
+    return with_coordinator(fast, waits_for_copies=lambda *_: False)

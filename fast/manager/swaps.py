@@ -58,6 +58,12 @@ class Swaps:
                 "SWAP-1",
                 f"request.num_computed_tokens={computed}: must be at least 1, of {len(tokens) // 4} tokens",
             )
+        if coordinator.waits_for_copies(slot, computed):
+            raise refusal(
+                ValueError,
+                "MAN-17",
+                f"request.num_computed_tokens={computed}: copies that its first step needs wait for take_page_copies",
+            )
         bounds = [
             (group.rule.first_place(computed), group.rule.end(computed, computed)) for group in coordinator.groups
         ]

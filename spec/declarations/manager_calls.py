@@ -401,7 +401,8 @@ class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
 
         Raises:
             ValueError: the request is not live; it has no computed token, or more than known tokens, or a number of
-                them that `allocate_slots` would refuse (MAN-8, MAN-13).
+                them that `allocate_slots` would refuse (MAN-8, MAN-13); more were computed than it hit, and
+                `take_page_copies` has not returned the copies of its hits (MAN-17).
         """
         return self.swaps.swap_out(request)
 

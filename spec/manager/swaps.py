@@ -58,6 +58,12 @@ class Swaps:
                 f"request.num_computed_tokens={computed} must be in [1, {len(tokens)}] to be copied",
             )
         request_id = request_id_of(request)
+        if computed > self._coordinator.most_computed(request_id):
+            raise refusal(
+                ValueError,
+                "MAN-17",
+                f"request.num_computed_tokens={computed}: copies that its first step needs wait for take_page_copies",
+            )
         places = [list(_needed(rules, computed)) for rules in self._coordinator.rules]
         if sum(map(len, places)) > self._swapped.num_free:
             return None

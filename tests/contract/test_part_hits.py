@@ -82,6 +82,35 @@ def test_a_hit_amid_a_page_that_is_gone_is_refused(package: ModuleType) -> None:
     assert manager.take_page_copies() == []
 
 
+@pytest.mark.parametrize(("computed", "takes"), [(3, False), (7, True)])
+def test_what_was_computed_before_its_copies_is_not_swapped_out(
+    package: ModuleType, computed: int, takes: bool
+) -> None:
+    """MAN-17, SWAP-1, R1: no step can have run behind a hit whose copy waits; what was hit may go, and all after it."""
+    manager = package.CacheManager(20, _groups(package, (4, 2)), 64, match_unit=1, hash_seed=b"", num_host_pages=20)
+    first = package.Request("first", [1, 2, 3, 4, 5, 6])
+    manager.allocate_slots(first, 6)
+    manager.free(first)
+    again = package.Request("again", [1, 2, 3, 9, 9, 9, 9])
+    found, length = manager.get_computed_pages(again)
+    assert length == 3
+    manager.allocate_slots(again, 4, length, found)
+    before = manager.snapshot()
+    for wrong in (4, 7):
+        again.num_computed_tokens = wrong
+        with pytest.raises(ValueError, match=rf"num_computed_tokens={wrong}: .* take_page_copies \[MAN-17\]$"):
+            manager.swap_out(again)
+        assert manager.snapshot() == before
+    if takes:
+        assert [copy.num_tokens for copy in manager.take_page_copies()] == [3, 1]
+    again.num_computed_tokens = computed
+    plan = manager.swap_out(again)
+    assert plan.num_tokens == computed
+    manager.swap_done(plan.swap_id)
+    assert manager.take_page_copies() == []
+    manager.check()
+
+
 @pytest.mark.parametrize("unit", [0, -1, 3, 4, True, "2", 2.0])
 def test_a_unit_that_does_not_divide_is_refused(package: ModuleType, unit: Any) -> None:
     """MAN-17, R1: by name and value."""
