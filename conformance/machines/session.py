@@ -7,6 +7,8 @@ from time import monotonic
 from typing import Any, TypeVar
 from zlib import crc32
 
+from kvproof.spec import CLAUSES
+
 from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..backends.raising import Ending
@@ -100,11 +102,16 @@ class Session:
         self.repeats = repeats
         self.kept: dict[str, list[Any]] = {kind: list(few) for kind, few in (kept or {}).items()}
 
-    def again(self, backend: Backend) -> "Session":
-        """A session in which steps of this one can be taken again, on the same backend by another `Backend`."""
+    def again(self, backend: Backend, by_all: bool = False) -> "Session":
+        """A session in which steps of this one can be taken again, on the same backend by another `Backend`.
+
+        Args:
+            backend: the backend.
+            by_all: whether all clauses are looked at: those that this session leaves out, too.
+        """
         level: Level = self.level if self.gives_bad_input else "sound"
-        more = self.effort, level, self.known, self.kept
-        return Session(backend, self.clauses, *more, watch=self.watch, repeats=True)
+        clauses, known = (CLAUSES, ()) if by_all else (self.clauses, self.known)
+        return Session(backend, clauses, self.effort, level, known, self.kept, watch=self.watch, repeats=True)
 
     def refuses(self, clause: str) -> bool:
         """Whether a call is made that a clause refuses: not if nothing of what comes of it is looked at."""

@@ -80,11 +80,12 @@ class _Shortening:
     """
 
     def __init__(self, machine: type[Machine], session: Session, found: Deviation, most: int, seconds: float) -> None:
-        def on(backend: Backend) -> type[Machine]:
-            return type(machine.__name__, (machine,), {"session": session.again(backend)})
+        def on(backend: Backend, by_all: bool = False) -> type[Machine]:
+            return type(machine.__name__, (machine,), {"session": session.again(backend, by_all)})
 
         self._machine = on(session.backend)
-        self._alone = on(Backend(SPEC.name, SPEC.holder, session.backend.lacks)) if not machine.missing(SPEC) else None
+        itself = Backend(SPEC.name, SPEC.holder, session.backend.lacks)
+        self._alone = None if machine.missing(SPEC) else on(itself, by_all=True)
         self._session = session
         self._most, self._seconds, self._end = most, seconds, monotonic() + seconds
         self._hurries = False
@@ -276,7 +277,11 @@ class _Shortening:
             self._session.deviations[taken.clause] = taken
 
     def _makes_sense(self, taken: Deviation) -> bool:
-        """Whether the specification does not deviate from itself in the same steps."""
+        """Whether the specification does not deviate from itself in the same steps, by any clause.
+
+        What is looked at for the backend leaves out clauses that are not asked for or that it is known to break: by
+        them the specification refuses what no caller means, such as a pool of no pages at level sound.
+        """
         return self._alone is None or self._repeat(self._alone, taken.trace) is None
 
     def _repeat(self, machine: type[Machine], steps: Steps, hurrying: bool = False) -> Deviation | None:

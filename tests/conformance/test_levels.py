@@ -1,15 +1,19 @@
 """The classes of clauses, and level sound: what a caller who makes no mistakes can notice."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kvproof import fast
-from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.backends.loading import Backend, load_backend
 from kvproof.conformance.catalogue.patching import with_manager, with_pool
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.base import SPEC
+from kvproof.conformance.machines.draws import UnrepeatableError
+from kvproof.conformance.machines.session import Session
 from kvproof.conformance.search.runner import machines_for, run_machine
 from kvproof.spec.clauses import CLASSES, CLAUSES, SOUND
 
@@ -46,6 +50,29 @@ def test_bad_input_is_not_given_at_level_sound() -> None:
     sound = run_machine(machine, lenient(), 1, clauses=SOUND_CLAUSES, shrink_seconds=0, level="sound", examples=10)
     assert sound.deviations == []
     assert sound.steps > 100
+
+
+def test_no_counterexample_of_level_sound_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that refuses nothing and touches wrongly is shown by calls that the specification takes, when shortened.
+
+    What the specification would be charged with there is a clause that is not looked at (POOL-3), or known already.
+    """
+    monkeypatch.chdir(tmp_path)
+    assert main(["new-adapter", "lenient_adapter.py"]) == 0
+    file = Path("lenient_adapter.py")
+    right = "if page.ref_cnt == 0:\n                self.free.remove"
+    made = file.read_text()
+    assert right in made
+    file.write_text(made.replace(right, right.replace("== 0", "== 0 and page.page_hash is None")))
+    machine = MACHINES["safe-pool"]
+    found = run_machine(machine, load_backend("lenient_adapter"), 1, clauses=SOUND_CLAUSES, level="sound", seconds=60.0)
+    assert len(found.deviations) > 3
+    for deviation in found.deviations:
+        session = Session(SPEC, CLAUSES, level="sound", repeats=True)
+        itself = type("Itself", (machine,), {"session": session})()
+        with suppress(UnrepeatableError):  # what the pool answered otherwise may be needed by a later step
+            for step in deviation.trace:
+                itself.repeat_step(step)
 
 
 @pytest.mark.parametrize("machine", ["safe-manager", "secrets"])
