@@ -128,11 +128,16 @@ class SwapSteps(GroupSteps):
 
     @step("SWAP-1", when=lambda self: self.swaps() and self.names_of(live=True), weight=4)
     def swap_out(self, data: Drawing) -> None:
-        """A live request goes to host memory, as a rule with all that was computed of it."""
+        """A live request goes to host memory, as a rule with all that was computed of it.
+
+        Where hits end amid pages, as often with what it had before its last step: while copies wait it has no more.
+        """
         name = data.one_of(self.names_of(live=True))
         case = self.cases[name]
         known = min(case.given, case.request.num_tokens)
-        computed = data.one_of(range(min(case.least, known), known + 1)) if data.rarely() else known
+        least = min(case.least, known)
+        usual = data.one_of([known, least]) if self.amid else known
+        computed = data.one_of(range(least, known + 1)) if data.rarely() else usual
         self.go_out(name, computed)
         self.probe()
 
