@@ -24,11 +24,11 @@ BUGS = [pytest.param(bug, id=bug.name) for bug in SEEDED_BUGS.values()]
 
 LINES = {
     **dict.fromkeys((2, 3, 4, 5, 10, 11, 15, 17, 19, 20, 21, 25, 27, 28, 31, 34, 38, 39, 41, 42, 51, 54), 1),
-    OWN: 9,
+    OWN: 10,
     **dict.fromkeys((1, 6, 9, 13, 16, 18, 22, 23, 24, 26, 29, 30, 32, 33, 35, 37, 40, 45, 53, 55), 2),
     **dict.fromkeys((7, 8, 14, 36, 43, 44, 46, 47, 49, 50, 52), 3),
     **dict.fromkeys((12, 48), 4),
-    FORESEEN: 48,
+    FORESEEN: 49,
 }
 """How many variants each line of the list of known faults has, and how many are our own."""
 
