@@ -306,7 +306,9 @@ def test_a_server_that_cannot_be_asked_is_told_in_a_line(
     assert "nothing makes a request cold" not in said.out
 
 
-@pytest.mark.parametrize("refused", [{"seed"}, {"logprobs"}, {"seed", "logprobs"}], ids=str)
+@pytest.mark.parametrize(
+    "refused", [{"seed"}, {"logprobs"}, {"seed", "logprobs"}], ids=lambda refused: " and ".join(sorted(refused))
+)
 def test_a_server_that_refuses_some_fields_is_asked_without(refused: set[str]) -> None:
     def answer(path: str, body: Any) -> tuple[int, Any]:
         if path == "/v1/models":
