@@ -46,7 +46,7 @@ _ROW_TILE = 16
 
 
 def array(name: str, value: Any, dims: int, legend: str) -> Any:
-    """Refuses what is no array of JAX or NumPy with so many dimensions. O(1).
+    """Refuses anything but an array of JAX or NumPy with a number of dimensions. O(1).
 
     Args:
         name: the argument.
@@ -65,7 +65,7 @@ def array(name: str, value: Any, dims: int, legend: str) -> Any:
 
 
 def integers(name: str, value: Any, shape: Sequence[int | None], legend: str) -> None:
-    """Refuses what is no int32 array of a shape, in which None stands for any length. O(1)."""
+    """Refuses anything but an int32 array of a shape, in which None stands for any length. O(1)."""
     array(name, value, len(shape), legend)
     if value.dtype != jnp.int32:
         raise TypeError(f"{name} must be int32, not {value.dtype} [R1]")
@@ -74,7 +74,7 @@ def integers(name: str, value: Any, shape: Sequence[int | None], legend: str) ->
 
 
 def floats(name: str, value: Any, dims: int, legend: str) -> None:
-    """Refuses what is no float32, bfloat16 or float16 array with so many dimensions. O(1)."""
+    """Refuses anything but a float32, bfloat16 or float16 array with a number of dimensions. O(1)."""
     array(name, value, dims, legend)
     if value.dtype not in FLOATS:
         raise TypeError(f"{name} must be float32, bfloat16 or float16, not {value.dtype} [R1]")

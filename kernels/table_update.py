@@ -48,7 +48,7 @@ def empty_table(num_rows: int, width: int, sharding: Sharding | None) -> jax.Arr
 
 
 def staging_sizes(num_cells: int) -> list[int]:
-    """The staging arrays in which so many cells travel: their sizes sum to at most ``max(256, 16 * num_cells)``."""
+    """The staging arrays in which a number of cells travel: their sizes sum to at most ``max(256, 16 * num_cells)``."""
     sizes = []
     while num_cells > 0:
         for size in STAGING_SIZES:

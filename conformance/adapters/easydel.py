@@ -87,7 +87,7 @@ def _module(name: str) -> Any:
 
 
 class _Requests:
-    """The package's requests, one for each of ours; what is no request of ours is left as it is."""
+    """The package's requests, one for each of ours; other objects are left as they are."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Request, Any]] = {}

@@ -52,7 +52,7 @@ def page_sizes(config: Any, enable_caching: Any) -> tuple[int, int]:
 
 
 def _group(group: Any) -> Any:
-    """A group; what is no group is handed on as it is."""
+    """A group; other objects are handed on as they are."""
     if not isinstance(group, CacheGroupSpec):
         return group
     names = list(group.layer_names or ())

@@ -94,7 +94,7 @@ def pages_of(blocks: Iterable[Any]) -> list[CachePage]:
 
 
 def block_of(page: Any) -> Any:
-    """The block of a page; what is no page is handed on as it is."""
+    """The block of a page; other objects are handed on as they are."""
     return page.block if isinstance(page, CachePage) else page
 
 

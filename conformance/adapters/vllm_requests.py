@@ -28,7 +28,7 @@ class Requests:
         self._known: dict[int, tuple[Request, Any]] = {}
 
     def of(self, request: Any) -> Any:
-        """Gives vLLM's request for one of ours; what is no request of ours is handed on as it is."""
+        """Gives vLLM's request for one of ours; other objects are handed on as they are."""
         if not isinstance(request, Request):
             return request
         _, theirs = self._known.setdefault(id(request), (request, None))

@@ -65,7 +65,7 @@ class Interrupted(Ending, KeyboardInterrupt):
 def interruptible(*signals: signal.Signals) -> Iterator[None]:
     """Within, signals raise `Interrupted`, but for those that are ignored.
 
-    Only the main thread is told of signals; in another one nothing changes.
+    Only the main thread receives signals; in another one nothing changes.
 
     Args:
         signals: the signals.

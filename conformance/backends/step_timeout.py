@@ -155,7 +155,7 @@ class Watch:
             signal.setitimer(signal.ITIMER_REAL, *timer)
 
     def begin(self, machine: str, step: str, examples: int, steps: int) -> None:
-        """A step begins, after so many sequences of calls and so many steps."""
+        """A step begins, after the given numbers of sequences of calls and of steps."""
         self._context = machine, step, examples, steps
 
     def over(self, clause: str, expected: str, calls: Sequence[str]) -> "Watch":

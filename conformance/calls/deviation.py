@@ -55,7 +55,7 @@ class TracedStep:
 
 
 class SpecificationError(Exception):
-    """The specification raised what is no refusal: its own fault, whatever the backend did."""
+    """The specification raised an error that is not a refusal: its own fault, not the backend's."""
 
 
 class Deviation(Exception):

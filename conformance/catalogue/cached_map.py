@@ -33,7 +33,7 @@ def _is_first(pool: Any, page: int) -> bool:
 
 @seeded(18, "POOL-3", "pool", also=("POOL-8", "POOL-11"))
 def hash_kept_on_eviction(fast: ModuleType) -> SimpleNamespace:
-    """An evicted page leaves the map and keeps its hash, while it is handed out anew (kvcached 362)."""
+    """An evicted page leaves the map and keeps its hash, while it is allocated again (kvcached 362)."""
     pool = fast.PagePool
 
     def evict(self: Any, pages: Any) -> Any:
@@ -52,7 +52,7 @@ def hash_kept_on_eviction(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(18, "POOL-3", "pool", also=("POOL-7", "POOL-11"))
 def evicted_page_stays_in_map(fast: ModuleType) -> SimpleNamespace:
-    """An evicted page stays in the map and is found there, while it is handed out anew (vLLM 4764)."""
+    """An evicted page stays in the map and is found there, while it is allocated again (vLLM 4764)."""
     pool = fast.PagePool
 
     def note_keys(self: Any, pages: Any, keys: Any) -> None:

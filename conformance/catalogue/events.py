@@ -1,4 +1,4 @@
-"""Faults of events: what is told of the cache is not what became of it."""
+"""Faults of events: what they say of the cache is not what happened to it."""
 
 from functools import cached_property
 from types import ModuleType, SimpleNamespace

@@ -24,7 +24,7 @@ _OTHERWISE = ("R2", "HASH-1", "MAN-1", "MAN-3", "MAN-6", "POOL-7")
 """By these clauses it shows where the key is seen before anybody hits its page."""
 
 Change = Callable[[Sequence[ExtraKey], int], Sequence[ExtraKey]]
-"""Makes of a request's extra keys those that enter its pages' keys, for pages of so many tokens."""
+"""Makes of a request's extra keys those that enter its pages' keys, for pages of a given size."""
 
 
 def _reading(fast: ModuleType, change: Change) -> SimpleNamespace:

@@ -105,7 +105,7 @@ def _rooted(fast: ModuleType, seed_instead: Callable[[bytes | None], bytes]) -> 
     """A backend whose roots, those of pools and managers included, come from another seed than the given one."""
 
     def init_none_hash(seed: bytes | None = None, hash_function: Any = fast.sha256) -> Any:
-        fast.init_none_hash(seed, hash_function)  # refuses what is no seed
+        fast.init_none_hash(seed, hash_function)  # refuses other objects than seeds
         return fast.init_none_hash(seed_instead(seed), hash_function)
 
     def build_pool(self: Any, *args: Any, hash_seed: bytes | None = None, **options: Any) -> None:

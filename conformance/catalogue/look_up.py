@@ -26,7 +26,7 @@ def cached_pages(coordinator: Any, tokens: bytes, segments: Sequence[Any]) -> li
 
 
 def step_of(coordinator: Any) -> int:
-    """Every hit is a multiple of so many tokens."""
+    """Every hit is a multiple of this number of tokens."""
     return lcm(*(group.rule.page_size for group in coordinator.groups))
 
 

@@ -96,7 +96,7 @@ def _is_orphan(pool: Any, page: int) -> bool:
 def orphan_keeps_its_content(fast: ModuleType) -> SimpleNamespace:
     """A page whose predecessor was evicted is out of the tree's reach and is not evicted from it (TensorRT-LLM 15018).
 
-    It is handed out anew with what it was known for, and hit when the predecessor's content is back.
+    It is allocated again with what it was known for, and hit when the predecessor's content is back.
     """
 
     def evict(self: Any, pages: Any) -> Any:

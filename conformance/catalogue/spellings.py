@@ -95,7 +95,7 @@ def iterator_read_twice(fast: ModuleType) -> SimpleNamespace:
     def free_pages(self: Any, ordered_pages: Any) -> None:
         if isinstance(ordered_pages, Iterator):
             pages = list(ordered_pages)
-            fast.PagePool.touch(self, [pages])  # refuses what is no page of this pool
+            fast.PagePool.touch(self, [pages])  # refuses other objects than pages of this pool
             fast.PagePool.free_pages(self, pages)
         fast.PagePool.free_pages(self, ordered_pages)
 

@@ -104,7 +104,7 @@ def back_in_part_of_a_page(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(OWN, "SWAP-1", "shards", also=("POOL-12", "R1"))
 def freed_on_the_first_shard(fast: ModuleType) -> SimpleNamespace:
-    """A shard loses host pages: a request that is swapped out is on no shard, so that the first is told of its end."""
+    """A shard loses host pages: a request that is swapped out is on no shard, so that the first shard frees it."""
 
     def free(self: Any, request: Any, num_written: Any = None) -> Any:
         live = (shard for shard in self.shards if request.request_id in shard.coordinator.live.slot_of)

@@ -151,7 +151,7 @@ def host_change_leaks_into_commit(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(39, "TAB-5", "programs")
 def program_for_each_count(fast: ModuleType) -> SimpleNamespace:
-    """A commit's number of rows is part of its program, which is compiled anew for each (EasyDeL, 63 ms)."""
+    """A commit's number of rows is part of its program, which is compiled again for each (EasyDeL, 63 ms)."""
     import jax
 
     write_rows = jax.jit(lambda table, rows: table.at[: rows.shape[0]].set(rows))

@@ -72,7 +72,7 @@ DEVICES = "--xla_force_host_platform_device_count=4"
 """Where the user has set no flags: a CPU stands for four devices, so that what is split over a mesh can be checked."""
 
 _HOURS = 1.0
-"""After so many no round begins, unless told otherwise."""
+"""The number of rounds after which none begins, unless an option says another."""
 
 
 def set_up(parser: argparse.ArgumentParser) -> None:

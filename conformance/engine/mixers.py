@@ -50,7 +50,7 @@ class Calls:
 
 
 class PagedMixer:
-    """The rows of a step see what their tables name. Made anew in each traced step; see `model.Mixer`.
+    """The rows of a step see what their tables name. Made in each traced step; see `model.Mixer`.
 
     Args:
         config: the model.

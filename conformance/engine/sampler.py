@@ -19,7 +19,7 @@ class Sampling:
     Attributes:
         seed: of its randomness; from 0 to 2^64 - 1.
         temperature: what logits are divided by; 0 takes the likeliest token.
-        top_k: only so many of the likeliest tokens are drawn from; 0 for all.
+        top_k: number of likeliest tokens that are drawn from; 0 for all.
         stop_tokens: the request ends with the first of these.
 
     Raises:

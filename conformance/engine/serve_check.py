@@ -20,7 +20,7 @@ from .serving import Engine, Output
 __all__ = ["Served", "Trial", "check_schedule", "shortened"]
 
 Make = Callable[[int, int], Engine]
-"""Makes an engine with so many pages, and so many of host memory; one that keeps logits."""
+"""Makes an engine with numbers of pages and of host pages; it keeps logits."""
 
 
 @dataclass

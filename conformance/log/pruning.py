@@ -19,7 +19,7 @@ __all__ = ["pruned", "write_log"]
 
 
 def pruned(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries without objects and requests that no operation names, the others numbered anew.
+    """The entries without objects and requests that no operation names, the others renumbered.
 
     A request's tokens are told when it is defined, as many as operations tell of.
     """

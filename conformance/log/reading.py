@@ -237,7 +237,7 @@ def _column(column: Any, length: int) -> list[int]:
 
 
 def _groups(pages: Any) -> Any:
-    """Pages by group, their lists read; what is no such thing as it is."""
+    """Pages by group, their lists read; other values as they are."""
     return [numbers_of(own) if isinstance(own, str) else own for own in pages] if isinstance(pages, list) else pages
 
 

@@ -41,7 +41,7 @@ _READ_ONCE = {"plain", "pages", "groups", "keys"}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A way to call a method: so many arguments by position, these by name.
+    """A way to call a method: which arguments are given by position, which by name.
 
     Attributes:
         told: of each argument that a log has, keys aside: its place, the text before it, and how it is written.
@@ -64,7 +64,7 @@ def shape_of(kinds: Mapping[str, str], spelt: Mapping[str, Spelling], by_positio
     Args:
         kinds: the kinds of the method's arguments, by name and in order.
         spelt: how each kind is written.
-        by_position: so many are given by position.
+        by_position: number of arguments given by position.
         names: those that are given by name, behind them.
     """
     places = dict(zip(kinds, range(by_position), strict=False))
@@ -296,11 +296,11 @@ class RecordedCall:
 # -- allocate_slots: made for every token, and noted by one addition to a list ----------------------------------------
 
 _BY_POSITION = 5
-"""So many arguments of ``allocate_slots`` are handed on by position."""
+"""The number of arguments of ``allocate_slots`` that are handed on by position."""
 
 
 def can_record_slots(manager: Any) -> bool:
-    """Whether a manager of whatever package takes the arguments that `record_slots` hands on, and shows its pages."""
+    """Whether a manager of any package takes the arguments that `record_slots` hands on, and shows its pages."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         signature = inspect.signature(manager.allocate_slots)
@@ -511,4 +511,4 @@ class _Served:
 
 
 _NEVER = 1 << 62
-"""No request ever has so many tokens: of a slot that no `slot_of` told of none are told."""
+"""More tokens than any request has: the count of a slot whose request no `slot_of` call named, which is not logged."""

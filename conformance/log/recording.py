@@ -204,7 +204,7 @@ class _RecordedTables(Recorded):
         return len(self._kvproof_thing)
 
     def __getitem__(self, group: int) -> Any:
-        table = self._kvproof_thing[group]  # which refuses what is no group
+        table = self._kvproof_thing[group]  # which refuses other objects than groups
         return next(own for own in self.page_tables if own._kvproof_thing is table)
 
 

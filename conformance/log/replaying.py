@@ -162,7 +162,7 @@ def _short(value: Any) -> str:
 # -- Replaying --------------------------------------------------------------------------------------------------------
 
 _LAST = 8
-"""So many calls before the wrong one are shown."""
+"""The number of calls before the wrong one that are shown."""
 
 
 @dataclass(frozen=True)

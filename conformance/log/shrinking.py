@@ -86,7 +86,7 @@ def _slots(manager: Any, player: Player) -> dict[int, int]:
 
 
 class Adapter:
-    """Says arguments anew, from what came of the operations that are played.
+    """Derives arguments from the results of the operations that are played.
 
     Args:
         player: who plays them; its first side is the specification.
@@ -98,7 +98,7 @@ class Adapter:
         self._given: dict[int, list[int]] = {}
 
     def adapt(self, operation: Operation) -> Operation | None:
-        """The operation with its arguments said anew; None where nothing is left of it."""
+        """The operation with its arguments derived; None where nothing is left of it."""
         arguments = dict(operation.arguments)
         origin = arguments.pop(_ORIGIN, {})
         if "requests" in origin:
@@ -148,10 +148,10 @@ class Adapter:
 # -- Trying -----------------------------------------------------------------------------------------------------------
 
 _FEW = 400
-"""Up to so many operations the states are compared after each one, else at the end of a try only."""
+"""The number of operations up to which states are compared after each one, else at the end of a try only."""
 
 _WINDOWS = 64
-"""A long log is looked at in so many places first, to find where it goes wrong."""
+"""The number of places in which a long log is looked at first, to find where it goes wrong."""
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Try:
 
     Attributes:
         entries: what was played, requests and objects included.
-        played: the operations as they were made, arguments said anew.
+        played: the operations as they were made, with their derived arguments.
         answers: of each operation the specification's answer and the engine's.
         difference: how the last one deviates.
         field: the field of the state that shows it; empty where the result does.
@@ -429,7 +429,7 @@ def _first(shrinker: _Shrinker, entries: list[Entry]) -> Try | None:
 
 
 def _upto(entries: Sequence[Entry], end: int) -> list[Entry]:
-    """The entries of the first so many operations."""
+    """The entries of the first operations."""
     kept: list[Entry] = []
     for entry in entries:
         if isinstance(entry, Operation):

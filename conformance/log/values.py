@@ -39,7 +39,7 @@ __all__ = [
 
 _REFUSALS = (TypeError, ValueError, IndexError)
 _WHOLE = 64
-"""Arrays of up to so many entries stand in a log as they are, others as their CRC-32."""
+"""The number of entries up to which arrays stand in a log as they are; longer ones as their CRC-32."""
 
 _DEEPEST = 8
 
@@ -67,7 +67,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def page_ids(pages: Any) -> Any:
-    """The ids of a list of pages; what is no page stands as ``{"type": name}``."""
+    """The ids of a list of pages; other objects stand as ``{"type": name}``."""
     ids = getattr(pages, "page_ids", None)
     if isinstance(ids, list):
         return ids
@@ -212,7 +212,7 @@ def listed(numbers: Any) -> str:
     """A list of numbers as JSON: decimals, or one text where it is long, int32s in base 64, which costs a quarter.
 
     Args:
-        numbers: a list, or an array of integers, `[n]`. What is no integer stands as `plain` has it.
+        numbers: a list, or an array of integers, `[n]`. Other entries stand as `plain` has them.
     """
     if type(numbers) is np.ndarray and numbers.dtype is _INT32 and len(numbers) >= _SHORT:
         words = numbers.tobytes() if sys.byteorder == "little" else numbers.byteswap().tobytes()

@@ -26,10 +26,10 @@ __all__ = ["MOST_NOTED", "NO_PAGES", "SLOTS", "KnownRequests", "LogFile", "LogWr
 
 
 _MOST_GONE = 256
-"""So many requests that were freed are remembered, should the same object come back."""
+"""The number of freed requests that are remembered, should the same object come back."""
 
 _MOST_TOLD = 1 << 20
-"""So many tokens of running requests are told in a line, and those of one request more."""
+"""The number of tokens of running requests written in a line, to which one request's may be added."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ def is_running(request: Any) -> bool:
 
 def _tokens(request: Any, start: int = 0) -> NDArray[np.int32]:
     """A copy of a request's tokens from one of them on, `i32[n]`."""
-    return np.array(request.all_token_ids[start:], np.int32)  # a slice, as what is no list may be slow to read
+    return np.array(request.all_token_ids[start:], np.int32)  # a slice, as sequences may be slow to read
 
 
 class KnownRequests:
@@ -100,7 +100,7 @@ class KnownRequests:
         """What a request says now, as it stands in a call.
 
         Args:
-            request: what a call was given; ``{"type": name}`` stands for what is no request.
+            request: what a call was given; ``{"type": name}`` stands for other objects than requests.
             whole: whether the call reads all of its tokens, not just those that are new.
             ends: whether `forget` comes next.
         """
@@ -205,7 +205,7 @@ class KnownRequests:
         del self._gone[id(known.request)]
 
     def _compare(self, known: Known) -> None:
-        """Tells a request's tokens anew where they are not those that the log has."""
+        """Writes a request's tokens again where they are not those that the log has."""
         if len(known.tokens) > 1:
             known.tokens = [np.concatenate(known.tokens)]
         own = known.tokens[0].tobytes()
@@ -344,7 +344,7 @@ def _of_one(numbers: list[int], start: int, end: int) -> Iterator[tuple[int, int
 def _packed(numbers: list[Any]) -> Any:
     try:
         return array("i", numbers)
-    except (OverflowError, TypeError):  # `listed` writes what is no int32
+    except (OverflowError, TypeError):  # `listed` writes other numbers than int32
         return numbers
 
 
@@ -360,7 +360,7 @@ MOST_NOTED = 4096
 """The number of operations noted before they are written: the most that a killed process loses."""
 
 _MOST_TEXT = 1 << 22
-"""So many characters of requests and their tokens are kept before they are written."""
+"""The number of characters of requests and their tokens that are kept before they are written."""
 
 _OPEN: set[Path] = set()
 """The logs that are being written by this process."""

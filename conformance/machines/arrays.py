@@ -11,7 +11,7 @@ __all__ = ["FINE_BITS", "SLIGHT", "Array", "Near", "array_of", "bits", "exact", 
 Array = NDArray[Any]
 
 FINE_BITS = 17
-"""ATT-6: results in f32 are right to so many bits of the largest value; others to 8 bits."""
+"""ATT-6: the bits of the largest value to which results in f32 are right; others are to 8 bits."""
 
 SLIGHT = 64
 """The multiple of the tolerance up to which an error is rounding (ATT-6, CACHE-4); beyond, it is another number."""

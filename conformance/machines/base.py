@@ -339,7 +339,7 @@ class Machine(RuleBasedStateMachine):
         return data.token_spelling(not self.lacks("iterables"))
 
     def spelling_of_fault(self, data: Drawing, values: object) -> Spelling | None:
-        """Draws how a list with a fault is handed over; None for what is no list of ints, which goes as it is."""
+        """Draws how a list with a fault is handed over; None for anything but a list of ints, which goes as it is."""
         if not isinstance(values, list) or any(type(value) is not int for value in values):
             return None
         return self.spelling(data, WIDE)

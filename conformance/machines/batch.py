@@ -278,7 +278,7 @@ class Batch(BatchSteps):
             "tables": TABLE_REF,
         }
         faults = [self.numbers, self.slots_and_lengths, self.rows_and_tables, self.rows_and_tables]
-        if data.one_of([True, False, False, False]):  # its slot is nobody's for as long as nobody comes
+        if data.one_of([True, False, False, False]):  # its slot stays free until a request comes
             self.free_request(asked.names[-1], None)
             faults = [self.freed_slots]
         elif self.freed_slots(asked, good):

@@ -95,7 +95,7 @@ class CacheMachine(Machine):
             after: its cache after it.
             slots: the slots named, all of them different.
             keys: what was to be written there, in their order.
-            values: likewise.
+            values: the values, in their order.
         """
         old, new = self.parts(before), self.parts(after)
         changed = np.any([np.any(one != other, axis=1) for one, other in zip(old, new, strict=True)], axis=0)

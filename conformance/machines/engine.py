@@ -152,7 +152,7 @@ def bound(kit: Kit, tokens: tuple[int, ...]) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=256)
 def fits(kit: Kit, num_tokens: int) -> bool:
-    """Whether the specification's manager can serve so many tokens alone, one at a time (ENG-2)."""
+    """Whether the specification's manager can serve a request of some tokens alone, one at a time (ENG-2)."""
     groups = [group.declared for group in groups_of(kit.config, _PAGE)]
     manager: Any = kvproof.spec.CacheManager(kit.num_pages, groups, kit.config.max_model_len)
     request = Request("alone", [0] * num_tokens)
@@ -289,7 +289,7 @@ class EngineMachine(Machine):
 
     @step("ENG-1", "ENG-2", weight=2, when=lambda self: self.asked)
     def finish(self, data: Drawing) -> None:
-        """Steps are taken until all have finished: after so many that each token could be computed three times."""
+        """Steps are taken until all have finished, at most as many as compute each token three times."""
         del data
         left = 8 + 3 * sum(len(asked.tokens) + asked.max_tokens for asked in self.asked.values())
         while self.asked and left:

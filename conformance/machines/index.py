@@ -229,12 +229,12 @@ class Index(Machine):
 
     @step()
     def misuse(self, data: Drawing) -> None:
-        """An index refuses what is no event, or an event of an unknown kind."""
+        """An index refuses other objects than events, and events of an unknown kind."""
         self.follow_in_vain(data.one_of(range(len(_NO_EVENTS))))
 
     @operation
     def follow_in_vain(self, place: int) -> None:
-        """An index is handed what is no event."""
+        """An index is handed an object that is not an event."""
         self.call(f"index.apply({_NO_EVENTS[place]!r})", lambda side: side.index.apply(_NO_EVENTS[place]), "MAN-12")
 
 

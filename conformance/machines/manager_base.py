@@ -246,7 +246,7 @@ class ManagerMachine(ManagerBlame, Calling):
             self.cases[name].earlier = [*earlier.earlier, (earlier.tokens, earlier.request.extra_keys)]
 
     def perform(self, side: Side, call: Call, row: Method) -> Any:
-        """See `Calling.perform`: nobody's pages were withdrawn where nobody asked for whose they were."""
+        """See `Calling.perform`: no page counts as withdrawn where no call asked for the holders."""
         given = super().perform(side, call, row)
         return [] if given is None and row.name == "free" and "num_written" not in call.arguments else given
 

@@ -31,7 +31,7 @@ class Case:
         computed: computed tokens at the last call that gave slots, those found then included.
         told: what the request itself said at the last call.
         published: tokens up to which its full pages are published (MAN-3).
-        void: whether it holds a page whose content was withdrawn, and should have been scheduled anew (MAN-4).
+        void: whether it holds a page whose content was withdrawn, and should have been scheduled again (MAN-4).
         found: the last look-up's result.
         found_by: the number of the call that looked it up.
         earlier: what the id stood for before: tokens and extra keys.

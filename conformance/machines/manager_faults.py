@@ -17,7 +17,7 @@ __all__ = ["ManagerFaults"]
 
 
 NO_NUMBERS: tuple[Any, ...] = ("O", "U5", "f4,f4", "M8[s]", None, "a type", 1)
-"""What is no dtype of numbers, though numpy takes most of it for a dtype (R1)."""
+"""Objects that are not dtypes of numbers, though numpy takes most of them for a dtype (R1)."""
 
 
 class ManagerFaults(Admission):
@@ -55,7 +55,7 @@ class ManagerFaults(Admission):
         self.make_call(self.call_of("CacheManager", None, **given))
 
     def call_with_no_request(self, data: Drawing) -> None:
-        """What is no request, or has no fit id or tokens."""
+        """Objects that are not requests, or have no fit id or tokens."""
         nameless = Saying(Prompt((0,), request_id="x"), (("request_id", 1),))
         request: Any = data.one_of([None, "a", nameless])
         calls: dict[str, dict[str, Any]] = {

@@ -231,7 +231,7 @@ BASES = {
 """Setups with no options but those that a call must have; some are added to them."""
 
 MOST_OPTIONS = 3
-"""So many options are added to one of these at most."""
+"""The most options that are added to one of these."""
 
 
 def name_with(base: str, options: Iterable[str]) -> str:

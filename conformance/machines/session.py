@@ -21,7 +21,7 @@ __all__ = ["EnoughError", "Session", "TracedStep"]
 T = TypeVar("T")
 
 _SAMPLED = 8
-"""One in so many examples is made again where nothing deviates, to see whether it ends alike."""
+"""The number of examples of which one is made again where nothing deviates, to see whether it ends alike."""
 
 
 class EnoughError(Ending):
@@ -138,7 +138,7 @@ class Session:
         return True
 
     def end_example(self, steps: Sequence[TracedStep | Call], calls: Sequence[str]) -> None:
-        """Keeps every so many examples as samples.
+        """Keeps one of a number of examples as a sample.
 
         Args:
             steps: the steps of the example.

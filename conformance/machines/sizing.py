@@ -24,7 +24,7 @@ _SHOWN = (
 
 
 class _Mesh:
-    """A mesh as far as sizes are concerned: so many devices along each axis."""
+    """A mesh as far as sizes are concerned: the number of devices along each axis."""
 
     def __init__(self, **axes: int) -> None:
         self.shape = axes

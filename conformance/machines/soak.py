@@ -48,7 +48,7 @@ class Soak(SoakBase):
 
     @classmethod
     def walk(cls, seed: int, lives: int) -> None:
-        """Lives so many lives, bound to a session, which keeps what is found: this is how the machine searches."""
+        """Lives some lives, bound to a session, which keeps what is found: this is how the machine searches."""
         most = round(_CALLS_A_STEP * cls.num_steps * max(cls.session.effort, 1.0))
         for number in range(lives):
             life = Life(seed, number, most)
@@ -246,7 +246,7 @@ class Soak(SoakBase):
 
     @operation
     def step(self, count: int, new: int, lookahead: int, tabled: bool, delay: bool, mirrored: str = "") -> None:
-        """The first so many live requests go on in one batched step; then perhaps a shadow of one is looked up at once.
+        """The first live requests go on in one batched step; then perhaps a shadow of one is looked up at once.
 
         Args:
             count: how many of them.
@@ -254,7 +254,7 @@ class Soak(SoakBase):
             lookahead: look-ahead for each.
             tabled: whether the step writes their rows itself.
             delay: whether pages are published late.
-            mirrored: whose shadow is looked up before anything else is read; "" for nobody's.
+            mirrored: whose shadow is looked up before anything else is read; "" for none.
         """
         going = []
         for name in self.running()[:count]:
@@ -356,7 +356,7 @@ class Soak(SoakBase):
 
     @operation
     def go_many(self, count: int, last: bool) -> None:
-        """So many live requests go, those that came first or last; they are not heard of again."""
+        """Some live requests go, those that came first or last; they do not come back."""
         names = self.running()[-count:] if last else self.running()[:count]
         if not names:
             raise Nothing
@@ -376,7 +376,7 @@ class Soak(SoakBase):
 
     @operation
     def evict(self, first: int, count: int) -> None:
-        """Drops the hashes of so many pages, from one on."""
+        """Drops the hashes of some consecutive pages."""
         pages = [page for page in range(first, first + count) if page < self.world.num_pages]
         self.made(
             *("evict_pages", f"manager.page_pool.evict_pages(range({first}, {first + len(pages)}))"),

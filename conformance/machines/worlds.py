@@ -233,7 +233,7 @@ class World:
 
 
 def _sizes(count: int, multiples: Sequence[int]) -> list[tuple[int, ...]]:
-    """Page sizes of so many groups whose common multiple a prompt can reach; equal ones are the simplest."""
+    """Page sizes of some groups whose common multiple a prompt can reach; equal ones are the simplest."""
     every = sorted(product(range(1, 5), repeat=count), key=lambda sizes: (len(set(sizes)), sizes))
     alike = [sizes for sizes in every if len(set(sizes)) <= 1]
     return alike * 2 + [sizes for most in multiples for sizes in every if lcm(*sizes) <= most]

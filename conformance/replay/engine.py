@@ -205,7 +205,7 @@ class Engine:
         return granted
 
     def _fits_one_call(self, num_new_tokens: Sequence[int]) -> bool:
-        """Whether steps are batched and this one has requests, and surely pages for so many tokens more of each."""
+        """Whether steps are batched and this one has requests, and surely pages for some more tokens of each."""
         if not self._batched or not num_new_tokens:
             return False
         # new tokens begin and end amid pages

@@ -22,9 +22,9 @@ class Sizes:
         num_pages: pages of the pool, the null page included.
         most_live: requests that can be live at once: rows of the tables.
         max_model_len: the most tokens of a request.
-        prefill_chunk: a step ends at a prompt's next multiple of so many tokens; None: it takes all of them.
+        prefill_chunk: the number of tokens at whose next multiple in a prompt a step ends; None: it takes all of them.
         use_eagle: whether an Eagle draft model runs (MAN-9).
-        match_unit: the manager's argument: hits are multiples of so many tokens (MAN-17); None: of whole pages.
+        match_unit: the manager's argument: the number of tokens that hits are multiples of (MAN-17); None: whole pages.
     """
 
     groups: tuple[CacheGroupSpec, ...]
@@ -59,7 +59,7 @@ def sizes_for(
     """The sizes of an engine that is to serve a trace; requests that no empty pool could hold don't count.
 
     A request's pages are counted group by group, as many as it may hold at once: those too that it needs where it
-    gives way near its end and is computed anew. With a unit a page of each group more may be held, to be copied from.
+    gives way near its end and is computed again. With a unit a page of each group more may be held, to be copied from.
     """
     lookahead = LOOKAHEAD if use_eagle else 0
 

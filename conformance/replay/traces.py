@@ -74,7 +74,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
 
     Args:
         path: the file.
-        limit: read the first so many requests and nothing behind them; None reads all.
+        limit: number of requests to read, from the first on; None reads all.
 
     Raises:
         TraceError: the file is missing, empty, of another kind, or a line is no request.

@@ -13,10 +13,10 @@ __all__ = ["MachineReport", "Report", "Verdict"]
 Verdict = Literal["conforms", "deviates", "undecided", "not offered"]
 
 _ENOUGH_STEPS = 200
-"""So many steps count for a clause even if its machine ended early, at a deviation from another clause."""
+"""The number of steps that suffice for a clause whose machine ended early, at a deviation from another clause."""
 
 _FEW_STEPS = 20
-"""So many do if the machine went on, without the clauses that deviate, and came to its end."""
+"""The number that suffices if the machine went on, without the clauses that deviate, and came to its end."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _MOST_NUMBER = 8
 _NUMBER = re.compile(r"\d+")
 
 _HURRY = 3
-"""So many steps in a hurry take as long as one otherwise."""
+"""The number of steps in a hurry that take as long as one otherwise."""
 
 _MANY = 12
 """More steps than these are first taken in a hurry."""

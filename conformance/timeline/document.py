@@ -41,7 +41,7 @@ class Document(TypedDict):
                     second before it and those of the third behind it, each first the first; of more than 20,000
                     free pages those at the front
             evicted [id, ...] of the pages that lost their hash
-            rows    [row, kept, ids, ...]: a row of the tables keeps so many entries and goes on with these
+            rows    [row, kept, ids, ...]: a row of the tables keeps its first entries and goes on with these ids
             fault   what deviates, or null
     """
 

@@ -192,7 +192,7 @@ def read_script(text: str) -> list[Entry]:
     """Reads a file of Python.
 
     Raises:
-        FileError: it holds what is no call; the message says in which line, and what is wrong with it.
+        FileError: a line of it is not a call; the message says in which line, and what is wrong with it.
     """
     try:
         statements = ast.parse(text).body

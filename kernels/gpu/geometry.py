@@ -35,7 +35,7 @@ def itemsize_of(dtype: Any) -> int:
 
 
 def swizzle_of(columns: int, itemsize: int) -> int:
-    """The widest swizzle, in bytes, that divides rows of so many numbers: 128, 64 or 32; 0 if none does. O(1)."""
+    """The widest swizzle, in bytes, that divides rows of a number of elements: 128, 64 or 32; 0 if none does. O(1)."""
     for swizzle in (128, 64, 32):
         if columns * itemsize % swizzle == 0:
             return swizzle
@@ -176,7 +176,7 @@ class Geometry:
         return self._stages(self.partial_columns)
 
     def _stages(self, columns: int) -> int:
-        """The stages that there is room for where so many columns of an unfinished sum are written at once."""
+        """The stages that there is room for where a number of columns of an unfinished sum are written at once."""
         stages = min(_MOST_STAGES, max(SMEM_BYTES - self._fixed_bytes(columns), 0) // self.stage_bytes)
         return stages // CONSUMERS * CONSUMERS if self.splits_keys else stages
 

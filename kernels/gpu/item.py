@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
             and behind the last a block more.
         pages: `[P, page, C * Dp]`.
         first: `i32[N, rows]`: the first key of each row; None: that of the item for all.
-        end: `i32[N, rows]`; None likewise.
+        end: `i32[N, rows]`, or None.
         sinks: `f32[H, rows]`, as scores, or None.
     """
 
@@ -45,7 +45,7 @@ class Scratch(NamedTuple):
     Attributes:
         queries: `[blocks of 64 rows, 64, D]`.
         keys: `kv_dtype[stages, keys, D]`, or wider where whole rows are copied.
-        values: `kv_dtype[stages, keys, Dv]`, likewise.
+        values: `kv_dtype[stages, keys, Dv]`, in the same stages.
         key_tile: `[consumers, keys, D]`, converted; None where nothing is.
         value_tile: `[consumers, keys, Dv]`, converted; None where nothing is, or where they take the keys' place.
         output: where finished outputs wait for their copy, `[consumers, 64, Dv]`, None where they take the queries'

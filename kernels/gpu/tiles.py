@@ -47,7 +47,7 @@ class Tiles:
 
 
 def cut(page_size: int, keys: int = TILE_KEYS) -> Tiles:
-    """How pages of a size are cut into tiles with room for so many keys. O(keys).
+    """How pages of a size are cut into tiles with room for a number of keys. O(keys).
 
     Pages up to a tile's size are copied whole, as many as fit. Larger ones are copied in equal parts, of the largest
     size that divides the page and fits; parts of whole eights first, since the tiles in shared memory have eight rows.

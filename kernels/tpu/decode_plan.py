@@ -22,7 +22,7 @@ _TABLE_WORDS = 40 * 2**10
 """SMEM for the part of the page table of a grid step, in words; it is there twice."""
 
 _STEP_ROWS = 256
-"""Sequences of a grid step at most: so many hide what it costs to begin one."""
+"""Most sequences of a grid step: this number hides what it costs to begin one."""
 
 _MOST_QUERY_ROWS = 128
 """Query rows of a pair at most, where sequences have several query tokens: more don't stay in registers."""

@@ -18,7 +18,7 @@ __all__ = ["Place", "Ref", "Work", "first_place", "next_place", "read_range", "s
 Ref = Any
 
 _UNROLLED_PAGES = 64
-"""So many copies of a block are written out; more are a loop."""
+"""The most copies of a block that are written out; more are a loop."""
 
 
 class Work(NamedTuple):

@@ -21,7 +21,7 @@ VMEM_BYTES = 48 * 2**20
 """What the kernel may take of a core's vector memory, which is 64 MiB or more: its buffers and what it spills."""
 
 _BLOCK_ROWS = 512
-"""Query rows of a KV head in a block: so many share what it costs to load a block of keys into the matrix unit."""
+"""Query rows of a KV head in a block, which share what it costs to load a block of keys into the matrix unit."""
 
 _BLOCK_KEYS = 512
 _BLOCK_BYTES = 3 * 2**20
@@ -101,7 +101,7 @@ class Geometry:
         return -(-self.layout.num_kv_heads // self.heads_per_step)
 
     def unrolled_steps(self, masked: bool, rows: int) -> int:
-        """How many of them follow each other without a loop between them, for so many rows, masked or not."""
+        """How many of them follow each other without a loop between them, for a number of rows, masked or not."""
         often = rows == self.rows and not masked
         most = (_UNROLLED_HEADS if often else _UNROLLED_HEADS // 2) // self.heads_per_step
         return max(count for count in range(1, max(most, 1) + 1) if self.steps % count == 0)

@@ -76,7 +76,7 @@ class Schedule(NamedTuple):
 
 
 def most_blocks(num_tokens: int, num_rows: int, block_queries: int) -> int:
-    """The most query blocks that so many tokens of so many sequences can make. O(1)."""
+    """The most query blocks that a number of tokens of a number of sequences can make. O(1)."""
     return num_tokens // block_queries + min(num_rows, num_tokens)
 
 

@@ -10,7 +10,7 @@ _BYTES = 960 * 2**10
 """Of 1 MiB; the compiler wants the rest."""
 
 _ROWS = 4
-"""Arrays of two dimensions are padded to a multiple of so many rows."""
+"""Arrays of two dimensions are padded to a multiple of this number of rows."""
 
 
 def too_many_scalars(*scalars: jax.Array) -> str | None:

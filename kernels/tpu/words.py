@@ -71,7 +71,7 @@ def load_words(block: Ref, group: int, packing: int, tokens: int, emulated: bool
 
 
 def token_of(place: jax.Array, tokens: int, packing: int, in_v3: bool) -> jax.Array:
-    """Which token stands in each place of a `combined_row` of so many tokens: `i32[...]`, the shape of the places."""
+    """Which token stands in each place of a `combined_row` of tokens: `i32[...]`, the shape of the places."""
     return place if in_v3 else (place & (packing - 1)) * (tokens // packing) + (place >> (packing.bit_length() - 1))
 
 
@@ -136,7 +136,7 @@ def masked_rows(rows: jax.Array, live: jax.Array, emulated: bool) -> jax.Array:
 
     Args:
         rows: `[tokens, 128]`, of 32, 16 or 8 bits.
-        live: what `live_words` says of so many tokens in their order.
+        live: what `live_words` says of the tokens, in their order.
         emulated: whether this is interpreted.
     """
     if not emulated:

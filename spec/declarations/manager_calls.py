@@ -570,7 +570,7 @@ class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
             TypeError: ``snapshot`` is no mapping, or ``requests`` are none.
             ValueError: the snapshot is damaged, or does not fit the requests.
         """
-        digest_of(hash_function, b"")  # refuses what is no hash function
+        digest_of(hash_function, b"")  # refuses anything but a hash function
         parts = parts_of(snapshot)
         objects = objects_of(requests, cls._read_id)
         manager = made_of(parts, functools.partial(cls, hash_seed=b"", hash_function=hash_function))

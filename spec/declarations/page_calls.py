@@ -181,7 +181,7 @@ def _count(value: object) -> int:
 
 
 def require_page(name: str, page: object) -> None:
-    """Refuses what is no page (R1)."""
+    """Refuses anything but a page (R1)."""
     if not isinstance(page, Page):
         raise refusal(TypeError, "R1", f"{name}={page!r} must be a CachePage")
 

@@ -96,7 +96,7 @@ class ManagerLooks(SmallWorld, Admission):
                 yield self.on_manager("free", request=own, num_written=-1)
 
     def _wrong_hits(self) -> Iterator[int]:
-        """The null page, and a page without a hash: nobody's prefix."""
+        """The null page, and a page without a hash: no request's prefix."""
         yield 0
         yield from [page for page, view in self.spec.pages.items() if page and view.page_hash is None][:1]
 

@@ -60,7 +60,7 @@ class TableWorld(SmallWorld, TableMachine):
             self.build_tables("PageTable", rows, entries[0], 4)
 
     def _page_sizes(self) -> list[int]:
-        """Page sizes by which the longest request has so many pages in each group."""
+        """Page sizes by which the longest request has the world's number of pages in each group."""
         return [-(-self.shape.entries[0] // entries) for entries in self.shape.entries]
 
     # -- The state ----------------------------------------------------------------------------------------

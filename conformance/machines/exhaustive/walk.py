@@ -123,7 +123,7 @@ class Node:
         """The place of the move that is made next in this state.
 
         Args:
-            furthest: no move is made that was not made before in a state beyond so many calls.
+            furthest: the number of calls beyond which a state makes no move that was not made before.
             most_steps: how many moves that were made before may be made again.
 
         Returns:
@@ -177,9 +177,9 @@ class Walked:
         states: states found.
         transitions: moves and looks made, each from a state of its own.
         closed: whether every way out of every state was taken.
-        distance: every state within so many calls was found.
+        distance: the number of calls within which every state was found.
         behind: ways that deviated; what lies behind them was not walked.
-        undecided: ways that deviated by a clause that is not looked at, likewise.
+        undecided: ways that deviated by a clause that is not looked at.
     """
 
     states: int = 0
@@ -207,7 +207,7 @@ class Walk:
     Args:
         world: the world, not bound to a session.
         session: what was found is kept here; its states count as examples and its transitions as steps.
-        most_states: no state is left any more when so many were found.
+        most_states: the number of states after which none is left any more.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class SmallWorld(Machine):
 
         Args:
             seed: of what is drawn: nothing is.
-            most_states: no state is left any more when so many were found.
+            most_states: the number of states after which none is left any more.
         """
         del seed
         Walk(cls, cls.session, most_states).run()

@@ -41,7 +41,7 @@ _MANY = 30_000
 
 
 def _world(base: type[SmallWorld], name: str, examples: int = _MANY, **attributes: Any) -> type[SmallWorld]:
-    """A world of a kind, of which at most so many states are found."""
+    """A world of a kind, of which at most a number of states are found."""
     title = "".join(word.capitalize() for word in name.split("-"))
     made: type[SmallWorld] = type(title, (base,), {"name": name, "examples": examples, **attributes})
     return made

@@ -158,7 +158,7 @@ class Serving(Scenes):
         return False
 
     def can_keep_parts(self) -> bool:
-        """See `GroupSteps.can_keep_parts`: likewise (RET-4)."""
+        """See `GroupSteps.can_keep_parts`; this too is policy (RET-4)."""
         return False
 
     def copies_states(self) -> bool:

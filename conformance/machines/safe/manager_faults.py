@@ -32,7 +32,7 @@ class ManagerFaults(ManagerCalls):
         self.refuse(line, "R1", "one of them is wrong", lambda side: side.names.get("CacheManager")(*arguments))
 
     def call_with_no_request(self, data: Drawing) -> None:
-        """What is no request."""
+        """An object that is not a request."""
         wrong: Any = data.one_of([None, "a", 1])
         name = data.one_of(["get_computed_pages", "allocate_slots", "free", "get_page_ids"])
         if name == "get_page_ids" and wrong == "a":

@@ -162,7 +162,7 @@ class ManagerModel(Alone, GroupSteps):
         return [len(pages) for pages in self.held(name)]
 
     def judge_kept(self, lists: Mapping[str, Lists]) -> None:
-        """Page lists are what the requests' own calls made of them: a page table is told of nothing else (MAN-2).
+        """Page lists are what the requests' own calls made of them: a page table hears of nothing else (MAN-2).
 
         At its admission a request may be given other pages than it was told of, of equal content.
         """
@@ -236,7 +236,7 @@ class ManagerModel(Alone, GroupSteps):
             hashed = self.known["pages with a hash"] = self.see("pages with a hash", "POOL-7")
         bare = sorted(page for page in {*seen, *hashed} if not self.ghost.is_full(page))
         stale = [page for page in bare if page in before and page in fresh]
-        self.hold("POOL-3", not stale, f"{stale} forgotten, as they were handed out anew", f"cached pages {seen}")
+        self.hold("POOL-3", not stale, f"{stale} forgotten, as they were allocated again", f"cached pages {seen}")
         self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
         label = "MAN-4" if clause == "MAN-4" else "MAN-3"
         said = f"cached pages that are full of tokens that are known and written: not {bare}"
