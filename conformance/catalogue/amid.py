@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .device_patching import with_function
-from .patching import with_coordinator
+from .patching import with_coordinator, with_part
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -123,4 +123,4 @@ def what_waits_for_a_copy_is_swapped_out(fast: ModuleType) -> SimpleNamespace:
 @seeded(OWN, "MAN-17", "amid", also=("SWAP-1", "R2"))
 def what_was_computed_before_its_copies_is_swapped_out(fast: ModuleType) -> SimpleNamespace:
     """A request computed tokens behind a hit whose copy waits: the hit's page goes to the host in place of its own."""
-    return with_coordinator(fast, waits_for_copies=lambda *_: False)
+    return with_part(fast, "swaps", waits_for_copies=lambda *_: False)

@@ -441,16 +441,6 @@ class CacheCoordinator(Uncopied):
         self.queued_copies = [queued for queued in self.queued_copies if queued[0] != request_id]
         return dropped
 
-    def waits_for_copies(self, slot: int, computed: int) -> bool:
-        """Whether tokens were computed behind hits amid a page whose copy is still recorded (MAN-17)."""
-        request_id, groups = self.live.ids[slot], self.groups
-        return any(
-            other == request_id
-            and isinstance(copy, PartCopy)
-            and computed > groups[copy.group_id].num_hits[slot] * groups[copy.group_id].page_size + copy.num_tokens
-            for other, copy in self.queued_copies
-        )
-
     def undo_copies(self, slot: int) -> None:
         """Puts what a request was to copy amid a page into its list, in place of the page that waits (MAN-17)."""
         undo_parts(self.page_pool, self.groups, slot, self._drop_copies(self.live.ids[slot]))

@@ -8,7 +8,7 @@ wrong: nothing orders another request's reads behind the copy, as a step's write
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import EngineRequest, SwapCopy, SwapPlan
+from kvproof.spec.declarations import EngineRequest, PartCopy, SwapCopy, SwapPlan
 
 from ..groups.coordinator import CacheCoordinator
 from ..groups.swapped_requests import Flight, Swapped
@@ -58,7 +58,7 @@ class Swaps:
                 "SWAP-1",
                 f"request.num_computed_tokens={computed}: must be at least 1, of {len(tokens) // 4} tokens",
             )
-        if coordinator.waits_for_copies(slot, computed):
+        if self.waits_for_copies(slot, computed):
             raise refusal(
                 ValueError,
                 "MAN-17",
@@ -125,6 +125,16 @@ class Swaps:
         if plan is not None:
             swapped.by_id[request_id] = coming
         return plan
+
+    def waits_for_copies(self, slot: int, computed: int) -> bool:
+        """Whether tokens were computed behind hits amid a page whose copy is still recorded (MAN-17)."""
+        request_id, groups = self._live.ids[slot], self.coordinator.groups
+        return any(
+            other == request_id
+            and isinstance(copy, PartCopy)
+            and computed > groups[copy.group_id].num_hits[slot] * groups[copy.group_id].page_size + copy.num_tokens
+            for other, copy in self.coordinator.queued_copies
+        )
 
     def _plan_in(self, coming: Swapped) -> SwapPlan | None:
         """Takes the device pages of copies to the device, hits first; None if too few are free."""

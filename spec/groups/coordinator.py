@@ -285,17 +285,6 @@ class CacheCoordinator(Uncopied):
             if other == request_id and isinstance(copy, PartCopy)
         ]
 
-    def most_computed(self, request_id: str) -> int:
-        """The most tokens that a request can have computed: what it hit, while a copy amid a page waits (MAN-17)."""
-        return min(
-            (
-                self.held[request_id][copy.group_id].num_hits * self.rules[copy.group_id].page_size + copy.num_tokens
-                for other, copy in self.queued_copies
-                if other == request_id and isinstance(copy, PartCopy)
-            ),
-            default=self.max_model_len,
-        )
-
     def undo_copies(self, request_id: str) -> None:
         """Puts what a request was to copy amid a page into its list, in place of the page that waits (MAN-17)."""
         for other, copy in self.queued_copies:

@@ -2,7 +2,7 @@
 
 from itertools import count as numbers_from
 
-from ..declarations import EngineRequest, SwapCopy, SwapPlan
+from ..declarations import EngineRequest, PartCopy, SwapCopy, SwapPlan
 from ..groups.coordinator import CacheCoordinator
 from ..groups.group_rules import GroupRules
 from ..groups.live_requests import GroupPages, read_computed, read_id, read_tokens, request_id_of
@@ -58,7 +58,7 @@ class Swaps:
                 f"request.num_computed_tokens={computed} must be in [1, {len(tokens)}] to be copied",
             )
         request_id = request_id_of(request)
-        if computed > self._coordinator.most_computed(request_id):
+        if computed > self._most_computed(request_id):
             raise refusal(
                 ValueError,
                 "MAN-17",
@@ -112,6 +112,16 @@ class Swaps:
         if plan is not None:
             self._swapped.by_id[request_id] = received
         return plan
+
+    def _most_computed(self, request_id: str) -> int:
+        """The most tokens that a request can have computed: what it hit, while a copy amid a page waits (MAN-17)."""
+        held, rules = self._coordinator.held[request_id], self._coordinator.rules
+        ends = [
+            held[copy.group_id].num_hits * rules[copy.group_id].page_size + copy.num_tokens
+            for other, copy in self._coordinator.queued_copies
+            if other == request_id and isinstance(copy, PartCopy)
+        ]
+        return min(ends, default=self._coordinator.max_model_len)
 
     def _plan_in(self, swapped: Swapped) -> SwapPlan | None:
         """Allocates pages for what comes to the device, after its hits are referenced; None if too few are free."""
