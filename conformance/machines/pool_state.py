@@ -98,7 +98,7 @@ def _blame_key(expected: Mapping[int, Any], observed: Mapping[int, Any]) -> str:
 
 
 _LAST = 48
-"""So many of the last events are shown; they are compared after every call, and no call tells of so many pages."""
+"""The number of last events that are shown: more than one call emits, as they are compared after every call."""
 
 TAKEN = ("events", "cached map of a follower")
 """The fields for which events are taken off a manager."""

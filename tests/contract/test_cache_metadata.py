@@ -185,14 +185,20 @@ def steps(draw: st.DrawFn) -> tuple[int, list[list[int]], list[int], list[int]]:
     return page_size, rows, computed, scheduled
 
 
+def _table_of(package: ModuleType, rows: list[list[int]]) -> Any:
+    """A page table with these rows."""
+    table = package.PageTable(4, 3, 64)
+    for place, row in enumerate(rows):
+        table.add_row(row, place)
+    return table
+
+
 @given(step=steps(), slices=st.booleans())
 def test_tab_7_the_metadata_of_a_step(
     package: ModuleType, step: tuple[int, list[list[int]], list[int], list[int]], slices: bool
 ) -> None:
     page_size, rows, computed, scheduled = step
-    table = package.PageTable(4, 3, 64)
-    for place, row in enumerate(rows):
-        table.add_row(row, place)
+    table = _table_of(package, rows)
     builder = package.MetadataBuilder(page_size, 4, 3, 48, "v2", [2, 7, 48], slices)
     made = builder.build(table, computed, scheduled)
     tokens = sum(scheduled)
@@ -316,9 +322,7 @@ def test_sec_3_metadata_come_back_from_json(
     package: ModuleType, step: tuple[int, list[list[int]], list[int], list[int]], slices: bool
 ) -> None:
     page_size, rows, computed, scheduled = step
-    table = package.PageTable(4, 3, 64)
-    for place, row in enumerate(rows):
-        table.add_row(row, place)
+    table = _table_of(package, rows)
     made = package.MetadataBuilder(page_size, 4, 3, 48, slices=slices).build(table, computed, scheduled)
     again = package.RaggedPagesMetadata.from_json(made.to_json(indent=1))
     assert again.to_dict() == made.to_dict()

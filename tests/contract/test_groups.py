@@ -102,7 +102,7 @@ def test_man_7_bytes_of_a_page_and_of_a_request() -> None:
 
 
 def _cached(manager: Any, tokens: Sequence[int], *steps: int) -> None:
-    """A request computes tokens, a step each so many, and goes."""
+    """A request computes its tokens in steps of the given sizes, and is freed."""
     request = PlainRequest("before", list(tokens))
     computed = 0
     for step in steps or (len(tokens),):

@@ -23,7 +23,7 @@ def _manager(package: ModuleType, *groups: spec.CacheGroupSpec, **options: Any) 
 
 
 def _computed(manager: Any, name: str, tokens: list[int], *steps: int) -> PlainRequest:
-    """A request that computed its tokens, a step each so many, and is live."""
+    """A request that computed its tokens in steps of the given sizes, and is live."""
     request = PlainRequest(name, tokens)
     for step in steps or (len(tokens),):
         assert manager.allocate_slots(request, step) is not None
