@@ -118,18 +118,16 @@ def _run(options: Options) -> int:
         return _tell(options, replace(deep.report(backend.name, lacks), warning=warning), backend, console)
     console.print(f"seed {seed}", highlight=False)
     report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks, warning)
-    interrupted = False
     try:
         for found in _reports(options, backend, seed):
             report.machines.append(found)
     except Interrupted as end:
-        interrupted = True
-        for found in end.reports:
-            report.machines.append(found)
+        report.machines.extend(end.reports)
+        report = replace(report, interrupted=True)
     status = _tell(options, report, backend, console)
-    if interrupted:
+    if report.interrupted:
         print("kvproof check: interrupted; the verdicts are on what was compared up to there", file=sys.stderr)
-    return COULD_NOT_RUN if interrupted and status == FINE else status
+    return COULD_NOT_RUN if report.interrupted and status == FINE else status
 
 
 def _reports(options: Options, backend: Backend, seed: int) -> Iterator[MachineReport]:

@@ -61,6 +61,7 @@ def as_json(report: Report, xfails: Xfails) -> dict[str, Any]:
         "profile": report.profile,
         "without": list(report.without),
         "warning": report.warning,
+        "interrupted": report.interrupted,
         "deviates": report.deviates,
         "unexpected": xfails.unexpected(report),
         "stale_xfails": xfails.stale(report),

@@ -32,6 +32,7 @@ def junit_xml(report: Report, xfails: Xfails) -> str:
         "profile": report.profile,
         "without": ",".join(report.without),
         "warning": report.warning,
+        "interrupted": report.interrupted,
     }
     for name, value in told.items():
         ElementTree.SubElement(properties, "property", name=name, value=visible(str(value)))

@@ -85,6 +85,8 @@ def print_report(
     named = {"expected": "expected to deviate"}
     told = [f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items() if count]
     said = "deviates" if counts["deviates"] else "conforms" if counts["conforms"] else "is undecided"
+    if report.interrupted and not counts["deviates"]:
+        said = "shows no deviation up to where the run was interrupted"
     tell(f"{report.backend} {said}, at level {report.level}, seed {report.seed}")
     if report.warning:
         tell(f"warning: {report.warning}")

@@ -90,6 +90,7 @@ class Report:
         profile: the profile, by its name.
         without: the capabilities that the backend is said to lack.
         warning: what is to be known before the verdicts are read, such as an adapter's package of another version.
+        interrupted: whether the run was interrupted, so that machines that it was asked for may have no report.
     """
 
     backend: str
@@ -100,6 +101,7 @@ class Report:
     profile: str = "default"
     without: tuple[str, ...] = ()
     warning: str = ""
+    interrupted: bool = False
 
     def tried(self, clause: str) -> int:
         """In how many steps a clause was compared."""
@@ -131,6 +133,8 @@ class Report:
         """Why a clause is undecided or not offered, in the words of a message."""
         checking = [machine for machine in self.machines if clause in machine.clauses]
         if not checking:
+            if self.interrupted:
+                return "the run was interrupted before a machine that checks it began"
             return "no machine of this run checks it"
         if self.verdict(clause) == "not offered":
             lacks = min((machine.missing or machine.lacks for machine in checking), key=len)

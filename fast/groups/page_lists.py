@@ -28,7 +28,7 @@ _SPARE = 1 << 14
 class PageLists:
     """Lists of pages by slot numbers. It trusts its caller.
 
-    Memory is at most 8 bytes for each page in a list, 160 for each slot and 64 KiB, and twice that while all lists are
+    Memory is at most 8 bytes for each page in a list, 80 for each slot and 64 KiB, and twice that while all lists are
     copied. Scalars are read and written through memoryviews of the columns (half of numpy's price); the arrays serve
     calls about many lists.
 
@@ -137,7 +137,7 @@ class PageLists:
         ends = np.cumsum(rooms)
         starts = ends - rooms
         total = ends.item(-1)
-        cells = np.empty(total + total // 4 + 8 * len(rooms), np.int32)
+        cells = np.empty(total + total // 4 + 2 * len(rooms), np.int32)
         old, new = self.cell, cells.data
         held = counts.nonzero()[0]
         columns = (self.begins[held].tolist(), starts[held].tolist(), counts[held].tolist())
@@ -146,7 +146,7 @@ class PageLists:
         places = np.stack([self.lengths, starts - firsts, starts, firsts + rooms])
         self._places[:] = places
         self.cells, self.cell, self._end = cells, new, total
-        self._fewest_cells = (len(cells) - 32 * len(rooms) - _SPARE) // 2
+        self._fewest_cells = (len(cells) - 12 * len(rooms) - _SPARE) // 2
 
     def save_memory(self) -> None:
         """Copies the lists to a smaller array if they need far fewer cells. Room made for lists is lost."""
@@ -279,4 +279,4 @@ class PageLists:
 
 def _with_room(count: Number) -> Number:
     """The number of cells given to a list that needs ``count``."""
-    return count + count // 4 + 8
+    return count + count // 4 + 4

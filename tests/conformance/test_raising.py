@@ -19,6 +19,7 @@ from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.backends.raising import IN_THE_CALL, Interrupted, frames, interruptible
 from kvproof.conformance.calls.deviation import attempt
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.report.verdicts import Report
 from kvproof.conformance.search.runner import run_machine
 
 BACKEND = """
@@ -160,6 +161,12 @@ def test_a_machine_that_is_interrupted_tells_what_it_found() -> None:
     assert (report.note, report.ended) == ("interrupted", False)
 
 
+def test_a_clause_whose_machine_had_not_begun_is_left_by_the_interruption() -> None:
+    report = Report("cut short", 0, ("TAB-1",), [], interrupted=True)
+    assert report.verdict("TAB-1") == "undecided"
+    assert report.why_left("TAB-1") == "the run was interrupted before a machine that checks it began"
+
+
 @pytest.mark.parametrize(
     ("number", "where"),
     [(signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGINT, IN_THIS_PROCESS)],
@@ -180,7 +187,10 @@ def test_an_interrupted_check_tells_its_verdicts_so_far(number: int, where: list
     assert started.returncode == 2, said + errors
     assert "interrupted; the verdicts are on what was compared up to there" in errors
     assert "Traceback" not in errors
+    assert "telling shows no deviation up to where the run was interrupted, at level exact" in said
     assert "; interrupted" in said
-    (machine,) = json.loads((folder / "report.json").read_text())["machines"]
+    document = json.loads((folder / "report.json").read_text())
+    assert document["interrupted"]
+    (machine,) = document["machines"]
     assert machine["steps"] > 50
     assert machine["tried"]["POOL-5"] > 50
