@@ -123,6 +123,20 @@ def test_the_wrong_pool_is_caught_as_the_readme_says(installed: Path, folder: Pa
     assert verdict in done.stdout
 
 
+def test_the_wrong_engine_is_caught_as_the_guide_says(installed: Path, folder: Path) -> None:
+    """Its verdict is printed as the guide shows it, and the file that it leaves fails."""
+    (folder / "judged.py").write_text(FILES["judged.py"])
+    command = "kvproof serve-check --engine judged:Engine --seed 0 --emit test_engine.py"
+    done = _console(command, installed, folder, "--relations", "prefix")
+    assert done.returncode == 1, done.stderr
+    (verdict,) = (block for page, block in _blocks("text") if page == "docs/guides/judge.md")
+    assert verdict in done.stdout
+    tried = subprocess.run(
+        [installed / "python", "-m", "pytest", "-q", "test_engine.py"], cwd=folder, capture_output=True, check=False
+    )
+    assert tried.returncode == 1, tried.stdout
+
+
 def test_calls_written_by_hand_are_judged_as_the_readme_says(installed: Path, folder: Path) -> None:
     (folder / "calls.py").write_text(FILES["calls.py"])
     done = _console("kvproof try calls.py --backend my_engine:backend", installed, folder)
