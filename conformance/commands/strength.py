@@ -14,7 +14,7 @@ from kvproof import __version__
 from ..catalogue import SEEDED_BUGS, SERVED_BUGS
 from ..catalogue.strength import Finding, Strength, find_bugs
 from ..console.exit_status import DEVIATES, FINE, could_not_run
-from ..console.named import words_of
+from ..console.named import did_you_mean, words_of
 from ..console.writing import require_writable, write_file
 from .check import DEVICES
 
@@ -95,7 +95,8 @@ def _wrong(arguments: argparse.Namespace) -> str:
     words = [] if arguments.bugs is None else words_of(arguments.bugs)
     strange = [word for word in words if word not in SEEDED_BUGS | SERVED_BUGS]
     if strange or (arguments.bugs is not None and not words):
-        return f"--bugs {arguments.bugs!r}: no seeded bug {', '.join(map(repr, strange)) or 'is named'}"
+        meant = did_you_mean(strange[0], SEEDED_BUGS | SERVED_BUGS) if strange else ""
+        return f"--bugs {arguments.bugs!r}: no seeded bug {', '.join(map(repr, strange)) or 'is named'}{meant}"
     if arguments.jobs is not None and arguments.jobs < 1:
         return f"--jobs {arguments.jobs} must be at least 1"
     if arguments.seed < 0:

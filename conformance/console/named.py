@@ -56,5 +56,5 @@ def require_used(args: argparse.Namespace, names: Iterable[str], why: str) -> No
     for name in names:
         value = getattr(args, name)
         if value != args.default_of(name):
-            said = f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+            said = f"--{name.replace('_', '-')}{'' if value is True or value == '' else f' {value}'}"
             raise BadInputError(f"{said} says nothing {why}")

@@ -184,6 +184,11 @@ def test_a_wrong_command_line(arguments: list[str], said: str, capsys: pytest.Ca
     assert said in errors
 
 
+def test_a_misspelled_seeded_bug_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strength", "--bugs", "fixed_roots"]) == 2
+    assert capsys.readouterr().err.endswith("no seeded bug 'fixed_roots'; did you mean fixed_root?\n")
+
+
 def test_nothing_asked_for_is_told_what_can_be(capsys: pytest.CaptureFixture[str]) -> None:
     """In six lines; the commands that they name are there. Nothing was checked, so the exit status is not 0."""
     assert main([]) == 2

@@ -276,9 +276,9 @@ def test_without_a_backend_the_calls_are_told_of_which_one_went_wrong(
 
 
 def test_options_of_traces_are_refused_with_a_log(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for option, value in (("--page-size", "8"), ("--limits", "20"), ("--eviction", "lru")):
-        assert main(["replay", str(engine / "engine.log"), option, value]) == 2
-        assert f"{option} {value} says nothing with a log" in capsys.readouterr().err
+    for option in (["--page-size", "8"], ["--limits", "20"], ["--limits"], ["--eviction", "lru"]):
+        assert main(["replay", str(engine / "engine.log"), *option]) == 2
+        assert f"{' '.join(option)} says nothing with a log" in capsys.readouterr().err
 
 
 def test_an_interrupted_search_tells_what_it_found(engine: Path) -> None:
