@@ -252,6 +252,8 @@ class _Shortening:
             raise EnoughError
         if self.steps >= self._most:
             raise EnoughError
+        if not self._session.gives_bad_input and not self._makes_sense(steps):
+            return False  # and the backend is not asked, which may not come back from what no caller means
         if self._hurries and len(steps) > _MANY:
             hurried = self._repeat(self._machine, steps, hurrying=True)
             if hurried is None or hurried.clause != self.found.clause:
@@ -265,7 +267,7 @@ class _Shortening:
             return False
         if not (shorter or longer or _rank(taken) < _rank(self.found)):
             return False
-        if not self._makes_sense(taken):
+        if not self._makes_sense(taken.trace):
             return False
         self.found = taken
         return True
@@ -273,16 +275,16 @@ class _Shortening:
     def _note(self, taken: Deviation | None) -> None:
         """Keeps a deviation by another clause that was come upon, if it is the shortest by that clause."""
         known = taken and self._session.deviations.get(taken.clause)
-        if taken is not None and (known is None or taken.size < known.size) and self._makes_sense(taken):
+        if taken is not None and (known is None or taken.size < known.size) and self._makes_sense(taken.trace):
             self._session.deviations[taken.clause] = taken
 
-    def _makes_sense(self, taken: Deviation) -> bool:
-        """Whether the specification does not deviate from itself in the same steps, by any clause.
+    def _makes_sense(self, steps: Steps) -> bool:
+        """Whether the specification does not deviate from itself in some steps, by any clause.
 
         What is looked at for the backend leaves out clauses that are not asked for or that it is known to break: by
         them the specification refuses what no caller means, such as a pool of no pages at level sound.
         """
-        return self._alone is None or self._repeat(self._alone, taken.trace) is None
+        return self._alone is None or self._repeat(self._alone, steps) is None
 
     def _repeat(self, machine: type[Machine], steps: Steps, hurrying: bool = False) -> Deviation | None:
         """Takes steps again.

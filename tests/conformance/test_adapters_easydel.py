@@ -16,7 +16,7 @@ from kvproof.conformance.machines.safe import showing
 from kvproof.conformance.machines.worlds import Group, World
 from kvproof.conformance.search.runner import run_machine
 
-_ADAPTERS = ("easydel", "ejkernel", "jax_kernels", "sglang", "tpu_inference", "transformers")
+_ADAPTERS = ("easydel", "ejkernel", "jax_kernels", "kvcached", "sglang", "tpu_inference", "transformers")
 
 
 def _named(adapter: str) -> str:
@@ -28,7 +28,7 @@ def test_an_adapter_is_imported_without_its_package(adapter: str) -> None:
     before = set(sys.modules)
     importlib.import_module(_named(adapter))
     loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-    assert not loaded & {"easydel", "ejkernel", "jax", "sglang", "torch", "tpu_inference", "transformers"}
+    assert not loaded & {"easydel", "ejkernel", "jax", "kvcached", "sglang", "torch", "tpu_inference", "transformers"}
     assert not load_backend(_named(adapter)).offers("no such name")
 
 
@@ -86,6 +86,20 @@ def test_easydel_is_held_to_the_pool_clauses() -> None:
     found = run_machine(MACHINES["pool"], load_backend(_named("easydel")), 0, seconds=30.0)
     assert {"POOL-1", "POOL-5", "POOL-10"} <= {deviation.clause for deviation in found.deviations}
     assert found.tried["POOL-3"] > 100
+
+
+def test_blocks_of_kvcached_are_taken_and_given_back() -> None:
+    """POOL-1, POOL-3: with one, two and four blocks in a page of its own."""
+    pytest.importorskip("kvcached", reason="kvcached is not installed; its conformance is checked by hand")
+    names = load_backend(_named("kvcached"))
+    for number in (5, 6, 8):
+        pool = names.get("PagePool")(number, True)
+        pages = pool.get_new_pages(number - 1)
+        assert sorted(page.page_id for page in pages) == list(range(1, number))
+        with pytest.raises(ValueError, match="alloc gave None"):
+            pool.get_new_pages(1)
+        pool.free_pages([*pages, pool.null_page])
+        assert pool.get_num_free_pages() == number - 1
 
 
 @pytest.mark.parametrize(("package", "first", "hit"), [("transformers", [9], 4), ("sglang", [1], 4)])

@@ -52,6 +52,19 @@ def test_bad_input_is_not_given_at_level_sound() -> None:
     assert sound.steps > 100
 
 
+_NOTING = """
+
+SIZES = []
+_Pool = PagePool
+
+
+class PagePool(_Pool):
+    def __init__(self, num_pages, *more):
+        SIZES.append(num_pages)
+        super().__init__(num_pages, *more)
+"""
+
+
 def test_no_counterexample_of_level_sound_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that refuses nothing and touches wrongly is shown by calls that the specification takes, when shortened.
 
@@ -63,10 +76,11 @@ def test_no_counterexample_of_level_sound_is_bad_input(tmp_path: Path, monkeypat
     right = "if page.ref_cnt == 0:\n                self.free.remove"
     made = file.read_text()
     assert right in made
-    file.write_text(made.replace(right, right.replace("== 0", "== 0 and page.page_hash is None")))
-    machine = MACHINES["safe-pool"]
-    found = run_machine(machine, load_backend("lenient_adapter"), 1, clauses=SOUND_CLAUSES, level="sound", seconds=60.0)
+    file.write_text(made.replace(right, right.replace("== 0", "== 0 and page.page_hash is None")) + _NOTING)
+    machine, backend = MACHINES["safe-pool"], load_backend("lenient_adapter")
+    found = run_machine(machine, backend, 1, clauses=SOUND_CLAUSES, level="sound", seconds=60.0)
     assert len(found.deviations) > 3
+    assert min(backend.get("SIZES")) > 1, "the backend was asked for it, too"
     for deviation in found.deviations:
         session = Session(SPEC, CLAUSES, level="sound", repeats=True)
         itself = type("Itself", (machine,), {"session": session})()

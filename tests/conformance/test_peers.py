@@ -53,7 +53,7 @@ def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-@pytest.mark.parametrize("name", ["vllm", "easydel", "transformers", "sglang", "tpu_inference", "ejkernel"])
+@pytest.mark.parametrize("name", ["vllm", "easydel", "transformers", "sglang", "tpu_inference", "ejkernel", "kvcached"])
 def test_what_an_adapter_says_to_install_stands_in_the_page_on_its_package(name: str) -> None:
     """The command is whole: who has the wheel alone needs no page."""
     adapter = importlib.import_module(f"kvproof.conformance.adapters.{name}")

@@ -389,7 +389,7 @@ class SafePool(PoolModel):
         elif fault in NO_LISTS:
             shown, views = repr(fault), fault
         else:
-            shown = f"[{good}, {fault}]"
+            shown = f"[{', '.join(map(str, [*good, fault]))}]"
             views.append(self.strange_page() if fault == "a page of another pool" else fault)
         why = f"held are {[page for page in self.held for _ in range(self.counts[page])]}"
         self.refuse(f"pool.free_pages({shown})", "POOL-5", why, lambda side: side.pool.free_pages(views))
