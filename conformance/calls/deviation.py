@@ -12,7 +12,7 @@ from .datum import Call
 
 __all__ = [
     *("REFUSALS", "Deviation", "Outcome", "SpecificationError", "TracedStep"),
-    *("attempt", "clause_of_state", "is_call", "is_refusal"),
+    *("attempt", "clause_of_state", "is_call", "is_refusal", "kind_of"),
 ]
 
 REFUSALS = (TypeError, ValueError, IndexError)
@@ -29,6 +29,11 @@ def is_refusal(error: BaseException) -> bool:
     """Whether the specification raised an error on purpose: one of the three kinds, with a clause's label."""
     message = str(error)
     return isinstance(error, REFUSALS) and message.endswith(f"[{clause_of_message(message)}]")
+
+
+def kind_of(error: BaseException) -> str:
+    """The kind of an error: one of the three refusals (R1), or the name of its class."""
+    return next((kind.__name__ for kind in REFUSALS if isinstance(error, kind)), type(error).__name__)
 
 
 def clause_of_state(refusal: str) -> str:
@@ -132,6 +137,16 @@ class Outcome:
 
     value: Any = None
     error: BaseException | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of error that it raised, see `kind_of`; "" if it returned."""
+        return "" if self.error is None else kind_of(self.error)
+
+    @property
+    def clause(self) -> str:
+        """The label of the clause by which it was refused."""
+        return clause_of_message(str(self.error))
 
     def __str__(self) -> str:
         if self.error is None:

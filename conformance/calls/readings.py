@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 __all__ = [
-    "READINGS",
+    "SHOWS",
     "Reading",
     "cached_entries",
     "page_hashes",
@@ -338,39 +338,52 @@ class Reading:
         return *(PARTS[name][0] for name in self.given if name in PARTS), self.look
 
 
-READINGS: dict[str, tuple[Reading, ...]] = {
-    "ref_cnt": (Reading(ref_counts, ("pages",)),),
-    "null page": (Reading(null_page, ("pool", "pages")),),
-    "not in the queue exactly while at 0": (Reading(misplaced_pages, ("pool", "pages")),),
-    "free pages": (Reading(free_pages, ("pool",)),),
-    "numbers of free pages": (Reading(numbers_of_free_pages, ("pool",)),),
-    "hashed pages": (Reading(hashed_pages, ("hashes",)),),
-    "cached map": (Reading(cached_pages, ("entries",)),),
-    "cached under another key than its own": (Reading(misfiled_pages, ("entries", "hashes")),),
-    "keys": (Reading(key_tokens, ("hashes",)), Reading(page_keys, ("hashes",))),
-    "usage": (Reading(usage, ("pool",)),),
-    "usage of the manager": (Reading(manager_usage, ("manager",)),),
-    "pages of requests": (Reading(pages_of_requests, ("manager", "names")),),
-    "events": (Reading(events_told, ("manager",), lambda side: side.told),),
-    "counters": (Reading(counters, ("manager",)),),
-    "counters of the pool": (Reading(counters, ("pool",)),),
-    "number of pinned pages": (Reading(pinned_pages, ("pool",)),),
-    "priorities": (Reading(priorities, ("pool", "pages")),),
-    "host pages of requests": (Reading(host_pages_of_requests, ("manager", "names")),),
-    "free host pages": (Reading(free_host_pages, ("manager",)),),
-    "slots": (Reading(slots, ("manager", "names")),),
-    "shards of requests": (Reading(shards_of_requests, ("manager", "names")),),
-    "table rows": (Reading(page_tables, ("table",)),),
-    "pages": (Reading(counts_and_hashes, ("pages",)),),
-    "num_free_pages": (Reading(queue_length, ("queue",)),),
-    "queue": (Reading(queued_pages, ("queue",)),),
-    "neighbours": (Reading(neighbours, ("queue", "pages")),),
-    "pages in a row": (Reading(row_lengths, ("tables",)),),
-    "host rows": (Reading(host_rows, ("tables",)),),
-    "device rows": (Reading(device_rows, ("tables",)),),
-    "tables that can be changed from outside": (Reading(changeable_tables, ("tables",)),),
+@dataclass(frozen=True)
+class Shows:
+    """One thing that the state shows.
+
+    Attributes:
+        clause: the label that its differences are charged to, unless the call that made them says otherwise.
+        readings: how a test looks at it; of several ways the first that shows a difference.
+    """
+
+    clause: str
+    readings: tuple[Reading, ...]
+
+
+SHOWS: dict[str, Shows] = {
+    "ref_cnt": Shows("POOL-5", (Reading(ref_counts, ("pages",)),)),
+    "null page": Shows("POOL-1", (Reading(null_page, ("pool", "pages")),)),
+    "not in the queue exactly while at 0": Shows("POOL-2", (Reading(misplaced_pages, ("pool", "pages")),)),
+    "free pages": Shows("POOL-3", (Reading(free_pages, ("pool",)),)),
+    "numbers of free pages": Shows("POOL-2", (Reading(numbers_of_free_pages, ("pool",)),)),
+    "hashed pages": Shows("POOL-7", (Reading(hashed_pages, ("hashes",)),)),
+    "cached map": Shows("POOL-7", (Reading(cached_pages, ("entries",)),)),
+    "cached under another key than its own": Shows("POOL-8", (Reading(misfiled_pages, ("entries", "hashes")),)),
+    "keys": Shows("HASH-1", (Reading(key_tokens, ("hashes",)), Reading(page_keys, ("hashes",)))),
+    "usage": Shows("POOL-10", (Reading(usage, ("pool",)),)),
+    "usage of the manager": Shows("POOL-10", (Reading(manager_usage, ("manager",)),)),
+    "pages of requests": Shows("MAN-2", (Reading(pages_of_requests, ("manager", "names")),)),
+    "events": Shows("MAN-12", (Reading(events_told, ("manager",), lambda side: side.told),)),
+    "counters": Shows("MAN-12", (Reading(counters, ("manager",)),)),
+    "counters of the pool": Shows("MAN-12", (Reading(counters, ("pool",)),)),
+    "number of pinned pages": Shows("PIN-1", (Reading(pinned_pages, ("pool",)),)),
+    "priorities": Shows("PIN-2", (Reading(priorities, ("pool", "pages")),)),
+    "host pages of requests": Shows("SWAP-1", (Reading(host_pages_of_requests, ("manager", "names")),)),
+    "free host pages": Shows("SWAP-1", (Reading(free_host_pages, ("manager",)),)),
+    "slots": Shows("MAN-11", (Reading(slots, ("manager", "names")),)),
+    "shards of requests": Shows("POOL-12", (Reading(shards_of_requests, ("manager", "names")),)),
+    "table rows": Shows("MAN-11", (Reading(page_tables, ("table",)),)),
+    "pages": Shows("POOL-5", (Reading(counts_and_hashes, ("pages",)),)),
+    "num_free_pages": Shows("POOL-2", (Reading(queue_length, ("queue",)),)),
+    "queue": Shows("POOL-3", (Reading(queued_pages, ("queue",)),)),
+    "neighbours": Shows("POOL-2", (Reading(neighbours, ("queue", "pages")),)),
+    "pages in a row": Shows("TAB-1", (Reading(row_lengths, ("tables",)),)),
+    "host rows": Shows("TAB-1", (Reading(host_rows, ("tables",)),)),
+    "device rows": Shows("TAB-4", (Reading(device_rows, ("tables",)),)),
+    "tables that can be changed from outside": Shows("TAB-6", (Reading(changeable_tables, ("tables",)),)),
 }
-"""How a test looks at each field that machines compare; of several ways the first that shows a difference."""
+"""Each field of the state that is compared."""
 
 
 def source(function: Callable[..., Any]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..calls.deviation import REFUSALS, attempt
-from ..calls.readings import READINGS, Reading, page_views, readable, source
+from ..calls.judging import equal
+from ..calls.readings import SHOWS, Reading, page_views, readable, source
 from ..machines import Machine
 from ..machines.arrays import Near, worst
 from ..machines.attention import RaggedMachine
-from ..machines.sides import equal, part_of
+from ..machines.sides import part_of
 from .literals import Literals, UnrenderableError, is_plain
 from .notes import Notes
 
@@ -215,7 +216,7 @@ def ending_of_field(field_name: str, sides: tuple[Any, Any], names: list[str], n
     Returns:
         None if it does not differ, or cannot be told from outside.
     """
-    for reading in READINGS.get(field_name, ()):
+    for reading in SHOWS[field_name].readings if field_name in SHOWS else ():
         lines, raises = _looked_at(sides, names, reading, notes)
         if lines:
             known = {**_views(), **{function.__name__: source(function) for function in reading.functions}}

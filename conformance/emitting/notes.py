@@ -14,9 +14,10 @@ from typing import Any, cast
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..backends.loading import Backend
+from ..calls.judging import equal
 from ..calls.readings import page_views
 from ..calls.spelling import ReadOnlyList, SpelledRequest
-from ..machines.sides import Side, equal
+from ..machines.sides import Side
 from .literals import Literals, UnrenderableError, is_plain
 
 __all__ = ["NotedBackend", "NotedSide", "Notes", "Statement", "mark"]

@@ -8,13 +8,14 @@ import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends.loading import Backend, load_backend
+from ..calls.judging import Difference
 from .entries import Entry, Shown
 from .format import CLASSES, LogError, row_of
 from .player import UnplayableError
 from .reading import EntryReader
 from .recorded_calls import materialised
 from .recording import Recorded, arguments_of, wrapped
-from .replaying import Difference, Judge
+from .replaying import Judge
 from .writer import LogWriter
 
 __all__ = ["Lockstep", "LockstepError"]

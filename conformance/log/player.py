@@ -1,21 +1,21 @@
 """Makes the calls of a log on one side or on two, requests brought to what they said before each call."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..backends.loading import takes_parameter
 from ..backends.raising import Ending, frames
+from ..calls.deviation import Outcome
 from ..calls.method import Method, bound
 from ..calls.readings import page_views
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
 from .format import row_of
-from .values import KeyNumbers, kind_of, read_state, result
+from .values import KeyNumbers, read_state, result
 
-__all__ = ["Answer", "Player", "Side", "Stranger", "Thing", "UnplayableError"]
+__all__ = ["Answer", "Player", "RecordedError", "Side", "Stranger", "Thing", "UnplayableError"]
 
 
 _SEED = b"kvproof log"
@@ -26,40 +26,37 @@ class Stranger:
     """Stands for an argument that has no form in a log: no call takes it for anything."""
 
 
+class RecordedError(Exception):
+    """Stands for an error that a log has by its kind alone, which is the message."""
+
+
 @dataclass(frozen=True)
-class Answer:
-    """How a call ended.
+class Answer(Outcome):
+    """How a call of a log ended: ``value`` is what it returned as a log has it.
 
     Attributes:
-        value: what it returned, as a log has it.
-        error: the kind of error that it raised; None if it returned.
-        message: the error's message.
         returned: what it returned.
-        raised: where it raised an error without a clause's label, frame by frame.
-        exception: the error itself.
     """
 
-    value: Any = None
-    error: str | None = None
-    message: str = ""
     returned: Any = None
-    raised: tuple[str, ...] = ()
-    exception: BaseException | None = None
+
+    @property
+    def kind(self) -> str:
+        """See `Outcome.kind`."""
+        return str(self.error) if isinstance(self.error, RecordedError) else super().kind
+
+    @property
+    def raised(self) -> tuple[str, ...]:
+        """Where it raised an error without a clause's label, frame by frame."""
+        return () if self.error is None or self.labelled else frames(self.error)
 
     @property
     def labelled(self) -> bool:
         """Whether its message ends with a clause's label: of the others nobody knows what stands in them (SEC-2)."""
-        return " ".join(self.message.split()).endswith(f"[{self.clause}]")
-
-    @property
-    def clause(self) -> str:
-        """The label of the clause by which it was refused."""
-        return clause_of_message(self.message)
+        return " ".join(str(self.error).split()).endswith(f"[{self.clause}]")
 
     def __str__(self) -> str:
-        if self.error is None:
-            return repr(self.value)
-        return f"raised {self.error}" + (f": {' '.join(self.message.split())}" if self.labelled else "")
+        return super().__str__() if self.error is None or self.labelled else f"raised {self.kind}"
 
 
 @dataclass
@@ -126,8 +123,7 @@ class Side:
         except Ending:
             raise
         except BaseException as error:  # a backend may raise anything
-            answer = Answer(error=kind_of(error), message=str(error), exception=error)
-            return answer if answer.labelled else replace(answer, raised=frames(error))
+            return Answer(error=error)
         if row.result.log == "hit":
             self._hits[operation.arguments["request"]["r"]] = returned[0]
         return Answer(value, returned=returned)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..calls.deviation import kind_of
 from ..calls.method import Method
 from .format import CALLS
 from .values import (
@@ -17,7 +18,6 @@ from .values import (
     encode,
     encoded,
     groups_text,
-    kind_of,
     listed,
     outcome_text,
     page_ids,

@@ -11,37 +11,24 @@ from kvproof.spec.declarations import Request
 
 from ..backends.loading import Backend, load_backend
 from ..calls.contrast import beside, contrast, shown
-from ..calls.deviation import clause_of_state
+from ..calls.deviation import REFUSALS, clause_of_state
+from ..calls.judging import Difference, difference
 from ..calls.method import Method
+from ..calls.readings import SHOWS
 from ..console.terminal import visible
 from ..report.document import header
 from ..report.redaction import Redaction
 from .entries import Entry, NewRequest, Operation, Shown
 from .format import CALLS, LogError, row_of
-from .player import Answer, Player, Thing, UnplayableError
+from .player import Answer, Player, RecordedError, Thing, UnplayableError
 from .reading import LogReader
 from .values import FIELDS, digest
 
 __all__ = [
-    *("Difference", "LogResult", "Replayed", "Run", "WrongStep", "call_line", "compare_answers"),
+    *("LogResult", "Replayed", "Run", "WrongStep", "call_line", "compare_answers"),
     *("compare_states", "log_json", "log_lines", "object_name", "recorded_answer", "replay_log"),
     *("request_line",),
 ]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What an implementation did otherwise than the specification.
-
-    Attributes:
-        clause: the label of the clause that it breaks.
-        expected: what the specification says.
-        observed: what was done.
-    """
-
-    clause: str
-    expected: str
-    observed: str
 
 
 def recorded_answer(operation: Operation, expected: Answer) -> Answer:
@@ -49,23 +36,12 @@ def recorded_answer(operation: Operation, expected: Answer) -> Answer:
     recorded = operation.result
     if operation.method == "allocate_slots" and recorded == [] and isinstance(expected.value, list):
         recorded = [[] for _ in expected.value]  # a run of calls names only those that gave pages
-    return Answer(recorded, operation.error)
+    return Answer(recorded, None if operation.error is None else RecordedError(operation.error))
 
 
 def compare_answers(thing: Thing, operation: Operation, expected: Answer, observed: Answer) -> Difference | None:
     """The difference between two answers to a call; None if there is none."""
-    row = row_of(thing.name, operation.method)
-    if expected.error is not None:
-        if observed.error is None:
-            return Difference(expected.clause, str(expected), f"no refusal, but {shown(observed.value)}")
-        if observed.error != expected.error:
-            return Difference("R1", str(expected), str(observed))
-        return None
-    if observed.error is not None:
-        return Difference(row.clause, shown(expected.value), str(observed))
-    if same_value(expected.value, observed.value):
-        return None
-    return Difference(row.clause, *contrast(expected.value, observed.value))
+    return difference(expected, observed, row_of(thing.name, operation.method).clause, agree=same_value)
 
 
 def compare_states(
@@ -78,9 +54,10 @@ def compare_states(
         observed: what was shown; a long field by its CRC-32, a missing one is not compared.
         last: the one call since the last comparison, and the specification's answer; None where there were several.
     """
-    for name, clause in FIELDS.items():
+    for name in FIELDS:
         if name not in observed or name not in expected or same_value(digest(expected[name]), digest(observed[name])):
             continue
+        clause = SHOWS[name].clause
         if last is not None:
             row, answer = last
             own = row.charges_by_field.get(name, clause)
@@ -286,9 +263,9 @@ class Judge:
 
     def _operation(self, operation: Operation) -> Replayed:
         (answer,) = self.player.call(operation)
-        if answer.error is not None and answer.error not in ("TypeError", "ValueError", "IndexError"):
+        if answer.error is not None and not isinstance(answer.error, REFUSALS):
             where = f", raised at {answer.raised[-1]}" if answer.raised else ""
-            raise UnplayableError(f"operation {operation.number} can't be made: {answer.error}{where}")
+            raise UnplayableError(f"operation {operation.number} can't be made: {answer.kind}{where}")
         self.operations += 1
         things = self.player.sides[0].things
         thing = things[operation.target]

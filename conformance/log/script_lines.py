@@ -49,14 +49,14 @@ def script_of(found: Try, backend: str, holder: Any, found_by: str) -> Script:
     assert operation is not None, "a try ends with the operation that deviates"
     if notes.problem:
         raise UnrenderableError(notes.problem)
-    last = Last(expected.returned, expected.exception, observed.returned, observed.exception, noted.text)
+    last = Last(expected.returned, expected.error, observed.returned, observed.error, noted.text)
     if found.field:
         tables = operation.arguments.get("tables") if "row" in found.field else None
         number = player.sides[0].things[tables["k"] if tables else operation.target].whole
         spec, seen = (SimpleNamespace(**side.parts(number)) for side in (player.sides[0], noted))
         ending = ending_of_field(found.field, (spec, seen), player.ids, notes)
         if ending is not None and expected.error is not None:
-            ending = replace(ending, refusals=expected.error)
+            ending = replace(ending, refusals=expected.kind)
     else:
         ending = ending_of_call(last, notes)
     if ending is None:

@@ -21,13 +21,14 @@ import kvproof.spec
 
 from ..backends.loading import Backend
 from ..backends.raising import Ending, Interrupted, frames
+from ..calls.judging import Difference
 from ..report.redaction import Redaction
 from .entries import Entry, Grown, NewRequest, Operation, Shown
 from .format import LogError, row_of
 from .player import Answer, Player, UnplayableError
 from .pruning import pruned
 from .reading import LogReader
-from .replaying import Difference, call_line, compare_answers, compare_states, recorded_answer
+from .replaying import call_line, compare_answers, compare_states, recorded_answer
 from .values import digest
 
 __all__ = ["Shrunk", "Try", "shrink"]
@@ -207,7 +208,7 @@ class Shrunk:
         for entry in self.last.entries:
             if isinstance(entry, Operation):
                 operation, (_, observed) = next(made)
-                kept.append(replace(operation, result=observed.value, error=observed.error))
+                kept.append(replace(operation, result=observed.value, error=observed.kind or None))
             elif not isinstance(entry, Shown):
                 kept.append(entry)
         shown = self._shown()

@@ -32,21 +32,15 @@ from ..report.redaction import Redaction
 
 __all__ = [
     *("FIELDS", "KeyNumbers", "TokenTexts", "as_column", "decoded", "digest", "encode", "encoded"),
-    *("groups_text", "kind_of", "listed", "numbers_of", "outcome_text", "page_ids", "plain", "plain_text"),
+    *("groups_text", "listed", "numbers_of", "outcome_text", "page_ids", "plain", "plain_text"),
     *("read_state", "result", "text_of", "tokens_of"),
 ]
 
 
-_REFUSALS = (TypeError, ValueError, IndexError)
 _WHOLE = 64
 """The number of entries up to which arrays stand in a log as they are; longer ones as their CRC-32."""
 
 _DEEPEST = 8
-
-
-def kind_of(error: BaseException) -> str:
-    """The kind of an error as a log has it: one of the three refusals (R1), or the name of its class."""
-    return next((kind.__name__ for kind in _REFUSALS if isinstance(error, kind)), type(error).__name__)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -462,18 +456,11 @@ def _new_pages(group: tuple[Any, Any, Any]) -> str:
 
 # -- States: what an object shows, read off public names only ---------------------------------------------------------
 
-FIELDS = {
-    "free pages": "POOL-3",
-    "ref_cnt": "POOL-5",
-    "hashed pages": "POOL-7",
-    "cached map": "POOL-7",
-    "usage": "POOL-10",
-    "pages of requests": "MAN-2",
-    "pages in a row": "TAB-1",
-    "host rows": "TAB-1",
-    "device rows": "TAB-4",
-}
-"""What a state shows, each with the label that its differences are charged to unless a call says otherwise."""
+FIELDS = (
+    *("free pages", "ref_cnt", "hashed pages", "cached map", "usage", "pages of requests"),
+    *("pages in a row", "host rows", "device rows"),
+)
+"""What a state shows, in the order in which it is compared; see `kvproof.conformance.calls.readings.SHOWS`."""
 
 _LONGEST = 2_000
 """Characters of a field that stands as it is; what is longer is given by its CRC-32."""

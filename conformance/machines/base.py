@@ -18,22 +18,15 @@ from ..backends.levels import Level
 from ..backends.loading import Backend, takes_arguments
 from ..backends.raising import frames
 from ..backends.step_timeout import NoAnswer
-from ..calls.contrast import beside, contrast, shown
+from ..calls.contrast import beside, shown
 from ..calls.datum import Call
-from ..calls.deviation import (
-    REFUSALS,
-    Deviation,
-    Outcome,
-    SpecificationError,
-    attempt,
-    clause_of_state,
-    is_refusal,
-)
+from ..calls.deviation import Deviation, Outcome, SpecificationError, attempt, clause_of_state, is_refusal
+from ..calls.judging import Difference, difference
 from ..calls.spelling import WIDE, Spelling
 from .draws import Drawing
 from .properties import Step, clauses_of_step, steps_of
 from .session import EnoughError, Session, TracedStep
-from .sides import Both, Field, Side, equal, same
+from .sides import Both, Field, Side, same
 
 __all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same"]
 
@@ -387,39 +380,35 @@ class Machine(RuleBasedStateMachine):
         plain = Outcome(error=expected.error) if refused else Outcome(normal(expected.value, self.spec))
         brief = _brief(plain)
         self.calls.append(f"{line}  # {brief}")
-        with self.watched(clause_of_message(str(expected.error)) if refused else clause, brief):
+        with self.watched(plain.clause if refused else clause, brief):
             observed = attempt(lambda: act(self.backend))
+            if refused or not alone or not self.session.clauses.isdisjoint({clause, *also}):
+                self._compared |= {plain.clause, "R1"} if refused else {clause, *also}
+                found = self.compared_call(plain, observed, clause, normal, blame)
+                if found is not None:
+                    self.differ(*found)
             if refused:
-                self._compare_refusals(expected, observed)
-            elif not alone or not self.session.clauses.isdisjoint({clause, *also}):
-                self._compared |= {clause, *also}
-                if observed.error is not None:
-                    self.differ(clause, shown(plain.value), str(observed), observed.error)
-                seen = attempt(lambda: normal(observed.value, self.backend))
-                if seen.error is not None:
-                    self.differ(clause, shown(plain.value), f"a result that cannot be read: {shown(seen)}", seen.error)
-                if not equal(plain.value, seen.value):
-                    where = clause if blame is None else blame(plain.value, seen.value)
-                    self.differ(where, *contrast(plain.value, seen.value))
-            if refused:
-                clause = clause_of_message(str(expected.error))
-                self.compare_states(clause_of_state(clause), fixed=True)
+                self.compare_states(clause_of_state(plain.clause), fixed=True)
             else:
                 self.compare_states((charge(plain.value) if callable(charge) else charge) or {})
         return Both(expected.value, observed.value, refused)
 
-    def _compare_refusals(self, expected: Outcome, observed: Outcome) -> None:
-        clause = clause_of_message(str(expected.error))
-        kind = next(kind for kind in REFUSALS if isinstance(expected.error, kind))
-        self._compared |= {clause, "R1"}
-        if observed.error is None:
-            self.differ(clause, str(expected), f"no refusal, but {shown(observed.value)}")
-        if self.session.level == "safe" or "R1" not in self.session.clauses:
-            return
-        if not isinstance(observed.error, kind):
-            self.differ("R1", str(expected), str(observed), observed.error)
-        if not str(observed.error).strip():
-            self.differ("R1", str(expected), f"{observed}, without a message", observed.error)
+    def compared_call(
+        self,
+        expected: Outcome,
+        observed: Outcome,
+        clause: str,
+        normal: Callable[[Any, Side], object],
+        blame: Callable[[Any, Any], str] | None = None,
+    ) -> Difference | None:
+        """How what the backend made of a call differs from what the specification made of it; None if it does not.
+
+        See `kvproof.conformance.calls.judging.difference`; other arguments as for `call`.
+        """
+        any_error = self.session.level == "safe" or "R1" not in self.session.clauses
+        return difference(
+            expected, observed, clause, lambda value: normal(value, self.backend), blame, any_error=any_error
+        )
 
     # -- State --------------------------------------------------------------------------------------
 
@@ -428,9 +417,9 @@ class Machine(RuleBasedStateMachine):
         self._compared.add(clause)
         with self.watched(clause, f"{what}: {shown(expected)}"):
             outcome = attempt(read)
-        if outcome.error is not None or not equal(expected, outcome.value):
-            right, seen = contrast(expected, outcome if outcome.error else outcome.value)
-            self.differ(clause, f"{what}: {right}", seen, outcome.error)
+        found = difference(Outcome(expected), outcome, clause)
+        if found is not None:
+            self.differ(clause, f"{what}: {found.expected}", found.observed, outcome.error)
 
     def compared(self, clause: str) -> None:
         """Notes that this step compares something by a clause."""
@@ -458,7 +447,8 @@ class Machine(RuleBasedStateMachine):
             expected = self._after[shows.name]
             outcome = attempt(functools.partial(shows.read, self.backend))
             self._compared |= {clause} if fixed else {clause, *shows.also}
-            if outcome.error is None and equal(expected, outcome.value, shows.agree):
+            found = difference(Outcome(expected), outcome, clause, agree=shows.agree)
+            if found is None:
                 self._wrong_before.discard(shows.name)
                 continue
             if outcome.error is None and shows.blame is not None and not fixed:
@@ -468,8 +458,7 @@ class Machine(RuleBasedStateMachine):
             if shows.aside and (shows.name in self._wrong_before or clause not in self.session.clauses):
                 self._wrong_before.add(shows.name)  # whatever is called next is not to blame
                 continue
-            right, seen = contrast(expected, outcome if outcome.error else outcome.value)
-            told = clause, f"{shows.name} = {right}", f"{shows.name} = {seen}", outcome.error
+            told = clause, f"{shows.name} = {found.expected}", f"{shows.name} = {found.observed}", outcome.error
             if not shows.inner or self.at_once:
                 self.differ(*told)
             if self._doubt is None and clause in self.session.clauses:

@@ -69,7 +69,7 @@ class BatchSteps(GroupSteps):
         return [
             *super().state_fields(),
             Field("table rows", "MAN-11", _rows),
-            Field.of("slots", "MAN-11", self.cases),
+            Field.of("slots", self.cases),
         ]
 
     def row(self, name: str) -> int:

@@ -121,9 +121,9 @@ class ManagerMachine(ManagerBlame, Calling):
             for shows in pool_fields("hash_seed" in self.options, weakly, lacks, order_clause(self.options))
         ]
         also = ("MAN-2", *self.of_states, *self.own("MAN-8"))
-        usage = Field.of("usage of the manager", "POOL-10", aside=True)
+        usage = Field.of("usage of the manager", aside=True)
         return [
-            Field.of("pages of requests", "MAN-2", self.cases, blame=self.blame_pages, also=also),
+            Field.of("pages of requests", self.cases, blame=self.blame_pages, also=also),
             *fields,
             *((usage,) if self.offers("manager", "usage") else ()),
             *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),

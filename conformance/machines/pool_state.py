@@ -29,23 +29,23 @@ def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = (), order: st
         order: the clause that says in which order free pages are taken, see `order_clause`.
     """
     queue = (
-        Field.of("not in the queue exactly while at 0", "POOL-2"),
-        Field.of("free pages", order),
-        Field.of("numbers of free pages", "POOL-2"),
+        Field.of("not in the queue exactly while at 0"),
+        Field.of("free pages", clause=order),
+        Field.of("numbers of free pages"),
     )
     number = Field("number of free pages", "POOL-2", lambda side: int(side.pool.get_num_free_pages()))
     keys = (
-        Field.of("cached under another key than its own", "POOL-8"),
-        Field.of("keys", "HASH-1", way=int(seeded), blame=_blame_key, also=("HASH-2", "HASH-3"), aside=True),
+        Field.of("cached under another key than its own"),
+        Field.of("keys", way=int(seeded), blame=_blame_key, also=("HASH-2", "HASH-3"), aside=True),
     )
     return (
-        Field.of("ref_cnt", "POOL-5"),
-        Field.of("null page", "POOL-1", aside=True),
+        Field.of("ref_cnt"),
+        Field.of("null page", aside=True),
         *((number,) if "queue" in lacks else queue),
-        Field.of("hashed pages", "POOL-7"),
-        Field.of("cached map", "POOL-7", agree=refines if weak else operator.eq),
+        Field.of("hashed pages"),
+        Field.of("cached map", agree=refines if weak else operator.eq),
         *(() if "keys" in lacks else keys),
-        Field.of("usage", "POOL-10", aside=True),
+        Field.of("usage", aside=True),
         Field("check()", "POOL-2", _check, aside=True, inner=True),
     )
 
@@ -116,8 +116,8 @@ def event_fields(counters: bool) -> tuple[Field, ...]:
         counters: whether there are any.
     """
     counted = (
-        Field.of("counters", "MAN-12", aside=True),
-        Field.of("counters of the pool", "MAN-12", aside=True),
+        Field.of("counters", aside=True),
+        Field.of("counters of the pool", aside=True),
     )
     return (
         Field(TAKEN[0], "MAN-12", _events, aside=True),
@@ -146,4 +146,4 @@ def _followed(side: Any) -> tuple[Any, bool]:
 
 def pin_fields() -> tuple[Field, ...]:
     """Pins and priorities. A side has its ``pool``, and its ``pages`` by id."""
-    return Field.of("number of pinned pages", "PIN-1"), Field.of("priorities", "PIN-2")
+    return Field.of("number of pinned pages"), Field.of("priorities")

@@ -46,10 +46,10 @@ class Queue(Calling):
         for side in (self.spec, self.backend):
             side.find_key = lambda key, side=side: self._made_by_hand(side, key)
         self.watch(
-            Field.of("pages", "POOL-5"),
-            Field.of("num_free_pages", "POOL-2"),
-            Field.of("queue", "POOL-3"),
-            Field.of("neighbours", "POOL-2"),
+            Field.of("pages"),
+            Field.of("num_free_pages"),
+            Field.of("queue"),
+            Field.of("neighbours"),
         )
 
     def _made_by_hand(self, side: Side, key: Key) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 
 from ..calls.datum import Ref
+from ..calls.judging import equal
 from ..calls.manager import MOST_PAGES, SHARDS, StrangePage
 from ..calls.readings import page_views
 from .base import Field, Side
@@ -15,7 +16,6 @@ from .draws import NO_INTS, Drawing
 from .groups import MIXED, GroupSteps
 from .pool_state import pool_fields
 from .properties import operation, start, step
-from .sides import equal
 from .swap import SwapSteps
 from .worlds import World, worlds
 
@@ -70,17 +70,16 @@ class Shards(SwapSteps):
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         hosts = [shows for shows in super().state_fields() if shows.clause == "SWAP-1"]
         return [
-            Field.of("shards of requests", "POOL-12", self.cases),
+            Field.of("shards of requests", self.cases),
             *hosts,
             Field.of(
                 "pages of requests",
-                "MAN-2",
                 self.cases,
                 blame=self.blame_pages,
                 also=("MAN-2", "MAN-8", *self.of_states),
             ),
             *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
-            Field.of("usage of the manager", "POOL-10"),
+            Field.of("usage of the manager"),
             Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
         ]
 

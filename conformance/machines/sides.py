@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ..backends.loading import Backend
 from ..calls.datum import GoneError, Key, Ref
-from ..calls.deviation import attempt
-from ..calls.readings import READINGS
+from ..calls.readings import SHOWS
 
 if TYPE_CHECKING:
     from .base import Machine
 
-__all__ = ["Both", "Field", "Side", "equal", "part_of", "same", "unread"]
+__all__ = ["Both", "Field", "Side", "part_of", "same", "unread"]
 
 
 class Side:
@@ -98,23 +97,23 @@ class Field:
     inner: bool = False
 
     @classmethod
-    def of(cls, name: str, clause: str, requests: Iterable[str] = (), way: int = 0, **more: Any) -> "Field":
-        """A field that is read as emitted tests look at it; see `READINGS`.
+    def of(cls, name: str, requests: Iterable[str] = (), way: int = 0, **more: Any) -> "Field":
+        """A field that is read as emitted tests look at it; see `SHOWS`, which has its clause.
 
         Args:
             name: the field's name.
-            clause: its clause.
             requests: the ids of all requests, whose number may grow.
             way: which of several ways of looking at it.
             more: the other attributes.
         """
-        reading = READINGS[name][way]
+        shows = SHOWS[name]
+        reading = shows.readings[way]
 
         def read(side: Side) -> object:
             made = None if Side.made is None else Side.made.setdefault(id(side), {})
             return cast(object, reading.looked(functools.partial(part_of, side, requests), made))
 
-        return cls(name, clause, read, **more)
+        return cls(name, **{"clause": shows.clause, "read": read, **more})
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,3 @@ def same(value: Any, _: Side) -> object:
 
 def unread(*_: object) -> None:
     """A result of which nothing is compared right away."""
-
-
-def equal(expected: object, observed: object, agree: Callable[[Any, Any], bool] = operator.eq) -> bool:
-    """Whether two values agree; a comparison that raises is a disagreement."""
-    outcome = attempt(lambda: bool(agree(expected, observed)))
-    return outcome.error is None and outcome.value is True

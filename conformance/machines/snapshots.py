@@ -183,7 +183,7 @@ class Snapshots(Restoring, Pins):
 
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`: slots as well; events that wait are not taken to be compared."""
-        fields = [*super().state_fields(), Field.of("slots", "MAN-11", self.cases)]
+        fields = [*super().state_fields(), Field.of("slots", self.cases)]
         return [shows for shows in fields if shows.name not in TAKEN] if self.waiting else fields
 
     @step("MAN-12", when=lambda self: self.waiting and self.options.get("enable_events"))

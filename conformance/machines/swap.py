@@ -82,14 +82,14 @@ class SwapSteps(GroupSteps):
         if not self.swaps():
             return super().state_fields()
         return [
-            Field.of("host pages of requests", "SWAP-1", self.cases),
+            Field.of("host pages of requests", self.cases),
             self.free_host_pages(),
             *super().state_fields(),
         ]
 
     def free_host_pages(self) -> Field:
         """How many host pages are free."""
-        return Field.of("free host pages", "SWAP-1")
+        return Field.of("free host pages")
 
     def shard_of(self, name: str) -> int:
         """The number of the shard that a request is on; 0 where there is one manager."""

@@ -88,7 +88,7 @@ class TableMachine(Calling):
         self.watch(
             Field("pages in a row", "TAB-1", _counts),
             Field("host rows", "TAB-1", _host, blame=self._blame_padding),
-            *(() if self.lacks("views") else (Field.of("tables that can be changed from outside", "TAB-6"),)),
+            *(() if self.lacks("views") else (Field.of("tables that can be changed from outside"),)),
             Field("device rows", "TAB-4", self._looked_at(self._device, "not looked at"), aside=True),
             Field("broken device handles", "TAB-4", self._looked_at(_broken_handles, []), aside=True),
         )

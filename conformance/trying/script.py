@@ -106,10 +106,6 @@ class Rows:
             table = _PARTS.get((table.name, key), table if key in (".page_tables", "[]") else PAGE)
         return table
 
-    def root_of(self, target: Ref) -> int | str | None:
-        """The object that was constructed of which something is a part; None for a result of a call."""
-        return target.of if target.of in self._tables else None
-
 
 def made_by(call: Call) -> str:
     """The class of the object that a call makes: its constructor, or a method of the class itself; "" if none."""

@@ -2,61 +2,49 @@
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 import kvproof.spec
-from kvproof.spec.clauses import CLAUSES, clause_of_message
+from kvproof.spec.clauses import CLAUSES
 
 from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..backends.raising import frames
-from ..calls.contrast import contrast, shown
+from ..calls.contrast import shown
 from ..calls.datum import Call, GoneError, Key, Prompt, refs, resolve
-from ..calls.deviation import REFUSALS, Outcome, attempt, clause_of_state, is_refusal
+from ..calls.deviation import Outcome, attempt, clause_of_state, is_refusal
+from ..calls.judging import difference, equal
 from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
-from ..calls.readings import READINGS, page_views, readable
+from ..calls.readings import SHOWS, page_views, readable
 from ..calls.request import REQUEST
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
-from ..machines.sides import Side, equal
+from ..machines.sides import Side
 from .script import Entry, FileError, Rows, made_by
 
 __all__ = ["Said", "Trial"]
 
-_POOL = {
-    "ref_cnt": "POOL-5",
-    "null page": "POOL-1",
-    "not in the queue exactly while at 0": "POOL-2",
-    "free pages": "POOL-3",
-    "numbers of free pages": "POOL-2",
-    "hashed pages": "POOL-7",
-    "cached map": "POOL-7",
-    "cached under another key than its own": "POOL-8",
-    "keys": "HASH-1",
-    "usage": "POOL-10",
-    "number of pinned pages": "PIN-1",
-    "priorities": "PIN-2",
-}
-_TABLES = {"pages in a row": "TAB-1", "host rows": "TAB-1", "device rows": "TAB-4"}
+_POOL = (
+    *("ref_cnt", "null page", "not in the queue exactly while at 0", "free pages", "numbers of free pages"),
+    *("hashed pages", "cached map", "cached under another key than its own", "keys", "usage"),
+    *("number of pinned pages", "priorities"),
+)
+_TABLES = ("pages in a row", "host rows", "device rows")
 
-FIELDS: Mapping[str, Mapping[str, str]] = {
+FIELDS: Mapping[str, tuple[str, ...]] = {
     "PagePool": _POOL,
-    "CacheManager": {**_POOL, "usage of the manager": "POOL-10", "pages of requests": "MAN-2", "slots": "MAN-11"},
-    "ShardedCacheManager": {
-        "usage of the manager": "POOL-10",
-        "pages of requests": "MAN-2",
-        "shards of requests": "POOL-12",
-    },
-    "FreeCachePageQueue": {"queue": "POOL-3", "num_free_pages": "POOL-2"},
+    "CacheManager": (*_POOL, "usage of the manager", "pages of requests", "slots"),
+    "ShardedCacheManager": ("usage of the manager", "pages of requests", "shards of requests"),
+    "FreeCachePageQueue": ("queue", "num_free_pages"),
     "PageTable": _TABLES,
     "MultiGroupPageTable": _TABLES,
 }
-"""What objects of each class show, with the label that a difference is charged to unless the call says otherwise."""
+"""What objects of each class show; see `SHOWS`."""
 
 _NEED = {
     **dict.fromkeys(("not in the queue exactly while at 0", "free pages", "numbers of free pages"), "queue"),
@@ -358,36 +346,24 @@ class Trial:
         observed: Outcome,
     ) -> Said:
         clause, charges = labels
-        if expected.error is not None:
-            return self._judge_refusal(entry, expected, observed)
-        right = self._plain(call, row, expected.value, self.spec)
-        if observed.error is not None:
-            raised = frames(observed.error)
-            return Said(entry, shown(right), str(observed), "deviates", clause, raised=raised)
-        outcome = attempt(lambda: self._plain(call, row, observed.value, self.backend))
-        if outcome.error is not None:
-            seen = f"a result that cannot be read: {shown(outcome)}"
-            return Said(entry, shown(right), seen, "deviates", clause)
-        if not self._agrees(call, row, right, outcome.value):
-            return Said(entry, *contrast(right, outcome.value), "deviates", clause)
-        texts = shown(right), shown(outcome.value)
+        refused = expected.error is not None
+        if refused:
+            clause, right, seen = expected.clause, expected, replace(observed, value=readable(observed.value))
+        else:
+            right = Outcome(self._plain(call, row, expected.value, self.spec))
+            seen = observed if observed.error else attempt(lambda: self._plain(call, row, observed.value, self.backend))
+        agree = functools.partial(self._agrees, call, row)
+        found = difference(right, seen, clause, agree=agree, any_error=self._level == "safe")
+        if found is not None:
+            raised = () if observed.error is None else frames(observed.error)
+            return Said(entry, found.expected, found.observed, "deviates", found.clause, raised=raised)
+        texts = (str(right), str(seen)) if refused else (shown(right.value), shown(seen.value))
         if not self._found_alike:
-            return Said(entry, *texts, "undecided", clause)
-        broken, differences = self._states(charges, charges.get(""))
+            return Said(entry, *texts, "conforms" if refused else "undecided", clause)
+        broken, differences = (
+            self._states({}, clause_of_state(clause)) if refused else self._states(charges, charges.get(""))
+        )
         return Said(entry, *texts, "deviates" if differences else "conforms", broken or clause, differences)
-
-    def _judge_refusal(self, entry: Entry, expected: Outcome, observed: Outcome) -> Said:
-        clause = clause_of_message(str(expected.error))
-        if observed.error is None:
-            return Said(entry, str(expected), f"no refusal, but {shown(readable(observed.value))}", "deviates", clause)
-        kind = next(kind for kind in REFUSALS if isinstance(expected.error, kind))
-        if self._level == "exact" and not isinstance(observed.error, kind):
-            raised = frames(observed.error)
-            return Said(entry, str(expected), str(observed), "deviates", "R1", raised=raised)
-        charged = clause_of_state(clause)
-        _, differences = self._states({}, charged) if self._found_alike else ("", {})
-        verdict = ("deviates", charged) if differences else ("conforms", clause)
-        return Said(entry, str(expected), str(observed), *verdict, differences)
 
     def _plain(self, call: Call, row: Method, value: Any, side: Side) -> Any:
         """What of a result is compared: at level safe how many pages there are, in place of which."""
@@ -430,18 +406,17 @@ class Trial:
         for number, built in self._built.items():
             for name in built.fields:
                 right, seen = (attempt(functools.partial(_read, name, own)) for own in built.parts)
-                if right.error is not None:
-                    continue  # of a request that the manager does not know
-                if seen.error is None and equal(right.value, seen.value):
-                    continue
-                clause = clause or charges.get(name) or rest or FIELDS[built.owner][name]
-                shown_as = f"r{number}: {name}" if len(self._built) > 1 else name
-                differences[shown_as] = contrast(right.value, seen if seen.error else seen.value)
+                label = charges.get(name) or rest or SHOWS[name].clause
+                # the specification raises of a request that its manager does not know
+                found = None if right.error is not None else difference(right, seen, label)
+                if found is not None:
+                    clause = clause or label
+                    differences[f"r{number}: {name}" if len(self._built) > 1 else name] = found.expected, found.observed
         return clause, differences
 
 
 def _read(name: str, parts: Mapping[str, Any]) -> Any:
-    looks = [each.looked(parts.__getitem__) for each in READINGS[name]]
+    looks = [each.looked(parts.__getitem__) for each in SHOWS[name].readings]
     return looks[0] if len(looks) == 1 else looks
 
 

@@ -4,9 +4,7 @@ No state is kept here beside the shards: a request is on the shard where it is l
 their pool.
 """
 
-from collections.abc import Sequence
-
-from kvproof.spec.declarations import CacheGroupSpec, EngineRequest, ManagerOptions, SwapPlan
+from kvproof.spec.declarations import EngineRequest, SwapPlan
 from kvproof.spec.declarations.placement import ShardLoad
 from kvproof.spec.declarations.shard_calls import ShardCalls
 
@@ -41,17 +39,7 @@ class ShardedCacheManager(ShardCalls[CachePages]):
     """
 
     shards: tuple[CacheManager, ...]
-
-    def _make_shard(
-        self,
-        num_pages: int,
-        groups: Sequence[CacheGroupSpec],
-        max_model_len: int,
-        enable_caching: bool,
-        use_eagle: bool,
-        options: ManagerOptions,
-    ) -> CacheManager:
-        return CacheManager(num_pages, groups, max_model_len, enable_caching, use_eagle, **options)
+    _of_a_shard = CacheManager
 
     # -- The shard of a request -------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Which shard that is, what belongs to it, and what is true of all shards together
 
 import os
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 from .events import PageCopy, PartCopy
 from .groups import CacheGroupSpec
@@ -33,6 +33,8 @@ class ShardCalls(ShownShards, Generic[Pages]):
     """
 
     shards: tuple[ManagerCalls[Pages, Any, Any, Any], ...]
+    _of_a_shard: ClassVar[type[Any]]
+    """The class of a shard's manager."""
 
     @takes_options
     def __init__(
@@ -52,21 +54,9 @@ class ShardCalls(ShownShards, Generic[Pages]):
             options["hash_seed"] = os.urandom(32)
         groups = listed("kv_cache_groups", kv_cache_groups)
         self.shards = tuple(
-            self._make_shard(num_pages, groups, max_model_len, enable_caching, use_eagle, options)
+            self._of_a_shard(num_pages, groups, max_model_len, enable_caching, use_eagle, **options)
             for _ in range(self.num_shards)
         )
-
-    def _make_shard(
-        self,
-        num_pages: int,
-        groups: Sequence[CacheGroupSpec],
-        max_model_len: int,
-        enable_caching: bool,
-        use_eagle: bool,
-        options: ManagerOptions,
-    ) -> Any:
-        """Makes the manager of a shard."""
-        raise NotImplementedError
 
     # -- The shard of a request -------------------------------------------------------------------
 

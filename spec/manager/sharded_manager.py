@@ -1,8 +1,6 @@
 """POOL-12: the cache manager under data parallelism: a `CacheManager` for each shard."""
 
-from collections.abc import Sequence
-
-from ..declarations import CacheGroupSpec, EngineRequest, ManagerOptions, SwapPlan
+from ..declarations import EngineRequest, SwapPlan
 from ..declarations.placement import ShardLoad
 from ..declarations.shard_calls import ShardCalls
 from ..groups.cache_pages import CachePages
@@ -36,17 +34,7 @@ class ShardedCacheManager(ShardCalls[CachePages]):
     """
 
     shards: tuple[CacheManager, ...]
-
-    def _make_shard(
-        self,
-        num_pages: int,
-        groups: Sequence[CacheGroupSpec],
-        max_model_len: int,
-        enable_caching: bool,
-        use_eagle: bool,
-        options: ManagerOptions,
-    ) -> CacheManager:
-        return CacheManager(num_pages, groups, max_model_len, enable_caching, use_eagle, **options)
+    _of_a_shard = CacheManager
 
     # -- The shard of a request -------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvproof.conformance.backends.loading import load_backend
-from kvproof.conformance.calls.readings import READINGS, page_views, readable, source
+from kvproof.conformance.calls.readings import SHOWS, page_views, readable, source
 from kvproof.conformance.emitting import EmitError, Script, repeat, write_test
 from kvproof.conformance.emitting.literals import Literals, UnrenderableError
 from kvproof.conformance.emitting.script import source_of
@@ -127,7 +127,7 @@ def test_hostile_text_is_a_literal_or_escaped() -> None:
 
 def test_what_looks_at_a_state_stands_alone() -> None:
     """The sources of functions that files hold need no import."""
-    looks: list[Any] = [look for readings in READINGS.values() for reading in readings for look in reading.functions]
+    looks: list[Any] = [look for shows in SHOWS.values() for reading in shows.readings for look in reading.functions]
     for function in [page_views, readable, *looks]:
         names: dict[str, Any] = {}
         exec(source(function), names)
