@@ -410,6 +410,10 @@ class Machine(RuleBasedStateMachine):
             expected, observed, clause, lambda value: normal(value, self.backend), blame, any_error=any_error
         )
 
+    def result_on(self, side: Side, made: Both) -> Any:
+        """What one side returned."""
+        return made.spec if side is self.spec else made.backend
+
     # -- State --------------------------------------------------------------------------------------
 
     def check(self, clause: str, what: str, expected: object, read: Callable[[], object]) -> None:

@@ -226,7 +226,7 @@ class Cache(CacheMachine, Calling):
         """See `Calling.learn`: goes on with the pages that a call returned; a block that was exported is another's."""
         if call.method != "export_pages":
             for side in (self.spec, self.backend):
-                side.put({"pages": both.of(self, side)})
+                side.put({"pages": self.result_on(side, both)})
 
     @step("CACHE-2", "CACHE-3", when=lambda self: self.layout.update == "kv_cache_update", weight=2)
     def misuse(self, source: Drawing) -> Calls:

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from hypothesis.stateful import initialize
 from hypothesis.strategies import SearchStrategy
@@ -12,6 +12,7 @@ from hypothesis.strategies import SearchStrategy
 __all__ = [
     "Property",
     "Step",
+    "Stepping",
     "clauses_of_machine",
     "clauses_of_step",
     "declared_clauses",
@@ -22,16 +23,8 @@ __all__ = [
     "steps_of",
 ]
 
-
-if TYPE_CHECKING:
-    from .base import Machine
-
-__all__ = [
-    *("Property", "Step", "clauses_of_machine", "clauses_of_step", "declared_clauses", "properties_of"),
-    *("start", "step", "steps_of"),
-]
-
 Method = Callable[..., Any]
+F = TypeVar("F", bound=Method)
 
 
 @dataclass(frozen=True)
@@ -58,6 +51,22 @@ class Step:
     def plays(self) -> bool:
         """Whether its method yields `Call`s, and is sent what came of each."""
         return inspect.isgeneratorfunction(self.method)
+
+
+class Stepping(Protocol):
+    """What has steps: a machine.
+
+    Attributes:
+        name: see `Machine`.
+        always: see `Machine`.
+    """
+
+    name: ClassVar[str]
+    always: ClassVar[frozenset[str]]
+
+    @classmethod
+    def steps_of_rows(cls) -> dict[str, Step]:
+        """See `Machine.steps_of_rows`."""
 
 
 _STEPS: dict[tuple[str, str], Step] = {}
@@ -102,7 +111,7 @@ def start(*clauses: str, **strategies: SearchStrategy[Any]) -> Callable[[Method]
         _STEPS[method.__module__, method.__qualname__] = Step(method, frozenset(clauses), first=True)
 
         @functools.wraps(method)
-        def counted(self: "Machine", **drawn: Any) -> None:
+        def counted(self: Any, **drawn: Any) -> None:
             self.run_step(method.__name__, functools.partial(method, self, **drawn), drawn)
 
         as_first: Any = initialize  # its overloads know no **strategies
@@ -113,7 +122,7 @@ def start(*clauses: str, **strategies: SearchStrategy[Any]) -> Callable[[Method]
 
 
 @functools.lru_cache(maxsize=64)
-def steps_of(machine: "type[Machine]") -> dict[str, Step]:
+def steps_of(machine: type[Stepping]) -> dict[str, Step]:
     """The steps of a machine by name, its first step included; its own before those of the classes it stands on."""
     found: dict[str, Step] = {}
     for cls in machine.__mro__:
@@ -124,12 +133,12 @@ def steps_of(machine: "type[Machine]") -> dict[str, Step]:
     return found | machine.steps_of_rows()
 
 
-def clauses_of_step(machine: "type[Machine]", name: str) -> frozenset[str]:
+def clauses_of_step(machine: type[Stepping], name: str) -> frozenset[str]:
     """The clauses that one step of a machine checks, its machine's included."""
     return steps_of(machine)[name].clauses | machine.always
 
 
-def properties_of(machine: "type[Machine]") -> list[Property]:
+def properties_of(machine: type[Stepping]) -> list[Property]:
     """The steps of a machine, as a list of properties shows them."""
     return [
         Property(
@@ -141,12 +150,12 @@ def properties_of(machine: "type[Machine]") -> list[Property]:
     ]
 
 
-def clauses_of_machine(machine: "type[Machine]") -> frozenset[str]:
+def clauses_of_machine(machine: type[Stepping]) -> frozenset[str]:
     """The clauses that any step of a machine checks."""
     return frozenset(clause for found in properties_of(machine) for clause in found.clauses)
 
 
-def declared_clauses(machines: "Iterable[type[Machine]]") -> dict[str, list[Property]]:
+def declared_clauses(machines: Iterable[type[Stepping]]) -> dict[str, list[Property]]:
     """For each clause the properties that check it."""
     checked: dict[str, list[Property]] = {}
     for machine in machines:
@@ -156,14 +165,6 @@ def declared_clauses(machines: "Iterable[type[Machine]]") -> dict[str, list[Prop
     return checked
 
 
-if TYPE_CHECKING:
-    from .base import Machine
-
-__all__ = ["operation"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 def operation(method: F) -> F:
     """Makes a method of a machine an operation: steps are made of it, and a counterexample may do without the rest.
 
@@ -171,7 +172,7 @@ def operation(method: F) -> F:
     """
 
     @functools.wraps(method)
-    def operate(machine: "Machine", *arguments: Any, **options: Any) -> Any:
+    def operate(machine: Any, *arguments: Any, **options: Any) -> Any:
         act = functools.partial(method, machine, *arguments, **options)
         return machine.operate(method.__name__, act, (*arguments, options))
 

@@ -192,7 +192,7 @@ class Secrets(Machine):
         found = self.tell("manager.get_computed_pages(request)", lambda side: side.manager.get_computed_pages(request))
 
         def act(side: Side) -> Any:
-            pages, hit = found.of(self, side)
+            pages, hit = self.result_on(side, found)
             return side.manager.allocate_slots(request, len(tokens) - hit, hit, pages)
 
         new = self.tell("manager.allocate_slots(request, <the rest>, <what was found>)", act)
@@ -272,7 +272,7 @@ class Secrets(Machine):
 
     def first_page(self, side: Any, name: str) -> Any:
         """The first page of a request."""
-        return next(page for part in self.given[name] for page in part.of(self, side).pages[0])
+        return next(page for part in self.given[name] for page in self.result_on(side, part).pages[0])
 
     def foreign_pages(self, side: Any, name: str) -> Any:
         """The first page of a request, as another one's hit."""

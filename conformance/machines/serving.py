@@ -341,7 +341,7 @@ class Serving(ServingMachine):
         hits = found.spec[1] if found is not None else 0
 
         def act(side: Side) -> Any:
-            given = [] if found is None else [hits, found.of(self, side)[0]]
+            given = [] if found is None else [hits, self.result_on(side, found)[0]]
             return side.manager.allocate_slots(request, new, *given)
 
         allocated = self.call(
@@ -363,7 +363,7 @@ class Serving(ServingMachine):
         name = self.running[row].request.request_id
 
         def act(side: Side) -> None:
-            new = [int(page.page_id) for page in allocated.of(self, side).pages[0]]
+            new = [int(page.page_id) for page in self.result_on(side, allocated).pages[0]]
             pages = self.page_ids(side, name) if method == "add_row" else new
             getattr(side.table, method)(pages, row)
 

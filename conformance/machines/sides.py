@@ -10,9 +10,6 @@ from ..backends.loading import Backend
 from ..calls.datum import GoneError, Key, Ref
 from ..calls.readings import SHOWS
 
-if TYPE_CHECKING:
-    from .base import Machine
-
 __all__ = ["Both", "Field", "Side", "part_of", "same", "unread"]
 
 
@@ -129,10 +126,6 @@ class Both:
     spec: Any = None
     backend: Any = None
     refused: bool = False
-
-    def of(self, machine: "Machine", side: Side) -> Any:
-        """The value of one side."""
-        return self.spec if side is machine.spec else self.backend
 
 
 def same(value: Any, _: Side) -> object:

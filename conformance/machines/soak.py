@@ -205,7 +205,7 @@ class Soak(SoakBase):
         at = f"  [num_computed_tokens={start}]" if found is None and start else ""
 
         def act(side: Side) -> Any:
-            given = [start, found.of(self, side)[0]] if found is not None else []
+            given = [start, self.result_on(side, found)[0]] if found is not None else []
             return side.manager.allocate_slots(case.request, new, *given, **options)
 
         words = [*(["lookahead"] if lookahead else []), *(["delay"] if delay else []), *(["hit"] if start else [])]

@@ -174,12 +174,12 @@ class ViewMachine(Machine):
         given = [part if flat else part.reshape(self.shards * 2, -1, *part.shape[1:]) for part in (keys, values)]
         made = self.call(
             f"view = view.concatenate_to_cache(keys, values, step)  # of seed {seed}, {given[0].shape}",
-            lambda side: side.view.concatenate_to_cache(*given, step.of(self, side)),
+            lambda side: side.view.concatenate_to_cache(*given, self.result_on(side, step)),
             "CACHE-3",
             unread,
         )
         for side in (self.spec, self.backend):
-            side.put({"view": made.of(self, side)})
+            side.put({"view": self.result_on(side, made)})
         self.hold_pages(self.backend.view)
         return step
 
@@ -187,7 +187,7 @@ class ViewMachine(Machine):
         """Attends to a step's tokens through both views."""
         both = self.call(
             "view.attend(queries, step)",
-            lambda side: side.view.attend(queries, step.of(self, side)),
+            lambda side: side.view.attend(queries, self.result_on(side, step)),
             clause,
             shape_and_type,
         )
@@ -243,7 +243,7 @@ class Views(ViewMachine):
 
         made = self.call("view = RaggedPagesCacheView.from_json(view.to_json())", act, "CACHE-2", unread)
         for side in (self.spec, self.backend):
-            side.put({"view": made.of(self, side)})
+            side.put({"view": self.result_on(side, made)})
         self.hold_pages(self.backend.view)
 
     @step("CACHE-2")

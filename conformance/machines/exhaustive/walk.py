@@ -41,6 +41,10 @@ __all__ = [
     "digest",
 ]
 
+if TYPE_CHECKING:
+    from .world import SmallWorld
+
+    _Ways = Callable[[SmallWorld], Sequence["Move"]]
 
 PASSING_OVER, GLANCING, COMPARING = "passing over", "glancing", "comparing"
 """With how much care a way is taken; see `SmallWorld.take`."""
@@ -149,13 +153,6 @@ def digest(key: Hashable) -> bytes:
     """A key in 16 bytes: a collision among a billion states is less likely than 1 in 10^20."""
     return blake2b(repr(key).encode(), digest_size=16).digest()
 
-
-if TYPE_CHECKING:
-    from .world import SmallWorld
-
-    _Ways = Callable[[SmallWorld], Sequence[Move]]
-
-__all__ = ["Walk"]
 
 _ENOUGH = 50
 """A kind of look that deviated so often is left out from then on: what else there is to see is sooner seen."""
