@@ -83,8 +83,21 @@ def embedded(prefix: Prefix, kind: str, shape: tuple[int, ...], dtype: str) -> A
     return signed(zlib.crc32(repr((prefix, kind)).encode()), shape, dtype)
 
 
-class ServingMachine(Machine):
-    """A manager, a page table and a cache, the backend's beside the specification's; who runs stands in rows.
+def rows_of(table: Any) -> Array:
+    """What a table shows, in memory of its own."""
+    return np.array(np.asarray(table))
+
+
+_IDS = ("a", "b", "c", "d")
+_ALPHABET = (0, 1)
+
+
+class Serving(Machine):
+    """Prompts arrive and hit, several go on at a time, share pages, change rows, go; pages are used again.
+
+    A manager, a page table and a cache, the backend's beside the specification's. What attention gives is held against
+    dense attention over the requests' own tokens, independent of pages and tables; what nobody may read is NaN before
+    every step.
 
     Attributes:
         kit: what serves.
@@ -92,9 +105,34 @@ class ServingMachine(Machine):
         holds: for each slot that anybody may read the tokens up to the one whose key and value it holds.
     """
 
+    name = "serving"
+    capability = "kernels"
+    needs = ("CacheManager", "PageTable", "kv_cache_update", "ragged_paged_attention")
+    examples, num_steps = 30, 14
+    always = frozenset({"R1"})
     kit: Kit
     running: list[Served]
     holds: dict[int, Prefix]
+
+    @start("MAN-2", kit=st.sampled_from(list(KITS)), fused=st.booleans(), seed=st.integers(0, 3))
+    def construct(self, kit: str, fused: bool, seed: int) -> None:
+        """A manager, a table and a cache full of NaN; tokens are written apart or by the call that attends."""
+        self.kit, self.running, self.holds = KITS[kit], [], {}
+        self.fused = fused and kit == "full" and self.backend.names.offers("fused_ragged_paged_attention")
+        self.text = np.random.default_rng(seed).integers(0, 2, self.kit.max_model_len).tolist()
+        setup, layout = self.kit.setup, self.layout
+        options = pool_options((self.spec.names, self.backend.names), "CacheManager", {"hash_seed": b"kvproof"})
+
+        def act(side: Side) -> dict[str, Any]:
+            groups = [self.kit.group.declared(0, side.names, self.spec.names)]
+            manager = side.names.get("CacheManager")(layout.num_pages, groups, self.kit.max_model_len, True, **options)
+            table = side.names.get("PageTable")(setup.num_seqs, setup.row, setup.num_tokens)
+            pages = page_views(manager.page_pool, "queue" not in side.names.lacks)
+            return {"manager": manager, "pages": pages, "table": table, "cache": layout.empty()}
+
+        self.build(f"manager, table, cache = {self.kit}", "MAN-2", act)
+
+    # -- What is there -------------------------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout:
@@ -190,47 +228,6 @@ class ServingMachine(Machine):
         positions = range(first, served.computed)
         wrong = [p for p in positions if self.holds.get(self.slot(pages, p)) != tokens[: p + 1]]
         return sorted({position // self.layout.page_size for position in wrong})
-
-
-def rows_of(table: Any) -> Array:
-    """What a table shows, in memory of its own."""
-    return np.array(np.asarray(table))
-
-
-_IDS = ("a", "b", "c", "d")
-_ALPHABET = (0, 1)
-
-
-class Serving(ServingMachine):
-    """Prompts arrive and hit, several go on at a time, share pages, change rows, go; pages are used again.
-
-    What attention gives is held against dense attention over the requests' own tokens, whatever pages and tables
-    say; whatever nobody may read is NaN before every step.
-    """
-
-    name = "serving"
-    capability = "kernels"
-    needs = ("CacheManager", "PageTable", "kv_cache_update", "ragged_paged_attention")
-    examples, num_steps = 30, 14
-    always = frozenset({"R1"})
-
-    @start("MAN-2", kit=st.sampled_from(list(KITS)), fused=st.booleans(), seed=st.integers(0, 3))
-    def construct(self, kit: str, fused: bool, seed: int) -> None:
-        """A manager, a table and a cache full of NaN; tokens are written apart or by the call that attends."""
-        self.kit, self.running, self.holds = KITS[kit], [], {}
-        self.fused = fused and kit == "full" and self.backend.names.offers("fused_ragged_paged_attention")
-        self.text = np.random.default_rng(seed).integers(0, 2, self.kit.max_model_len).tolist()
-        setup, layout = self.kit.setup, self.layout
-        options = pool_options((self.spec.names, self.backend.names), "CacheManager", {"hash_seed": b"kvproof"})
-
-        def act(side: Side) -> dict[str, Any]:
-            groups = [self.kit.group.declared(0, side.names, self.spec.names)]
-            manager = side.names.get("CacheManager")(layout.num_pages, groups, self.kit.max_model_len, True, **options)
-            table = side.names.get("PageTable")(setup.num_seqs, setup.row, setup.num_tokens)
-            pages = page_views(manager.page_pool, "queue" not in side.names.lacks)
-            return {"manager": manager, "pages": pages, "table": table, "cache": layout.empty()}
-
-        self.build(f"manager, table, cache = {self.kit}", "MAN-2", act)
 
     # -- Steps --------------------------------------------------------------------------------------------------
 

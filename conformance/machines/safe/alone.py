@@ -104,8 +104,27 @@ class Alone(Machine):
     # -- What it shows --------------------------------------------------------------------------------
 
     def show_fields(self, readers: Mapping[str, Callable[[Side], object]]) -> None:
-        """Makes reports show these things, each by what reads it off the backend."""
-        self.fields = tuple(Field(name, "R1", self._reader(name, read)) for name, read in readers.items())
+        """Makes reports show these things, each by what reads it off the backend, but for those that it does not show.
+
+        Args:
+            readers: what reads each thing; None is read off what the backend does not show.
+        """
+        shown = {name: read for name, read in readers.items() if read(self.backend) is not None}
+        self.fields = tuple(Field(name, "R1", self._reader(name, read)) for name, read in shown.items())
+
+    @property
+    def shows(self) -> set[str]:
+        """What the backend shows."""
+        return {shows.name for shows in self.fields}
+
+    @property
+    def resident(self) -> list[int] | None:
+        """The pages that were shown as cached after the last call; None where nothing shows that."""
+        if "cached pages" not in self.shows:
+            self.session.lacks.add("what shows which pages are cached")
+            return None
+        found: Any = self.known["cached pages"]
+        return list(found)
 
     def _reader(self, name: str, read: Callable[[Side], object]) -> Callable[[Side], object]:
         return lambda side: self.known.get(name) if side is self.spec else read(side)
@@ -118,6 +137,20 @@ class Alone(Machine):
         if outcome.error is not None:
             self.differ(clause, f"{name} that can be read", str(outcome), outcome.error)
         return outcome.value
+
+    def hold_shown(self, right: Mapping[str, tuple[str, object]], why: str = "") -> None:
+        """Holds things that the backend shows to what they must be; those that it does not show are passed over.
+
+        Args:
+            right: for each thing the label of its clause, and what it must be.
+            why: what a report says behind what it must be.
+        """
+        for name, (label, expected) in right.items():
+            if name in self.shows:
+                self.known[name] = expected
+                seen = self.see(name, label)
+                self.hold(label, seen == expected, f"{name} = {expected}{why}", f"{seen}")
+                self.known[name] = seen
 
     def unchanged(self, clause: str, why: str) -> None:
         """Holds what the backend shows against what it showed before the call."""

@@ -68,7 +68,7 @@ class ManagerModel(Alone, GroupSteps):
             return {"manager": manager, "pool": pool, "pages": views}
 
         self.make(f"manager = {self.construction(world, flags)}", "MAN-2", act)
-        self.show_fields({name: read for name, read in self.readers().items() if read(self.backend) is not None})
+        self.show_fields(self.readers())
         self.settle("MAN-2")
 
     def readers(self) -> Mapping[str, Any]:
@@ -90,20 +90,6 @@ class ManagerModel(Alone, GroupSteps):
     def held(self, name: str) -> Lists:
         """The pages that a request holds, group by group."""
         return self.lists.get(name, [[] for _ in self.world.groups])
-
-    @property
-    def shows(self) -> set[str]:
-        """What the backend shows."""
-        return {shows.name for shows in self.fields}
-
-    @property
-    def resident(self) -> list[int] | None:
-        """The pages that were shown as cached after the last call; None where nothing shows that."""
-        if "cached pages" not in self.shows:
-            self.session.lacks.add("what shows which pages are cached")
-            return None
-        found: Any = self.known["cached pages"]
-        return list(found)
 
     @property
     def num_free(self) -> int:
@@ -216,12 +202,7 @@ class ManagerModel(Alone, GroupSteps):
             "pages with a count": ("POOL-2", sorted(held)),
             "usage": ("POOL-10", round((pages - free) / pages, 9)),
         }
-        for name, (label, expected) in right.items():
-            if name in self.shows:
-                self.known[name] = expected
-                seen = self.see(name, label)
-                self.hold(label, seen == expected, f"{name} = {expected}, as {sorted(held)} are held", f"{seen}")
-                self.known[name] = seen
+        self.hold_shown(right, f", as {sorted(held)} are held")
 
     def judge_cached(self, clause: str) -> None:
         """What is cached is full of known content, and all that shows it agrees (POOL-3, POOL-7, MAN-3, MAN-4)."""

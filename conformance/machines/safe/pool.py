@@ -28,8 +28,21 @@ Key = tuple[Any, Any]
 """What a key is of: tokens and extra keys, from the first page on."""
 
 
-class PoolModel(Alone):
-    """One pool. The backend's side has ``pool`` and ``pages``, its views by id.
+_EXTRA_KEYS = ((),) * (2 * len(EXTRA_KEYS)) + EXTRA_KEYS
+
+
+def _ids(pages: Any) -> list[int]:
+    return [int(page.page_id) for page in pages]
+
+
+def _found(pages: Any) -> list[int] | None:
+    return None if pages is None else _ids(pages)
+
+
+class SafePool(Alone):
+    """Takes, touches, frees, caches, evicts, looks up and resets.
+
+    The backend's side has ``pool`` and ``pages``, its views by id.
 
     Attributes:
         counts: how often each page but the null page is held.
@@ -38,6 +51,8 @@ class PoolModel(Alone):
         keys: the backend's own key of each content that was ever cached, the group left out.
     """
 
+    name = "safe-pool"
+    examples = 80
     needs: ClassVar[tuple[str, ...]] = ESSENTIALS["PagePool"]
     always = frozenset({"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-10"})
 
@@ -71,7 +86,7 @@ class PoolModel(Alone):
             "pages with a hash": lambda side: showing.with_hash(side.pages),
             "cached pages": lambda side: showing.resident(side.pool, side.pool, side.pages),
         }
-        self.show_fields({name: read for name, read in readers.items() if read(self.backend) is not None})
+        self.show_fields(readers)
         self.null_count = getattr(self.backend.pages[0], "ref_cnt", None)
         self.settle("POOL-3")
 
@@ -87,26 +102,17 @@ class PoolModel(Alone):
         """The pages that are held."""
         return [page for page, count in self.counts.items() if count]
 
-    @property
-    def cached(self) -> list[int] | None:
-        """The pages that were shown as cached after the last call; None where nothing shows that."""
-        if "cached pages" not in self.known:
-            self.session.lacks.add("what shows which pages are cached")
-            return None
-        shown: Any = self.known["cached pages"]
-        return list(shown)
-
     def cacheable(self) -> list[int]:
         """The pages that can be cached: held ones that are not."""
-        return [page for page in self.held if page not in (self.cached or self.ghost.contents)]
+        return [page for page in self.held if page not in (self.resident or self.ghost.contents)]
 
     def touchable(self) -> list[int]:
         """The pages that can be touched: held ones, and those that are shown as cached."""
-        return sorted({*self.held, *(self.cached or [])})
+        return sorted({*self.held, *(self.resident or [])})
 
     def resident_with(self, content: Content) -> list[int] | None:
         """The pages that are shown as cached with some content; None where nothing shows that."""
-        cached = self.cached
+        cached = self.resident
         return None if cached is None else [page for page in cached if self.ghost.contents.get(page) == content]
 
     def views(self, ids: list[int]) -> list[Any]:
@@ -130,14 +136,8 @@ class PoolModel(Alone):
             "null page": ("POOL-1", 0),
             "count of the null page": ("POOL-1", self.null_count),
         }
-        shows = {shows.name for shows in self.fields}
-        for name, (label, expected) in right.items():
-            if name in shows:
-                self.known[name] = expected
-                seen = self.see(name, label)
-                self.hold(label, seen == expected, f"{name} = {expected}", f"{seen}")
-                self.known[name] = seen
-        if "cached pages" in shows:
+        self.hold_shown(right)
+        if "cached pages" in self.shows:
             self.judge_cached(clause)
 
     def judge_cached(self, clause: str) -> None:
@@ -149,24 +149,6 @@ class PoolModel(Alone):
         label = clause if clause in ("POOL-3", "POOL-9", "POOL-11") else "POOL-7"
         self.hold(label, not stale, f"no hash of {stale}", f"cached pages {seen}, pages with a hash {hashed}")
         self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
-
-
-_EXTRA_KEYS = ((),) * (2 * len(EXTRA_KEYS)) + EXTRA_KEYS
-
-
-def _ids(pages: Any) -> list[int]:
-    return [int(page.page_id) for page in pages]
-
-
-def _found(pages: Any) -> list[int] | None:
-    return None if pages is None else _ids(pages)
-
-
-class SafePool(PoolModel):
-    """Takes, touches, frees, caches, evicts, looks up and resets."""
-
-    name = "safe-pool"
-    examples = 80
 
     @start(num_pages=st.integers(3, 9), caching=st.sampled_from([True] * 5 + [False]), page_size=st.integers(1, 2))
     def construct(self, num_pages: int, caching: bool, page_size: int) -> None:
@@ -264,7 +246,7 @@ class SafePool(PoolModel):
         for page, content in zip(fresh, contents[len(before) :], strict=True):
             there = self.resident_with(content)
             if there == []:
-                self.differ("POOL-7", f"page {page} cached, or another of its content", f"cached pages {self.cached}")
+                self.differ("POOL-7", f"page {page} cached, or another of its content", f"cached pages {self.resident}")
             key = getattr(self.backend.pages[page], "page_hash", None)
             if key is not None:
                 self.keys[content.tokens, content.extra_keys] = getattr(key, "page_hash", key)
@@ -325,15 +307,15 @@ class SafePool(PoolModel):
 
     def evict(self, data: Drawing) -> None:
         """Drops the hashes of some pages; nothing else changes."""
-        evicted = some(data, [*(self.cached or []), *self.counts, 0], most=3, least=1)
-        before = self.cached
+        evicted = some(data, [*(self.resident or []), *self.counts, 0], most=3, least=1)
+        before = self.resident
         self.ask(f"pool.evict_pages({evicted})", "POOL-11", lambda side: side.pool.evict_pages(evicted))
         for page in evicted:
             self.ghost.contents.pop(page, None)
         self.settle("POOL-11")
         if before is not None:
             right = [page for page in before if page not in evicted]
-            self.hold("POOL-11", self.cached == right, f"cached pages {right}", f"{self.cached}")
+            self.hold("POOL-11", self.resident == right, f"cached pages {right}", f"{self.resident}")
 
     # -- What must be refused -------------------------------------------------------------------------
 
@@ -365,7 +347,7 @@ class SafePool(PoolModel):
     def touch_badly(self, data: Drawing) -> None:
         """A free page without a hash, another pool's page, no page, no list; good pages stand before it."""
         good = some(data, self.touchable(), most=2)
-        bare = [page for page in self.free if self.cached is not None and page not in self.cached]
+        bare = [page for page in self.free if self.resident is not None and page not in self.resident]
         fault = data.one_of([*bare[:2], "a page of another pool", "no page", *NO_LISTS[:2]])
         views: list[Any] = self.views(good)
         groups: Any = [views, fault]
@@ -398,7 +380,7 @@ class SafePool(PoolModel):
         """Counts that don't fit, too few tokens; a page that is free or cached already, another pool's page."""
         page = data.one_of(self.held)
         size = self.page_size
-        cached = [page for page in self.held if page in (self.cached or [])]
+        cached = [page for page in self.held if page in (self.resident or [])]
         pages: list[Any] = [*self.free[:1], *cached[:1] * 2, "a page of another pool"]
         kind = data.one_of(["counts", "tokens", "page", "page"])
         fault: Any = page if kind != "page" else data.one_of(pages)
@@ -419,6 +401,6 @@ class SafePool(PoolModel):
     def evict_badly(self, data: Drawing) -> None:
         """Ids of no page, after ids of pages; no list."""
         wrong = data.likely([-1, self.num_pages], NO_INTS)
-        evicted: Any = data.one_of([[*some(data, self.cached or [], most=2), wrong]] * 3 + [1])
+        evicted: Any = data.one_of([[*some(data, self.resident or [], most=2), wrong]] * 3 + [1])
         line = f"pool.evict_pages({evicted!r})"
         self.refuse(line, "POOL-11", f"{wrong!r} is no page", lambda side: side.pool.evict_pages(evicted))
