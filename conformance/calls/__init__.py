@@ -22,12 +22,14 @@ signatures of the specification: a new public method without a row fails there.
 * *Knows*: the machine, by the specification's objects. Kinds ask it (``known``): which pages are held, cached or free,
   what a page is called (``known.ref``), whether other iterables than lists are taken (``known.takes_iterables``).
 * *Performs*: `perform`, the same on both sides. `resolve` makes of a value what one side is given.
-* *Compares and charges*: `machines.base.Machine.call`, which makes the call on both sides, compares errors, results
-  (``plain``) and the whole observable state, and charges what differs to the labels of the row. A label may depend on
+* *Compares*: `judging.difference`, for whoever makes calls on two sides: machines, small worlds, `kvproof try` and
+  replays of logs. It compares two refusals, two results, and two values of a field of the state.
+* *Charges*: `machines.base.Machine.call`, which makes the call on both sides, has errors, results (``plain``) and the
+  whole observable state compared, and charges what differs to the labels of the row. A label may depend on
   what is known before the call and on its arguments; then the row has a function, and ``clause`` is the label for
   whoever does not know that, such as a log. A wrong state after a refusal is charged to R1. Labels beside the fields'
   own, ``clause`` and those of ``charges`` stand in ``refuses``, so that a machine declares what it compares by.
-* *Reads the state*: `readings`, for machines and for emitted tests alike.
+* *Reads the state*: `readings`, for machines, logs and emitted tests alike, with the label of each field (`SHOWS`).
 * *Writes into files*: `documents`, as JSON, and reads again; ``kvproof try`` takes calls so, or as Python.
 * *Prints*: `written`; a machine shows pages by their ids. Salts stand in every text by their fingerprints (SEC-2).
 * *Makes shorter*: `search.shortening`, on the calls themselves. A call that is left out takes its mentions with it:

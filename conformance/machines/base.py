@@ -288,8 +288,12 @@ class Machine(RuleBasedStateMachine):
 
     def build(self, line: str, clause: str, act: Callable[[Side], Mapping[str, Any]]) -> None:
         """Builds what the other steps call; the names that ``act`` returns become the side's."""
-        self.calls.append(line)
         self.spec.put(act(self.spec))
+        self.build_backend(line, clause, act)
+
+    def build_backend(self, line: str, clause: str, act: Callable[[Side], Mapping[str, Any]]) -> None:
+        """`build` for the backend alone."""
+        self.calls.append(line)
         with self.watched(clause, "an object"):
             outcome = attempt(lambda: act(self.backend))
         self._compared.add(clause)

@@ -36,16 +36,6 @@ class Alone(Machine):
 
     # -- Calls --------------------------------------------------------------------------------------
 
-    def make(self, line: str, clause: str, act: Callable[[Side], Mapping[str, Any]]) -> None:
-        """Makes what the other calls are made on; the names that ``act`` returns become the backend's."""
-        self.calls.append(line)
-        with self.watched(clause, "an object"):
-            outcome = attempt(lambda: act(self.backend))
-        self.compared(clause)
-        if outcome.error is not None:
-            self.differ(clause, "an object", str(outcome), outcome.error)
-        self.backend.put(outcome.value)
-
     def try_out(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Outcome:
         """Makes a call that may be answered or refused.
 

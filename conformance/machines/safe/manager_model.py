@@ -67,7 +67,7 @@ class ManagerModel(Alone, GroupSteps):
             views = showing.known_views(pool, not self.lacks("queue"))
             return {"manager": manager, "pool": pool, "pages": views}
 
-        self.make(f"manager = {self.construction(world, flags)}", "MAN-2", act)
+        self.build_backend(f"manager = {self.construction(world, flags)}", "MAN-2", act)
         self.show_fields(self.readers())
         self.settle("MAN-2")
 

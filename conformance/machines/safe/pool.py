@@ -71,7 +71,7 @@ class SafePool(Alone):
             pool = side.names.get("PagePool")(num_pages, caching, **options)
             return {"pool": pool, "pages": page_views(pool, not self.lacks("queue"))}
 
-        self.make(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
+        self.build_backend(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
         ids = sorted(self.backend.pages)
         self.compared("POOL-1")
         if ids != list(range(num_pages)):
