@@ -1,11 +1,13 @@
 """Calls that do not return: each is given some time, what is read after it included, and is stopped when that is over.
 
-Where Python runs, a timer's signal ends the call from inside. What is stuck in C sees no signal; it is ended from
-outside, with its process: the process writes on a `Board` what it calls, and who started it reads there for how long.
+Where Python runs, a timer's signal ends the call from inside. A call that imports modules, as those of a package that
+it needs first, gets its time again. What is stuck in C sees no signal; it is ended from outside, with its process: the
+process writes on a `Board` what it calls, and who started it reads there for how long.
 """
 
 import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -98,6 +100,11 @@ class Board:
         self._shown, self._end = len(calls), self._end + len(more)
         _HEADER.pack_into(self._memory, 0, time.monotonic(), examples, steps, len(head), self._end)
 
+    def again(self) -> None:
+        """The call's time begins once more."""
+        _, *rest = _HEADER.unpack_from(self._memory)
+        _HEADER.pack_into(self._memory, 0, time.monotonic(), *rest)
+
     def end(self) -> None:
         """The call has ended."""
         _HEADER.pack_into(self._memory, 0, 0.0, 0, 0, 0, 0)
@@ -117,13 +124,13 @@ class Watch:
     """Stops calls that take too long. As a context, it times what is done in it; see `over`.
 
     Args:
-        seconds: how long a call may take; 0 for as long as it likes.
+        seconds: how long a call may take, apart from what it imports; 0 for as long as it likes.
         board: where to show what is called.
 
     Attributes:
         limit: the same, whatever `seconds` becomes.
         pending: the clause of the call that was made last, and what is expected of it.
-        longest: how long the longest call took of those that ended by themselves.
+        longest: how long the longest call took of those that ended by themselves and imported nothing.
         note: says of a call that was stopped; "" if none was.
     """
 
@@ -135,6 +142,8 @@ class Watch:
         self._board = board
         self._context = "", "", 0, 0
         self._began = 0.0
+        self._modules = 0
+        self._imports = False
         self._depth = 0
         self._rang = False
         self._alarm = False
@@ -175,7 +184,8 @@ class Watch:
     def __enter__(self) -> None:
         self._depth += 1
         if self.seconds and self._depth == 1:
-            self._began, self._rang = time.monotonic(), False
+            self._began, self._modules = time.monotonic(), len(sys.modules)
+            self._rang = self._imports = False
             if self._alarm:
                 signal.setitimer(signal.ITIMER_REAL, self.seconds, _AGAIN)
 
@@ -187,7 +197,7 @@ class Watch:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if self._board is not None:
             self._board.end()
-        if not self._rang:
+        if not self._rang and not self._imports and len(sys.modules) == self._modules:
             self.longest = max(self.longest, time.monotonic() - self._began)
 
     def stopped(self) -> bool:
@@ -207,9 +217,16 @@ class Watch:
         return bool(self.note)
 
     def _ring(self, _: int, frame: FrameType | None) -> None:
-        if self._depth and not is_deaf(frame):  # where it is, the call is interrupted a second later
-            self._rang = True
-            raise NoAnswer
+        if not self._depth or is_deaf(frame):  # where it is, the call is interrupted a second later
+            return
+        if len(sys.modules) != self._modules:  # on a busy machine an import takes minutes
+            self._modules, self._imports = len(sys.modules), True
+            signal.setitimer(signal.ITIMER_REAL, self.seconds, _AGAIN)
+            if self._board is not None:
+                self._board.again()
+            return
+        self._rang = True
+        raise NoAnswer
 
 
 def _in_main_thread() -> bool:

@@ -1,5 +1,6 @@
 """Backends that do not return, or end the process: a deviation, not the end of the check."""
 
+import importlib
 import signal
 import time
 from collections.abc import Iterable
@@ -156,3 +157,32 @@ def test_the_outer_call_is_timed() -> None:
     with watch.watching(), pytest.raises(NoAnswer):
         call()
     assert watch.pending == ("R1", "None")
+
+
+def test_what_a_call_imports_is_not_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is first needed in a call may take longer than that to import; an import that hangs is stopped."""
+    (tmp_path / "kvproof_slow.py").write_text("import time\ntime.sleep(0.3)\nimport kvproof_slower\n")
+    (tmp_path / "kvproof_slower.py").write_text("import time\ntime.sleep(0.3)\n")
+    (tmp_path / "kvproof_stuck.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    board = Board(bytearray(BOARD_SIZE))
+    watch = Watch(0.2, board)
+    begun: list[float] = []
+
+    def see() -> None:
+        seen = board.read()
+        assert seen is not None
+        begun.append(seen.since)
+
+    def call(name: str) -> None:
+        with watch.over("R1", "None", []):
+            see()
+            importlib.import_module(name)
+            see()
+
+    with watch.watching():
+        call("kvproof_slow")
+        assert begun[0] < begun[1], "who watches from outside sees it, too"
+        assert watch.longest == 0.0
+        with pytest.raises(NoAnswer):
+            call("kvproof_stuck")
