@@ -29,7 +29,7 @@ kvproof_made_for = Peer(
     ("0.5.23",),
     "pip install torch==2.13.0 torchvision transformers==5.23.0 orjson psutil pybase64 requests triton packaging "
     "pillow starlette msgspec pydantic pyzmq tqdm ipython aiohttp dill apache-tvm-ffi sentencepiece openai "
-    "partial-json-parser && pip install --no-deps sglang==0.5.23",
+    "partial-json-parser compressed-tensors gguf && pip install --no-deps sglang==0.5.23",
 )
 
 kvproof_lacks = (

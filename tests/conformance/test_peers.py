@@ -78,6 +78,18 @@ def test_a_missing_package_is_no_deviation(command: list[str], capsys: pytest.Ca
     assert (captured.out, captured.err) == ("", said)
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_package_that_lacks_what_it_imports_is_no_deviation(
+    jobs: str, install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it needs may be found to be missing only when a call imports it: that is no verdict on the package."""
+    install("1.1")
+    (tmp_path / "kvproof_peer" / "pool.py").write_text("import kvproof_no_such_module\n")
+    assert main([*_CHECK, "--jobs", jobs]) == 2
+    said = "kvproof check: kvproof_peer.pool cannot be imported: No module named 'kvproof_no_such_module'; made for"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.skipif(find_spec("ejkernel") is not None, reason="ejkernel is installed")
 def test_kernels_of_a_missing_package_are_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     """They are functions of ours that call it: all names are there, and each call would fail."""
